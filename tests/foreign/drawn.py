@@ -1,4 +1,4 @@
-"""Random legal runs: an example with some fields set to values that their schema allows."""
+"""Random legal runs: an example in which some fields have other values that the schema allows."""
 
 import functools
 import random
@@ -97,7 +97,7 @@ GROUPS: dict[str, tuple[dict[str, Any], ...]] = {
 
 @functools.cache
 def fields() -> dict[str, list[Any]]:
-    """Return the values to draw from for each field of the run's JSON schema."""
+    """Return the values to draw from, for each field of the run's JSON schema."""
     schema = RunConfig.model_json_schema()
     found: dict[str, list[Any]] = {}
 
@@ -136,7 +136,7 @@ def _within(bounds: dict[str, Any], value: float) -> bool:
 
 
 def drawn_run(chance: random.Random) -> RunConfig:
-    """Draw an example with up to 25 changes, each of which leaves it legal."""
+    """Draw an example and up to 25 changes; a change that would break a rule is skipped."""
     values, changes = fields(), {}
     config = load(name := chance.choice(NAMES))
     for _ in range(chance.randint(5, 25)):

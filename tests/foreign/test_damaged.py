@@ -1,4 +1,4 @@
-"""A damaged file ends in a message with the file's name, never in a traceback."""
+"""A damaged file gives an error with the file's name, never a traceback."""
 
 import json
 import random
@@ -42,7 +42,7 @@ PIECES = [
 
 
 def damaged(text: str, chance: random.Random) -> str:
-    """Return the text with a few pieces cut out, inserted or moved."""
+    """Return the text with a few pieces removed, inserted or moved."""
     for _ in range(chance.randint(1, 5)):
         at, other = chance.randrange(len(text)), chance.randrange(len(text))
         part = chance.choice([chance.choice(PIECES), text[other : other + chance.randint(1, 30)], ""])
@@ -53,7 +53,7 @@ def damaged(text: str, chance: random.Random) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_refused_or_read(name, tmp_path):
-    """Each of twenty-five seeded damages of each file is refused with a message or read."""
+    """Twenty-five seeded variants of each damaged file are either refused with a message or read."""
     chance, read = random.Random(name), 0
     (tmp_path / "ds_config_13b.json").write_text(FILES["d.json"])
     onto = "gpt-13b-4xdp-4xpp" if name == "d.json" else None

@@ -1,5 +1,7 @@
-"""Random runs survive the way through every program's flags unchanged; what cannot be expressed is listed by
-name."""
+"""Random runs that are exported to any program's flags and imported again are unchanged.
+
+Fields that the flags cannot express are listed by name.
+"""
 
 import random
 
@@ -17,8 +19,10 @@ TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for 
 
 
 def check(seed: int, tmp_path) -> bool:
-    """Check that a run returns from all scripts and from its JSON unchanged, and whether another run can take
-    the JSON."""
+    """Check that importing a random run's exported scripts and JSON gives the same run.
+
+    Returns whether the JSON can also be applied to another run.
+    """
     chance = random.Random(seed)
     config = drawn_run(chance)
     script = tmp_path / "exported.sh"
@@ -53,6 +57,8 @@ def test_drawn_runs_come_back(tmp_path):
 
 @pytest.mark.slow
 def test_many_drawn_runs_come_back(tmp_path):
-    """Many random runs return unchanged. After a change of the mapping, try 200 of them: range(100, 300)
-    takes two minutes."""
+    """Many random runs are unchanged by an export and an import.
+
+    After a change of the mapping, try 200 of them: range(100, 300) takes two minutes.
+    """
     assert sum(check(seed, tmp_path) for seed in range(100, 112)) >= 6

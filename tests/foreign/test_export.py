@@ -1,4 +1,6 @@
-"""Export of runs as Megatron scripts and DeepSpeed JSON: no unknown flag, and an exact way back."""
+"""Exporting runs as Megatron scripts and DeepSpeed JSON: known flags only, and
+an import gives the same run.
+"""
 
 import itertools
 import json
@@ -107,7 +109,7 @@ OVERRIDES = {
 
 
 def back(config, target: str, folder: Path):
-    """Import the export of a run, and assert that the program's table accepts every word of the script."""
+    """Export a run and import it again; assert that the program accepts every word of the script."""
     path = folder / "exported.sh"
     path.write_text(export(config, target).text)
     flags = jobs_of_script(read_script(path.read_text(), "a.sh"))[0].flags
@@ -119,7 +121,9 @@ def back(config, target: str, folder: Path):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_example_comes_back_equal(name, tmp_path):
-    """Every example returns from both programs equal in every field; the versions alternate."""
+    """Every example, exported and imported again, is equal in every field; the
+    program's versions alternate.
+    """
     config, number = load(name), ALL.index(name)
     for target in (TARGETS[number % 2], TARGETS[3 - number % 2]):
         assert back(config, target, tmp_path) == config
@@ -127,8 +131,7 @@ def test_every_example_comes_back_equal(name, tmp_path):
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_every_run_comes_back_equal(name, tmp_path):
-    """Every run returns equal from two alternating programs, so that each override meets both kinds of flags
-    and versions."""
+    """Each override, exported to two alternating programs and versions, gives an equal run when imported."""
     config = load("gpt-125m", OVERRIDES[name])
     number = list(OVERRIDES).index(name)
     for target in (TARGETS[number % 2], TARGETS[2 + number % 2]):
@@ -137,7 +140,7 @@ def test_every_run_comes_back_equal(name, tmp_path):
 
 @pytest.mark.slow
 def test_pairs_of_changes_come_back_equal(tmp_path):
-    """Forty random pairs of the overrides above return equal, each on an example with a random target."""
+    """Forty random pairs of these overrides give equal runs, each on an example with a random target."""
     chance, legal = random.Random(1), 0
     for first, second in chance.sample(list(itertools.combinations(OVERRIDES, 2)), 40):
         try:
@@ -150,8 +153,9 @@ def test_pairs_of_changes_come_back_equal(tmp_path):
 
 
 def test_a_field_with_a_flag_is_no_comment():
-    """Comments are written only for fields without a flag: for 125M the vocabulary, the text, the machine and
-    the GPU."""
+    """Only fields without a flag become comments: for 125M the vocabulary, the
+    text, the machine and the GPU.
+    """
     exported = export(load("gpt-125m"), "megatron-deepspeed@e7bff5ec")
     assert list(exported.unsaid) == [
         "name",
@@ -164,7 +168,9 @@ def test_a_field_with_a_flag_is_no_comment():
 
 
 def test_a_flag_that_is_edited_wins_over_the_comments(tmp_path):
-    """An edited flag takes precedence over the comments of its row, and the import says so."""
+    """If a flag in an exported script is edited, it wins over the comment for the
+    same field, and a note says so.
+    """
     text = export(load("gpt-175b"), "megatron-lm@d98e8a64").text
     flag = text.index("--step-batch-size-schedule '")
     end = text.index("\n", flag)
@@ -180,7 +186,7 @@ def test_a_flag_that_is_edited_wins_over_the_comments(tmp_path):
 
 
 def test_the_ramp_up_is_a_flag_before_2026_and_a_list_of_sizes_after_it():
-    """The ramp-up becomes a flag in versions before 2026 and an exact list of sizes afterwards."""
+    """A batch ramp-up becomes a flag in versions before 2026, and an exact list of sizes in later ones."""
     config = load("gpt-175b")
     old, new = (export(config, f"megatron-lm@{version}").text for version in VERSIONS["megatron-lm"])
     assert "    --rampup-batch-size 16 16 5859375\n" in old and "--step-batch-size" not in old
@@ -197,8 +203,9 @@ def test_the_ramp_up_is_a_flag_before_2026_and_a_list_of_sizes_after_it():
 
 
 def test_names_follow_the_version():
-    """Flag names follow the version: --layernorm-epsilon and --norm-epsilon, flash attention,
-    recomputation."""
+    """Flag names depend on the version, such as --layernorm-epsilon and
+    --norm-epsilon, or flash attention's.
+    """
     config = load("gpt-1-3b-4xdp", ["model.attention_backend=flash"])
     old = export(config, "megatron-lm@040eac94").text
     new = export(config, "megatron-lm@d98e8a64").text
@@ -210,8 +217,9 @@ def test_names_follow_the_version():
 
 
 def test_a_warm_up_as_a_share_of_tokens_is_written_in_tokens():
-    """A warm-up as a fraction is written in tokens, because Megatron-DeepSpeed would apply it to
-    --train-samples."""
+    """A warm-up fraction is exported in tokens, because Megatron-DeepSpeed would
+    apply it to --train-samples.
+    """
     changes = "batch.train_tokens=3e9 lr_schedule.lr_decay_tokens=1e9 lr_schedule.lr_warmup_tokens=null "
     config = load("gpt-125m", f"{changes} lr_schedule.lr_warmup_fraction=0.03")
     deep, core = (export(config, program).text for program in reversed(VERSIONS))
@@ -220,7 +228,9 @@ def test_a_warm_up_as_a_share_of_tokens_is_written_in_tokens():
 
 
 def test_what_the_program_cannot_do_is_said():
-    """The export warns of a missing schedule, a batch that cannot grow, and layers that do not divide."""
+    """The export warns if the program lacks a schedule, a batch schedule or a layer
+    type, or refuses the layout.
+    """
     wsd = export(load("gpt-125m", OVERRIDES["wsd"]), "megatron-deepspeed")
     assert (
         "# Caution: --lr-decay-style has no WSD in megatron-deepspeed@f4157bea, and is omitted." in wsd.text
@@ -241,8 +251,9 @@ def test_what_the_program_cannot_do_is_said():
 
 
 def test_what_is_tuned_is_not_what_the_program_trains():
-    """A fine-tuning run is exported with a warning, since the script would train all weights from random
-    ones."""
+    """Exporting a fine-tuning run gives a warning, because the script would train all
+    weights from random values.
+    """
     tuned = load("gpt-125m", ["init_from=gpt-base", "lora.rank=8"], check=False)
     pairs = load("gpt-125m", ["init_from=gpt-base", "dpo.beta=0.2"], check=False)
     for target in TARGETS:
@@ -256,8 +267,9 @@ def test_what_is_tuned_is_not_what_the_program_trains():
 
 
 def test_muon_is_megatron_lms_of_2025_on(tmp_path):
-    """Muon is exported to Megatron-LM from 2025 on, with nbtrain's coefficients; differences must be
-    overridden."""
+    """Muon is exported to Megatron-LM from 2025 on, with nbtrain's coefficients; what
+    differs must be overridden.
+    """
     config = load("gpt-125m", OVERRIDES["muon"])
     exported = export(config, "megatron-lm@d98e8a64")
     for flags in (
@@ -305,7 +317,7 @@ def test_muon_is_megatron_lms_of_2025_on(tmp_path):
 
 
 def test_a_json_alone_comes_back_onto_its_run(tmp_path):
-    """A JSON alone returns DeepSpeed's part of the run when it is applied to it; the rest is listed."""
+    """A JSON applied to its own run restores DeepSpeed's part of the run; the other fields are listed."""
     config = load("gpt-1-3b-4xdp", ["parallel.zero_stage=3", "parallel.reduce_bucket_size=1e7"])
     exported = export(config, "deepspeed")
     path = tmp_path / "ds_config.json"
@@ -316,7 +328,7 @@ def test_a_json_alone_comes_back_onto_its_run(tmp_path):
 
 
 def test_an_unknown_target_is_named():
-    """An unknown target is refused with the known ones."""
+    """An unknown target is refused with the list of known targets."""
     with pytest.raises(
         ConfigError, match="no such target; known: megatron-lm, megatron-deepspeed, deepspeed"
     ):
@@ -324,8 +336,10 @@ def test_an_unknown_target_is_named():
 
 
 def test_the_mapping_covers_what_it_says():
-    """Each value of a mapping row is a program's flag, no flag is both mapped and without meaning, and only
-    batch sizes are in two rows."""
+    """Every flag in the mapping exists, none is both mapped and listed as meaningless.
+
+    Only batch sizes occur in two rows.
+    """
     dests = {dest for target in TARGETS for dest in find_table(target).by_dest}
     assert MAPPED - dests == {"lr_wsd_decay_tokens"}
     both = {dest for dest in MAPPED if without_meaning(dest)}

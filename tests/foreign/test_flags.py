@@ -1,4 +1,4 @@
-"""Argument lists: tables of options, parsing like argparse, and messages for unknown flags."""
+"""Argument lists: tables of options, parsing as in argparse, and messages about unknown flags."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def complaints(target: str, text: str) -> list[str]:
     list(zip(TARGETS, (228, 838, 290, 318))),
 )
 def test_a_table_holds_every_option(target, count):
-    """A table has as many options as the program's parser, with no name twice."""
+    """A table has as many options as the program's parser, and no name twice."""
     table = find_table(target)
     assert (table.name, len(table.options)) == (target, count)
     assert len(table.by_flag) == sum(len(option.flags) for option in table.options)
@@ -35,7 +35,9 @@ def test_a_table_holds_every_option(target, count):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_table_is_the_extracted_one(target):
-    """A table has the flags, action, type, number of values, choices and default of the extracted file."""
+    """A table has the flags, actions, types, numbers of values, choices and
+    defaults of the extracted file.
+    """
     source = SHARED / "reference" / "planner" / "flags" / f"{target.replace('@', '-')}.json"
     if not source.is_file():
         pytest.skip("no ../shared/reference/planner/flags next to the repository")
@@ -49,8 +51,11 @@ def test_a_table_is_the_extracted_one(target):
 
 
 def test_values_are_taken_as_argparse_takes_them():
-    """Values are parsed like argparse's: =value, a following value, several values, negative numbers,
-    switches; the last one wins."""
+    """Values are parsed as argparse does: =value, one or several following values,
+    negative numbers, switches.
+
+    If a flag occurs twice, the last one wins.
+    """
     text = "--num-layers=12 --lr -1 --rampup-batch-size 16 16 5859375 --fp16 --no-bias-gelu-fusion --lr 2e-4"
     found = parse(find_table("megatron-lm@d98e8a64"), words(text))
     assert found.complaints == ()
@@ -125,19 +130,18 @@ def test_values_are_taken_as_argparse_takes_them():
     ],
 )
 def test_what_the_program_would_refuse_is_named(target, text, expected):
-    """A word that the program would reject is reported with its place, the rule and the nearest flag."""
+    """A word that the program would refuse is reported with its place, the rule and the most similar flag."""
     assert complaints(target, text) == [expected]
 
 
 def test_a_value_that_the_shell_fills_in_is_no_complaint():
-    """$1 and $(...) stay unchanged until a value is needed, without a complaint."""
+    """$1 and $(...) are accepted unchanged and only reported when their value is needed."""
     found = parse(find_table("megatron-lm"), words("--num-layers $1 $EXTRA_ARGS"))
     assert found.complaints == () and found.settings[0].word.from_outside == "$1"
 
 
 def test_program_and_version_are_chosen_by_the_flags():
-    """Program and version are chosen by DeepSpeed's flags, by the newest flags, and by flags that both
-    versions know."""
+    """DeepSpeed's flags identify the program, and the newest flags identify the version."""
     assert choose_table(words("--deepspeed --train-tokens 5")).name == "megatron-deepspeed@e7bff5ec"
     assert choose_table(words("--ds-sequence-parallel-size 2")).name == "megatron-deepspeed@f4157bea"
     assert choose_table(words("--attention-backend auto")).name == "megatron-lm@d98e8a64"
@@ -157,8 +161,7 @@ def test_an_unknown_target_is_named_with_the_known_ones():
 
 
 def test_of_equal_versions_the_one_that_takes_the_values_is_chosen():
-    """Among equal versions, the one that accepts the values is chosen: HuggingFaceTokenizer came after
-    2023."""
+    """If the flags do not decide the version, their values do: HuggingFaceTokenizer was added after 2023."""
     words = [Word(text, "a.sh:1") for text in ("--tokenizer-type", "HuggingFaceTokenizer", "--bf16")]
     assert choose_table(words).name == "megatron-lm@d98e8a64"
     assert choose_table(words[2:]).name == "megatron-lm@040eac94"

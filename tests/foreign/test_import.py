@@ -1,4 +1,4 @@
-"""Import of other programs' files as runs: upstream's nine jobs, scripts, Kubeflow, JSON."""
+"""Importing other programs' files as runs: upstream's nine jobs, scripts, Kubeflow manifests, JSON."""
 
 import json
 import os
@@ -17,7 +17,7 @@ WIKI = "tokenizer.vocab_size=52000"
 
 
 def differences(found: RunConfig, expected: RunConfig) -> dict:
-    """Return {field: (found, expected)}."""
+    """Return the fields that differ, with (imported, expected) values."""
     ours, theirs = dict(flatten(found.model_dump())), dict(flatten(expected.model_dump()))
     return {
         key: (ours.get(key), theirs.get(key))
@@ -34,8 +34,7 @@ def import_flags(
     changes: dict | None = None,
     **overrides,
 ):
-    """Import one of the nine jobs without some of its flags, with further flags, and with changed keys of its
-    JSON."""
+    """Import one of the nine jobs, with some flags removed or added and some keys of its JSON changed."""
     words = [*(word for word in flags_of(name) if not word.startswith(without)), *flags]
     key = NINE[name][0]
     (tmp_path / "job.yaml").write_text(manifest(name, words))
@@ -45,10 +44,9 @@ def import_flags(
 
 @pytest.mark.parametrize("name", NINE)
 def test_the_nine_upstream_jobs_are_our_examples(name, tmp_path):
-    """The nine upstream jobs become our examples, except for the name, GPU, text and image.
+    """The nine upstream jobs become nbtrain's examples, except for name, GPU, text and image.
 
-    Upstream gives one name to every layout of a size, names neither GPU nor text, and its image has no
-    nbtrain.
+    Upstream has one name for every layout of a size and no GPU or text, and its image does not have nbtrain.
     """
     found = import_files([write(tmp_path, name)], [WIKI])
     expected = load(name)
@@ -62,7 +60,7 @@ def test_the_nine_upstream_jobs_are_our_examples(name, tmp_path):
 
 
 def test_a_manifest_in_json_is_the_same_job(tmp_path):
-    """A manifest in JSON, as `kubectl get -o json` prints it with apiVersion first, is the same job."""
+    """A manifest in JSON, as `kubectl get -o json` prints it, gives the same run as the YAML."""
     path = write(tmp_path, "gpt-125m")
     documents = list(yaml.safe_load_all(path.read_text()))
     (document,) = documents
@@ -73,7 +71,7 @@ def test_a_manifest_in_json_is_the_same_job(tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt-125m", "gpt-1-3b-4xdp-4xpp"])
 def test_the_yaml_reads_back_to_the_run(name, tmp_path):
-    """The written YAML loads as the run, names the source of each value, and lists what was omitted."""
+    """The written YAML loads as the same run, gives the source of each value, and lists what was omitted."""
     found = import_files([write(tmp_path, name)], [WIKI])
     path = found.write(tmp_path / "run.yaml")
     assert load(path) == found.config
@@ -84,8 +82,10 @@ def test_the_yaml_reads_back_to_the_run(name, tmp_path):
 
 
 def test_contradictions_are_resolved_as_the_program_does_and_said(tmp_path):
-    """Contradictions are resolved as the program resolves them and reported: the JSON's ZeRO stage, no ZeRO 2
-    in a pipeline, the end at the tokens."""
+    """Contradictory settings are resolved as the program does, and reported.
+
+    The JSON's ZeRO stage wins, ZeRO 2 is not used in a pipeline, and training ends at the tokens.
+    """
     notes = [str(note) for note in import_files([write(tmp_path, "gpt-125m")], [WIKI]).notes]
     assert any(
         "--zero-stage 0: the JSON's stage 2 is the one that runs (ds_config_125m.json:6)" in n for n in notes
@@ -97,7 +97,7 @@ def test_contradictions_are_resolved_as_the_program_does_and_said(tmp_path):
 
 
 def test_what_a_resume_does_not_load_is_a_note(tmp_path):
-    """A --load that skips parts of the state is noted, because nbtrain's resumes load everything."""
+    """A --load that skips parts of the state gets a note, because resuming in nbtrain loads everything."""
     flags = ["--no-load-optim", "--no-load-rng", "--no-load-lr-state"]
     notes = [note.text for note in import_flags(tmp_path, *flags).notes if "no-load" in note.text]
     reason = (
@@ -107,7 +107,7 @@ def test_what_a_resume_does_not_load_is_a_note(tmp_path):
 
 
 def test_the_175b_script_needs_what_it_does_not_say(tmp_path):
-    """The 175B script misses nodes for its 128 ranks and a vocabulary: both are reported with the fix."""
+    """The 175B script lacks nodes for its 128 ranks and a vocabulary size; both errors give the fix."""
     path = tmp_path / "train_gpt3_175b.sh"
     path.write_text(script_175b())
     with pytest.raises(ConfigError) as error:
@@ -121,10 +121,10 @@ def test_the_175b_script_needs_what_it_does_not_say(tmp_path):
 
 
 def test_the_175b_script_is_our_example(tmp_path):
-    """The 175B script with overrides equals our example, in steps instead of tokens.
+    """The 175B script with overrides gives nbtrain's example, in steps instead of tokens.
 
-    The differences are not in the script (names, GPU), or are defaults of Megatron-LM, which the example
-    leaves at nbtrain's.
+    The remaining differences are not in the script (names, GPU), or are defaults of Megatron-LM for which the
+    example keeps nbtrain's.
     """
     path = tmp_path / "train_gpt3_175b.sh"
     path.write_text(script_175b())
@@ -149,7 +149,7 @@ def test_the_175b_script_is_our_example(tmp_path):
 
 
 def test_a_schedule_of_sizes_is_taken_over(tmp_path):
-    """--step-batch-size-schedule, which replaces the ramp-up in the script since 2026-04, is imported."""
+    """--step-batch-size-schedule, which replaced the ramp-up in the script in 2026-04, is imported."""
     path = tmp_path / "new.sh"
     sizes = "0:16 2.4B:320 4.8B:624 7.2B:928 9.6B:1232 12B:1536"
     path.write_text(script_175b(f'--step-batch-size-schedule "{sizes}"'))
@@ -158,8 +158,11 @@ def test_a_schedule_of_sizes_is_taken_over(tmp_path):
 
 
 def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_path):
-    """A Megatron-DeepSpeed script with variables, arithmetic, conditions and a here-document for the JSON is
-    imported, with GPUs from outside."""
+    """A Megatron-DeepSpeed script with variables, arithmetic, conditions and a JSON
+    here-document is imported.
+
+    The number of GPUs is passed from outside.
+    """
     path = tmp_path / "ds_pretrain_gpt_1.3B.sh"
     path.write_text(script_deepspeed())
     with pytest.raises(ConfigError, match=r"add resources\.nodes=\.\.\. to the command"):
@@ -207,7 +210,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
     ],
 )
 def test_what_changes_the_run_and_has_no_field_makes_the_import_fail(flags, message, tmp_path):
-    """A flag that changes the run and has no field makes the import fail with file, line and flag."""
+    """A flag that changes the run but has no field is an error with file, line and flag."""
     with pytest.raises(ConfigError) as error:
         import_flags(tmp_path, *flags)
     assert message in str(error.value) and str(error.value).startswith("job.yaml:")
@@ -225,13 +228,15 @@ def test_what_changes_the_run_and_has_no_field_makes_the_import_fail(flags, mess
     ],
 )
 def test_what_says_nothing_about_the_run_changes_nothing(flags, tmp_path):
-    """A flag that says nothing about the run leaves the run unchanged."""
+    """A flag that does not describe the run has no effect on it."""
     assert import_flags(tmp_path, *flags).config == import_flags(tmp_path).config
 
 
 def test_flags_of_the_layers(tmp_path):
-    """Flags set the norm, the activation and the biases; without a width, Megatron's default for the
-    activation applies."""
+    """Flags set the norm, the activation and the biases of a layer.
+
+    Without a width, Megatron's default for the activation applies.
+    """
     model = import_flags(
         tmp_path, "--normalization=rmsnorm", "--swiglu", "--disable-bias-linear", "--layernorm-epsilon=1e-6"
     ).config.model
@@ -267,7 +272,7 @@ def of_megatron_lm(tmp_path, flags: str, *overrides: str):
 
 
 def test_flags_of_attention(tmp_path):
-    """Flags set groups, head sizes, norms of heads, windows of some layers, and layers without rope."""
+    """Flags set query groups, head sizes, head norms, windows in some layers, and layers without RoPE."""
     model = of_megatron_lm(
         tmp_path,
         "--group-query-attention --num-query-groups 2 --kv-channels 40 --qk-layernorm "
@@ -327,7 +332,7 @@ def test_positions_that_no_field_says(flags, message, tmp_path):
     ],
 )
 def test_a_value_from_outside_is_asked_for(flags, key, tmp_path):
-    """A value from outside the script is requested by its field, also if it would be computed with."""
+    """If a value is passed to the script from outside, the error names the field to set instead."""
     with pytest.raises(ConfigError) as error:
         of_megatron_lm(tmp_path, flags)
     flag = flags[: flags.index(" $X")].rpartition(" ")[2]
@@ -366,7 +371,7 @@ def test_no_nodes_are_no_number_of_ranks(tmp_path):
     ],
 )
 def test_a_warm_up_is_a_share_of_the_samples_beside_a_decay_in_tokens(length, tokens, tmp_path):
-    """A warm-up fraction is of the samples or iterations, even if Megatron-DeepSpeed's decay is in tokens."""
+    """A warm-up fraction refers to samples or iterations, even if the decay is in tokens."""
     without = ("--train-samples", "--lr-warmup-tokens")
     found = import_flags(tmp_path, *length, "--lr-warmup-fraction=0.01", without=without)
     assert found.config.lr_warmup_tokens == found.config.lr_schedule.lr_warmup_tokens == tokens
@@ -383,8 +388,10 @@ def test_a_warm_up_is_a_share_of_the_samples_beside_a_decay_in_tokens(length, to
     ],
 )
 def test_training_ends_at_tokens_or_iterations(iterations, unit, note, tmp_path):
-    """Training ends at the first limit: 2.5 billion tokens are 4,768.4 steps. The decay follows the
-    iterations."""
+    """Training ends at the first of two limits; 2.5 billion tokens are 4,768.4 steps.
+
+    The decay of the learning rate follows the iterations.
+    """
     without = ("--train-samples", "--lr-decay-tokens")
     found = import_flags(tmp_path, f"--train-iters={iterations}", without=without)
     batch = found.config.batch
@@ -396,14 +403,14 @@ def test_training_ends_at_tokens_or_iterations(iterations, unit, note, tmp_path)
 
 
 def test_an_architecture_beside_the_files_sets_its_fields(tmp_path):
-    """An architecture override sets the fields of the architecture, as it does for a run YAML."""
+    """An override of model.architecture sets that architecture's fields, as in a run YAML."""
     model = of_megatron_lm(tmp_path, "--normalization LayerNorm", "model.architecture=qwen3").config.model
     assert (model.architecture, model.normalization, model.qk_layernorm) == ("qwen3", "RMSNorm", True)
 
 
 @pytest.mark.parametrize("flag", ["--no-bias-gelu-fusion", "--disable-bias-linear"])
 def test_the_exact_gelu_is_noted(flag, tmp_path):
-    """torch's exact F.gelu is noted, since the fused kernel and our model use the tanh form."""
+    """torch's exact F.gelu gets a note, because the fused kernel and nbtrain's model use the tanh form."""
     said = "the program takes the exact gelu without its fused kernel; model.activation is the tanh one."
     assert f"{flag}: {said}" in [note.text for note in of_megatron_lm(tmp_path, flag).notes]
     notes = [note.text for note in of_megatron_lm(tmp_path, f"{flag} --swiglu").notes]
@@ -411,14 +418,16 @@ def test_the_exact_gelu_is_noted(flag, tmp_path):
 
 
 def test_an_override_stands_in_for_what_is_missing(tmp_path):
-    """An override replaces a value from outside the script and a flag that is not given."""
+    """An override replaces a value that is passed from outside, or supplies a missing flag."""
     found = import_flags(tmp_path, "--num-layers=$LAYERS", **{"model.num_layers": 6})
     assert found.config.model.num_layers == 6
 
 
 def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
-    """An overridden layout gives the remaining ranks to data parallelism; the message about $TP names the
-    override."""
+    """If an override sets the layout, all remaining ranks become data parallel.
+
+    Without the override, the error about $TP names it.
+    """
     found = of_megatron_lm(tmp_path, "--tensor-model-parallel-size $TP", "parallel.tensor_parallel_size=2")
     assert (found.config.parallel.tensor_parallel_size, found.config.parallel.data_parallel_size) == (2, 2)
 
@@ -444,16 +453,18 @@ def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
     ],
 )
 def test_a_json_that_contradicts_the_flags_or_has_unknown_keys_fails(changes, message, tmp_path):
-    """A JSON that contradicts the flags, which DeepSpeed asserts, or has unknown keys, which it ignores,
-    makes the import fail."""
+    """A JSON that contradicts the flags (DeepSpeed raises) or has unknown keys
+    (DeepSpeed ignores them) is an error.
+    """
     with pytest.raises(ConfigError) as error:
         import_flags(tmp_path, changes=changes)
     assert message in str(error.value)
 
 
 def test_keys_of_the_json_become_fields(tmp_path):
-    """Keys of the JSON become fields for buckets and offloading; keys without a field go to
-    deepspeed_extra."""
+    """The JSON's keys for buckets and offloading become fields; keys without a
+    field go to deepspeed_extra.
+    """
     changes = {
         "zero_optimization": {
             "stage": 2,
@@ -474,16 +485,16 @@ def test_keys_of_the_json_become_fields(tmp_path):
 
 
 def test_the_loss_scale_has_deepspeeds_defaults(tmp_path):
-    """The loss scale has DeepSpeed's defaults, 2 to the power of 16 and 1,000 steps, instead of nbtrain's 11
-    and 500."""
+    """A missing loss scale gets DeepSpeed's defaults, 2^16 and 1,000 steps, instead
+    of nbtrain's 2^11 and 500.
+    """
     scale = import_flags(tmp_path, changes={"fp16": {"enabled": True}}).config.precision.fp16
     assert (scale.initial_scale_power, scale.loss_scale_window, scale.hysteresis) == (16, 1000, 2)
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_overflows_that_count_in_a_row_alone_are_not_taken_over(tmp_path, asked):
-    """consecutive_hysteresis = true is noted as not imported; nbtrain counts overflows as DeepSpeed's default
-    does."""
+    """consecutive_hysteresis = true gets a note that it is not imported; nbtrain uses DeepSpeed's default."""
     found = import_flags(tmp_path, changes={"fp16": {"enabled": True, "consecutive_hysteresis": asked}})
     assert [note.text for note in found.notes if "hysteresis" in note.text] == asked * [
         "fp16.consecutive_hysteresis: not imported; overflows count in a row or not, so that the loss "
@@ -493,7 +504,9 @@ def test_overflows_that_count_in_a_row_alone_are_not_taken_over(tmp_path, asked)
 
 
 def test_without_clipping_in_the_json_nothing_is_clipped(tmp_path):
-    """Without gradient_clipping in the JSON nothing is clipped, because --deepspeed ignores --clip-grad."""
+    """Without gradient_clipping in the JSON the run does not clip, because
+    --deepspeed ignores --clip-grad.
+    """
     assert import_flags(tmp_path, changes={"gradient_clipping": "auto"}).config.optimizer.clip_grad == 1
     document = {key: value for key, value in deepspeed_json("125m").items() if key != "gradient_clipping"}
     (tmp_path / "ds_config_125m.json").write_text(json.dumps(document))
@@ -504,8 +517,9 @@ def test_without_clipping_in_the_json_nothing_is_clipped(tmp_path):
 
 
 def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path):
-    """A DeepSpeed JSON alone, with comments and a trailing comma, is applied to a run; without a run it is
-    refused."""
+    """A DeepSpeed JSON alone, with comments and a trailing comma, is applied to a
+    run and refused without one.
+    """
     path = tmp_path / "ds_config.json"
     path.write_text(
         """{
@@ -539,7 +553,7 @@ def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path):
 
 
 def test_auto_leaves_the_runs_own_value(tmp_path):
-    """A value of "auto", which transformers' Trainer fills in, keeps the run's own value."""
+    """The value "auto", which transformers' Trainer fills in, keeps the run's value."""
     path = tmp_path / "ds.json"
     path.write_text('{"train_batch_size": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')
     found = import_files([path], onto="gpt-125m")
@@ -551,8 +565,10 @@ def test_auto_leaves_the_runs_own_value(tmp_path):
 
 
 def test_accumulation_alone_does_not_say_the_batch(tmp_path):
-    """Accumulation alone needs the run's ranks to give the batch; with a batch it follows, and "auto" keeps
-    the run's batch."""
+    """Accumulation steps give the batch only together with a batch size, because the ranks are unknown.
+
+    With the batch "auto", the run's batch is kept.
+    """
     path = tmp_path / "a.json"
     keys = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
     path.write_text(json.dumps(keys))
@@ -569,7 +585,7 @@ def test_accumulation_alone_does_not_say_the_batch(tmp_path):
 
 
 def put_on(tmp_path, scheduler: str, params: dict, lr: float | str = 4e-4):
-    """Apply a JSON with this schedule to a run."""
+    """Import a JSON with this schedule onto a run, and return the run's schedule."""
     document = {
         "optimizer": {"type": "AdamW", "params": {"lr": lr}},
         "scheduler": {"type": scheduler, "params": {"warmup_type": "linear", **params}},
@@ -590,8 +606,7 @@ def put_on(tmp_path, scheduler: str, params: dict, lr: float | str = 4e-4):
     ],
 )
 def test_rates_of_deepspeeds_schedules(scheduler, params, rates, tmp_path):
-    """DeepSpeed's schedules set the start of the warm-up, the peak and the end of the decay, instead of the
-    run's values."""
+    """DeepSpeed's schedule sets the start of the warm-up, the peak rate and the end of the decay."""
     total = {} if scheduler == "WarmupLR" else {"total_num_steps": 4000}
     schedule = put_on(tmp_path, scheduler, {"warmup_num_steps": 100, **total, **params})
     assert (schedule.lr_warmup_init, schedule.lr, schedule.min_lr) == pytest.approx(rates)
@@ -633,14 +648,15 @@ def test_parameters_of_a_schedule_that_are_not_read_make_the_import_fail(params,
     ],
 )
 def test_deepspeeds_adam_is_adamw_in_any_case(optimizer, tmp_path):
-    """DeepSpeed's Adam is imported as AdamW in any spelling, with parameters that match torch's AdamW."""
+    """DeepSpeed's Adam, in any capitalization, becomes AdamW if its parameters mean torch's AdamW."""
     (tmp_path / "a.json").write_text(json.dumps({"optimizer": optimizer}))
     assert import_files([tmp_path / "a.json"], onto="gpt-125m").config == load("gpt-125m")
 
 
 def test_optimizer_and_schedule_of_a_jobs_json_are_not_the_ones_that_run(tmp_path):
-    """The optimizer and schedule in a job's JSON are noted as unused, because Megatron passes its own to
-    DeepSpeed."""
+    """An optimizer or schedule in a job's JSON is noted as unused, because Megatron
+    passes its own to DeepSpeed.
+    """
     changes = {"optimizer": {"type": "Adam", "params": {"lr": 1.0}}, "scheduler": {"type": "OneCycle"}}
     found = import_flags(tmp_path, changes=changes)
     assert found.config == import_flags(tmp_path).config
@@ -718,8 +734,7 @@ LM_FLAGS = (
 
 @pytest.mark.parametrize("job", [PYTORCH_JOB, MPI_JOB, TRAIN_JOB], ids=["PyTorchJob", "MPIJob", "TrainJob"])
 def test_kubeflow_jobs_are_read(job, tmp_path):
-    """Kubeflow jobs are imported with nodes, ranks, resources, and the flags of the command as words or as a
-    script."""
+    """Kubeflow jobs are imported with nodes, ranks and resources; the command may be words or a script."""
     words = ", ".join(json.dumps(word) for word in LM_FLAGS.split())
     (tmp_path / "job.yaml").write_text(job.replace("FLAGS", LM_FLAGS).replace("WORDS", words))
     config = import_files([tmp_path / "job.yaml"]).config
@@ -740,7 +755,7 @@ def test_kubeflow_jobs_are_read(job, tmp_path):
 
 
 def test_a_config_map_holds_the_json(tmp_path):
-    """A ConfigMap holds the JSON, in the job's file or in a separate one."""
+    """The JSON may be in a ConfigMap, in the job's file or in a separate one."""
     text = json.dumps(deepspeed_json("125m"), indent=2).replace("\n", "\n    ")
     maps = f"kind: ConfigMap\nmetadata: {{name: c}}\ndata:\n  ds_config_125m.json: |\n    {text}\n"
     (tmp_path / "job.yaml").write_text(f"{manifest('gpt-125m')}---\n{maps}")
@@ -767,7 +782,7 @@ srun --jobid $SLURM_JOB_ID bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD" 
 
 
 def test_a_slurm_script_launches_by_bash_c(tmp_path):
-    """A Slurm script takes nodes and GPUs from #SBATCH; programs without Megatron's flags are skipped."""
+    """In a Slurm script, #SBATCH sets nodes and GPUs; commands without Megatron's flags are skipped."""
     (tmp_path / "job.slurm").write_text(SLURM.replace("FLAGS", LM_FLAGS))
     config = import_files([tmp_path / "job.slurm"]).config
     assert (config.resources.nodes, config.resources.gpus_per_node, config.resources.cpus_per_node) == (
@@ -783,7 +798,7 @@ def test_a_slurm_script_launches_by_bash_c(tmp_path):
     [("ntasks-per-node=8", 96), ("ntasks=32", 96), ("ntasks=5", 12), ("ntasks-per-node=1", 12)],
 )
 def test_the_cores_of_a_machine_are_those_of_all_its_tasks(tasks, cpus, tmp_path):
-    """Cores per machine are --cpus-per-task times the tasks per node: 8 tasks on each of 4 nodes."""
+    """A machine's cores are --cpus-per-task times its number of tasks, here 8 tasks on each of 4 nodes."""
     script = SLURM.replace("cpus-per-task=32", "cpus-per-task=12").replace("ntasks-per-node=1", tasks)
     (tmp_path / "job.slurm").write_text(script.replace("FLAGS", LM_FLAGS))
     assert import_files([tmp_path / "job.slurm"]).config.resources.cpus_per_node == cpus
@@ -794,7 +809,7 @@ def test_the_cores_of_a_machine_are_those_of_all_its_tasks(tasks, cpus, tmp_path
     [("NVIDIA-A100-SXM4-80GB", "A100-80GB"), ("NVIDIA-H100-80GB-HBM3", "H100"), ("Tesla-K80", None)],
 )
 def test_the_node_selector_names_the_gpu(label, expected, tmp_path):
-    """The node selector's label names the GPU; a label that the device table does not have is noted."""
+    """The node selector's label gives the GPU type; a label that is not in the device table gets a note."""
     path = write(tmp_path, "gpt-125m")
     selector = f"      spec:\n        nodeSelector: {{nvidia.com/gpu.product: {label}}}\n        containers:"
     path.write_text(path.read_text().replace("      spec:\n        containers:", selector))
@@ -804,8 +819,10 @@ def test_the_node_selector_names_the_gpu(label, expected, tmp_path):
 
 
 def test_a_template_of_the_json_is_filled_in_by_sed(tmp_path):
-    """A JSON template is filled in as sed does in Megatron-DeepSpeed's scripts, from a second file or from
-    the script's folder."""
+    """A JSON template is filled in as Megatron-DeepSpeed's scripts do with sed.
+
+    The template can be a second file, or is found in the script's folder.
+    """
     script = script_deepspeed()
     start, end = script.index("cat <<EOT"), script.index("EOT\n", script.index("cat <<EOT") + 9) + 4
     sed = 'sed "s/GBSIZE/${global_batch_size}/" t.json | sed "s/MBSIZE/${batch_size}/" > $config_json\n'
@@ -879,7 +896,7 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
     ],
 )
 def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
-    """A file of another kind is refused with what was found and what can be read."""
+    """A file of another kind is refused, and the message says what it is and what can be imported."""
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as error:
         import_files([tmp_path / name])
@@ -923,7 +940,7 @@ def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
     ],
 )
 def test_a_value_that_deepspeed_does_not_take_makes_the_import_fail(text, message, tmp_path):
-    """A value that DeepSpeed rejects makes the import fail with file and line."""
+    """A value that DeepSpeed would refuse is an error with file and line."""
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ConfigError) as error:
         import_files([tmp_path / "a.json"], onto="gpt-125m")
@@ -931,8 +948,7 @@ def test_a_value_that_deepspeed_does_not_take_makes_the_import_fail(text, messag
 
 
 def test_several_jobs_are_imported_one_by_one(tmp_path):
-    """Several jobs in the files are refused together with their names, so that they are imported one by
-    one."""
+    """Files with several jobs are refused with the jobs' names, because jobs are imported one at a time."""
     paths = [write(tmp_path, name) for name in ("gpt-125m", "gpt-125m-2xdp")]
     with pytest.raises(
         ConfigError, match=r"2 jobs in these files: gpt-125m\.yaml \(gpt-125m\), gpt-125m-2xdp"
@@ -941,7 +957,7 @@ def test_several_jobs_are_imported_one_by_one(tmp_path):
 
 
 def script_of(tmp_path, lines: str, tail: str):
-    """Return a Megatron-LM script: lines, then the launch with `tail` after its flags."""
+    """Import a Megatron-LM script that has `lines` and then a launch that ends with `tail`."""
     flags = " ".join(word for word in flags_of("gpt-125m")[1:] if "deepspeed" not in word)
     for unknown in ("--train-tokens=2500000000", "--zero-stage=0", "--lr-decay-tokens=2500000000"):
         flags = flags.replace(unknown, "")
@@ -964,7 +980,7 @@ def script_of(tmp_path, lines: str, tail: str):
 )
 @pytest.mark.parametrize("tail", ["$EXTRA", "--data-path d/x_text_document $EXTRA"])
 def test_a_list_of_flags_that_cannot_be_decided_makes_the_import_fail(line, lines, tail, tmp_path):
-    """A list of flags with an unknown value makes the import fail, since it could change the model."""
+    """A list of flags whose contents cannot be determined is an error, because it could change the model."""
     with pytest.raises(ConfigError) as error:
         script_of(tmp_path, lines, tail)
     assert f"a.sh:{line}: ${{EXTRA}}: only the shell knows its value" in str(error.value)
@@ -978,14 +994,15 @@ def test_what_a_command_prints_is_not_taken_as_empty(tmp_path):
 
 
 def test_a_form_that_is_not_worked_out_makes_the_import_fail(tmp_path):
-    """A shell expansion that is not evaluated makes the import fail, because the script does set the
-    variable."""
+    """A shell expansion that nbtrain cannot evaluate is an error, because the script sets that variable."""
     with pytest.raises(ConfigError, match=r"a\.sh:2: \$\{EXTRA\[@\]:1\}: only the shell knows its value"):
         script_of(tmp_path, "EXTRA=(--x --num-experts 8)", "${EXTRA[@]:1}")
 
 
 def test_a_list_that_nothing_sets_is_empty_and_said(tmp_path):
-    """A list that nothing sets is empty, as in the shell, and is noted; it is not part of --data-path."""
+    """A list variable that is never set is empty, as in the shell, and gets a note;
+    --data-path ends before it.
+    """
     found = script_of(tmp_path, "", '--data-path d/x_text_document $EXTRA "$@"')
     assert found.config.data.name == "d"
     said = [str(note) for note in found.notes if "taken as empty" in note.text]
@@ -995,8 +1012,9 @@ def test_a_list_that_nothing_sets_is_empty_and_said(tmp_path):
 
 
 def test_a_file_that_is_no_file_is_refused_at_once(tmp_path):
-    """A pipe or device is refused immediately, as reading would not end; UTF-16 and a byte order mark are
-    detected."""
+    """A pipe or device is refused at once, because reading it would not end; UTF-16
+    and a BOM are recognised.
+    """
     os.mkfifo(tmp_path / "a.sh")
     (tmp_path / "b.sh").symlink_to("/dev/zero")
     (tmp_path / "c.sh").mkdir()
@@ -1014,7 +1032,9 @@ def test_a_file_that_is_no_file_is_refused_at_once(tmp_path):
 
 
 def test_numbers_as_upstream_scripts_write_them(tmp_path):
-    """Numbers are read as upstream writes them: 1_000 as in Python, and a limit of 57 years as none."""
+    """Numbers are read as upstream scripts write them: 1_000 as in Python, and a
+    limit of 57 years as none.
+    """
     found = script_of(tmp_path, "", "--rampup-batch-size 128 128 1_000_000 --exit-duration-in-mins 30000000")
     assert found.config.batch.rampup.ramp_samples == 1_000_000
     assert found.config.batch.exit_duration_minutes is None
@@ -1023,7 +1043,7 @@ def test_numbers_as_upstream_scripts_write_them(tmp_path):
 
 @pytest.mark.parametrize("tails", [("", "--swiglu"), ("--swiglu", "")])
 def test_master_and_worker_train_with_the_same_flags(tails, tmp_path):
-    """A flag that master and worker do not share makes the import fail."""
+    """If master and worker are started with different flags, the import is an error."""
     containers = [
         f"""    {role}:
       template:

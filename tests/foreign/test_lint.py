@@ -1,4 +1,4 @@
-"""Checks of other programs' files: one test for each rule, on files in upstream's shape."""
+"""Checks of other programs' files: one test per rule, on files like upstream's."""
 
 import json
 
@@ -17,8 +17,9 @@ GPU = "resources.gpu_type=A100-40GB"
 def linted(
     folder, *flags: str, name: str = "gpt-125m", without=(), changes=None, overrides=(GPU,), **job
 ) -> list[Finding]:
-    """Return the findings on one of the nine jobs with further flags, and changed keys of its JSON and
-    manifest."""
+    """Return the findings for one of the nine jobs with added flags and changed
+    keys of its JSON or manifest.
+    """
     words = [word for word in flags_of(name) if not word.startswith(tuple(without))] + list(flags)
     (folder / "job.yaml").write_text(manifest(name, words, **job))
     key = NINE[name][0]
@@ -30,12 +31,12 @@ def linted(
 
 
 def lines(findings: list[Finding], rule: str) -> list[str]:
-    """Return the printed lines of one rule."""
+    """Return the lines that one rule prints."""
     return [line for finding in findings if finding.rule == rule for line in finding.lines()]
 
 
 def test_zero_of_the_flags_against_the_json(tmp_path):
-    """Upstream's 125M has --zero-stage 0, but stage 2 in the JSON."""
+    """Upstream's 125M has --zero-stage 0 but stage 2 in the JSON, which is reported."""
     assert lines(lint([write(tmp_path, "gpt-125m")]), "zero_stage_agrees") == [
         "warning, costs a run of another ZeRO stage than the flag says: gpt-125m.yaml:57: --zero-stage",
         "  0, but zero_optimization.stage is 2 (ds_config_125m.json:6): the JSON's stage is the one that "
@@ -45,7 +46,7 @@ def test_zero_of_the_flags_against_the_json(tmp_path):
 
 
 def test_zero_2_with_a_pipeline(tmp_path):
-    """Upstream's 1.3B in 4 stages has ZeRO 2, which pipelines do not allow."""
+    """Upstream's 1.3B has 4 pipeline stages with ZeRO 2, which DeepSpeed refuses."""
     assert lines(lint([write(tmp_path, "gpt-1-3b-4xdp-4xpp")]), "zero_goes_with_the_pipeline") == [
         "error, cannot run: ds_config_1-3b.json:6: zero_optimization.stage",
         "  2 with pipeline-model-parallel-size(4) (gpt-1-3b-4xdp-4xpp.yaml:15): DeepSpeed refuses ZeRO 2 "
@@ -56,8 +57,9 @@ def test_zero_2_with_a_pipeline(tmp_path):
 
 
 def test_zero_2_without_no_pipeline_parallel(tmp_path):
-    """ZeRO 2 without --no-pipeline-parallel is reported, because Megatron-DeepSpeed uses its pipeline engine
-    for one stage too."""
+    """ZeRO 2 without --no-pipeline-parallel is reported, because even one stage uses
+    DeepSpeed's pipeline engine.
+    """
     findings = linted(tmp_path, without=["--no-pipeline-parallel"])
     assert lines(findings, "zero_goes_with_the_pipeline") == [
         "error, cannot run: ds_config_125m.json:6: zero_optimization.stage",
@@ -69,8 +71,9 @@ def test_zero_2_without_no_pipeline_parallel(tmp_path):
 
 
 def test_samples_against_tokens_and_the_progress_that_they_show(tmp_path):
-    """Samples that do not match the tokens are reported: upstream's are twice the tokens, and too few end the
-    training early."""
+    """A mismatch of samples and tokens is reported, with its effect on the progress
+    bar or the end of training.
+    """
     assert lines(lint([write(tmp_path, "gpt-125m")]), "samples_are_the_tokens") == [
         "warning, costs a wrong progress bar: gpt-125m.yaml:26: --train-samples",
         "  2,500,000 samples of 2,048 tokens are 5.12B, but train-tokens(2,500,000,000) ends training at "
@@ -92,7 +95,7 @@ def test_samples_against_tokens_and_the_progress_that_they_show(tmp_path):
 
 
 def test_one_name_and_one_folder_for_several_jobs(tmp_path):
-    """Upstream's three files of 125M share a name and a folder."""
+    """A name and a folder that several jobs share, as in upstream's three files of 125M, are reported."""
     findings = lint([write(tmp_path, name) for name in ("gpt-125m", "gpt-125m-2xdp")])
     assert lines(findings, "names_are_their_own") == [
         "error, cannot run: gpt-125m-2xdp.yaml:4: metadata.name",
@@ -109,7 +112,7 @@ def test_one_name_and_one_folder_for_several_jobs(tmp_path):
 
 
 def test_the_175b_script_on_one_node(tmp_path):
-    """The 175B script has 128 ranks for 8 GPUs, and a ramp-up that the program refuses with --train-iters."""
+    """The 175B script has 128 ranks for 8 GPUs, and a ramp-up that cannot be combined with --train-iters."""
     (tmp_path / "train_175b.sh").write_text(script_175b())
     findings = lint([tmp_path / "train_175b.sh"])
     assert lines(findings, "ranks_fill_the_machines") == [
@@ -246,7 +249,7 @@ def test_the_175b_script_on_one_node(tmp_path):
     ],
 )
 def test_flags_of_a_job(flags, rule, expected, tmp_path):
-    """Each rule on flags reports place, value, the rule with its numbers, and the fix."""
+    """A finding about a flag gives the place, the value, the rule with its numbers, and the fix."""
     assert lines(linted(tmp_path, *flags), rule) == expected
 
 
@@ -377,12 +380,12 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
     ],
 )
 def test_the_json_of_a_job(changes, rule, expected, tmp_path):
-    """The JSON of a job is checked against the flags, the layout and DeepSpeed's keys."""
+    """A job's JSON is checked against the flags, the layout and DeepSpeed's keys."""
     assert lines(linted(tmp_path, changes=changes), rule) == expected
 
 
 def test_states_that_do_not_fit_the_cluster(tmp_path):
-    """175B on one node of 8 is reported with the missing memory."""
+    """If model states do not fit (175B on one node of 8 GPUs), the missing memory is reported."""
     (tmp_path / "a.sh").write_text(script_175b())
     findings = lint([tmp_path / "a.sh"], ["resources.gpu_type=A100-80GB"])
     assert lines(findings, "states_fit_the_cluster") == [
@@ -405,7 +408,7 @@ def test_offloading_without_its_optimizer(tmp_path):
 
 
 def test_more_ranks_than_gpus(tmp_path):
-    """More slotsPerWorker than the container's GPU limit are reported."""
+    """More slotsPerWorker than the container's limit of GPUs is reported."""
     text = manifest("gpt-125m").replace("slotsPerWorker: 1", "slotsPerWorker: 4")
     (tmp_path / "job.yaml").write_text(text)
     (tmp_path / "ds_config_125m.json").write_text(json.dumps(deepspeed_json("125m")))
@@ -417,7 +420,7 @@ def test_more_ranks_than_gpus(tmp_path):
 
 
 def test_an_image_of_another_time(tmp_path):
-    """Flags that only the version of 2026 has are reported for upstream's image of 2023-06."""
+    """Flags that exist only in the 2026 version are reported for upstream's image of 2023-06."""
     old = (
         "--deepspeed",
         "--zero",
@@ -440,7 +443,9 @@ def test_an_image_of_another_time(tmp_path):
 
 
 def test_checkpoints_against_the_volume(tmp_path):
-    """All checkpoints, which Megatron keeps, are compared with the volume claim of a separate manifest."""
+    """The size of all checkpoints, of which Megatron deletes none, is compared
+    with the job's volume claim.
+    """
     path = write(tmp_path, "gpt-1-3b-4xdp")
     claim = "kind: PersistentVolumeClaim\nmetadata: {name: megatron}\nspec:\n"
     claim += "  resources: {requests: {storage: 200Gi}}\n"
@@ -480,7 +485,7 @@ def test_flags_that_exclude_each_other(tmp_path):
 
 
 def test_sizes_are_not_counted_while_flags_are_unknown(tmp_path):
-    """While a list of flags such as $MORE is unknown, sizes are not checked."""
+    """Batch and layout sizes are not checked while a list of flags is unknown."""
     script = script_175b(nodes=16).replace("--global-batch-size 1536", "--global-batch-size 1500")
     assert "${PARALLEL[@]}" in script
     (tmp_path / "a.sh").write_text(script.replace("\nPARALLEL=(", "\n[ -f x ] && PARALLEL=("))
@@ -489,7 +494,7 @@ def test_sizes_are_not_counted_while_flags_are_unknown(tmp_path):
 
 
 def test_a_value_that_is_none_is_named_once(tmp_path):
-    """An invalid value is reported once, without a second finding on its field."""
+    """An invalid value is reported once, not again by the check of its field."""
     (tmp_path / "a.sh").write_text(script_175b(nodes=16).replace("--lr 6.0e-5", "--lr sixty"))
     assert [one.message for one in lint([tmp_path / "a.sh"]) if one.level == "error"][:1] == [
         "--lr = sixty: must be a number."
@@ -497,7 +502,9 @@ def test_a_value_that_is_none_is_named_once(tmp_path):
 
 
 def test_context_ranks_hold_all_weights(tmp_path):
-    """Context parallelism shards tokens but not weights, which is reported."""
+    """A layout that relies on context parallelism to shard weights is reported,
+    because it shards only tokens.
+    """
     script = script_175b(nodes=32).replace(
         "    --clip-grad 1.0\n", "    --clip-grad 1.0\n    --context-parallel-size 2\n"
     )
@@ -536,7 +543,7 @@ SELECTIVE = ["--recompute-granularity=selective"]
     ],
 )
 def test_what_the_plan_finds_is_said_of_the_file(name, flags, changes, job, rule, place, tmp_path):
-    """Findings of the plan are reported with the place of the flag, once the job can be read as a run."""
+    """If the job can be read as a run, the plan's findings are reported at the place of the flag."""
     without = ["--checkpoint-activations"] if flags == SELECTIVE else []
     found = linted(tmp_path, *flags, name=name, without=without, changes=changes, **job)
     places = [finding.place for finding in found if finding.rule == rule]
@@ -544,7 +551,7 @@ def test_what_the_plan_finds_is_said_of_the_file(name, flags, changes, job, rule
 
 
 def test_the_dearest_come_first(tmp_path):
-    """Findings that prevent the run come first, then hours and bytes, then the rest."""
+    """Findings that prevent the run come first, then those that cost hours or bytes, then the others."""
     findings = lint([write(tmp_path, "gpt-1-3b-4xdp-4xpp")], [GPU])
     assert [finding.cost.fatal for finding in findings] == sorted(
         (one.cost.fatal for one in findings), reverse=True
@@ -553,7 +560,7 @@ def test_the_dearest_come_first(tmp_path):
 
 
 def test_a_json_alone_is_checked(tmp_path):
-    """A JSON without a job is checked only by the rules for JSON."""
+    """A JSON without a job is checked only by the rules about JSON."""
     path = tmp_path / "ds_config.json"
     path.write_text('{\n  "zero_optimization": {"stage": 7},\n  "train_bach_size": 5\n}')
     assert [finding.place for finding in lint([path])] == ["ds_config.json:2", "ds_config.json:3"]

@@ -1,4 +1,4 @@
-"""Jobs as newcomers write them: mounted scripts, patched pods, mpirun's ranks, and scripts for Ascend."""
+"""Typical jobs of new users: mounted scripts, patched pods, mpirun's ranks, and scripts for Ascend."""
 
 import pytest
 import yaml
@@ -62,8 +62,10 @@ def mpi_job(ranks: int) -> dict:
 
 
 def test_a_mounted_script_is_read_wherever_its_map_stands(tmp_path):
-    """A mounted script is read from its ConfigMap in any file, with exports, the pod's patch, and notes on
-    values only the cluster knows."""
+    """A mounted script is read from its ConfigMap, in any file and with the pod's patch.
+
+    A note lists values that only the cluster knows.
+    """
     for documents in ((MAP, TRAIN_JOB), (TRAIN_JOB, MAP)):
         found = imported(tmp_path, *documents)
         resources = found.config.resources
@@ -74,7 +76,7 @@ def test_a_mounted_script_is_read_wherever_its_map_stands(tmp_path):
 
 
 def test_a_script_that_no_file_holds_is_named(tmp_path):
-    """A missing script is reported once, by import and by check, without follow-up errors."""
+    """A script that is in none of the files is reported once, without follow-up errors."""
     message = (
         "runs /scripts/train.sh, which none of these files holds. Add its ConfigMap to the file, or import "
         "the script itself with resources.nodes=... resources.gpus_per_node=..."
@@ -87,8 +89,10 @@ def test_a_script_that_no_file_holds_is_named(tmp_path):
 
 
 def test_mpirun_says_how_many_workers_train(tmp_path):
-    """mpirun's -np fills one worker's slots after another, -x sets variables, and the workers' pods name the
-    GPU."""
+    """mpirun's -np fills the slots of one worker after another, and -x sets environment variables.
+
+    The workers' pods give the GPU type.
+    """
     found = imported(tmp_path, mpi_job(32)).config
     assert (found.resources.nodes, found.resources.gpus_per_node, found.resources.gpu_type) == (4, 8, "H100")
     assert found.backend.env == {"NCCL_DEBUG": "INFO"}
@@ -100,7 +104,7 @@ def test_mpirun_says_how_many_workers_train(tmp_path):
 
 
 def test_workers_without_ranks_are_found(tmp_path):
-    """Three of four machines without ranks are reported, because they are paid for and idle."""
+    """If three of four machines get no ranks, they are reported as paid for but idle."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(mpi_job(8)))
     (found,) = (one for one in lint([path]) if one.rule == "workers_have_ranks")
@@ -111,7 +115,7 @@ def test_workers_without_ranks_are_found(tmp_path):
 
 
 def test_another_program_is_named(tmp_path):
-    """A program other than Megatron is named, without a list of flags that Megatron lacks."""
+    """A program that is not Megatron is reported by its name, without a list of unknown flags."""
     path = tmp_path / "a.sh"
     path.write_text("python train.py --epochs 3 --lr 0.1 --batch 5\n")
     message = (
@@ -125,7 +129,7 @@ def test_another_program_is_named(tmp_path):
 
 
 def test_torchrun_without_nnodes_takes_one_machine(tmp_path):
-    """torchrun without --nnodes runs on one machine, and under srun on srun's machines."""
+    """torchrun without --nnodes uses one machine; under srun the number of machines must be given."""
     path = tmp_path / "a.sh"
     path.write_text(SCRIPT)
     given = {"tokenizer.vocab_size": 50257}
@@ -136,7 +140,7 @@ def test_torchrun_without_nnodes_takes_one_machine(tmp_path):
 
 
 def test_flags_of_mindspeed_are_listed(tmp_path):
-    """MindSpeed's flags that choose kernels are listed; a flag of another program makes the import fail."""
+    """MindSpeed flags that select kernels are listed in a note; a flag of another program is an error."""
     path = tmp_path / "npu.sh"
     launch = "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py"
     path.write_text(f"{launch} {FLAGS} --use-fused-swiglu --reuse-fp32-param\n")

@@ -7,7 +7,7 @@ from nbtrain.foreign.shell import read_script
 
 
 def last(text: str) -> list[str]:
-    """Return the words of a script's last command."""
+    """Return the words of the script's last command."""
     return [word.text for word in read_script(text, "a.sh").commands[-1].words]
 
 
@@ -88,22 +88,26 @@ def last(text: str) -> list[str]:
     ],
 )
 def test_words_are_those_of_the_shell(script, expected):
-    """Words are split and expanded as in a shell; values that only the running shell knows stay as
-    written."""
+    """Words are split and expanded as in a shell; values that only a running shell
+    has are left as written.
+    """
     assert last(script) == expected
 
 
 def test_every_word_has_the_line_that_it_is_written_in():
-    """Every word has the line where it is written: a flag in a list its own line, a value the line of its
-    variable."""
+    """Every word has the line where it is written: in a list, the flag's line; for a
+    value, its variable's line.
+    """
     script = read_script("n=24\nA=(\n  --num-layers $n\n)\ntorchrun x.py ${A[@]}\n", "a.sh")
     places = {word.text: word.place for word in script.commands[-1].words}
     assert places == {"torchrun": "a.sh:5", "x.py": "a.sh:5", "--num-layers": "a.sh:3", "24": "a.sh:1"}
 
 
 def test_here_documents_are_files():
-    """Here-documents are files with variables expanded unless the delimiter is quoted, placed at the body's
-    first line."""
+    """A here-document becomes a file; variables are expanded unless the delimiter is quoted.
+
+    Its place is the first line of the body.
+    """
     script = read_script('n=8\ncat <<E > a.json\n{"x": $n}\nE\ncat <<\'E\' > b.json\n{"x": $n}\nE\n', "a.sh")
     assert {name: (word.text, word.place) for name, word in script.documents.items()} == {
         "a.json": ('{"x": 8}', "a.sh:3"),
@@ -112,14 +116,14 @@ def test_here_documents_are_files():
 
 
 def test_exported_variables_and_comments_are_kept():
-    """Exported variables and comments are kept for the environment of the ranks and for Slurm's lines."""
+    """Exported variables are kept for the ranks' environment, and comments for Slurm's directives."""
     script = read_script("#SBATCH --nodes=4\nexport A=1\nB=2\nexport B\nrun", "a.sh")
     assert {name: word.text for name, word in script.exported.items()} == {"A": "1", "B": "2"}
     assert script.comments == [("a.sh:1", "#SBATCH --nodes=4")]
 
 
 def test_nothing_is_run(tmp_path):
-    """A command in the script is never run."""
+    """Commands in the script are never run."""
     read_script(f"touch {tmp_path}/a; $(touch {tmp_path}/b); x=$((__import__('os').system('id')))", "a.sh")
     assert list(tmp_path.iterdir()) == []
 
@@ -134,14 +138,14 @@ def test_nothing_is_run(tmp_path):
     ],
 )
 def test_a_script_that_does_not_end_is_named_with_its_line(script, message):
-    """An unterminated construct is reported with the line where it begins."""
+    """A construct without an end is reported with the line where it begins."""
     with pytest.raises(ConfigError) as error:
         read_script(script, "a.sh")
     assert str(error.value) == message
 
 
 def test_variables_that_double_without_end_are_refused():
-    """Variables that keep doubling are refused: 2 KB of script would otherwise fill the machine's memory."""
+    """Variables that repeatedly double are refused, because 2 KB of script could fill the memory."""
     text = "A=aaaaaaaaaa\n" + "A=$A$A$A$A$A$A$A$A\n" * 30 + "run $A\n"
     with pytest.raises(
         ConfigError, match=r"a.sh:8: the script's variables, put in, are more than 5,000,000 "

@@ -1,9 +1,7 @@
-"""Files in the shape of upstream's, written for these tests: nine DeepSpeedJobs with their JSON, and two
-scripts.
+"""Files like upstream's, written for these tests: nine DeepSpeedJobs with their JSON, and two scripts.
 
-The numbers come from the published example; each case is one row. The contradictions in them are upstream's
-too: one name for several layouts, ZeRO stages that differ between flags and JSON, twice as many samples as
-tokens.
+The numbers come from the published example; each case is one row. The contradictions are upstream's too: one
+name for several layouts, ZeRO stages that differ between flags and JSON, and twice as many samples as tokens.
 """
 
 import json
@@ -13,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Size:
-    """The values that all runs of one size share."""
+    """Values that all runs of a size share."""
 
     name: str
     layers: int
@@ -49,7 +47,7 @@ NINE = {
 
 
 def flags_of(name: str) -> list[str]:
-    """Return the argument list of one of the nine jobs, script first."""
+    """Return the arguments of one of the nine jobs, beginning with the script."""
     key, _, _, tensor, pipeline, stage, workers, _, _ = NINE[name]
     size = SIZES[key]
     output = f"output/{size.name}"
@@ -130,7 +128,7 @@ def deepspeed_json(key: str) -> dict:
 
 
 def manifest(name: str, words: list[str] | None = None, **changes: object) -> str:
-    """Return a DeepSpeedJob; `changes` are replicas, slots, metadata_name or the unit of memory."""
+    """Return a DeepSpeedJob; `changes` may be replicas, slots, metadata_name or the unit of memory."""
     key, replicas, slots, _, _, _, _, cpus, memory = NINE[name]
     replicas, slots = changes.get("replicas", replicas), changes.get("slots", slots)
     run = "\n".join(f"        - {word}" for word in words or flags_of(name))
@@ -182,7 +180,7 @@ spec:
 
 
 def write(folder: Path, name: str) -> Path:
-    """Write the manifest of one of the nine jobs and its JSON next to it."""
+    """Write the manifest of one of the nine jobs and, next to it, its JSON."""
     key = NINE[name][0]
     path = folder / f"{name}.yaml"
     path.write_text(manifest(name))
@@ -191,7 +189,9 @@ def write(folder: Path, name: str) -> Path:
 
 
 def script_175b(ramp: str = "--rampup-batch-size 16 16 5859375", nodes: int = 1) -> str:
-    """Return Megatron-LM's 175B script with bash lists, as the original has: one node of 8 for 128 ranks."""
+    """Return Megatron-LM's 175B script with bash lists, which like the original has
+    one node of 8 for 128 ranks.
+    """
     return f"""#!/bin/bash
 # The 175B model.
 export CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -264,8 +264,9 @@ torchrun ${{LAUNCH[@]}} pretrain_gpt.py \\
 
 
 def script_deepspeed() -> str:
-    """Return a 1.3B script with strings, conditions and a here-document, as Megatron-DeepSpeed's own scripts
-    have."""
+    """Return a 1.3B script with strings, conditions and a here-document, in the
+    style of Megatron-DeepSpeed.
+    """
     return r"""#!/bin/bash
 seq_len=2048
 ## GPT-3 XL 1.3B

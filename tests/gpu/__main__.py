@@ -1,14 +1,15 @@
-"""The command `make gpu`: tests that need a GPU, step by step; writes docs/evidence/gpu.md.
+"""The command `make gpu`: runs tests that need a GPU, step by step, and writes docs/evidence/gpu.md.
 
     python -m tests.gpu [--only memory parity] [--minutes 9] [--wheels DIR] [--copy-to DIR] [--again]
-    python -m tests.gpu --list                 what is to be run; runs nothing
+    python -m tests.gpu --list                 list what would run, without running it
     python -m tests.gpu --smoke --to DIR       every step with tiny sizes on this machine's CPU
 
-Each step is one process of at most nine minutes. Steps that compare numbers run together, then the steps that
-measure the GPU, each alone. Each case is recorded as soon as it is done, so a call that was stopped, by
---minutes or by a signal, continues with the next case. A case is repeated if it failed or if the code that it
-depends on has changed. No network is needed: the steps make their data, and --wheels installs packages from a
-folder. Exits with 1 if a case failed or there is no GPU, with 2 if a package is missing.
+Each step is one process of at most nine minutes. Steps that compare numbers run together; then the steps that
+measure the GPU run one at a time. Each case is recorded as soon as it is done, so that after a call was
+stopped, by --minutes or by a signal, the next call continues with the next case. A case is repeated if it
+failed or if the code that it depends on has changed. No network is needed: the steps generate their data, and
+--wheels installs packages from a folder. The exit code is 1 if a case failed or there is no GPU, and 2 if a
+package is missing.
 """
 
 import argparse
@@ -44,14 +45,14 @@ RESTARTS = 20
 
 @dataclass
 class Call:
-    """One call of this command."""
+    """One call of the command `make gpu`."""
 
     options: argparse.Namespace
     found: Machine
     deadline: float
     command: str
     at_once: int = 1
-    """Number of steps that run at the moment."""
+    """Number of steps that are running now."""
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -66,7 +67,7 @@ class Call:
         return known
 
     def add(self, step: Step, rows: Sequence[dict[str, Any]], complete: bool = False) -> None:
-        """Write rows at once, reading the page again first in case another call has written to it."""
+        """Write rows immediately; read the page again first, in case another call has written to it."""
         with self._writing:
             self._add(step, rows, complete)
 
@@ -87,7 +88,7 @@ class Call:
             self.copy()
 
     def copy(self) -> None:
-        """Copy the page, its data and all logs into one file."""
+        """Copy the page, its data and all logs into a single file."""
         folder = self.options.copy_to
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("gpu.json", "gpu.md"):
@@ -98,20 +99,20 @@ class Call:
 
 
 def without_places(words: str) -> str:
-    """Return a sentence without the folders of this machine, which mean nothing to a reader of the page."""
+    """Return a sentence without this machine's folders, which mean nothing to readers of the page."""
     for folder in (REPOSITORY, sys.prefix, Path.home()):
         words = words.replace(f"{folder}{os.sep}", "")
     return words
 
 
 def rows_of(call: Call, step: Step) -> dict[str, Row]:
-    """Return the rows of this machine for the current code."""
+    """Return this machine's rows for the current code."""
     rows = call.results()[call.label].rows.get(step.name, {})
     return {name: row for name, row in rows.items() if row["key"] == key_of(step)}
 
 
 def why_to_run(call: Call, step: Step) -> str:
-    """Return why the step has to be run; "" if every case passed, or was impossible, on this code."""
+    """Return the reason to run the step; "" if each case passed or was impossible with the current code."""
     own, rows = call.results()[call.label], rows_of(call, step)
     if call.options.again:
         return "asked for again"
@@ -125,7 +126,7 @@ def why_to_run(call: Call, step: Step) -> str:
 
 
 def run_all(call: Call, steps: Sequence[Step]) -> None:
-    """Run the steps that may run together, then the others; on a CPU one after the other."""
+    """Run the steps that may run together, then the others; on a CPU run all one after the other."""
     together = [step for step in steps if not step.alone and not call.options.smoke]
     if together:
         print(f"running: {', '.join(step.name for step in together)}", flush=True)
@@ -144,7 +145,7 @@ def run_all(call: Call, steps: Sequence[Step]) -> None:
 
 
 def run(call: Call, step: Step) -> None:
-    """Run one step: first the cases not tried yet, then those that failed in an earlier call."""
+    """Run one step: first the cases that were not tried yet, then those that failed in an earlier call."""
     rows = {} if call.options.again else rows_of(call, step)
     tried = {name for name, row in rows.items() if row["outcome"] != "stopped"}
     failed = {name for name in tried if rows[name]["outcome"] == "failed"}
@@ -162,7 +163,7 @@ def run(call: Call, step: Step) -> None:
 
 
 def _process(call: Call, step: Step, done: set[str], deadline: float) -> tuple[set[str], bool]:
-    """Run one process of a step and return the cases that it tried, and whether no other is needed."""
+    """Run one process of a step; return the cases that it tried, and whether the step is finished."""
     rows, log = WORK / f"{step.name}.rows.jsonl", WORK / f"{step.name}.log"
     WORK.mkdir(parents=True, exist_ok=True)
     rows.unlink(missing_ok=True)
@@ -225,14 +226,14 @@ def _order(process: subprocess.Popen, call: Call, step: Step, done: set[str]) ->
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End every process of the step, which leads a separate session."""
+    """End every process of the step, which runs in its own session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _tell_new(call: Call, step: Step, rows: Path, told: set[str]) -> set[str]:
-    """Write and print the new rows, and return their names."""
+    """Record and print the new rows; return their names."""
     new = [row for row in read_rows(rows)[0] if row["name"] not in told]
     if new:
         call.add(step, new)
@@ -273,7 +274,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """Return the command as a reader calls it, without the folders of one machine."""
+    """Return the command as a reader would type it, without this machine's folders."""
     words = ["python -m tests.gpu", *(["--smoke"] if options.smoke else [])]
     words += [f"--only {' '.join(options.only)}"] if options.only else []
     words += [f"--minutes {options.minutes:g}"] if options.minutes != MINUTES else []

@@ -1,4 +1,4 @@
-"""Step `calibrate`: the command `nbtrain calibrate`, as a user calls it."""
+"""Step `calibrate`: runs the command `nbtrain calibrate` as a user would."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ LIMIT_SECONDS = 220.0
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield one case, which calls the command."""
+    """Yield a single case, which runs the command."""
     yield Case("nbtrain calibrate", lambda: _find(place))
 
 

@@ -1,7 +1,7 @@
-"""The cases of a step: each is tried separately and recorded before the next one begins.
+"""The cases of a step; each is tried separately and recorded before the next one begins.
 
 A case passes, fails, or is impossible on this machine. An impossible case does not count as failed, and its
-reason is recorded. An error in one case fails that case, and the other cases continue.
+reason is recorded. An error in one case fails only that case, and the other cases continue.
 """
 
 import json
@@ -18,20 +18,20 @@ POISONED_EXIT = 3
 
 
 class Impossible(Exception):
-    """Raised when this machine cannot run the case; the message has the reason, and a fix if there is one."""
+    """Raised if this machine cannot run a case; the message gives the reason, and a fix if there is one."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The device, folders and cores that the cases of a step run on."""
+    """The device, folder and share of the machine for the cases of a step."""
 
     device: str
-    """Device, "gpu" or "cpu"; on a CPU the sizes are tiny, which shows that the step runs."""
+    """Device, "gpu" or "cpu". On a CPU the sizes are tiny and only show that the step runs."""
     gpus: int = 0
     gpu_name: str = ""
     """Name of the GPU as torch reports it."""
     folder: Path = Path("build/gpu")
-    """Folder for runs, data and logs of the step."""
+    """Folder for the step's runs, data and logs."""
     at_once: int = 1
     """Number of steps that share the cores and the GPU."""
 
@@ -47,26 +47,26 @@ class Finding:
     outcome: Outcome
     words: str
     values: dict[str, str] = field(default_factory=dict)
-    """Values for the step's columns."""
+    """Values for the columns of the step's table."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A single test of a step."""
+    """One test of a step."""
 
     name: str
     find: Callable[[], Finding]
 
 
 def passed_if(condition: bool, words: str, values: dict[str, str] | None = None) -> Finding:
-    """Return a finding that passed if the condition holds."""
+    """Return a finding that has passed if the condition holds, and failed otherwise."""
     return Finding("passed" if condition else "failed", words, values or {})
 
 
 def find_all(cases: Iterable[Case], rows: Path, done: Collection[str] = ()) -> int:
-    """Try every case that is not done. Return exit code 0, or POISONED_EXIT if CUDA refuses further calls.
+    """Try every case that is not done. Return 0, or POISONED_EXIT if CUDA refuses further calls.
 
-    `rows` gets two JSON lines for each case: {"begun": name}, and its name, finding and seconds.
+    Writes two JSON lines to `rows` for each case: {"begun": name}, then its name, finding and seconds.
     """
     for case in cases:
         if case.name in done:
@@ -89,7 +89,7 @@ def find_all(cases: Iterable[Case], rows: Path, done: Collection[str] = ()) -> i
 
 
 def words_of(error: BaseException) -> str:
-    """Describe an error in one line: kind, message, and its place, in this repository if possible."""
+    """Describe an error in one line: its type, message and place, in this repository if possible."""
     frames = traceback.extract_tb(error.__traceback__)
     place = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), None)
     where = f" ({Path(place.filename).name}:{place.lineno})" if place else ""
@@ -98,14 +98,14 @@ def words_of(error: BaseException) -> str:
 
 
 def add_line(path: Path, value: dict[str, Any]) -> None:
-    """Append one JSON line, in one write."""
+    """Append a JSON line in a single write."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(value) + "\n")
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the complete rows, and the name of a case that was begun and has none."""
+    """Return the complete rows, and the name of a case that was begun but has no row."""
     rows, begun = [], None
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
         if not line.endswith("\n"):

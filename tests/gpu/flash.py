@@ -1,4 +1,4 @@
-"""Step `flash`: attention's fast kernels and their gradients against fp32, and which kernel ran.
+"""Step `flash`: attention's fast kernels and their gradients, compared with fp32, and which kernel ran.
 
 A kernel's error against fp32 may be at most twice the error of plain products and a softmax in the same
 16-bit format, and three times for its gradients.
@@ -33,7 +33,9 @@ Attended = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield each kernel on each shape, documents by length against their mask, and the choice of `auto`."""
+    """Yield each kernel with each shape, documents by cumulative length against a
+    mask, and the choice of `auto`.
+    """
     shapes = SHAPES if place.on_gpu else TINY
     formats = FORMATS if place.on_gpu else {"bf16": torch.bfloat16}
     for backend in ("flash", "auto", "efficient") if place.on_gpu else ("flash", "auto"):
@@ -52,7 +54,7 @@ def cases(place: Place) -> Iterator[Case]:
 
 
 def inputs(place: Place, dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor]:
-    """Return query, key, value and the output's gradient, the same on every machine."""
+    """Return query, key, value and the gradient of the output, the same on every machine."""
     generator = torch.Generator().manual_seed(0)
     device = "cuda" if place.on_gpu else "cpu"
     return [torch.randn(shape, generator=generator).to(device, dtype) for _ in range(4)]
@@ -75,7 +77,7 @@ def attended(
 def attended_plainly(
     tensors: list[torch.Tensor], mask: torch.Tensor | None = None, window: int | None = None
 ) -> Attended:
-    """Compute attention by plain products and a softmax, each rounded to the tensors' format.
+    """Compute attention with plain products and a softmax, each rounded to the tensors' format.
 
     torch's math kernel computes in fp32 and rounds only its result.
     """
@@ -115,7 +117,7 @@ def _kernel(
 
 
 def _documents(place: Place, dtype: torch.dtype, head_size: int) -> Finding:
-    """Compare documents by cumulative lengths (torch's kernel for varying lengths) with their mask."""
+    """Compare torch's kernel for documents of varying length with attention under the documents' mask."""
     sequences, _, tokens, _ = shape = (2, 12, 1024, head_size) if place.on_gpu else (2, 2, 48, head_size)
     bounds = torch.tensor(
         [0, tokens // 3, tokens // 2, tokens, tokens + 7, sequences * tokens], dtype=torch.int32
@@ -135,7 +137,7 @@ def _documents(place: Place, dtype: torch.dtype, head_size: int) -> Finding:
 
 
 def compared(ours: Attended, plain: Attended, exact: Attended, kernels: list[str], must: str = "") -> Finding:
-    """Return the largest errors next to the math kernel's errors in the same format."""
+    """Return the kernel's largest errors, next to those of plain attention in the same format."""
     values, exceeded = {}, []
     pairs = {
         "output": ([ours[0]], [plain[0]], [exact[0]]),

@@ -1,9 +1,8 @@
-"""Step `fpdt`: attention in chunks offloaded to host memory, against plain attention, on one GPU.
+"""Step `fpdt`: attention in chunks that are offloaded to host memory, against plain attention, on one GPU.
 
-The loss and the gradients of a small GPT in bf16 are compared with the same GPT in fp32 without chunks. They
-may be off at most twice as much as the GPT in bf16 without chunks. flash-attn's own kernels run if it is
-installed. Otherwise plain attention replaces them, so that DeepSpeed's streams and host copies run in any
-case.
+The loss and the gradients of a small GPT in bf16 are compared with the same GPT in fp32 without chunks. Their
+error may be at most twice that of the GPT in bf16 without chunks. flash-attn's own kernels run if it is
+installed. Otherwise plain attention replaces them, which still tests DeepSpeed's streams and host copies.
 """
 
 import functools
@@ -29,7 +28,7 @@ Step = tuple[float, list[torch.Tensor]]
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield plain kernels in 2, 4 and 8 chunks, and flash-attn's own."""
+    """Yield plain kernels in 2, 4 and 8 chunks, and flash-attn's own kernels."""
     for kernels in ("plain", "flash-attn"):
         for chunks in CHUNKS if place.on_gpu else CHUNKS[:1]:
             yield Case(
@@ -59,7 +58,7 @@ def _find(place: Place, kernels: str, chunks: int) -> Finding:
 
 
 def compared(ours: Step, plain: Step, exact: Step) -> Finding:
-    """Return the errors next to the errors of the GPT in bf16 without chunks."""
+    """Return the errors with chunks, next to the errors in bf16 without chunks."""
     losses = [abs(run[0] - exact[0]) for run in (ours, plain)]
     gradients = [
         max(float((own - true).norm() / true.norm()) for own, true in zip(run[1], exact[1]) if true.dim() > 1)
@@ -92,7 +91,7 @@ def step(
 
 
 def _alone(place: Place) -> Group:
-    """Initialize a process group of this process alone, which FPDT needs."""
+    """Initialize a process group of this process only, which FPDT needs."""
     import torch.distributed as dist
 
     from nbtrain.parallel import startup

@@ -1,4 +1,4 @@
-"""The machine's Python packages, GPUs, driver and versions. Nothing here loads torch.
+"""The machine's Python packages, GPUs, driver and versions. Nothing in this module loads torch.
 
 The packages are checked before anything runs, so that a missing one is reported in the first second. A
 machine without a network installs them from a folder of wheels (--wheels).
@@ -50,12 +50,12 @@ VERSIONS = ("torch", "deepspeed", "triton", "numpy", "pydantic", "flash-attn", "
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs and versions that results hold for."""
+    """The GPUs and versions for which results are valid."""
 
     gpus: int
     gpu_name: str
     capability: str
-    """Compute capability, "9.0"."""
+    """Compute capability, e.g. "9.0"."""
     gpu_bytes: int
     driver: str
     cuda: str
@@ -66,7 +66,7 @@ class Machine:
 
     @property
     def label(self) -> str:
-        """Label of the machine in the results, "1 x NVIDIA H200"."""
+        """Label of the machine in the results, e.g. "1 x NVIDIA H200"."""
         return f"{self.gpus} x {self.gpu_name}"
 
     @property
@@ -84,12 +84,12 @@ class Machine:
 
 
 def missing() -> list[str]:
-    """Return distributions that a step cannot run without."""
+    """Return the missing packages without which a step cannot run."""
     return [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
 
 
 def left_out() -> list[str]:
-    """Return one line for each optional package that is missing."""
+    """Return a line for each optional package that is missing."""
     return [
         f"{name} is not installed; skipped: {what}"
         for module, (name, what) in OPTIONAL.items()
@@ -98,7 +98,7 @@ def left_out() -> list[str]:
 
 
 def install(wheels: Path) -> None:
-    """Unpack all wheels of a folder into build/gpu/site, which shadows everything that is installed.
+    """Unpack all wheels of a folder into build/gpu/site, which takes precedence over installed packages.
 
     Raises OSError with pip's message if that fails.
     """
@@ -128,7 +128,9 @@ def install(wheels: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a step's processes, which import this tree and the wheels."""
+    """Return the environment for a step's processes, in which this source tree and
+    the wheels can be imported.
+    """
     paths = [str(REPOSITORY), *([str(SITE)] if (SITE / "wheels.json").exists() else [])]
     before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *paths)]
     return {
@@ -155,7 +157,7 @@ print(json.dumps({
 
 
 def look() -> Machine:
-    """Query torch, in a process that ends at once, and the driver. Raises OSError with torch's message."""
+    """Query torch, in a separate process, and the driver. Raises OSError with torch's message."""
     done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, env=environment())
     if done.returncode:
         raise OSError(f"torch cannot be loaded: {done.stderr.strip()[-800:]}")
@@ -190,7 +192,7 @@ def version_of(name: str) -> str:
 
 
 def _own() -> str:
-    """Return nbtrain's version, and the commit if this is a clone."""
+    """Return nbtrain's version, and the commit if the tree is a Git clone."""
     from nbtrain.base.version import __version__
 
     command: Sequence[str] = ("git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD")

@@ -1,4 +1,4 @@
-"""A step without torch, for test_steps.py: its cases pass, raise, kill their process, or never end."""
+"""A step without torch for test_steps.py; its cases pass, raise, kill their process, or never end."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.gpu.steps import PAGE
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield the cases that the folder's file `cases` names, which add themselves to its file `ran`."""
+    """Yield the cases that the file `cases` in the folder lists; each adds its name to the file `ran`."""
     known = {
         "good": lambda: Finding("passed", "2 | 3", {"figure": "7"}),
         "raises": lambda: 1 / 0,

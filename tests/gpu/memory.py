@@ -1,8 +1,8 @@
-"""Step `memory`: the measured GPU memory of training, against nbtrain.planner, for 125M and 1.3B.
+"""Step `memory`: measured GPU memory of training compared with nbtrain.planner, for 125M and 1.3B.
 
-Each case is the trainer as a user runs it, four steps of two micro batches, in a separate process. Compared
-are the model states between two steps, torch's peak of allocated memory, and the driver's count for the
-process, all within 10 %. Where the plan says that a run does not fit, it must end out of memory.
+Each case runs the trainer as a user would, for four steps of two micro batches, in a separate process. The
+model states between two steps, torch's peak of allocated memory, and the driver's count for the process must
+each be within 10 % of the plan. A run that does not fit according to the plan must run out of memory.
 """
 
 import functools
@@ -59,19 +59,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan's bytes of one rank."""
+    """The planned bytes of one rank."""
 
     states: int
-    """Bytes that stay allocated from one step to the next."""
+    """Bytes that stay allocated between two steps."""
     allocated: int
     """Bytes that torch counts as allocated."""
     device: int
-    """Bytes that the driver counts."""
+    """Bytes that the driver counts for the process."""
     fits: bool | None
 
 
 def planned(config: RunConfig) -> Planned:
-    """Return the plan's bytes of the fullest rank."""
+    """Return the planned bytes of the fullest rank."""
     found = estimate_memory(config)
     parts = found.parts
     outside = sum(parts.get(part, 0) for part in ("runtime", "reserve"))
@@ -79,9 +79,10 @@ def planned(config: RunConfig) -> Planned:
 
 
 def between_steps(config: RunConfig, parts: Mapping[str, int]) -> int:
-    """Return the planned bytes of one rank's model states between two steps, without released gradients.
+    """Return the planned bytes of a rank's model states between two steps, when gradients are released.
 
-    DeepSpeed's BF16_Optimizer keeps its fp32 sums, and ZeRO 3 its part of them; autocast's copies are gone.
+    DeepSpeed's BF16_Optimizer keeps its fp32 gradient sums, and ZeRO 3 its shard of them; autocast's copies
+    are freed.
     """
     precision, zero_stage = config.precision, config.parallel.zero_stage
     weights = parts["master_copy"] if precision.autocast else parts["weights"]
@@ -95,14 +96,14 @@ def between_steps(config: RunConfig, parts: Mapping[str, int]) -> int:
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield the upstream runs as their YAMLs define them, every kind of recomputation, then the variants."""
+    """Yield the upstream runs as in their YAMLs, every kind of recomputation, and variants."""
     trainings = Trainings(place)
     for name, overrides in wanted(place.on_gpu):
         yield Case(name, functools.partial(find, trainings, name, overrides))
 
 
 def wanted(on_gpu: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return (name, overrides) of each case; the name begins with the model's size."""
+    """Return (name, overrides) of each case; a name begins with the model's size."""
     if not on_gpu:
         for recomputed in ("none", "full"):
             yield f"125m, micro 2, {recomputed}", _tiny() | RECOMPUTED[recomputed]
@@ -176,7 +177,7 @@ def find(trainings: Trainings, name: str, overrides: dict[str, Any]) -> Finding:
 
 
 def compare(plan: Planned, found: dict[str, Any], on_gpu: bool) -> Finding:
-    """Return the finding of a run that fitted."""
+    """Compare measured and planned memory of a run that fitted."""
     if not on_gpu:
         used = found["resident"]
         words = f"{used / GIB:.2f} GiB resident, {plan.device / GIB:.2f} planned (a CPU process)"

@@ -1,7 +1,7 @@
-"""Step `offload`: state in host memory and on NVMe, against the same run with everything on the GPU.
+"""Step `offload`: state in host memory and on NVMe, compared with the same run entirely on the GPU.
 
-The CPU computes the optimizer's step in fp32 as the GPU does. Rounding to bf16 afterwards may differ, so the
-curves may differ as much as bf16's may. NVMe is a folder of the local disk, which DeepSpeed accesses with
+The CPU computes the optimizer's step in fp32, as the GPU does. Rounding to bf16 afterwards may differ, so the
+curves may differ as much as bf16 allows. NVMe is a folder on the local disk, which DeepSpeed accesses with
 libaio.
 """
 
@@ -39,7 +39,7 @@ def settings(folder: str, on_gpu: bool) -> dict[str, dict[str, Any]]:
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield host memory, then NVMe."""
+    """Yield a case with host memory, then one with NVMe."""
     trainings = Trainings(place)
     folder = place.folder / "nvme"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The results of every case on each kind of machine, in docs/evidence/gpu.json, and the page gpu.md."""
+"""The results of all cases by kind of machine, in docs/evidence/gpu.json, and the page gpu.md."""
 
 import functools
 import json
@@ -25,26 +25,26 @@ tests.gpu --wheels DIR` installs missing packages from a folder of wheels, for t
 
 @dataclass
 class Results:
-    """The results of one kind of machine ("1 x NVIDIA H200")."""
+    """The results of one kind of machine, e.g. "1 x NVIDIA H200"."""
 
     machine: str = ""
-    """Description of the GPUs, driver and versions of the newest call, in one sentence."""
+    """GPUs, driver and versions of the newest call, in one sentence."""
     rows: dict[str, dict[str, Row]] = field(default_factory=dict)
-    """Step -> case -> row."""
+    """Rows by step and case."""
     complete: dict[str, str] = field(default_factory=dict)
-    """Step -> the key of the code on which all of its cases have been tried."""
+    """Hash of the code with which all cases of a step were tried, by step."""
 
 
 @functools.cache
 def key_of(step: Step) -> str:
-    """Return the short hash of the code that a step depends on."""
+    """Return a short hash of the code that a step depends on."""
     found = re.search(r"`([0-9a-f]{16})", stamp(step.evidence))
     assert found is not None
     return found[1]
 
 
 def read(path: Path) -> dict[str, Results]:
-    """Read the results by label of the machine."""
+    """Read the results, by the machine's label."""
     if not path.exists():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ def write(folder: Path, results: Mapping[str, Results]) -> None:
 
 
 def outcome_of(rows: Mapping[str, Row]) -> str:
-    """Summarize the outcome of a step; "not run yet" without a row."""
+    """Summarize the outcome of a step, "not run yet" if it has no rows."""
     if not rows:
         return "not run yet"
     outcomes = [row["outcome"] for row in rows.values()]
@@ -71,7 +71,7 @@ def outcome_of(rows: Mapping[str, Row]) -> str:
 
 
 def text(results: Mapping[str, Results]) -> str:
-    """Return the whole page."""
+    """Return the text of the whole page."""
     return (
         "\n\n".join(
             [
@@ -105,7 +105,7 @@ def _overview(rows: Mapping[str, Mapping[str, Row]], without: str) -> str:
 
 
 def _about(step: Step, rows: Mapping[str, Row]) -> str:
-    """Return the commands, and the code that the rows hold for."""
+    """Return the part of the page about the commands and the code for which the rows are valid."""
     commands = sorted({row["command"] for row in rows.values()})
     keys = sorted({row["key"] for row in rows.values()})
     held = ", ".join(f"`{key}`" for key in keys)

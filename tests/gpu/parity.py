@@ -1,7 +1,8 @@
-"""Step `parity`: loss curves of a small GPT on the GPU, in every number format, against the CPU's fp32.
+"""Step `parity`: loss curves of a small GPT on the GPU, in every number format,
+compared with fp32 on the CPU.
 
-All runs start with the same weights and samples, without dropout. They may differ in the order of sums and in
-the rounding of numbers, within tolerance.py.
+All runs start with the same weights and samples, without dropout. The order of sums and the rounding of
+numbers may differ, within the limits of tolerance.py.
 """
 
 import functools
@@ -35,7 +36,7 @@ FP8_CAPABILITY = (9, 0)
 
 
 def overrides_of(on_gpu: bool) -> dict[str, Any]:
-    """Return the overrides of tests/train/launch.py's small run for this case."""
+    """Return the overrides of a case for the small run in tests/train/launch.py."""
     layers, hidden, heads, seq, steps = (4, 256, 4, 128, 30) if on_gpu else (2, 64, 4, 32, 5)
     tokens = 16 * seq
     return {
@@ -56,7 +57,7 @@ def overrides_of(on_gpu: bool) -> dict[str, Any]:
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield every format on the GPU; on a CPU only bf16 against fp32."""
+    """Yield every format on the GPU; on a CPU, only bf16 against fp32."""
     trainings = Trainings(place)
 
     @functools.cache
@@ -79,7 +80,7 @@ def cases(place: Place) -> Iterator[Case]:
 
 
 def judged(found: Difference, number_format: str, ours: Trained) -> Finding:
-    """Return the differences next to their limits."""
+    """Return the differences of two curves next to their limits."""
     limit = allowed(number_format)
     values = {
         "first loss": f"{found.first_loss:.1e} of {limit.first_loss:.1e}",

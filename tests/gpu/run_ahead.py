@@ -1,9 +1,9 @@
-"""Step `run-ahead`: the host launches the next step while the GPU still works on the last one.
+"""Step `run-ahead`: the host launches the next step while the GPU still works on the previous one.
 
-Steps without logging are counted for waits, as torch's sync debug mode reports them and as waiting CUDA
-runtime calls in a profile. StepGuard checks each step one step later (nbtrain/train/health/stability.py), so
-its wait for an event is expected. ZeRO 3 and fp16 need DeepSpeed's own checks, which wait, so their waits are
-reported but allowed.
+In steps without logging, waits for the GPU are counted, as torch's sync debug mode reports them and as
+waiting CUDA runtime calls in a profile. StepGuard checks each step one step later
+(nbtrain/train/health/stability.py), so its wait for an event is expected. ZeRO 3 and fp16 need DeepSpeed's
+own checks, which wait; those waits are reported but allowed.
 """
 
 import functools
@@ -27,7 +27,7 @@ RUNS: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield each run once; on a CPU count the numbers that a step reads from tensors, in one run."""
+    """Yield each run once; on a CPU a single run, whose reads of numbers from tensors are counted instead."""
     trainings = Trainings(place)
     for name in RUNS if place.on_gpu else ("bf16, ZeRO 1",):
         yield Case(name, functools.partial(_find, trainings, name))
@@ -48,7 +48,7 @@ def _find(trainings: Trainings, name: str) -> Finding:
 
 
 def judged(found: dict[str, Any], is_strict: bool) -> Finding:
-    """Return the counts; a wait fails a run that may not wait."""
+    """Return the counts; a wait fails the case unless the run is allowed to wait."""
     waits, calls, events = found["torch"], found["calls"], found["events"]
     values = {
         "waits of torch": f"{sum(waits.values())} in {found['watched']} steps",

@@ -1,4 +1,4 @@
-"""Step `speed`: tests/benchmarks/train_gpu.py, each contender in a separate call, against the plan.
+"""Step `speed`: tests/benchmarks/train_gpu.py with each contender in a separate call, compared with the plan.
 
 A measurement passes if it completes. Its message says whether the target was reached.
 """
@@ -24,7 +24,7 @@ CONTENDERS = {"bare": "bare loop", "ours": "nbtrain", "transformers": "transform
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield both sizes: eager, then ours compiled."""
+    """Yield both sizes: all contenders uncompiled, then ours compiled."""
     if not place.on_gpu:
         for kind in ("bare", "ours"):
             yield Case(f"smoke, {CONTENDERS[kind]}", functools.partial(_find, place, "smoke", kind, []))

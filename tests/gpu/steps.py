@@ -1,7 +1,7 @@
-"""The steps of `make gpu`, most valuable first: what each shows, how long it may take, its code.
+"""The steps of `make gpu`, most valuable first: what each step shows, its time limit, and its code.
 
-Steps that compare numbers run at the same time, and before the steps that measure the GPU, which run one by
-one.
+Steps that compare numbers run at the same time, before the steps that measure the GPU, which run one at a
+time.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,14 @@ class Step:
     name: str
     shows: str
     columns: tuple[str, ...]
-    """Columns of its table in docs/evidence/gpu.md, between case and result: keys of a finding's values."""
+    """Columns of the step's table in docs/evidence/gpu.md between case and result;
+    keys of a finding's values.
+    """
     minutes: float
-    """Minutes after which it is stopped; its next call continues with the remaining cases."""
+    """Minutes after which the step is stopped; the next call continues with the remaining cases."""
     evidence: Evidence
     alone: bool = False
-    """True if it measures the GPU or its memory, so that no other step may run at the same time."""
+    """Whether the step measures the GPU or its memory, so that no other step may run at the same time."""
 
     @property
     def module(self) -> str:

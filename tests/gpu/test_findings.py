@@ -1,4 +1,4 @@
-"""Outcomes and messages that a step derives from measured values, with recorded values and no GPU."""
+"""Outcomes and messages that steps derive from measured values, with recorded values and without a GPU."""
 
 import math
 
@@ -42,7 +42,9 @@ def test_memory_is_within_ten_per_cent_or_fails():
 
 
 def test_curves_are_judged_by_the_format():
-    """Curves pass if rounding explains the difference; a learning rate off by 5 % (16 u) and NaN fail."""
+    """A curve passes if rounding explains its difference; a learning rate off by 5
+    % (16 u), or NaN, fails.
+    """
     assert allowed("bf16").loss == 4 / 256 and allowed("fp16").norm == 8 / 2048
     assert difference([6.0, 5.0], [1.0, 2.0], [6.0, 5.5], [1.0, 1.0]) == Difference(0.0, 0.5, 1.0)
     assert Difference(1e-4, 2.7e-3, 1e-2).exceeds(allowed("bf16")) == []
@@ -72,7 +74,7 @@ def test_a_wait_fails_a_run_that_may_not_wait():
 
 
 def test_kernels_are_compared_with_plain_attention():
-    """The flash kernel of this CPU passes against plain attention, and a wrong scale fails."""
+    """This CPU's flash kernel passes against plain attention, and a wrong scale fails."""
     tensors = flash.inputs(Place("cpu"), torch.bfloat16, (2, 2, 48, 16))
     exact = flash.attended(tensors, "math", torch.float32)
     plain = flash.attended_plainly(tensors)

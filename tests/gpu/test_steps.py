@@ -1,4 +1,4 @@
-"""Steps and cases without a GPU: what is recorded, what is repeated, and what a killed process leaves."""
+"""Steps and cases without a GPU: what is recorded, what is repeated, and what remains of a killed process."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ MADE = Step("made-step", "made cases", ("figure",), 1, Evidence(PAGE, "", (), ("
 
 @pytest.fixture
 def call(tmp_path, monkeypatch):
-    """Make a call of the command with one made-up step, whose cases are named by `call.cases`."""
+    """Make a call of the command with one test step, whose cases are listed by `call.cases`."""
     monkeypatch.setattr(gpu, "WORK", tmp_path)
     monkeypatch.setattr(page, "STEPS", (MADE,))
     monkeypatch.setattr(gpu, "now", lambda: 1.0 if "slow" in (folder / "ran").read_text() else 0.0)
@@ -34,7 +34,7 @@ def call(tmp_path, monkeypatch):
 
     class Called(gpu.Call):
         def try_(self, names: str) -> dict[str, str]:
-            """Run the step, until the case `slow` has begun; return {case: outcome} on the page."""
+            """Run the step until the case `slow` has begun; return the outcomes on the page by case."""
             (folder / "cases").write_text(names)
             (folder / "ran").write_text("")
             gpu.run(self, MADE)
@@ -57,7 +57,7 @@ def call(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_every_case_is_written_down_whatever_its_process_does(call):
-    """An error, a killed process or a broken CUDA fails only its own case, and the others run."""
+    """An error, a killed process or a broken CUDA context fails only its own case; the other cases run."""
     outcomes = call.try_("good raises killed poisoned impossible")
     assert outcomes == {
         "good": "passed",
@@ -83,7 +83,9 @@ def test_every_case_is_written_down_whatever_its_process_does(call):
 
 @pytest.mark.slow
 def test_a_step_goes_on_where_it_was_stopped(call):
-    """A call that runs out of time keeps its results, and the next one continues with the rest."""
+    """A call that runs out of time keeps its results, and the next call continues
+    with the remaining cases.
+    """
     assert call.try_("good slow") == {"good": "passed", "slow": "stopped"}
     assert "stopped when the time was up" in call.rows["slow"]["words"]
     assert gpu.why_to_run(call, MADE) == "1 failed or stopped"
@@ -93,7 +95,7 @@ def test_a_step_goes_on_where_it_was_stopped(call):
 
 @pytest.mark.slow
 def test_a_whole_pass_is_done_until_the_code_changes(call, monkeypatch):
-    """A complete pass is repeated on request only; rows of older code stay until the step runs again."""
+    """A complete step is repeated only on request; rows of older code stay until the step runs again."""
     assert gpu.why_to_run(call, MADE) == "not run yet"
     call.try_("good impossible")
     assert gpu.why_to_run(call, MADE) == ""
@@ -106,7 +108,7 @@ def test_a_whole_pass_is_done_until_the_code_changes(call, monkeypatch):
 
 
 def test_steps_that_measure_the_gpu_run_alone(call, monkeypatch):
-    """Steps that measure the GPU run alone, after the others; with --smoke each step runs alone."""
+    """Steps that measure the GPU run alone, after the others; with --smoke, every step runs alone."""
     steps = [replace(MADE, name=name, alone=name == "alone") for name in ("alone", "first", "second")]
     meeting, ran = threading.Barrier(2), []
 
@@ -127,7 +129,7 @@ def test_steps_that_measure_the_gpu_run_alone(call, monkeypatch):
 
 
 def test_a_step_that_cannot_start_says_so(call, monkeypatch):
-    """A step whose module is missing has one row, and is not restarted endlessly."""
+    """A step whose module is missing gets one row and is not restarted repeatedly."""
     broken = Step("no-such-step", "nothing", (), 1, MADE.evidence)
     monkeypatch.setattr(page, "STEPS", (broken,))
     gpu.run(call, broken)
@@ -136,14 +138,14 @@ def test_a_step_that_cannot_start_says_so(call, monkeypatch):
 
 
 def test_the_committed_page_is_what_its_figures_make():
-    """docs/evidence/gpu.md is generated from gpu.json, and has no step that no longer exists."""
+    """docs/evidence/gpu.md is what gpu.json generates, and has no step that was removed."""
     results = page.read(PAGE.with_name("gpu.json"))
     assert PAGE.read_text() == page.text(results)
     assert {step for found in results.values() for step in found.rows} <= {step.name for step in STEPS}
 
 
 def test_what_the_steps_rest_on_is_there():
-    """Every file that the steps depend on exists, which would otherwise show only on a GPU."""
+    """Every file that a step depends on exists; a missing one would otherwise show only on a GPU."""
     for step in STEPS:
         assert hasattr(importlib.import_module(step.module), "cases"), step.name
         for name in step.evidence.entry_points:
@@ -180,7 +182,7 @@ def test_what_is_missing_is_said_at_once(monkeypatch, capsys, tmp_path):
 
 
 def test_without_a_gpu_nothing_is_run(monkeypatch, capsys, tmp_path):
-    """Without a GPU the page says so for every step, and the command fails."""
+    """Without a GPU, the page says so for every step, and the command fails."""
     none = Machine(0, "", "", 0, "none", "none", "3.12.3", 2, {"torch": "2.11.0"})
     monkeypatch.setattr(machine, "look", lambda: none)
     assert gpu.main(["--to", str(tmp_path)]) == 1

@@ -1,4 +1,4 @@
-"""The CPU branch of every step that trains, and the process that waits for its order."""
+"""The CPU variant of every step that trains, and the process that waits for its order."""
 
 import json
 import os
@@ -47,7 +47,7 @@ sys.meta_path.insert(0, Hidden())
 
 
 def test_every_dependency_is_needed_or_not():
-    """Every dependency of pyproject.toml is in one of the lists here."""
+    """Every dependency in pyproject.toml is in one of the two lists in this file."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     names = {re.match(r"[\w-]+", entry)[0] for entry in project["dependencies"]}
     assert names - set(NOT_NEEDED) <= set(NEEDED.values())
@@ -56,7 +56,7 @@ def test_every_dependency_is_needed_or_not():
 
 @pytest.mark.slow
 def test_a_rank_trains_with_what_is_needed_and_nothing_else(tmp_path):
-    """A waiting process trains with every unneeded package hidden, while its memory is measured."""
+    """A waiting process can train with all unneeded packages hidden, while its memory is measured."""
     (tmp_path / "hides").mkdir()
     (tmp_path / "hides" / "sitecustomize.py").write_text(HIDES)
     trainings = Trainings(Place("cpu", folder=tmp_path))
@@ -69,7 +69,7 @@ def test_a_rank_trains_with_what_is_needed_and_nothing_else(tmp_path):
 
 
 class Forked(Trainings):
-    """Trainings in forked ranks, which need not load torch."""
+    """Runs trainings in forked ranks, which have torch already loaded."""
 
     server = None
 
@@ -85,7 +85,7 @@ class Forked(Trainings):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [parity, run_ahead], ids=lambda step: step.__name__)
 def test_on_a_cpu_every_step_finds_something(step, fork_server, tmp_path, monkeypatch):
-    """With tiny sizes on a CPU no case fails, and each impossible case has a reason."""
+    """With tiny sizes on a CPU, no case fails, and each impossible case gives a reason."""
     monkeypatch.setattr(Forked, "server", fork_server)
     monkeypatch.setattr(step, "Trainings", Forked)
     outcomes = {}
@@ -104,7 +104,7 @@ def test_on_a_cpu_every_step_finds_something(step, fork_server, tmp_path, monkey
     ("gpus", "steps"), [(1, (memory, parity, run_ahead, offload, zeropp)), (8, (zeropp,))]
 )
 def test_on_a_gpu_every_run_is_legal(gpus, steps, tmp_path, monkeypatch):
-    """Each case's configuration loads and can be planned before a GPU is used."""
+    """The configuration of each case loads and can be planned, which is checked here without a GPU."""
     made = []
 
     def train(self, run, watch="", device=None):
@@ -131,7 +131,7 @@ def test_on_a_gpu_every_run_is_legal(gpus, steps, tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_says_why(tmp_path):
-    """A failed run is reported with the line that names the error, not with torchrun's lines."""
+    """A failed run is reported with the line that names the error, not with torchrun's own lines."""
     log = tmp_path / "log"
     log.write_text(
         'Traceback (most recent call last):\n  File "x.py", line 1\n'

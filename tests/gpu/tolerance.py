@@ -1,14 +1,15 @@
-"""Limits for the distance of a loss curve from the CPU's fp32, from the unit roundoff u of its format.
+"""Limits for the difference of a loss curve from fp32 on the CPU, in units of the roundoff u of its format.
 
-u is 2 to the power of minus the significand's bits: bf16 has 8, fp16 11, FP8's e4m3 4. INT8 and INT4 with one
-scale for a group are off by at most half a step of 2 / 254 or 2 / 14 of the group's largest number.
+u is 2 to the power of minus the significand's bits: 8 for bf16, 11 for fp16, 4 for FP8's e4m3. INT8 and INT4
+with one scale per group have an error of at most half a step, which is 2 / 254 or 2 / 14 of the group's
+largest number.
 
-The first loss comes from one forward pass, without any history: rounding every weight and activation moves it
-by far less than u, because the errors of many numbers average out (bf16 on a CPU: u / 100). Later losses also
-depend on weights that were moved by rounded gradients. On a CPU, 30 steps of the step `parity` in bf16 with
-fp32 masters came to 0.7 u in the loss and 2.5 u in the gradient norm, in autocast to 0.1 u and 0.6 u. A
-learning rate that is 5 % wrong comes to 16 u in bf16. The limits are u / 8, 4 u and 8 u, so a wrong scale, a
-missing gradient or a bad kernel shows.
+The first loss comes from a single forward pass. Rounding every weight and activation changes it by far less
+than u, because the errors of many numbers average out (bf16 on a CPU: u / 100). Later losses also depend on
+weights that were updated with rounded gradients. On a CPU, 30 steps of the step `parity` differed by 0.7 u in
+the loss and 2.5 u in the gradient norm in bf16 with fp32 masters, and by 0.1 u and 0.6 u in autocast. A
+learning rate that is 5 % wrong gives 16 u in bf16. The limits are u / 8, 4 u and 8 u, so that a wrong scale,
+a missing gradient or a bad kernel is detected.
 """
 
 import math
@@ -27,7 +28,7 @@ UNIT_ROUNDOFF = {
 
 @dataclass(frozen=True)
 class Allowed:
-    """The largest allowed differences."""
+    """The largest differences that are allowed."""
 
     first_loss: float
     """Difference of the first step's loss, in nats."""
@@ -38,7 +39,7 @@ class Allowed:
 
 
 def allowed(number_format: str) -> Allowed:
-    """Return the limits for a run in a format against one in fp32."""
+    """Return the limits for a run in this format, compared with a run in fp32."""
     if number_format == "fp32":
         # Another order of sums: a loss of 6 has steps of 5e-7, of which 30 steps may accumulate a hundred.
         return Allowed(5e-6, 5e-5, 5e-4)
@@ -57,7 +58,7 @@ class Difference:
     norm: float
 
     def exceeds(self, limit: Allowed) -> list[str]:
-        """Return the differences that exceed the limits, which NaN does."""
+        """Return the differences that exceed the limits; NaN always does."""
         pairs = {name: (getattr(self, name), getattr(limit, name)) for name in ("first_loss", "loss", "norm")}
         return [
             f"{name} {found:.2g} > {most:.2g}" for name, (found, most) in pairs.items() if not found <= most
@@ -70,7 +71,9 @@ def difference(
     other_losses: Sequence[float],
     other_norms: Sequence[float],
 ) -> Difference:
-    """Return the difference of two curves. Raises ValueError if their numbers of steps differ."""
+    """Return the largest differences of two curves. Raises ValueError if they have
+    different numbers of steps.
+    """
     if not len(losses) == len(other_losses) == len(norms) == len(other_norms) or not losses:
         raise ValueError(f"{len(losses)} steps against {len(other_losses)}")
     apart = [abs(ours - theirs) for ours, theirs in zip(losses, other_losses)]
@@ -79,5 +82,5 @@ def difference(
 
 
 def _largest(values: Sequence[float]) -> float:
-    """Return the largest value, or NaN if there is one, which max() would skip."""
+    """Return the largest value, or NaN if any value is NaN, which max() could skip."""
     return math.nan if any(math.isnan(value) for value in values) else max(values)

@@ -1,7 +1,8 @@
 """Training runs of a step, each in a separate process that has already loaded torch.
 
-A process shared by several runs would not show the cost of one run, and a process started for each run spends
-most of its time on imports. So the next processes load in advance (tests/gpu/warm.py), on the CPU alone.
+One process for several runs would not show the memory of a single run, and a new process for each run would
+spend most of its time on imports. So the next processes load in advance (tests/gpu/warm.py), on the CPU
+alone.
 """
 
 import json
@@ -26,12 +27,12 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class TrainingFailed(Exception):
-    """Raised when a rank does not end as it should; the message is its error."""
+    """Raised if a rank fails; the message is the rank's error."""
 
 
 @dataclass
 class Trained:
-    """A run that has ended, and the values that were watched meanwhile."""
+    """A finished run, with the values that were measured during training."""
 
     run: RunDir
     found: dict[str, Any]
@@ -46,7 +47,7 @@ class Trained:
 
 
 class Trainings:
-    """Creates runs in place.folder and trains them, one at a time."""
+    """Creates runs in place.folder and trains them one at a time."""
 
     def __init__(self, place: Place):
         self.place, self.ahead = place, LOADED_AHEAD if place.on_gpu else 0
@@ -56,7 +57,7 @@ class Trainings:
         self._made = 0
 
     def dataset(self, name: str, documents: int, document_tokens: tuple[int, int], vocab_size: int) -> str:
-        """Make a dataset of random walks once, and return its name."""
+        """Create a dataset of random walks, once, and return its name."""
         if not (self.data / "dataset" / name).exists():
             launch.make_dataset(self.data, name, documents, document_tokens, vocab_size)
         return name
@@ -64,10 +65,11 @@ class Trainings:
     def make(
         self, name: str, overrides: dict[str, Any], source: str | None = None, trace: bool = True
     ) -> RunDir:
-        """Create a run directory from tests/train/launch.py's small run or a run YAML. Raises ConfigError.
+        """Create a run directory from the small run of tests/train/launch.py, or from a run YAML. Raises
+        ConfigError.
 
-        `name` may be any text: the run's name has its letters and digits, and a number. With `trace` every
-        step's loss is kept, which waits for the device.
+        `name` may be any text: the run's name has its letters and digits, and a number. With `trace`, the
+        loss of every step is recorded, which makes the host wait for the device.
         """
         self._made += 1
         letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
@@ -82,7 +84,8 @@ class Trainings:
         return launch.make_run(self.root, {**device, **overrides}, called, source, trace)
 
     def train(self, run: RunDir, watch: str = "", device: str | None = None) -> Trained:
-        """Train one rank, in a process that has loaded torch; `watch` is a name in tests/gpu/watch.py.
+        """Train one rank in a process that has already loaded torch; `watch` is a class in
+        tests/gpu/watch.py.
 
         Raises TrainingFailed.
         """
@@ -102,7 +105,7 @@ class Trainings:
         return Trained(run, found)
 
     def order(self, run: RunDir, watch: str) -> dict[str, Any]:
-        """Return the order that warm.py reads."""
+        """Return the order for warm.py."""
         answer, environment = run.path / "answer.json", self._environment(run)
         log = str(_log(run))
         return {
@@ -184,7 +187,7 @@ def _log(run: RunDir) -> Path:
 
 
 def _wait(process: subprocess.Popen, log: Path) -> None:
-    """Wait for its end; kill it after LIMIT_SECONDS and raise TrainingFailed."""
+    """Wait for the process to end; after LIMIT_SECONDS kill it and raise TrainingFailed."""
     try:
         process.wait(LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -197,7 +200,7 @@ def _wait(process: subprocess.Popen, log: Path) -> None:
 
 
 def _error_of(log: Path, code: int | None) -> str:
-    """Return the line of the log that names the error, or its last lines."""
+    """Return the line of a log that names the error, or the log's last lines."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     named = [line.strip() for line in lines if "Error: " in line or "Exception: " in line]
     if named:

@@ -1,7 +1,8 @@
-"""A rank that loads everything, waits for its order, and trains: `python -m tests.gpu.warm gpu`.
+"""A rank that loads all modules, waits for an order, and trains: `python -m tests.gpu.warm gpu`.
 
 The order is one JSON line on standard input: {"run", "answer", "log", "watch", "environment"}. Without an
-order the process ends. The answer has the watched values, as JSON. No GPU is used before the order.
+order the process ends. The answer file gets the measured values as JSON. The GPU is not used before the
+order.
 """
 
 import importlib
@@ -41,7 +42,7 @@ def main(device: str) -> int:
 
 
 def obey(order: dict[str, Any], device: str) -> int:
-    """Train as ordered and return the exit code."""
+    """Train as the order says and return the exit code."""
     # Includes output that libraries write from C.
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for target in (1, 2):

@@ -1,4 +1,4 @@
-"""Measurements inside every step of a run that trains: memory, or calls that wait for the GPU."""
+"""Measurements in every step of a training run: memory, or calls that wait for the GPU."""
 
 import collections
 import resource
@@ -36,7 +36,7 @@ class Nothing:
 
 
 class Memory:
-    """Bytes of the device before each step and at the peak; on a CPU this process's resident memory."""
+    """Bytes of device memory before each step and at the peak; on a CPU, resident memory of the process."""
 
     def __init__(self, device: str):
         self._on_gpu = device == "gpu"
@@ -73,7 +73,7 @@ class Memory:
 
 
 class Waits:
-    """Counts of the host's waits for the device in steps without logging, by the code that waits."""
+    """Counts how often the host waits for the device in steps without logging, by the code that waits."""
 
     def __init__(self, device: str):
         self._on_gpu = device == "gpu"
@@ -101,7 +101,7 @@ class Waits:
                 yield
 
     def _wrap_report(self) -> None:
-        """Count the waits of a step's report as the step's, if torch was asked about that step."""
+        """Also count waits in the report of a step, if the waits of that step are counted."""
         tell = Trainer._tell
 
         def told(trainer: Trainer, result: Any) -> None:
@@ -112,7 +112,7 @@ class Waits:
 
     @contextmanager
     def _asked_of_torch(self) -> Iterator[None]:
-        """Count each call that torch warns of as waiting; on a CPU, each number read from a tensor."""
+        """Count each call that torch reports as waiting; on a CPU, each number that is read from a tensor."""
         if not self._on_gpu:
             from tests.train.host_syncs_worker import Waits as Numbers
 
@@ -179,7 +179,7 @@ def _tiled(self: Initializer, name: str, *shape: int, residual: bool = False) ->
 
 
 def _used_by_others() -> int | None:
-    """Return the bytes that other processes use, by the driver's count; None without nvidia-ml-py."""
+    """Return the bytes that other processes use, as the driver counts them; None without nvidia-ml-py."""
     try:
         import pynvml
 

@@ -1,4 +1,4 @@
-"""The process of one step: `python -m tests.gpu.worker MODULE ROWS`, started by tests/gpu/__main__.py.
+"""The process of one step: `python -m tests.gpu.worker MODULE ROWS`, which tests/gpu/__main__.py starts.
 
 Reads one JSON object from standard input: {"device", "gpus", "gpu_name", "folder", "done"}.
 """

@@ -1,8 +1,8 @@
 """Step `zeropp`: ZeRO++ (arXiv:2306.10209): the error of DeepSpeed's quantization, and runs that use it.
 
-On one GPU nothing is sent, so a run only shows that the kernels are built and called; with several GPUs the
-runs use all of them. DeepSpeed's scale maps the largest number of a group to 2 to the power of (bits - 1),
-which it then clips by one: a number is off by at most one step, 1 / 128 or 1 / 8 of the group's largest
+On one GPU no data is sent, so a run only shows that the kernels are built and called; with several GPUs the
+runs use all of them. DeepSpeed maps the largest number of a group to 2 to the power of (bits - 1), and then
+clips it by one. So a number is off by at most one step, 1 / 128 or 1 / 8 of the group's largest number
 (quantization_utils.h).
 """
 
@@ -39,7 +39,7 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Yield hpZ, which needs no kernel, then the kernels and the runs that need them."""
+    """Yield hpZ, which needs no kernel, then the kernels, and the runs that need them."""
     trainings, ranks = Trainings(place), max(place.gpus, 1)
 
     @functools.cache
@@ -85,7 +85,7 @@ def _train(trainings: Trainings, name: str, overrides: dict[str, Any], ranks: in
 
 
 def _round_trip(place: Place, bits: int) -> Finding:
-    """Quantize and restore normal numbers, with a different scale for each group."""
+    """Quantize random normal numbers, with a different scale for each group, and restore them."""
     if not place.on_gpu:
         raise Impossible("DeepSpeed's quantization runs on GPUs only")
     from deepspeed.ops.op_builder import QuantizerBuilder
@@ -100,7 +100,7 @@ def _round_trip(place: Place, bits: int) -> Finding:
 
 
 def judged_round_trip(numbers: torch.Tensor, restored: torch.Tensor, bits: int) -> Finding:
-    """Return the largest error of a number, as a share of its group's largest."""
+    """Return the largest error of a number, as a fraction of the largest number in its group."""
     largest = numbers.float().abs().amax(dim=1, keepdim=True)
     error = float(((restored.view_as(numbers).float() - numbers.float()).abs() / largest).max())
     # One step, and the result's own rounding to fp16.

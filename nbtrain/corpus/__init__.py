@@ -1,1 +1,1 @@
-"""Text: reading sources, cleaning, dropping duplicate documents; tokenizers."""
+"""Text data: reading sources, cleaning, removing duplicate documents, and tokenizers."""

@@ -24,7 +24,7 @@ SUFFIXES = tuple(CHECKS)
 PACKINGS = {**{suffix: suffix for suffix in SUFFIXES}, ".gzip": ".gz", ".zstd": ".zst", ".bzip2": ".bz2"}
 """{suffix of a compressed file: the compression}."""
 PACKED_SUFFIXES = tuple(PACKINGS)
-READ_ARE = f"{', '.join(SUFFIXES[:-1])} and {SUFFIXES[-1]}"
+READABLE = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 # Text in UTF-8 cannot begin like .gz, .zst or .xz; it may begin with BZh, but a block of bzip2 must follow.
 MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),
@@ -42,17 +42,17 @@ class Unread(NamedTuple):
 
     name: str
     magic: re.Pattern[bytes] | None
-    """The bytes that such a file begins with; None if only its name shows its kind."""
+    """First bytes of such a file; None if it can be recognized only by its name."""
     suffixes: tuple[str, ...]
     remedy: str
-    """A sentence on what to do."""
+    """Sentence that tells the user what to do with such a file."""
     command: str = ""
-    """The command that unpacks it."""
+    """Command that unpacks it."""
 
 
 def _packed(name: str, magic: bytes | None, suffixes: tuple[str, ...], command: str) -> Unread:
     pattern = None if magic is None else re.compile(magic, re.DOTALL)
-    return Unread(name, pattern, suffixes, f"Unpack it with `{command}`, and name what comes out.", command)
+    return Unread(name, pattern, suffixes, f"Unpack it with `{command}`, and use the unpacked file.", command)
 
 
 UNREAD = (
@@ -89,14 +89,18 @@ LARGEST_WINDOW_BYTES = 1 << 31
 
 
 def packing_of_file(path: Path, where: str) -> str | None:
-    """Return the compression that a file begins with; None for plain bytes. Raises as open_bytes does."""
+    """Return the compression that a file's first bytes show; None for plain bytes. Raises the errors of
+    open_bytes.
+    """
     with open_bytes(path, where) as stream:
         raw: Any = stream.raw
         return raw.packing if isinstance(raw, Unpacked) else None
 
 
 def unread(begun: bytes, name: str) -> Unread | None:
-    """Return the archive or compression that a file begins with, if it is one that is not read."""
+    """Return the unsupported archive or compression format that a file's first bytes show; None for other
+    files.
+    """
     for kind in (TAR, *UNREAD):
         if kind.magic.match(begun) if kind.magic else name.lower().endswith(kind.suffixes):
             return kind
@@ -104,7 +108,10 @@ def unread(begun: bytes, name: str) -> Unread | None:
 
 
 def advice(name: str, suffixes: tuple[str, ...]) -> str | None:
-    """Return what a file is whose name is one of `suffixes` in a compression not read, and its command."""
+    """Return the format and the unpacking command for a file such as data.jsonl.lz4; None for other names.
+
+    The name must end with one of `suffixes` and the suffix of an unsupported format.
+    """
     for kind in (TAR, *UNREAD):
         if name.lower().endswith(tuple(suffix + end for suffix in suffixes for end in kind.suffixes)):
             return f"{kind.name} by its name: {kind.command}"
@@ -112,21 +119,24 @@ def advice(name: str, suffixes: tuple[str, ...]) -> str | None:
 
 
 def refusal(kind: Unread, path: Path, where: str) -> DataError:
-    """Return the error for a file of a kind that is not read."""
-    rule = "" if kind in OTHER_FILES else f"; {READ_ARE} files are"
-    return DataError(f"{where}: {display(path)}: is {kind.name}, which is not read{rule}. {kind.remedy}")
+    """Return the error for a file of an unsupported kind."""
+    rule = f"is not supported (compressed text may be {READABLE})"
+    if kind in OTHER_FILES:
+        rule = "this kind of source does not read"
+    return DataError(f"{where}: {display(path)}: is {kind.name}, which {rule}. {kind.remedy}")
 
 
 def packing_of(begun: bytes) -> str | None:
-    """Return the compression that a file begins with; None if it begins with none that is read."""
+    """Return the supported compression that a file's first bytes show; None if they show none."""
     return next((suffix for suffix, magic in MAGIC.items() if magic.match(begun)), None)
 
 
 def beginning(file: BinaryIO | io.FileIO) -> tuple[bytes, str | None]:
-    """Return (the first MAGIC_BYTES, the compression that they show), and go back to the beginning.
+    """Return (the first MAGIC_BYTES of a file, the compression that they show), and seek back to the
+    beginning.
 
-    Frames that are to be skipped are skipped: what follows them decides. A file of such frames alone is an
-    empty .zst.
+    Skippable frames are passed over, and the bytes after them decide. A file that consists of such frames
+    alone is an empty .zst.
     """
     begun, packing = file.read(MAGIC_BYTES), None
     position = 0
@@ -141,8 +151,8 @@ def beginning(file: BinaryIO | io.FileIO) -> tuple[bytes, str | None]:
 def open_bytes(path: Path, where: str) -> io.BufferedReader:
     """Open a file's bytes, unpacked if they are compressed with gzip, zstd, bzip2 or xz.
 
-    Raises DataError if the file cannot be opened, is a Git LFS pointer, or is an archive, a compression or
-    another kind of file that is not read. Reading raises DataError if the file is damaged.
+    Raises DataError if the file cannot be opened, is a Git LFS pointer, or has an unsupported format (an
+    archive, another compression, Parquet, PDF, ...). Reading raises DataError if the file is damaged.
     """
     try:
         file = path.open("rb", buffering=0)
@@ -167,7 +177,7 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
 
 
 def refuse_other_files(begun: bytes, path: Path, where: str) -> None:
-    """Raise DataError for a Git LFS pointer and for a kind of file that is not read, by its first bytes."""
+    """Raise DataError if a file's first bytes show a Git LFS pointer or an unsupported kind of file."""
     if problem := _pointer_problem(begun, path):
         raise DataError(f"{where}: {display(path)}: {problem}.")
     if kind := unread(begun, path.name):
@@ -182,7 +192,7 @@ def _pointer_problem(begun: bytes, path: Path) -> str | None:
 
 
 def _is_text(begun: bytes) -> bool:
-    """Return whether an uncompressed file begins with text: UTF-8 that may end within a character."""
+    """Return whether an uncompressed file begins with UTF-8 text; the last character may be incomplete."""
     try:
         begun.decode()
     except UnicodeDecodeError as error:
@@ -196,7 +206,7 @@ class BlockStream(io.RawIOBase):
     _block = memoryview(b"")
 
     def next_block(self) -> bytes | None:
-        """Return the next bytes, perhaps none; None at the end."""
+        """Return the next block, which may be empty; None at the end."""
         raise NotImplementedError
 
     def readable(self) -> bool:
@@ -222,7 +232,7 @@ class Unpacked(BlockStream):
     """Contents of a compressed file as a raw, forward-only stream."""
 
     def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str, packing: str | None = None):
-        """Open `path` with the compression `packing`; None uses the one that its name shows."""
+        """Open `path` with the compression `packing`; None uses the compression of the file name."""
         super().__init__()
         self.consumed_bytes = 0
         """Compressed bytes read so far."""

@@ -1,7 +1,7 @@
 """Downloads over HTTP that resume after an interruption.
 
-urllib3 connects, redirects, counts tries and waits (`Patience` is its Retry). This module decides where an
-interrupted download resumes and which redirects are refused, and keeps secrets out of messages.
+urllib3 connects, follows redirects, counts attempts and waits (`Patience` is its Retry). This module decides
+where an interrupted download resumes and which redirects are refused, and keeps secrets out of messages.
 """
 
 import contextlib
@@ -52,13 +52,13 @@ LIST_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Downloaded:
-    """The record of a dump on this disk, stored next to it as <name>.json."""
+    """The record of a downloaded dump, stored next to it as <name>.json."""
 
     file: str
     date: str
-    """YYYYMMDD, also if "latest" was requested."""
+    """Date of the dump, YYYYMMDD, even if "latest" was requested."""
     url: str
-    """Address, without secrets."""
+    """Address of the dump, without secrets."""
     sha1: str
     bytes: int
 
@@ -71,8 +71,8 @@ def folder() -> Path:
 class Patience(Retry):
     """urllib3's retries after busy servers and broken connections; `shown` is the address in logs.
 
-    It waits 2, 4, 8 ... seconds, or as long as Retry-After says. Redirects are counted separately. Refused at
-    once: a redirect from https to http or to another scheme, and an untrusted certificate.
+    It waits 2, 4, 8 ... seconds, or as long as Retry-After says. Redirects are counted separately. There is
+    no retry after an untrusted certificate, or a redirect from https to http or to another scheme.
     """
 
     def __init__(self, *arguments: Any, shown: str = "", **settings: Any):
@@ -81,7 +81,7 @@ class Patience(Retry):
 
     @classmethod
     def for_address(cls, shown: str) -> "Patience":
-        """Return the retries at the start of a file: all tries are left."""
+        """Return the retries for a new file, with all attempts left."""
         waits = {"backoff_factor": 1, "backoff_max": LONGEST_WAIT_SECONDS}
         return cls(ATTEMPTS - 1, redirect=MAX_REDIRECTS, status_forcelist=BUSY, shown=shown, **waits)
 
@@ -117,7 +117,7 @@ class Patience(Retry):
 
 
 class MirrorClient:
-    """Requests to one mirror. Messages show addresses without their secrets."""
+    """Sends requests to one mirror. Messages show addresses without their secrets."""
 
     def __init__(self, mirror: str, where: str):
         self.where = where
@@ -137,17 +137,19 @@ class MirrorClient:
             self._headers["Authorization"] = _basic_auth(parts)
 
     def url(self, address: str) -> str:
-        """Return the address below the mirror, with the mirror's query but without its password."""
+        """Return the URL of an address relative to the mirror, with the mirror's query but without its
+        password.
+        """
         host = self._parts.netloc.rpartition("@")[2]
         path = f"{self._parts.path.rstrip('/')}/{address}"
         return urlunsplit((self._parts.scheme, host, path, self._parts.query, ""))
 
     def shown(self, address: str) -> str:
-        """Return the address as messages, logs and records may show it."""
+        """Return an address in the form for messages, logs and records."""
         return redacted(self.url(address))
 
     def text(self, address: str) -> str:
-        """Return the content of a small file. Raises DataError."""
+        """Download a small file and return its text. Raises DataError."""
         patience = Patience.for_address(self.shown(address))
         with _silent_urllib3():
             while True:
@@ -162,7 +164,7 @@ class MirrorClient:
                 patience = self._again(address, response.retries, error)
 
     def dump(self, address: str, name: str, date: str, sha1: str) -> Downloaded:
-        """Fetch one file under its name. Raises DataError."""
+        """Download a file and give it its final name. Raises DataError."""
         part = PartialFile(folder() / f"{name}.part", sha1)
         with _silent_urllib3():
             self._receive(address, name, part)
@@ -180,7 +182,7 @@ class MirrorClient:
         return record
 
     def _receive(self, address: str, name: str, part: PartialFile) -> None:
-        """Request the missing part until the file is complete."""
+        """Request the missing bytes until the file is complete."""
         patience = Patience.for_address(self.shown(address))
         with contextlib.ExitStack() as stack:
             progress: Progress | None = None
@@ -210,7 +212,9 @@ class MirrorClient:
                 patience = self._again(address, patience, error or ProtocolError("the connection was cut"))
 
     def _open(self, address: str, patience: Any, headers: dict[str, str] | None = None) -> Any:
-        """Return the server's response; with a range in `headers`, status 416 too. Raises DataError."""
+        """Return the server's response, which may be status 416 if `headers` request a range. Raises
+        DataError.
+        """
         try:
             url, sent = self.url(address), {**self._headers, **(headers or {})}
             response = self._pool.request("GET", url, headers=sent, retries=patience, preload_content=False)
@@ -226,7 +230,7 @@ class MirrorClient:
         return response
 
     def _again(self, address: str, patience: Any, error: HTTPError) -> Patience:
-        """Wait after a response that was cut off. Raises DataError if no try is left."""
+        """Wait after a response that was cut off. Raises DataError if no attempt is left."""
         # The next request follows redirects from the start, and urllib3 computes its pause from the errors
         # since the last redirect.
         errors = tuple(entry for entry in patience.history if entry.redirect_location is None)

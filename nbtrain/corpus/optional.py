@@ -1,4 +1,4 @@
-"""Packages of the extras `data` and `dask`, imported when they are needed."""
+"""Imports packages of the extras `data` and `dask` when they are needed."""
 
 from importlib import import_module
 from typing import Any
@@ -8,7 +8,7 @@ from nbtrain.base.extras import install_command
 
 
 def optional(package: str, needed_by: str, instead: str = "", extra: str = "data") -> Any:
-    """Return the module `package`. Raises DataError if it is missing: see `missing`."""
+    """Import `package` and return it. Raises DataError if it is missing: see `missing`."""
     try:
         return import_module(package)
     except ImportError as error:
@@ -16,7 +16,9 @@ def optional(package: str, needed_by: str, instead: str = "", extra: str = "data
 
 
 def missing(package: str, needed_by: str, instead: str = "", extra: str = "data") -> DataError:
-    """Return the error for a missing package, with the pip command; `instead` names an alternative."""
+    """Return the error for a missing package, with the pip command; `instead` names an alternative to
+    installing it.
+    """
     return DataError(
         f"{needed_by} needs the package {package.partition('.')[0]}, which is not installed. Install it with "
         f"`{install_command(extra)}`{instead and ', or ' + instead}."

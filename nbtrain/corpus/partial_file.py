@@ -1,4 +1,6 @@
-"""A partial download: <name>.part, the ETag that it belongs to, and its SHA-1."""
+"""A partial download: <name>.part, with the ETag of the file on the server and the SHA-1 of the received
+bytes.
+"""
 
 import hashlib
 import json
@@ -15,7 +17,9 @@ READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """A file that grows with each response; `sha1` and `total` (bytes, if known) describe the whole file."""
+    """A file that grows with each response. `sha1` and `total` (bytes, if known) refer to the complete
+    file.
+    """
 
     def __init__(self, path: Path, sha1: str):
         self.path = path
@@ -37,7 +41,9 @@ class PartialFile:
         return self.total is not None and self.bytes == self.total
 
     def range_headers(self) -> dict[str, str]:
-        """Return headers that request the rest, provided that the file is unchanged."""
+        """Return headers that request the missing bytes if the file on the server is unchanged, else the
+        whole file.
+        """
         if not self.bytes:
             return {}
         headers = {"Range": f"bytes={self.bytes}-"}
@@ -46,7 +52,7 @@ class PartialFile:
         return headers
 
     def begin(self, response: Any) -> None:
-        """Read the response's headers: it holds the rest, or the whole file."""
+        """Read the response's headers, which say whether the body is the missing bytes or the whole file."""
         # Only a strong ETag promises the same bytes.
         tag = response.headers.get("ETag", "")
         validator = tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")

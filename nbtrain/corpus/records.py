@@ -1,4 +1,4 @@
-"""Data passed between source, cleaning and encoding: records, parts, and counts of what is dropped."""
+"""Data passed between reading, cleaning and encoding: records, parts, and counts of dropped records."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,20 +12,24 @@ if TYPE_CHECKING:
 
 
 class Texts(NamedTuple):
-    """A document of several keys: `text` of data.json_key, `extras` in the order of data.extra_json_keys."""
+    """A document with several texts: `text` of data.json_key, `extras` in the order of
+    data.extra_json_keys.
+    """
 
     text: str
     extras: tuple[str, ...]
 
 
 class Example(NamedTuple):
-    """A document that is partly in the loss: pieces, encoded separately, and whether each is in the loss."""
+    """A document only parts of which are in the loss: (piece, whether it is in the loss), encoded
+    separately.
+    """
 
     pieces: tuple[tuple[str, bool], ...]
 
 
 class Preference(NamedTuple):
-    """Two answers to one prompt, the first one preferred: each is an example with the prompt."""
+    """Two answers to one prompt, the preferred one first. Each is an example that includes the prompt."""
 
     chosen: Example
     rejected: Example
@@ -37,9 +41,9 @@ class Preference(NamedTuple):
 
 
 class TokenIds(NamedTuple):
-    """A document of token ids, with their loss mask, bool [tokens]; None if all are in the loss.
+    """A document of token ids with its loss mask, bool [tokens]; a mask of None puts all tokens in the loss.
 
-    `path` and `line` say where it was read, for a Problem.
+    `path` and `line` are its place in the source, for a Problem.
     """
 
     ids: "np.ndarray"
@@ -53,11 +57,11 @@ Record = str | Texts | Example | Preference | TokenIds
 
 @dataclass(frozen=True)
 class SourcePart:
-    """A piece of a source that one worker reads independently. Its bounds do not depend on the workers.
+    """A range of a source that one worker reads independently. Its bounds do not depend on the number of
+    workers.
 
-    `start` and `stop` are in the reader's units (bytes, row groups, streams). A reader of a source that
-    cannot be entered in the middle (a compressed file) reads it in order and passes each piece on as
-    `content`.
+    `start` and `stop` are in the reader's units (bytes, row groups, streams). A source that can only be read
+    from its beginning (a compressed file) is read in order, and each part carries its bytes in `content`.
     """
 
     name: str
@@ -67,14 +71,16 @@ class SourcePart:
     start: int = 0
     stop: int | None = None
     size_bytes: int = 0
-    """Bytes of the source in this part, for progress: the sizes of all parts sum to total_bytes()."""
+    """Bytes of the source in this part, for progress; the sizes of all parts add up to total_bytes()."""
     content: Any = None
     details: tuple = ()
     """Further data that the source's reader needs; picklable."""
 
 
 class Problem(NamedTuple):
-    """A record that cannot be read. `line` counts from 1 (in a tally: in its part); None without lines."""
+    """A record that cannot be read. `line` counts from 1, in a tally within its part; None for files without
+    lines.
+    """
 
     path: str
     line: int | None
@@ -104,32 +110,34 @@ class Tally:
     records: int = 0
     """Records read, broken ones included."""
     lines: int = 0
-    """Lines of the part, from which the lines of its file's next part are numbered: see Problem.line."""
+    """Lines in the part; the next part of the file continues the numbering (Problem.line)."""
     broken: int = 0
     problems: list[Problem] = field(default_factory=list)
-    """The first LISTED_PROBLEMS."""
+    """The first LISTED_PROBLEMS broken records."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Skipped records by reason: those that a rule dropped and broken ones."""
+    """Number of skipped records by reason: dropped by a rule, or broken."""
     separators: int = 0
     """Lines that separate documents, in text that is split at such lines."""
     sentences: int = 0
-    """Sentences of rewritten text (wikitext), with the dropped ones; 0 if nothing is rewritten."""
+    """Sentences of rewritten text (wikitext), including dropped ones; 0 if the source's text is not
+    rewritten.
+    """
     dropped_sentences: int = 0
     """Sentences that were dropped because a template in them cannot be evaluated."""
     unknown_templates: Counter[str] = field(default_factory=Counter)
     """Occurrences of templates that cannot be evaluated, by name."""
     unread_keys: Counter[str] = field(default_factory=Counter)
-    """{unread key (sources/keys.py): kept records in which it holds a value}"""
+    """For each key that was not read (sources/keys.py): the number of kept records with a value there."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts as JSON."""
+        """Return the counts as a JSON object."""
         problems = [list(problem) for problem in self.problems]
         counts = {name: dict(getattr(self, name)) for name in COUNTERS}
         return {**vars(self), "problems": problems, **counts}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Tally":
-        """Return the tally that to_dict() returned."""
+        """Rebuild a tally from the result of to_dict()."""
         problems = [Problem(*problem) for problem in value["problems"]]
         counts = {name: Counter(value[name]) for name in COUNTERS}
         return cls(**{**value, "problems": problems, **counts})
@@ -141,13 +149,15 @@ class Tally:
         self.unknown_templates.update(other.unknown_templates)
 
     def add_unread(self, keys: Iterable[str], records: int = 1) -> None:
-        """Count unread keys in so many records; from MOST_KEYS on, new ones share one name."""
+        """Add the number of records with each unread key; beyond MOST_KEYS, new keys are counted under one
+        name.
+        """
         counts = self.unread_keys
         for key in keys if records else ():
             counts[key if key in counts or len(counts) < MOST_KEYS else OTHER_KEYS] += records
 
     def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
-        """Count a broken record, and keep the problem, cut to PROBLEM_CHARS, if it is among the first."""
+        """Count a broken record. If it is among the first, keep its problem, shortened to PROBLEM_CHARS."""
         self.broken += 1
         self.dropped[reason] += 1
         if len(self.problems) < LISTED_PROBLEMS:

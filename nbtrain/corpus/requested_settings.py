@@ -1,4 +1,4 @@
-"""The settings of a dataset or tokenizer that a YAML requests, as its manifest records them."""
+"""Dataset and tokenizer settings that a run YAML requests, in the form that manifests record."""
 
 import platform
 from importlib import metadata
@@ -15,7 +15,9 @@ FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that decide a dataset's content, besides the tokenizer (compared by hash)."""
+    """Return the settings that determine a dataset's content, except the tokenizer, which is compared by
+    hash.
+    """
     data = config.data
     made = {key: getattr(data, key) for key in MAKES_DATASET if key != "blend"}
     sources = [text_settings(source) for source in data.sources]
@@ -23,17 +25,17 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def text_of_settings(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings that decide a text, without how it is encoded: sources and cleaning."""
+    """Return the recorded settings that determine the text before encoding: sources and cleaning."""
     return {key: recorded[key] for key in ("sources", "cleaning")}
 
 
 def same_text(there: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether the `sources` and `cleaning` of two manifests' records produce the same text."""
+    """Return whether two manifests' records of `sources` and `cleaning` produce the same text."""
     return text_of_settings(there) == text_of_settings(wanted)
 
 
 def software(*distributions: str) -> dict[str, str]:
-    """Return versions of the software that prepares data."""
+    """Return the versions of the software that prepares data."""
     versions = {"nbtrain": __version__, "python": platform.python_version(), "numpy": np.__version__}
     return {**versions, **{name: metadata.version(name) for name in distributions}}
 
@@ -51,7 +53,7 @@ def place(config: RunConfig, key: str) -> str:
 
 
 def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, str]]:
-    """Return (dotted key, value there, value here) of each setting that differs."""
+    """Return (dotted key, value in `there`, value in `here`) for each setting that differs."""
     if there == here:
         return []
     # Only the list of sources is compared entry by entry; an inner list ([bytes, time] of a file) is one
@@ -69,7 +71,7 @@ def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, st
 
 
 def _entries(values: list[Any]) -> str:
-    """Return a list, or only its length if its entries are objects, as sources are."""
+    """Return a list as text; for a list of objects, such as sources, only its length."""
     if not any(isinstance(value, dict) for value in values):
         return repr(values)
     return "1 entry" if len(values) == 1 else f"{len(values)} entries"

@@ -1,4 +1,7 @@
-"""Splits documents into sentences with sentencex (MIT, Wikimedia): 240 languages, others by a related one."""
+"""Splits documents into sentences with sentencex (MIT, Wikimedia).
+
+It has rules for 240 languages and uses a related language's rules for the others.
+"""
 
 from typing import Any
 
@@ -11,12 +14,16 @@ def check_dependencies() -> None:
 
 
 def sentences(text: str, language: str) -> list[str]:
-    """Return a text's sentences, stripped, none empty; `language` is an ISO 639 code. Raises DataError."""
+    """Return the sentences of a text without surrounding spaces; `language` is an ISO 639 code. Raises
+    DataError.
+    """
     return [sentence for piece in _segment()(language, text) if (sentence := piece.strip())]
 
 
 def segments(language: str, text: str) -> list[str]:
-    """Return the sentences with the spaces around them: joined they are the text. Raises DataError."""
+    """Return the sentences including the spaces between them, so that joining them gives the text. Raises
+    DataError.
+    """
     from sentencex import segment
 
     return list(segment(language, text))

@@ -1,8 +1,8 @@
-"""The datasets of a blend treated as one: all present, with one tokenizer and one hash.
+"""The datasets of a blend treated as one dataset: all exist, and share one tokenizer and one hash.
 
-A blend stores no tokens; its folder data/dataset/<data.name>/ holds index-cache/ alone. Entries named in the
-data directory keep their indices in their own folders, for all runs; entries given by a prefix may be in a
-folder that cannot be written, and keep their indices in the blend's folder.
+A blend stores no tokens; its folder data/dataset/<data.name>/ holds only index-cache/. Entries given by a
+name in the data directory keep their indices in their own folders, where all runs find them. Entries given by
+a prefix may be in a read-only folder, so their indices are in the blend's folder.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ class BlendManifest(DatasetManifest):
     """The sum of all entries' manifests; never written to disk."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
-    """name, weight and dataset_sha256 of each."""
+    """Name, weight and dataset_sha256 of each entry."""
 
     @property
     def dataset_sha256(self) -> str:
-        """SHA-256 of the entries' hashes and weights in order, which decide the samples of a blend."""
+        """SHA-256 of the entries' hashes and weights in order, which determine the samples of a blend."""
         lines = [[entry["dataset_sha256"], entry["weight"]] for entry in self.entries]
         return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
@@ -41,15 +41,19 @@ class Entry:
     """One dataset of a blend."""
 
     name: str
-    """Name of its loss, unique among the entries."""
+    """Name under which its loss is reported, unique among the entries."""
     files: DatasetFiles
     weight: float
     index_cache: Path
     is_named: bool
-    """Whether it is in the data directory; else it is a pair given by its prefix."""
+    """Whether the entry is given by a name in the data directory; otherwise it is a pair given by its
+    prefix.
+    """
 
     def manifest(self) -> DatasetManifest | None:
-        """Return the manifest, else the description of the pair itself; None if missing. Raises DataError."""
+        """Return the dataset's manifest or, without one, a description of the pair; None if missing. Raises
+        DataError.
+        """
         manifest = self.files.manifest() if self.is_named else self.files.own_manifest()
         if manifest or self.is_named or not self.files.idx.is_file():
             return manifest
@@ -61,7 +65,7 @@ class Entry:
 
 
 class BlendFiles(DatasetFiles):
-    """DatasetFiles of a run that has data.blend; `entries` are its datasets."""
+    """The files of a run with data.blend, with the interface of DatasetFiles; `entries` are its datasets."""
 
     def __init__(
         self, directory: str | os.PathLike, stem: str, blend: list[BlendEntry], where: str = "data.blend"
@@ -91,21 +95,25 @@ class BlendFiles(DatasetFiles):
         return cls(dataset_dir(data.name), stem, data.blend, f"{config.where('data.blend')}: data.blend")
 
     def manifest(self) -> DatasetManifest | None:
-        """Return all entries as one; None if an entry is missing. Raises DataError if one is damaged."""
+        """Return the combined manifest of all entries; None if an entry is missing. Raises DataError if one
+        is damaged.
+        """
         manifests = [entry.manifest() for entry in self.entries]
         return self._together([manifest for manifest in manifests if manifest]) if all(manifests) else None
 
     def open_blend(self, vocab_size: int | None = None) -> "OpenBlend":
-        """Open all entries: each with correct sizes, and of one tokenizer that fits. Raises DataError."""
+        """Open all entries. Raises DataError for a wrong size, or tokenizers that differ or do not fit the
+        vocabulary.
+        """
         entries = tuple(entry.open(vocab_size) for entry in self.entries)
         return OpenBlend(self, self._together([entry.manifest for entry in entries]), entries)
 
     def require(self, vocab_size: int | None = None) -> DatasetManifest:
-        """Return the manifest of a blend that `open_blend` finds valid. Raises DataError."""
+        """Open the blend to check it, and return its manifest. Raises DataError."""
         return self.open_blend(vocab_size).manifest
 
     def check_tokenizer(self, config: RunConfig) -> None:
-        """Raise DataError if the run's tokenizer is not the known tokenizer of its datasets."""
+        """Raise DataError if the datasets' tokenizer is known and differs from the run's."""
         manifest, own = self.manifest(), tokenizer_dir(config.tokenizer.name)
         if manifest is None or manifest.tokenizer_sha256 is None:
             return
@@ -153,7 +161,7 @@ class BlendFiles(DatasetFiles):
 
 
 class OpenBlend(NamedTuple):
-    """A blend whose datasets were found valid, opened once and passed on."""
+    """A blend that was opened and checked, to be shared by all its readers."""
 
     files: BlendFiles
     manifest: DatasetManifest
@@ -162,7 +170,7 @@ class OpenBlend(NamedTuple):
 
 
 def open_pair(pair: DatasetFiles, vocab_size: int | None) -> OpenDataset:
-    """Open any pair, memory-mapped, its sizes checked; it needs no manifest. Raises DataError."""
+    """Open a pair without needing a manifest, memory-mapped, and check its sizes. Raises DataError."""
     if manifest := pair.own_manifest():
         return pair.open(vocab_size, manifest)
     indexed = IndexedDataset(pair.prefix)

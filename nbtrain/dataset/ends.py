@@ -19,9 +19,9 @@ def last_tokens(indexed: IndexedDataset) -> np.ndarray:
 
 
 def doubtful_ends(indexed: IndexedDataset, eod_id: int | None) -> str | None:
-    """Return a sentence on documents that do not end in `eod_id`; None if all that are checked do.
+    """Return a warning about documents that do not end in `eod_id`; None if all checked documents do.
 
-    If no token is known, documents with different last tokens are reported.
+    If `eod_id` is unknown, documents that end in different tokens are reported.
     """
     ends = last_tokens(indexed)
     name = display(bin_path(indexed.prefix))

@@ -3,7 +3,7 @@
 data/dataset/<name>/
   <key>_document.bin, .idx              indexed.py; a pair for each of data.json_key and data.extra_json_keys
   <key>_sentence.bin, .idx              instead, if data.split_sentences splits documents into sequences
-  <key>_document_loss_mask.bin, .idx    uint8 per token: 1 if it is in the loss; without it every token is
+  <key>_document_loss_mask.bin, .idx    uint8 per token: 1 if it is in the loss; missing if every token is
   manifest.json                         manifest.py; written last: without it the dataset does not count
   index-cache/                          samples/index_files.py
   baselines.json                        look/baselines.py
@@ -31,7 +31,7 @@ class DatasetFiles:
 
     @classmethod
     def named(cls, name: str, json_key: str = "text") -> "DatasetFiles":
-        """Return the files of the dataset `name` in the data directory; it need not exist."""
+        """Return the files of the dataset `name` in the data directory, which need not exist."""
         return cls(dataset_dir(name), json_key)
 
     def __repr__(self) -> str:
@@ -42,17 +42,17 @@ class DatasetFiles:
 
     @property
     def loss_mask(self) -> "DatasetFiles":
-        """The pair that marks which tokens of this one are in the loss; it need not exist."""
+        """The pair that marks which tokens of this pair are in the loss; it need not exist."""
         return self.pair(self.stem + MASK_SUFFIX)
 
     @property
     def has_loss_mask(self) -> bool:
-        """Whether this pair has a loss mask; without one every token is in the loss."""
+        """Whether this pair has a loss mask; without a mask every token is in the loss."""
         return self.loss_mask.bin.is_file() or self.loss_mask.idx.is_file()
 
     @property
     def work(self) -> Path:
-        """The folder in which an encoding keeps its shards until they are merged."""
+        """The folder of an encoding's shards, used until they are joined."""
         return self.directory / ".encode"
 
     @property
@@ -88,14 +88,17 @@ class DatasetFiles:
         return read_manifest(self.manifest_json)
 
     def own_manifest(self) -> DatasetManifest | None:
-        """Return this folder's manifest if it describes this pair, which may belong to another dataset."""
+        """Return the folder's manifest if it describes this pair; None if it belongs to another pair or is
+        missing.
+        """
         manifest = self.manifest()
         return manifest if manifest is not None and self.bin.name in manifest.files else None
 
     def open(self, vocab_size: int | None = None, manifest: DatasetManifest | None = None) -> "OpenDataset":
-        """Open the pair, memory-mapped, checking its sizes and that it fits a vocabulary. Reads no token.
+        """Open the pair, memory-mapped, and check its sizes and that it fits a vocabulary. Reads no token.
 
-        Raises DataError: not prepared, truncated, changed, or a vocabulary that the dtype cannot hold.
+        Raises DataError if it was not prepared, is truncated, has changed, or has a dtype that cannot hold
+        the vocabulary.
         """
         for path in (self.bin, self.idx, self.manifest_json):
             if not path.is_file():
@@ -122,11 +125,13 @@ class DatasetFiles:
         return OpenDataset(self, manifest, indexed, self.open_loss_mask(indexed))
 
     def require(self, vocab_size: int | None = None) -> DatasetManifest:
-        """Return the manifest of a dataset that `open` finds valid. Raises DataError."""
+        """Open the dataset to check it, and return its manifest. Raises DataError."""
         return self.open(vocab_size).manifest
 
     def open_loss_mask(self, dataset: IndexedDataset) -> IndexedDataset | None:
-        """Open the loss mask, one entry per token; None without one. DataError if it is another pair's."""
+        """Open the loss mask, one entry per token; None if there is none. Raises DataError if it belongs to
+        another pair.
+        """
         if not self.has_loss_mask:
             return None
         mask = IndexedDataset(self.loss_mask.prefix)
@@ -141,26 +146,26 @@ class DatasetFiles:
         return mask
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files of a killed prepare. The caller must hold the lock."""
+        """Remove temporary files of an interrupted prepare. The caller must hold the lock."""
         for folder in (self.directory, self.index_cache):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
 
 
 class OpenDataset(NamedTuple):
-    """A dataset that was found valid, opened once and passed on to all its readers."""
+    """A dataset that was opened and checked, to be shared by all its readers."""
 
     files: DatasetFiles
     manifest: DatasetManifest
     indexed: IndexedDataset
     loss_mask: IndexedDataset | None
-    """None: every token is in the loss."""
+    """Loss mask, one entry per token; None if every token is in the loss."""
 
 
 def manifest_of_files(
     pair: DatasetFiles, indexed: IndexedDataset, bin_sha256: str, **known: Any
 ) -> DatasetManifest:
-    """Return a manifest made from the two files of a pair, and from what is `known` besides."""
+    """Return a manifest built from the two files of a pair and from further facts in `known`."""
     documents, tokens = indexed.num_documents, indexed.num_tokens
     return DatasetManifest(
         sources=[],
@@ -175,5 +180,5 @@ def manifest_of_files(
 
 
 def stem_of(config: RunConfig, json_key: str) -> str:
-    """Return the stem of one key's pair, by Megatron's naming: <key>_document, or <key>_sentence."""
+    """Return the stem of a key's pair in Megatron's naming: <key>_document or <key>_sentence."""
     return f"{json_key}_{'sentence' if config.data.split_sentences else 'document'}"

@@ -48,12 +48,14 @@ OPENED_BLOCKS = 16
 
 
 def optimal_dtype(vocab_size: int) -> np.dtype:
-    """Return uint16 below 65,500 entries, else int32: both projects' rule, on the size before padding."""
+    """Return uint16 below 65,500 entries, otherwise int32: the rule of both projects, for the unpadded
+    size.
+    """
     return np.dtype("<u2") if vocab_size < UINT16_VOCABULARY else np.dtype("<i4")
 
 
 def check_vocabulary(dtype: np.dtype, vocab_size: int, where: str) -> None:
-    """Raises DataError if ids below `vocab_size` do not fit `dtype`."""
+    """Raise DataError if ids below `vocab_size` do not fit `dtype`."""
     if dtype.kind not in "iu":
         raise DataError(f"{where}: token ids are stored as {dtype.name}; GPT data must be an integer type.")
     largest = np.iinfo(dtype).max
@@ -75,13 +77,15 @@ def idx_path(prefix: str | os.PathLike) -> Path:
 
 
 class IndexedDataset:
-    """A .bin/.idx pair, memory-mapped: `dataset[i]` is sequence i as an array of its stored dtype.
+    """A memory-mapped .bin/.idx pair: `dataset[i]` is sequence i, an array of the stored dtype.
 
     Opening checks the header, both file sizes, the ends of every array, and the first OPENED_BLOCKS blocks of
-    the index; another block is checked when it is first read from. So no access leaves the file, whatever the
-    index says. With `surplus_allowed`, for repairs, the .bin may hold more tokens than the index counts.
-    Raises DataError if something is inconsistent. (A file that is truncated while it is mapped ends the
-    process, as with every mapping: datasets are written by rename, never in place.)
+    the index. Every other block is checked when it is first read, so no index can cause a read outside the
+    file. With `surplus_allowed`, for repairs, the .bin may hold more tokens than the index counts. Raises
+    DataError if something is inconsistent.
+
+    As with every mapping, truncating a mapped file ends the process. Datasets are therefore replaced by
+    rename, never changed in place.
     """
 
     def __init__(self, prefix: str | os.PathLike, surplus_allowed: bool = False):
@@ -123,7 +127,9 @@ class IndexedDataset:
         return self.get(sequence)
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """Return `length` tokens of a sequence from `offset`; None: to its end. DataError if it has fewer."""
+        """Return `length` tokens of a sequence from `offset`; None reads to its end. Raises DataError if it
+        is shorter.
+        """
         block = sequence >> BLOCK_BITS
         if sequence < 0 or block >= len(self._checked):
             if not -len(self) <= sequence < len(self):
@@ -155,12 +161,16 @@ class IndexedDataset:
 
     @property
     def document_indices(self) -> np.ndarray:
-        """Return int64 [documents + 1]: the first sequence of each document, then the number of sequences."""
+        """Return int64 [documents + 1]: the number of each document's first sequence, then the number of
+        sequences.
+        """
         self.check_documents()
         return self._document_indices
 
     def document_bounds(self) -> np.ndarray:
-        """Return int64 [documents + 1]: the token where each document begins, then the number of tokens."""
+        """Return int64 [documents + 1]: the position of each document's first token, then the number of
+        tokens.
+        """
         firsts = self.document_indices
         bounds = np.full(len(firsts), self.num_tokens, np.int64)
         inside = firsts < len(self)
@@ -174,7 +184,9 @@ class IndexedDataset:
         self.check_documents()
 
     def check_documents(self) -> None:
-        """Read the document array, once. Raises DataError if it does not rise from 0 to the sequences."""
+        """Read the document array, only once. Raises DataError unless it rises from 0 to the number of
+        sequences.
+        """
         if self._documents_checked:
             return
         documents = self._document_indices
@@ -200,7 +212,7 @@ class IndexedDataset:
                 raise self._wrong_pointer(sequence % len(self), pointer, must)
 
     def _check_block(self, block: int) -> None:
-        """Check lengths and offsets of one block, and where the next one begins."""
+        """Check the lengths and offsets of one block, and the offset at which the next block begins."""
         first, last = block << BLOCK_BITS, min((block + 1) << BLOCK_BITS, len(self))
         lengths = self.lengths[first:last]
         if int(lengths.min()) < 0:
@@ -227,7 +239,7 @@ class IndexedDataset:
 
     @property
     def _end(self) -> int:
-        """Return the byte after the last token, by the index."""
+        """Return the position after the last token in bytes, according to the index."""
         return int(self.pointers[-1]) + int(self.lengths[-1]) * self._itemsize if len(self) else 0
 
     def _wrong_pointer(self, sequence: int, pointer: int, must: str) -> DataError:
@@ -279,7 +291,9 @@ class IndexedDataset:
             )
 
     def num_filled_documents(self) -> int:
-        """Return the number of documents with a sequence; Megatron's slow script leaves empty entries too."""
+        """Return the number of documents that hold a sequence; Megatron's slower script also writes empty
+        documents.
+        """
         documents = self.document_indices
         return sum(
             int((documents[first + 1 : first + BLOCK + 1] > documents[first:-1][:BLOCK]).sum())
@@ -287,10 +301,10 @@ class IndexedDataset:
         )
 
     def verify(self, vocab_size: int | None = None, seen: Callable[[np.ndarray], object] = len) -> int:
-        """Read everything: offsets, document array and, given `vocab_size`, the range of every id.
+        """Check the whole pair: offsets, document array and, if `vocab_size` is given, the range of every id.
 
         Returns the largest id (-1 if the tokens are not integers, or there are none). `seen` is called with
-        each piece of the stream, in order. Raises DataError.
+        each chunk of tokens, in order. Raises DataError.
         """
         self.check()
         binary = display(bin_path(self.prefix))
@@ -308,12 +322,12 @@ class IndexedDataset:
             raise DataError(
                 f"{binary}: holds token id {largest:,}, but the vocabulary has "
                 f"{vocab_size:,} entries (ids below {vocab_size:,}). It was made with another tokenizer: set "
-                "tokenizer.vocab_size to that one's, or encode again."
+                "tokenizer.vocab_size to that tokenizer's size, or encode again."
             )
         return largest
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Yield all tokens in order, in pieces of at most SCAN_TOKENS."""
+        """Yield all tokens in order, in chunks of at most SCAN_TOKENS."""
         for first in range(0, self.num_tokens, SCAN_TOKENS):
             yield self.tokens[first : first + SCAN_TOKENS]
 
@@ -322,7 +336,9 @@ AGAIN = "Copy the file again, or make it again with `nbtrain prepare RUN.yaml --
 
 
 def read_header(path: Path) -> tuple[np.dtype, int, int]:
-    """Return (dtype, sequences, document entries) of an .idx. Raises DataError if missing or damaged."""
+    """Return (dtype, sequences, document entries) of an .idx. Raises DataError if it is missing or
+    damaged.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:

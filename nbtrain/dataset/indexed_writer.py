@@ -20,7 +20,7 @@ LONG_SLICE = 64
 
 
 def write_index(path: Path, dtype: np.dtype, lengths: np.ndarray, documents: np.ndarray | None = None) -> str:
-    """Write an .idx atomically and return its sha256; `documents` None means one sequence per document."""
+    """Write an .idx atomically and return its sha256. `documents` None makes each sequence a document."""
     num_entries = len(lengths) + 1 if documents is None else len(documents)
 
     def entries() -> Iterator[np.ndarray]:
@@ -35,7 +35,7 @@ def write_index(path: Path, dtype: np.dtype, lengths: np.ndarray, documents: np.
 def write_index_chunks(
     path: Path, dtype: np.dtype, num_sequences: int, num_entries: int, lengths: Chunks, documents: Chunks
 ) -> str:
-    """Write an index from arrays that are not in memory: `lengths` is called twice, `documents` once."""
+    """Write an index from arrays that arrive in chunks: `lengths` is called twice, `documents` once."""
     dtype = np.dtype(dtype).newbyteorder("<")
     digest = hashlib.sha256()
     with files.atomic_writer(path) as stream:

@@ -41,42 +41,46 @@ UNKNOWN_WARNED_FRACTION = 0.001
 @dataclass(frozen=True)
 class DatasetManifest:
     json_key: str
-    """The key whose pair is trained on; the folder may hold other pairs."""
+    """Key whose pair is trained on; the folder may hold other pairs."""
     sources: list[dict[str, Any]]
-    """Each with its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256, the
-    sequences [first, last) that hold it, and unread_keys {key: records with a value under it}; for wikitext
-    also sentences, dropped_sentences, unknown_templates {name: count}; empty if another program made the
-    files."""
+    """The sources, empty if another program wrote the files.
+
+    Each has its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256, its range
+    of sequences [first, last), and unread_keys {key: records with a value under it}; for wikitext also
+    sentences, dropped_sentences and unknown_templates {name: count}.
+    """
     counts: dict[str, Any]
-    """Counts of json_key's pair: documents, tokens (EOD included), bytes (of text; None if unknown), dropped
-    {reason: count}. Two are optional: unknown_tokens, for text that the tokenizer cannot encode, and
-    loss_tokens, the tokens in the loss, if there is a mask."""
+    """Counts of json_key's pair.
+
+    documents, tokens (EOD included), bytes (of text; None if unknown) and dropped {reason: count}; optionally
+    unknown_tokens, which replace text that the tokenizer cannot encode, and loss_tokens, if there is a mask.
+    """
     vocab_size: int
     dtype: str
     eod_id: int | None
     tokenizer_sha256: str | None
     files: dict[str, dict[str, Any]]
-    """{name: {bytes, sha256}}, of all pairs."""
+    """{name: {bytes, sha256}} of the files of all pairs."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings that decided the content; prepare compares them with the run's."""
+    """Settings that determined the content; prepare compares them with the run's."""
     software: dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     @property
     def stem(self) -> str:
-        """The pair that is trained on, without the suffix."""
+        """Stem (name without suffix) of the pair that is trained on."""
         known = [f"{self.json_key}_{level}" for level in LEVELS]
         return next((stem for stem in (*known, *self.stems) if f"{stem}.bin" in self.files), known[0])
 
     @property
     def stems(self) -> list[str]:
-        """Every pair of token ids, without the suffix; loss masks are not included."""
+        """Stems of all pairs of token ids; loss masks are not included."""
         stems = sorted(Path(name).stem for name in self.files if name.endswith(".bin"))
         return [stem for stem in stems if not is_mask(stem, stems)]
 
     @property
     def dataset_sha256(self) -> str:
-        """One hash for all .bin and .idx, by which runs and checkpoints refer to the dataset."""
+        """A single hash of all .bin and .idx files, by which runs and checkpoints refer to the dataset."""
         lines = "".join(
             f"{Path(name).suffix} {entry['sha256']}\n" for name, entry in sorted(self.files.items())
         )
@@ -84,7 +88,9 @@ class DatasetManifest:
 
     @property
     def unknown_tokens(self) -> int | None:
-        """Tokens for text that the tokenizer cannot write; None if they were not counted."""
+        """Unknown tokens, which replace text that the tokenizer cannot encode; None if they were not
+        counted.
+        """
         return self.counts.get("unknown_tokens")
 
     @property
@@ -98,7 +104,7 @@ class DatasetManifest:
 
 
 def read_manifest(path: Path) -> DatasetManifest | None:
-    """Return the manifest at `path`, or None if there is none. Raises DataError if it cannot be read."""
+    """Return the manifest at `path`; None if there is none. Raises DataError if it cannot be read."""
     try:
         value = files.read_json(path)
     except ValueError as error:
@@ -125,7 +131,7 @@ def read_manifest(path: Path) -> DatasetManifest | None:
         return manifest
     except (TypeError, AttributeError) as error:
         raise DataError(
-            f"{display(path)}: not a whole manifest ({error}). Make the dataset again: "
+            f"{display(path)}: not a complete manifest ({error}). Make the dataset again: "
             "`nbtrain prepare RUN.yaml --force`."
         ) from None
 
@@ -141,7 +147,7 @@ def manifest_dtype(dtype: np.dtype) -> str:
 
 
 def dropped_sentences(sources: Sequence[dict[str, Any]]) -> str:
-    """Return the share of dropped sentences, as "159 of 28,113 (0.57%)"; empty without wikitext."""
+    """Return the share of dropped sentences as "159 of 28,113 (0.57%)"; "" without wikitext."""
     sentences, dropped = (
         sum(source.get(key, 0) for source in sources) for key in ("sentences", "dropped_sentences")
     )
@@ -149,7 +155,7 @@ def dropped_sentences(sources: Sequence[dict[str, Any]]) -> str:
 
 
 def added_counts(manifests: Sequence[DatasetManifest]) -> dict[str, Any]:
-    """Return the counts of one dataset made of all these; a count unknown to one of them is unknown."""
+    """Return the sums of several manifests' counts; a sum is unknown if one of its terms is."""
     counts = [manifest.counts for manifest in manifests]
     dropped: Counter[str] = Counter()
     for entry in counts:

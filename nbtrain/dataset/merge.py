@@ -4,12 +4,12 @@
     lengths    concatenated; offsets are recomputed
     documents  each entry plus the sequences of the pairs before it; the leading 0 only once
 
-The bytes equal those that megatron-core's IndexedDatasetBuilder.add_index writes. Files are copied in pieces
-and hashed on the way, so memory does not grow with their size. Loss masks are merged along with the tokens;
-in a pair without a mask every token is in the loss.
+The bytes equal those that megatron-core's IndexedDatasetBuilder.add_index writes. Files are copied in chunks
+and hashed while they are copied, so memory does not grow with their size. Loss masks are merged along with
+the tokens; in a pair without a mask every token is in the loss.
 
-The name of a dataset stands for all its pairs (data.extra_json_keys): each is merged with the pairs of the
-same key, so that document k stays the same record in all of them. A prefix stands for that pair alone.
+The name of a dataset refers to all its pairs (data.extra_json_keys). Each is merged with the pairs of the
+same key, so that document k is the same record in all of them. A prefix refers only to its own pair.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from nbtrain.dataset.tables import Table, text_table
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged pairs and the result; shows itself as a table."""
+    """The merged pairs and the result of merging; displays itself as a table."""
 
     prefix: str
     inputs: list[dict[str, Any]]
@@ -49,11 +49,11 @@ class Merged:
     documents: int
     tokens: int
     manifest: bool
-    """Whether a manifest was written, which requires that each input has one."""
+    """Whether a manifest was written, which requires that every input has one."""
     beside: list[dict[str, Any]] = field(default_factory=list)
-    """prefix, sequences, documents, tokens of each further pair: one for each of data.extra_json_keys."""
+    """Prefix, sequences, documents and tokens of each further pair: one for each of data.extra_json_keys."""
     left_out: list[str] = field(default_factory=list)
-    """Prefixes of pairs that were not merged: they belong to the dataset of an input named by a prefix."""
+    """Prefixes of pairs that were not merged, because an input was named by the prefix of another pair."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,11 +81,11 @@ class Merged:
 
 
 def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunConfig]) -> Merged:
-    """Write the pairs of `targets`, in order, as the new pair `output`; the manifest last.
+    """Write the pairs of `targets`, in order, as the new pair `output`, and its manifest last.
 
-    `output` is a new dataset's name in the data directory, or a prefix. Raises DataError, before anything is
-    written, for an input that is damaged, or of another level (documents, sentences), dtype or tokenizer, a
-    key that only some inputs have, an output that exists, or too little space.
+    `output` is the name of a new dataset in the data directory, or a prefix. Raises DataError, before
+    anything is written, if an input is damaged, if inputs differ in level (documents, sentences), dtype or
+    tokenizer, if only some inputs have a key, if the output exists, or if space is short.
     """
     inputs = [find_dataset(target) for target in targets]
     _check_levels(inputs)
@@ -136,7 +136,7 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
 
 @dataclass(frozen=True)
 class _Group:
-    """Pairs that become one: one from each input."""
+    """Pairs that are merged into one: one from each input."""
 
     inputs: Sequence[DatasetFiles]
     pairs: list[IndexedDataset]
@@ -166,7 +166,7 @@ def _row(dataset: DatasetFiles, pairs: Sequence[IndexedDataset]) -> dict[str, An
 
 
 def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> bool:
-    """Return whether a run, a name or a folder was given, which stand for all pairs of the dataset."""
+    """Return whether a target is a run, a name or a folder, which refer to all pairs of the dataset."""
     if isinstance(target, RunConfig):
         return True
     text = os.fspath(target)
@@ -175,7 +175,9 @@ def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> b
 
 
 def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
-    """Return the other pairs in the manifests of `inputs`, each of which was named by a prefix."""
+    """Return the pairs that are in the manifests of `inputs` but were not named; each input was named by a
+    prefix.
+    """
     described = [dataset for dataset in inputs if dataset.manifest() is not None]
     found = [dataset.pair(stem).prefix for dataset in described for stem in _other_stems(dataset)]
     named = {dataset.prefix for dataset in inputs}
@@ -183,7 +185,7 @@ def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
 
 
 def _other_stems(dataset: DatasetFiles) -> list[str]:
-    """Return the folder's other pairs: those that its manifest names, or all if it has none."""
+    """Return the stems of the folder's other pairs: those in its manifest, or all if it has none."""
     found = sorted(path.stem for path in dataset.directory.glob("[!.]*.idx"))
     stems = [stem for stem in found if not is_mask(stem, found)]
     if (manifest := dataset.manifest()) is not None:
@@ -299,7 +301,9 @@ def _paths(outputs: Sequence[DatasetFiles]) -> list[Path]:
 
 
 def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
-    """Return the bytes of tokens and masks. Raises DataError if the disk lacks room for all files."""
+    """Return the bytes of tokens and masks. Raises DataError if the disk has too little space for all
+    files.
+    """
     num_bytes = needed = 0
     for group in groups:
         tokens = sum(pair.num_tokens for pair in group.pairs)

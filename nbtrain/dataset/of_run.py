@@ -1,4 +1,4 @@
-"""The dataset that a run trains on, or the one that a user names."""
+"""Finds the dataset that a run trains on, or the dataset that a user names."""
 
 import os
 from collections.abc import Sequence
@@ -18,33 +18,35 @@ from nbtrain.dataset.manifest import is_mask
 
 
 def dataset_of(config: RunConfig) -> DatasetFiles:
-    """Return the pair that a run trains on, or its blend's datasets as one. It need not exist."""
+    """Return the pair that a run trains on, or its blend as one dataset. It need not exist."""
     if config.data.blend:
         return BlendFiles.of(config)
     return DatasetFiles(dataset_dir(config.data.name), stem=stem_of(config, config.data.json_key))
 
 
 def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
-    """Open a run's data, and check its sizes and vocabulary. Raises DataError."""
+    """Open a run's data and check its sizes and its vocabulary. Raises DataError."""
     dataset = dataset_of(config)
     vocab_size = config.tokenizer.vocab_size
     return dataset.open_blend(vocab_size) if isinstance(dataset, BlendFiles) else dataset.open(vocab_size)
 
 
 def other_text_of_tokenizer(config: RunConfig) -> str:
-    """Return a clause on the other text that a run's tokenizer was trained on; "" if it is the run's text.
+    """Return a clause on other text that a run's tokenizer was trained on; "" if it was trained on the run's
+    text.
 
-    Returns "" for a run with init_from, whose weights know that tokenizer.
+    Returns "" for a run with init_from, because its weights require that tokenizer.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     return "" if config.init_from is not None else other_text_of(directory, settings(config))
 
 
 def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
-    """Return the configuration of the run that `text` names; a dataset's name or prefix unchanged.
+    """Return the configuration of the run that `text` names, or `text` unchanged if it names a dataset or a
+    prefix.
 
     A run is named as everywhere: an example, a run of the workspace, or the path of a YAML. Raises
-    ConfigError for a run that is not valid, and for overrides of a name that is not a run's.
+    ConfigError for an invalid run, and for overrides if `text` does not name a run.
     """
     if text.endswith((".bin", ".idx")):
         return text[:-4]
@@ -58,7 +60,7 @@ def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
 
 
 def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
-    """Return the dataset of a run, a name in the data directory, or a prefix. Raises DataError."""
+    """Return the dataset of a run, of a name in the data directory, or of a prefix. Raises DataError."""
     if isinstance(target, RunConfig):
         if target.data.blend:
             names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)
@@ -81,12 +83,18 @@ def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
     known = sorted({path.parent.name for path in root.glob("[!.]*/*.idx")}, key=natural)
     raise DataError(
         f"{text}: no dataset of this name in {display(root)} and no {text}.idx. "
-        + (f"There are: {', '.join(known)}." if known else "Make one with `nbtrain prepare RUN.yaml`.")
+        + (
+            f"Existing datasets: {', '.join(known)}."
+            if known
+            else "Make one with `nbtrain prepare RUN.yaml`."
+        )
     )
 
 
 def _in_folder(directory: Path) -> DatasetFiles:
-    """Return the pair that a folder's manifest trains on; without a manifest, the first pair there."""
+    """Return the pair in a folder whose manifest says that it is trained on; without a manifest, the first
+    pair.
+    """
     manifest = DatasetFiles(directory).manifest()
     if manifest is not None:
         return DatasetFiles(directory, stem=manifest.stem)

@@ -1,4 +1,4 @@
-"""Repairs the one known damage that can be undone: end-of-document tokens that were not counted.
+"""Repairs the one known kind of damage that can be undone: end-of-document tokens that were not counted.
 
 Megatron-DeepSpeed's preprocess_data.py --append-eod appends the EOD to a document after measuring its
 lengths:
@@ -6,9 +6,9 @@ lengths:
     .bin     a a a E b b E c E        9 tokens
     lengths  3 2 1                    6 tokens: document 1 would begin at E, document 2 at b
 
-It is recognized if the .bin holds one more token for each document that is not empty, and all these tokens
-are equal. The repair makes the last sequence of each document one token longer; the .bin and the document
-array stay.
+The damage is recognized if the .bin holds one more token for each document that is not empty, and all these
+tokens are equal. The repair makes the last sequence of each document one token longer; the .bin and the
+document array do not change.
 """
 
 import os
@@ -36,17 +36,17 @@ ANOTHER = "This is a different kind of damage: make the dataset again."
 
 @dataclass(frozen=True)
 class Repair:
-    """The planned repair of one pair. Shows itself; `apply` carries it out."""
+    """The planned repair of one pair. It displays itself; `apply` carries it out."""
 
     dataset: DatasetFiles
     documents: int
     eod_id: int
     counted_tokens: int
-    """Tokens by the current index."""
+    """Number of tokens according to the current index."""
     found_tokens: int
-    """Tokens in the .bin."""
+    """Number of tokens in the .bin."""
     endings: list[str]
-    """The last tokens of the first documents, as they would be after the repair."""
+    """The last tokens of the first documents, as they will be after the repair."""
 
     @property
     def kept_idx(self) -> Path:
@@ -63,7 +63,9 @@ class Repair:
         )
 
     def apply(self) -> None:
-        """Write the index by rename, and its manifest entry. DataError if an earlier repair's copy exists."""
+        """Replace the index by rename, and update its manifest entry. Raises DataError if an earlier copy
+        exists.
+        """
         with locked_directory(self.dataset.directory):
             broken = IndexedDataset(self.dataset.prefix, surplus_allowed=True)
             lengths, _ = _repaired_lengths(broken)
@@ -84,9 +86,10 @@ class Repair:
 
 
 def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None) -> Repair | None:
-    """Return the repair of a pair, or None if it is intact. Raises DataError for any other damage.
+    """Return the repair of a pair; None if it is intact. Raises DataError for any other damage.
 
-    `eod_id` is the token that documents must end in; None uses the manifest's, or else the one found.
+    `eod_id` is the token that documents must end in. None uses the manifest's token or, without one, the
+    token that all documents would end in.
     """
     dataset = find_dataset(target)
     broken = IndexedDataset(dataset.prefix, surplus_allowed=True)

@@ -1,4 +1,6 @@
-"""Small tables as text: numbers right-aligned, words left-aligned. For HTML: base/html_table.py."""
+"""Small tables as text, with numbers right-aligned and words left-aligned; base/html_table.py makes HTML
+tables.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,14 +15,16 @@ SOURCE_COLUMNS = ["source", "documents", "bytes", "tokens", "bytes/token"]
 
 
 def text_table(header: list[str], rows: list[list[str]]) -> str:
-    """Align columns for a terminal: a cell is one printable line."""
+    """Return a table for a terminal with aligned columns; each cell becomes one printable line."""
     header, *rows = [[printable(cell).replace("\n", "\\n") for cell in row] for row in (header, *rows)]
     numbers = {at for at in range(len(header)) if all(is_number(row[at]) for row in rows)}
     return "\n".join(aligned([header, *rows] if any(header) else rows, numbers))
 
 
 def as_facts(table: Table) -> dict[str, str]:
-    """Return {first cell of a row: the others with their headings}, to show different tables in one grid."""
+    """Return {first cell of a row: its other cells with their headings}, to show different tables in one
+    grid.
+    """
     header, rows = table
     if not any(header):
         return {name: said for name, said in rows}
@@ -31,7 +35,7 @@ def as_facts(table: Table) -> dict[str, str]:
 
 
 def unread_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return [source, its unread keys, with their records] of each source that has such keys."""
+    """Return [source, its unread keys with the number of records] for each source that has unread keys."""
     rows = []
     for source in sources:
         by_count: dict[int, list[str]] = {}
@@ -46,7 +50,7 @@ def unread_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def source_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return SOURCE_COLUMNS of each source of a manifest."""
+    """Return the values of SOURCE_COLUMNS for each source of a manifest."""
     rows = []
     for source in sources:
         documents, num_bytes, tokens = source["documents"], source["bytes"], source["tokens"]

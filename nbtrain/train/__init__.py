@@ -1,1 +1,1 @@
-"""The training engine: build, loop, evaluate, checkpoint."""
+"""The training engine: building a run's parts, the training loop, evaluation, and health checks."""

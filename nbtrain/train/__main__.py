@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 -m nbtrain.train output/<run>
 
-The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; without them they are the run's newest job
-and attempt 0. Exit code 0: finished, stopped on request or by a limit, or left to be rolled back.
+The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; without these, they are the run's newest
+job and attempt 0. Exit code 0 means that the run finished, that it was stopped on request or by a limit, or
+that the supervisor is to roll it back.
 """
 
 import contextlib
@@ -60,7 +61,9 @@ def main(run_path: str) -> int:
 
 
 def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, str]:
-    """Run a rank from start to end; return "finished" or "stopped", and the limit that stopped it, or ""."""
+    """Run a rank from start to end; return ("finished" or "stopped", the limit that stopped the run or
+    "").
+    """
     config = attempt_config(load_resolved(run.config_yaml), this_attempt(run))
     requests = Requests(job, heartbeat.rank)
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
@@ -74,7 +77,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
         heartbeat.progress.target_tokens = config.target_tokens
 
     with heartbeat.phase("start"):
-        # torch takes seconds to import: the first sign of life comes before it.
+        # torch takes seconds to import, so the first heartbeat is written before.
         from nbtrain.checkpoint.torch_files import written_bytes
         from nbtrain.parallel import startup
         from nbtrain.train.build import refuse_unsupported

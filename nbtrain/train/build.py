@@ -1,4 +1,4 @@
-"""Construction of everything that a trainer needs, in one fixed order.
+"""Builds everything that a trainer needs, in one fixed order.
 
 refusals -> newest complete checkpoint -> data -> process groups -> model -> engine -> patches -> the
 checkpoint's state
@@ -49,7 +49,7 @@ from nbtrain.train.health.stability import StepGuard
 
 @dataclass
 class Built:
-    """The parts of a training process, as build() returns them."""
+    """The parts of a training process, as returned by build()."""
 
     run: RunDir
     events: EventWriter | None
@@ -59,13 +59,13 @@ class Built:
     guard: StepGuard
     state: TrainState
     start: Start
-    """The checkpoint that the run resumes from, if there is one."""
+    """Checkpoint from which the run resumes; None if there is none."""
 
     def load(self, beat: Callable[[], None] = lambda: None) -> None:
-        """Load the checkpoint, or without one the weights of `init_from`. All ranks call it together.
+        """Load the checkpoint or, without one, the weights of `init_from`. All ranks call it together.
 
         With adapters, the weights of `init_from` are loaded in both cases. With `dpo`, the reference is read,
-        or computed with these weights.
+        or is computed with these weights.
         """
         start, live = self.start, self.saver.live
         is_fresh = start.manifest is None
@@ -90,7 +90,7 @@ class Built:
         live = self.saver.live
 
         def load_start() -> None:
-            # A checkpoint that is loaded next replaces them.
+            # A checkpoint that is loaded afterwards replaces these weights.
             if not is_fresh:
                 load_initial(live)
 
@@ -99,7 +99,9 @@ class Built:
 
 
 def refuse_unsupported(config: RunConfig) -> None:
-    """Raise ConfigError, naming the field, for settings that this rank's versions or machine cannot run."""
+    """Raise ConfigError, naming the field, for settings that the software or the machine of this rank cannot
+    run.
+    """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     missing = compiler is None or shutil.which(compiler) is None
     if config.model.compile and config.resources.device == "cpu" and missing:
@@ -149,7 +151,8 @@ def build(
 ) -> Built:
     """Build data, model and engine; load() comes next. All ranks call it together.
 
-    `trains` says whether the run resumes from its checkpoint here and saves; None means only in mode: full.
+    `trains` says whether the process resumes from the run's checkpoint and saves new ones. None means yes in
+    mode: full, otherwise no.
     """
     if world.size != config.world_size:
         parallel = config.parallel

@@ -39,8 +39,8 @@ def load_reference(
 ) -> None:
     """Load the reference of a run's splits. All ranks call it together, before a checkpoint is loaded.
 
-    If the numbers are not on disk, load_start() loads the weights that the run starts from into the engine,
-    and the numbers are computed and written.
+    If the numbers are not on disk, load_start() loads the run's initial weights into the engine, and the
+    numbers are computed and written.
     """
     from nbtrain.checkpoint.initial import start_sha256
 

@@ -1,4 +1,4 @@
-"""Requests and limits that make a run end or save before it is done.
+"""Requests and limits that make a run stop or save before it is finished.
 
 Requests     SIGTERM, and control/request.json on rank 0
 ExitLimits   minutes or steps, as Megatron's --exit-duration-in-mins and --exit-interval
@@ -19,7 +19,7 @@ ACTIONS = {"save": SAVE, "stop": STOP}
 
 
 class Requests:
-    """Strongest pending wish of this rank; the ranks agree on the strongest of all their wishes."""
+    """The strongest pending request on this rank; the ranks agree on the strongest of all their requests."""
 
     def __init__(self, job: JobDir, rank: int):
         self.limit = ""
@@ -43,7 +43,7 @@ class Requests:
         return STOP if self._terminated else wanted
 
     def acknowledge(self, step: int) -> None:
-        """Record that the last request has been carried out. Rank 0 only."""
+        """Record that the last request has been carried out. Only rank 0 calls it."""
         if self._request is None or self._request.request_id <= self._done_id:
             return
         self._done_id, action = self._request.request_id, self._request.action
@@ -55,10 +55,10 @@ class Requests:
 
 
 class ExitLimits:
-    """The limits of one job, which is `age_seconds` old.
+    """The limits of one job, which is `age_seconds` old at the start.
 
-    At a limit the job validates if that is due, saves and stops; another job can continue. That serves queues
-    that lend machines for a while, and people who look at a run now and then.
+    At a limit the job validates if that is due, saves and stops; another job can then continue the run. This
+    helps on machines with a time limit per job, and for runs that are looked at from time to time.
     """
 
     def __init__(self, batch: BatchConfig, age_seconds: float):
@@ -67,7 +67,7 @@ class ExitLimits:
         self._began = time.monotonic() - age_seconds
 
     def wish(self) -> int:
-        """Return LEAVE once the time is over. The ranks' clocks differ, so they must agree on it."""
+        """Return LEAVE once the time is over. The ranks' clocks differ, so the ranks must agree on it."""
         over = self._minutes is not None and time.monotonic() - self._began >= 60 * self._minutes
         return LEAVE if over else NOTHING
 

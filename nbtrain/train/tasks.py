@@ -1,9 +1,9 @@
-"""evaluation.tasks: questions that the training engine runs on the model during training.
+"""evaluation.tasks: multiple-choice tasks that the training engine runs on the model during training.
 
 Each choice of a question is a row: context and choice, padded, with a loss mask over the choice. The engine
 processes the rows like validation's micro batches, in every layout. The loss of each token is its -ln p, and
-the loss also says whether the label was the likeliest token. Every rank reads the files; rank 0 writes the
-results, as in `nbtrain evaluate`.
+the engine also returns whether the label was the likeliest token. Every rank reads the files; rank 0 writes
+the results, as in `nbtrain evaluate`.
 """
 
 import logging
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Tasks of one run. All ranks create and run them together."""
+    """The tasks of one run. All ranks create and run them together."""
 
     def __init__(self, config: RunConfig, run: RunDir, engine: TrainEngine, valid: Samples):
-        """Read the tasks; `valid` are validation's samples, whose kind the rows have.
+        """Read the tasks. `valid` is the validation split, with whose kind of samples the rows are built.
 
-        Raises DataError for an invalid file, and if the ranks see different ones.
+        Raises DataError for an invalid file, and if the ranks read different files.
         """
         self.config, self.run, self.engine = config, run, engine
         self._tasks = tasks_of_run(config)
@@ -54,7 +54,9 @@ class Tasks:
         return bool(self._tasks)
 
     def ask(self, step: int, beat: Callable[[], None]) -> Evaluation:
-        """Run the tasks after `step` on all ranks together; only rank 0 fills and writes the result."""
+        """Run the tasks after `step`, on all ranks together. The result is filled in and written only on rank
+        0.
+        """
         precision = self.config.precision
         found = Evaluation(self.run, step, "bf16" if precision.autocast else precision.dtype)
         for task, asked in zip(self._tasks, self._asked, strict=True):
@@ -65,7 +67,7 @@ class Tasks:
         return found
 
     def _take(self, task: Questions, asked: list[Asked], beat: Callable[[], None]) -> None:
-        """Give a task the scores of all its questions."""
+        """Score all questions of a task and pass the scores to the task."""
         rows = [(one.context, continuation) for one in asked for continuation in one.continuations]
         sums = iter(self._scores(rows, beat).tolist())
         for number, one in enumerate(asked):
@@ -85,7 +87,7 @@ class Tasks:
     def _scores(self, rows: list[tuple[list[int], list[int]]], beat: Callable[[], None]) -> torch.Tensor:
         """Return float64 [rows, 2] on all ranks: the sum of -ln p of each row's continuation, and its hits.
 
-        Hits are tokens of the continuation that are the likeliest ones.
+        Hits are tokens of the continuation that the model finds likeliest.
         """
         engine, micro = self.engine, self.config.batch.micro_batch_size
         data, device = engine.groups.data_parallel, engine.deepspeed.device
@@ -105,7 +107,9 @@ class Tasks:
         return engine.over_data_axis(sums)[: len(rows)].cpu()
 
     def _length(self, rows: list[tuple[list[int], list[int]]]) -> int:
-        """Return the length of a row: what it needs if the layout accepts any, else the model's."""
+        """Return the length of the rows: as needed if the layout accepts any length, otherwise the
+        model's.
+        """
         config, parallel = self.config, self.config.parallel
         whole = config.model.seq_length
         is_fixed = (
@@ -135,20 +139,22 @@ class Tasks:
 
 
 class NotedTokens:
-    """Losses and hits of the tokens of some micro batches; of() is called before each forward pass."""
+    """Losses and hits of the tokens of some micro batches. Call of() before each forward pass."""
 
     def __init__(self, device: torch.device):
         self._device = device
         self._noted: list[tuple[Batch, torch.Tensor]] = []
 
     def of(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Return the tensors, fp32 [b, s], for each token's loss and whether it was the likeliest token."""
+        """Return tensors, fp32 [b, s], that the model fills: each token's loss, and whether it was the
+        likeliest.
+        """
         values = torch.zeros(2, *batch.labels.shape, device=self._device)
         self._noted.append((batch, values))
         return {"token_losses": values[0], "likeliest": values[1]}
 
     def sums(self) -> list[torch.Tensor]:
-        """Return float64 [b, 2] of each micro batch: the sums over the masked tokens of its rows."""
+        """Return float64 [b, 2] for each micro batch: the sums over the masked tokens of its rows."""
         found = []
         for batch, values in self._noted:
             assert batch.loss_mask is not None
@@ -157,7 +163,7 @@ class NotedTokens:
 
 
 class _Rows:
-    """Contexts with their continuations as samples; after the last one the first one follows again."""
+    """Contexts with their continuations as samples, repeated from the first one after the last."""
 
     def __init__(self, rows: list[tuple[list[int], list[int]]], length: int, like: Sample | None):
         self._rows, self._length, self._like = rows, length, like

@@ -1,4 +1,4 @@
-"""Training loop: one step after the other, with periodic evaluation, saving and logging.
+"""The training loop: one step after the other, with periodic evaluation, saving and logging.
 
     begin the vote -> step -> read the vote -> every N: evaluate, save, log -> next, or stop
 
@@ -68,7 +68,7 @@ def train_run(
 
 
 def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
-    """Raise CheckpointError if the loaded weights are NaN or Inf, with which every step would fail."""
+    """Raise CheckpointError if the loaded weights are NaN or Inf, because every step would fail with them."""
     step = built.state.step
     if not step or not (names := bad_weights(built.engine.deepspeed.module, world)):
         return
@@ -80,7 +80,7 @@ def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
 
 
 class Validation(NamedTuple):
-    """Results of a pass over a split."""
+    """The results of a pass over a split."""
 
     loss: float | None
     """Mean loss; None if no token of the split is in the loss."""
@@ -92,7 +92,7 @@ class Validation(NamedTuple):
 
 @dataclass
 class Trainer:
-    """A trainer of the parts from build(), until all tokens are trained or the ranks agree to stop."""
+    """Trains with the parts from build(), until all tokens are trained or the ranks agree to stop."""
 
     config: RunConfig
     world: World
@@ -120,9 +120,9 @@ class Trainer:
     def run(self) -> str:
         """Train, and return "finished" or "stopped".
 
-        On a stop and at the end the last step is saved, except in mode: perf. A step that is due for
-        validation when a STOP arrives is validated by the next job: until then the run is not finished, even
-        at its last step.
+        At the end, and when the run stops, the last step is saved, except in mode: perf. If a STOP arrives at
+        a step that is due for validation, the next job validates the step; until then the run is not
+        finished, even at its last step.
         """
         if self.config.mode == "eval":
             return self._evaluate_checkpoint()
@@ -168,7 +168,7 @@ class Trainer:
         return "finished"
 
     def _evaluate_checkpoint(self) -> str:
-        """Compute the losses of the newest checkpoint in mode: eval; nothing is trained or saved."""
+        """Compute the losses of the newest checkpoint in mode: eval. Nothing is trained or saved."""
         if self.state.step == 0:
             raise CheckpointError(
                 f"{self.config.where('mode')}: mode = eval needs a checkpoint, and the run has none."
@@ -257,9 +257,9 @@ class Trainer:
         return self.saver.disk is not None and interval is not None and self.state.step % interval == 0
 
     def _save(self, locally: bool = False) -> None:
-        """Save a checkpoint of this step; `locally` saves on the nodes' own disks only.
+        """Save a checkpoint of this step; `locally` saves only on the nodes' own disks.
 
-        Raises if the step or a weight is NaN or Inf. A skipped step has left the weights unchanged: they may
+        Raises if the step or a weight is NaN or Inf. After a skipped step the weights are unchanged and may
         be saved.
         """
         if self.perf is not None:
@@ -274,7 +274,7 @@ class Trainer:
         self._tell_written(self.saver.poll())
 
     def _finish_saving(self) -> None:
-        """Wait until the checkpoint that is written in the background is complete."""
+        """Wait until the checkpoint being written in the background is complete."""
         if self.config.checkpoint.async_save or self.saver.disk is not None:
             with self.heartbeat.phase("save"):
                 self.saver.finish()
@@ -292,7 +292,9 @@ class Trainer:
         return Batches(data.train, rows, self.world.device, config.data.num_workers, masked, named)
 
     def _loss_on(self, dataset: Any) -> Validation:
-        """Return the loss on a split, the losses of a blend's datasets, and with dpo the pairs' rewards."""
+        """Return the loss on a split, the losses of a blend's datasets and, with dpo, the rewards of
+        pairs.
+        """
         config, engine, beat = self.config, self.engine, self.heartbeat.beat
         if config.dpo is not None:
             figures = PairFigures(config.dpo, self.world.device)

@@ -1,4 +1,4 @@
-"""One optimizer step: its batch size and rates, its micro batches, the engine, and its result."""
+"""One optimizer step: its batch size, learning rate, micro batches, engine call, and result."""
 
 import contextlib
 import time
@@ -24,7 +24,7 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 
 class TrainingStep:
-    """A runner of a run's steps, each from the current built.state. All ranks call it together."""
+    """Runs the steps of a run, each from the current built.state. All ranks call it together."""
 
     def __init__(self, config: RunConfig, world: World, built: Built, heartbeat: HeartbeatWriter):
         self.config, self.world, self.heartbeat = config, world, heartbeat
@@ -39,7 +39,7 @@ class TrainingStep:
     def make(self, batches: Batches, logged: bool) -> StepResult:
         """Run the next step. Raises StabilityError for a bad step if the policy is stop or rollback.
 
-        If the step is `logged`, its collectives are waited for and timed.
+        If the step is `logged`, the host waits for its collectives and times them.
         """
         started, loss_scale = time.perf_counter(), self.engine.loss_scale
         engine, state, timer = self.engine, self.state, StepTimer(self.world.device)
@@ -96,10 +96,11 @@ class TrainingStep:
         )
 
     def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:
-        """Yield the `steps` micro batches of a step, with the denominator of its loss if batches have a mask.
+        """Yield the `steps` micro batches of a step; if batches have a mask, each with the denominator of its
+        loss.
 
         The engine averages over micro batches and ranks. With a mask, the mean must be over all tokens in the
-        loss of the step, so the step's batches are read ahead to count them.
+        loss of the step, so the step's batches are read ahead to count these tokens.
         """
         if not self.datasets.is_masked:
             for _ in range(steps):

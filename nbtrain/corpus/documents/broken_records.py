@@ -1,9 +1,10 @@
-"""The list of records that could not be read, stored with the dataset that lacks them.
+"""The list of records that could not be read, stored with the dataset that omits them.
 
     data/dataset/<name>/broken-records.jsonl    {"path": "books.jsonl", "line": 12, "what": "not JSON (...)"}
                                                 each, in the order of the sources; {"not_listed": n} if more
 
-The list is in the work folder while a dataset is built, and after a source was refused for broken records.
+While a dataset is built, and after a source was rejected for too many broken records, the list is in the work
+folder.
 """
 
 import json
@@ -16,7 +17,7 @@ from nbtrain.corpus.records import LISTED_PROBLEMS
 
 
 def write(path: Path, counts: Sequence[SourceCounts]) -> bool:
-    """Write the list of all sources' broken records; return False, without a file, if there are none."""
+    """Write the list of all sources' broken records. If there are none, write no file and return False."""
     listed = [problem for source in counts for problem in source.listed][:LISTED_PROBLEMS]
     num_left_out = sum(source.broken for source in counts) - len(listed)
     if not listed:

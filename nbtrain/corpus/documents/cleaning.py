@@ -1,4 +1,4 @@
-"""Cleaning before encoding: fixes text and drops documents by rules that need to know no language.
+"""Cleaning before encoding: fixes text and drops documents by rules that work for every language.
 
     text -> ftfy, if enabled -> length -> characters -> lines -> words -> (text, None), or (text, reason)
 
@@ -28,7 +28,9 @@ REASONS = (EMPTY, TOO_SHORT, TOO_LONG, SYMBOLS, DIGITS, DUPLICATE_LINES, TOP_WOR
 
 
 class Cleaner:
-    """The rules of one run for one document; picklable. Raises DataError if ftfy is enabled but missing."""
+    """Applies a run's cleaning rules to one document; picklable. Raises DataError if ftfy is enabled but
+    missing.
+    """
 
     def __init__(self, config: CleaningConfig):
         self.config = config
@@ -93,7 +95,9 @@ def fixed(text: str) -> str:
 
 
 def _has_bytes(text: str, num_bytes: int) -> bool:
-    """Return whether a text has at least so many UTF-8 bytes, encoding it only if its length is unclear."""
+    """Return whether a text has at least `num_bytes` UTF-8 bytes, encoding it only if its length does not
+    decide.
+    """
     if len(text) >= num_bytes:
         return True
     if text.isascii() or 4 * len(text) < num_bytes:

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Task(NamedTuple):
-    """One part, its number in the whole corpus and the number of its source."""
+    """A part, with its number in the whole corpus and the number of its source."""
 
     number: int
     source: int
@@ -44,7 +44,10 @@ class Task(NamedTuple):
 
 
 class Corpus:
-    """The readers of data.sources, `where` in messages; `gone` numbers the sources no longer on disk."""
+    """The readers of data.sources.
+
+    `where` names data.sources in messages; `gone` holds the numbers of sources that are no longer on disk.
+    """
 
     def __init__(
         self, readers: Sequence[SourceReader], where: str = "data.sources", gone: Collection[int] = ()
@@ -82,12 +85,12 @@ class Corpus:
         return [None if n in self.gone else reader.fingerprint() for n, reader in enumerate(self.readers)]
 
     def total_bytes(self) -> int | None:
-        """Return the sum of all parts' sizes, for a progress bar; None if a source does not know its size."""
+        """Return the sum of all parts' sizes, for a progress bar; None if the size of a source is unknown."""
         sizes = [reader.total_bytes() for reader in self.readers]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def unpacked_bytes(self, most: int) -> int | None:
-        """Return the unpacked bytes of all sources, counted up to `most`; None if a source cannot tell."""
+        """Return the unpacked size of all sources in bytes, counted up to `most`; None if one is unknown."""
         num_bytes = 0
         for reader in self.readers:
             size = reader.unpacked_bytes(most - num_bytes)
@@ -139,7 +142,7 @@ def _stays(cleaner: Cleaner, tally: Tally, is_unicode: bool, record: Record) -> 
 
 
 def length_of(record: Record) -> int:
-    """Return the characters of text, or bytes of token ids, that a record takes in a batch."""
+    """Return a record's length in a batch: characters of text, or bytes of token ids."""
     if isinstance(record, TokenIds):
         return record.ids.nbytes
     if isinstance(record, Example | Preference):
@@ -176,7 +179,7 @@ def _identity(record: Record) -> tuple[int, bytes]:
 
 
 def text_of(record: Record) -> str:
-    """Return the text that stands for a record: an example's pieces, or the bytes of token ids."""
+    """Return the text by which a record is identified: an example's joined pieces, or token ids as bytes."""
     if isinstance(record, str):
         return record
     if isinstance(record, Texts):
@@ -187,7 +190,7 @@ def text_of(record: Record) -> str:
 
 
 def compared_text_of(record: Record) -> str:
-    """Return the text by which near duplicates are found: text_of, with extras of records of several keys."""
+    """Return the text that near-duplicate search compares: text_of(), plus the extra texts of a Texts."""
     return "\x1f".join((record.text, *record.extras)) if isinstance(record, Texts) else text_of(record)
 
 
@@ -203,9 +206,9 @@ class SourceCounts:
     unknown_templates: Counter[str] = field(default_factory=Counter)
     unread_keys: Counter[str] = field(default_factory=Counter)
     named: list[str] = field(default_factory=list)
-    """The first broken records: place and reason."""
+    """Place and reason of the first broken records, for messages."""
     listed: list[Problem] = field(default_factory=list)
-    """The first LISTED_PROBLEMS broken records, with the lines of their files."""
+    """The first LISTED_PROBLEMS broken records, with line numbers in their files."""
     separators: int = 0
     """Lines that separate documents, in text that is split at such lines."""
     logged_before: bool = False
@@ -239,7 +242,7 @@ class SourceCounts:
         return f"{'; '.join(self.named)}{more}{f'; listed in {listed}' if listed else ''}"
 
     def check_broken(self, reader: SourceReader, listed: str = "") -> None:
-        """Raises DataError if more records are broken than the source allows; `listed` as for `first`."""
+        """Raise DataError if more records are broken than the source allows; `listed` as for `first`."""
         limit = getattr(reader.config, "max_broken_fraction", None)
         if limit is None or not self.records or self.broken / self.records <= limit:
             return
@@ -278,7 +281,7 @@ LOOSENED_BY = {
 
 
 def _fitting(readers: Sequence[SourceReader]) -> str:
-    """Return advice on reading the first source that has no text under its key; "" if each has some."""
+    """Return advice on the first source whose records lack its text key; "" if there is no such source."""
     plain = (reader.config for reader in readers if reader.kind in PLAIN)
     return next((fitting[1] for source in plain if (fitting := fitting_source(source))), "")
 

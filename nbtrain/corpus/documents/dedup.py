@@ -23,7 +23,7 @@ from nbtrain.corpus.optional import optional
 
 DIGEST_BYTES = 16
 RUN_ENTRIES = 1 << 22  # a run grows no longer than this, so that merging never copies the whole index
-LARGEST_NUMBER = 2**32 - 1  # of a document among those that stay; an entry of a band has four bytes for it
+LARGEST_NUMBER = 2**32 - 1  # largest number of a kept document, stored in four bytes in each band
 NOTHING = np.uint32(0xFFFFFFFF)  # every minimum of a text without words
 PAIRS = 1 << 17  # candidates compared at once: 17 MB at 128 hash functions
 
@@ -31,7 +31,7 @@ PAIRS = 1 << 17  # candidates compared at once: 17 MB at 128 hash functions
 def digest(content: bytes) -> bytes:
     """Return the identity of a document: XXH3 of its UTF-8 bytes, 128 bits; not safe against an adversary.
 
-    Among 10^12 documents, two different ones share it once in 10^15 corpora.
+    The probability that any two of 10^12 different documents share a digest is about 10^-15.
     """
     return xxhash.xxh3_128_digest(content)
 
@@ -42,9 +42,10 @@ def digests(contents: Iterable[bytes]) -> bytes:
 
 
 class SortedRuns:
-    """An append-only map from uint64 keys to values of one dtype, with several values per key.
+    """An append-only map from uint64 keys to values of one dtype; a key may have several values.
 
-    Sorted runs, each at most half as long as the one before: longer ones are merged, up to RUN_ENTRIES.
+    The entries are in sorted runs, each at most half as long as the run before it; longer runs are merged, up
+    to RUN_ENTRIES.
     """
 
     def __init__(self, dtype: Any):
@@ -68,7 +69,7 @@ class SortedRuns:
         self._runs.append((keys, values))
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (which, values) in any order: all values of all keys, values[n] for keys[which[n]]."""
+        """Return (positions, values) of all matches in any order: values[n] belongs to keys[positions[n]]."""
         order = np.argsort(keys)  # neighbours in the run are neighbours in the cache
         wanted = keys[order]
         found, values = [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
@@ -98,7 +99,7 @@ class ExactIndex:
         self._seen = SortedRuns(np.uint64)
 
     def add_all(self, digests: np.ndarray) -> np.ndarray:
-        """Return bool [n]: whether each of `digests`, uint64 [n, 2], occurs here for the first time."""
+        """Return bool [n]: whether each of `digests`, uint64 [n, 2], is new to the index."""
         high, low = digests[:, 0], digests[:, 1]
         is_first = np.ones(len(high), bool)
         order = np.lexsort((low, high))  # stable: of equal digests the earlier comes first
@@ -118,11 +119,11 @@ class ExactIndex:
 class NearIndex:
     """The signatures of all documents kept so far.
 
-    A document is dropped if an earlier document that was kept shares a band with it and agrees in so many
-    hash functions that their Jaccard similarity is estimated at `threshold` or more. A document too short for
-    one shingle has a single shingle of all words; a document without words is never a near duplicate.
-
-    `signature` may be called in workers, `add` in one process. Raises DataError if rensa is not installed.
+    A document is dropped if it shares a band with an earlier kept document, and the number of hash functions
+    on which the two agree puts their estimated Jaccard similarity at `threshold` or more. A document too
+    short for one shingle has a single shingle of all its words; a document without words is never a near
+    duplicate. `signature` may be called in workers, `add` in one process. Raises DataError if rensa is not
+    installed.
     """
 
     def __init__(self, config: NearDedupConfig):
@@ -133,7 +134,7 @@ class NearIndex:
         self._kept = bytearray()  # the low bytes of the signatures that stayed, one after the other
 
     def signature(self, text: str) -> np.ndarray:
-        """Return MinHash of a text, uint32 [num_permutations]; it does not depend on PYTHONHASHSEED."""
+        """Return the MinHash of a text, uint32 [num_permutations]; it does not depend on PYTHONHASHSEED."""
         return signature(text, self.config)
 
     def add(self, signatures: np.ndarray) -> np.ndarray:
@@ -167,7 +168,9 @@ class NearIndex:
     def _drop_among_themselves(
         self, keys: np.ndarray, low: np.ndarray, stays: np.ndarray, has_words: np.ndarray
     ) -> None:
-        """Clear `stays` of every document that is near an earlier one of the same batch that is kept."""
+        """Clear `stays` of each document that nearly duplicates an earlier kept document of the same
+        batch.
+        """
         # Only documents that share a band with another document of the batch are compared one by one.
         _, inverse, count = np.unique(keys, return_inverse=True, return_counts=True)
         shared = (count > 1)[inverse.reshape(keys.shape)]
@@ -187,7 +190,7 @@ class NearIndex:
         return (agreeing - 1 / 256) / (1 - 1 / 256) >= self.config.threshold - 1e-9
 
     def _band_keys(self, signatures: np.ndarray) -> np.ndarray:
-        """Return uint64 [n, bands]: one number for each band, made of its values and its position."""
+        """Return uint64 [n, bands]: a key for each band, computed from its values and its position."""
         used = signatures[:, : self.num_bands * self.band_rows].astype(np.uint64)
         rows = used.reshape(len(signatures), self.num_bands, self.band_rows)
         keys = np.broadcast_to(np.arange(1, self.num_bands + 1, dtype=np.uint64), rows.shape[:2]).copy()
@@ -202,14 +205,14 @@ class NearIndex:
 
 
 def signature(text: str, config: NearDedupConfig) -> np.ndarray:
-    """Return MinHash of a text's shingles, uint32 [num_permutations]. Raises DataError without rensa."""
+    """Return the MinHash of a text's shingles, uint32 [num_permutations]. Raises DataError without rensa."""
     sketch = _rensa().RMinHash(config.num_permutations, config.seed)
     sketch.update(shingles(text, config.shingle_words))
     return np.array(sketch.digest(), np.uint32)
 
 
 def shingles(text: str, shingle_words: int) -> list[str]:
-    """Return all runs of `shingle_words` adjacent words (characters.py), lower case; all words if fewer."""
+    """Return all runs of `shingle_words` adjacent words in lower case; all words if there are fewer."""
     words = characters.words(text.lower())
     if len(words) <= shingle_words:
         return [" ".join(words)] if words else []

@@ -1,12 +1,12 @@
-"""Costly sources are read once, by many processes, and their documents kept as JSON lines in data/corpus/.
+"""Extraction of costly sources: many processes read them once, and their documents are kept in data/corpus/.
 
     data/corpus/<source>-<hash of its settings and fingerprint>/
-      000012.jsonl    {"text": ...} per document
-      000012.json     the tally of its part; written last: without it the part does not count
-      broken-records.jsonl  the records that could not be read, if any
-      manifest.json   what it was made from; written when every part is there
+        000012.jsonl    {"text": ...} per document
+        000012.json     the tally of its part; written last: without it the part does not count
+        broken-records.jsonl  the records that could not be read, if any
+        manifest.json   the inputs of the extraction; written when every part is complete
 
-A killed extraction continues with the parts that are complete. The folder may be removed at any time.
+An interrupted extraction resumes after the parts that are complete. The folder may be removed at any time.
 """
 
 import hashlib
@@ -36,7 +36,9 @@ MANIFEST = "manifest.json"
 
 
 class ExtractedReader(SourceReader):
-    """The documents of another reader, read from data/corpus/. All else is delegated to that reader."""
+    """Reads the extracted documents of another reader from data/corpus/, and delegates everything else to
+    it.
+    """
 
     kind = "extracted"
 
@@ -85,9 +87,8 @@ def extracted(
 ) -> tuple[ExtractedReader, str, str]:
     """Return (reader of the extracted documents, "made" or "kept", why).
 
-    `choose(total_bytes, folder=...)` returns the workers, which write into that folder.
-
-    Raises DataError if the source cannot be read, or if more of it is broken than it allows.
+    `choose(total_bytes, folder=...)` returns the workers, which write into that folder. Raises DataError if
+    the source cannot be read, or if it has more broken records than it allows.
     """
     inputs: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -118,7 +119,7 @@ def extracted(
 
 
 def _empty(folder: Path) -> None:
-    """Remove the extracted files, but not the lock that is held on the folder (NFS)."""
+    """Remove the extracted files, but not the lock file, which is held open (NFS)."""
     for path in folder.iterdir():
         if path.name != LOCK_FILE:
             path.unlink()
@@ -147,7 +148,7 @@ def _extract(reader: SourceReader, folder: Path, workers: Workers) -> tuple[int,
 
 
 class _Extractor:
-    """Extracts one part. `advance` is called with the bytes of the part that each document stands for."""
+    """Extracts one part. `advance` is called with the number of the part's bytes that each document takes."""
 
     def __init__(
         self, reader: SourceReader, folder: Path, advance: Callable[[int], None] = lambda size: None

@@ -1,13 +1,13 @@
 """A seeded sample of all sources' texts, of a given size, streamed in constant memory.
 
-Every source contributes in proportion to its bytes; a shortfall of one source is filled by the sources after
-it. A source no larger than its share contributes all its texts in order. From a larger source come
+Every source contributes in proportion to its bytes; if one falls short, the sources after it contribute more.
+A source no larger than its share contributes all its texts in order. A larger source contributes
 
-    parts that can be entered anywhere   a piece of each of up to 2,048 in a seeded order, in proportion to
-                                         its size: cheap, but the ends of parts are underrepresented
-    parts of compressed files            seeded documents of every part in proportion to its size: without
-                                         bias, but the file is decompressed, with a part's texts in memory
-    a source of unknown size             its beginning, up to the share of a source as large as the sample
+    parts that can be read separately  a piece of each of up to 2,048 parts in a seeded order, in proportion
+                                        to its size: cheap, but the ends of parts are underrepresented
+    parts of compressed files           seeded documents of every part in proportion to its size: without
+                                        bias, but the file is decompressed, with a part's texts in memory
+    a source of unknown size            its beginning, up to the share of a source as large as the sample
 
 A document is cut at the end of its piece. Texts that encoding would drop (empty, not Unicode, repeated) are
 skipped.
@@ -33,10 +33,11 @@ def sample_texts(
     clean: Clean | None = None,
     tally: Tally | None = None,
 ) -> Iterator[str]:
-    """Yield about `num_bytes` of UTF-8 text spread over all sources; equal for equal sources, size and seed.
+    """Yield about `num_bytes` of UTF-8 text spread over all sources; the same sources, size and seed give the
+    same text.
 
-    `clean` fixes texts and drops some, as cleaning.Cleaner does. An example yields its pieces joined, a
-    record of several keys its main text, token ids nothing. `tally` counts skipped records. Raises DataError.
+    `clean` fixes and drops texts as cleaning.Cleaner does. An example yields its joined pieces, a record of
+    several keys its main text, and token ids yield nothing. `tally` counts skipped records. Raises DataError.
     """
     sizes = [reader.total_bytes() for reader in readers]
     weights = [num_bytes if size is None else size for size in sizes]
@@ -52,7 +53,7 @@ def sample_texts(
 
 
 class _Admission:
-    """Admits the texts that may be used, each once."""
+    """Accepts the texts that may enter the sample, each only once."""
 
     def __init__(self, clean: Clean | None, tally: Tally):
         self._clean = clean
@@ -60,7 +61,7 @@ class _Admission:
         self._seen: set[bytes] = set()
 
     def texts(self, records: Iterable[Record]) -> Iterator[str]:
-        """Yield the texts of records as they will be encoded, without those that will be dropped."""
+        """Yield the texts of records as they will be encoded, without texts that encoding will drop."""
         for record in records:
             if (text := text_of(record)) is None:
                 continue
@@ -128,7 +129,7 @@ def _sample_source(
 
 
 def _up_to(num_bytes: int, texts: Iterator[str]) -> Iterator[str]:
-    """Yield texts of `num_bytes` in total, the last one cut; none is read if `num_bytes` is 0."""
+    """Yield `num_bytes` of text in total, cutting the last text. With `num_bytes` = 0, no text is read."""
     while num_bytes > 0 and (text := next(texts, None)) is not None:
         yield (piece := cut(text, num_bytes))
         # If only half a character would be left, nothing more fits.

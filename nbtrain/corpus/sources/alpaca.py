@@ -1,4 +1,6 @@
-"""Stanford Alpaca's examples: an instruction, perhaps an input, and the output, which is in the loss."""
+"""Examples in Stanford Alpaca's format: an instruction, an optional input, and the output, which is in the
+loss.
+"""
 
 from typing import Any
 
@@ -13,7 +15,9 @@ FIELDS = ("instruction", "input", "system")
 
 
 class AlpacaReader(ExampleReader):
-    """Reads instruction, input (may be missing, null or empty) and output; system, if the template has it."""
+    """Reads instruction, input (may be missing, null or empty), output, and system if the template contains
+    it.
+    """
 
     kind = "alpaca"
 

@@ -1,4 +1,6 @@
-"""Files of columns, for the sources that pyarrow reads: their parts, and the text of their rows."""
+"""Files of columns, for the sources that pyarrow reads: splitting them into parts, and reading text from
+rows.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,10 +26,10 @@ BATCH_BYTES = 4 << 20
 class OpenTable(ABC):
     """An open file of columns. Raises DataError if it cannot be read, has another format or is damaged."""
 
-    format: ClassVar[str]  # what messages call such a file
-    units: ClassVar[str]  # what parts are ranges of, in the plural
+    format: ClassVar[str]  # name of such a file in messages
+    units: ClassVar[str]  # plural name of the units that parts count
     schema: Any  # pyarrow.Schema
-    _file: Any  # what is closed in the end
+    _file: Any  # closed at the end
 
     def __init__(self, path: Path, where: str):
         self.path = self._path = path
@@ -46,25 +48,28 @@ class OpenTable(ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Set `_file` and `schema`."""
+        """Open the file: set `_file` and `schema`."""
 
     @abstractmethod
     def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
-        """Return the bytes of `columns` (None: all) in each unit of the file."""
+        """Return the bytes of `columns` in each unit of the file; None means all columns."""
 
     @abstractmethod
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
-        """Yield units start to stop (None: the end), as a pyarrow.RecordBatch for about each BATCH_BYTES."""
+        """Yield units `start` to `stop` (None: the end of the file) as record batches of about
+        BATCH_BYTES.
+        """
 
     @abstractmethod
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
-        """Count the rows of units start to stop (None: the end) with a value in each of `columns`; no zeros.
+        """Count the rows of units `start` to `stop` (None: the end) with a value in each of `columns`.
 
-        A column whose nulls the file does not count has a value in every row.
+        Columns without any value are omitted. A column for which the file does not count nulls is taken to
+        have a value in every row.
         """
 
     def parts(self, columns: Collection[str] | None) -> Iterator[SourcePart]:
-        """Yield ranges of units whose `columns` (None: all) take about PART_BYTES of the file."""
+        """Yield ranges of units in which `columns` (None: all) take about PART_BYTES of the file."""
         name, file_bytes, sizes = display(self._path), self._path.stat().st_size, self.unit_bytes(columns)
         start = held = passed = attributed = 0
         for index, num_bytes in enumerate(sizes, start=1):
@@ -78,7 +83,7 @@ class OpenTable(ABC):
             start, held, attributed = index, 0, until
 
     def refusal(self, error: Exception) -> DataError:
-        """Return the error for pyarrow's message about the file."""
+        """Return the error that reports pyarrow's message about the file."""
         # Errors of the operating system have a number, Arrow's errors have none.
         if isinstance(error, OSError) and (error.errno is not None or isinstance(error, PermissionError)):
             return unreadable(self._path, error, self._where)
@@ -92,11 +97,13 @@ class OpenTable(ABC):
 
 
 class ColumnReader(FileReader):
-    """Reads one column of text and the columns of data.extra_json_keys. A row that is null is broken."""
+    """Reads one column of text and the columns of data.extra_json_keys. A row with null in one of them is
+    broken.
+    """
 
     @abstractmethod
     def open_table(self, path: Path) -> OpenTable:
-        """Open one of its files."""
+        """Open one of the source's files."""
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         with self._opened(path) as file:
@@ -130,14 +137,14 @@ class ColumnReader(FileReader):
             yield file
 
     def _check_refused(self, file: OpenTable, where: str) -> None:
-        """Raises DataError if an unread column says that a part of the text is outside the loss."""
+        """Raise DataError if an unread column says that a part of the text is outside the loss."""
         if (names := self._ruled(file)) and (values := file.num_values(names, 0, None)):
             self._check(values, where)
 
     def _check_values(self, file: OpenTable, part: SourcePart, where: str) -> None:
-        """Raises DataError if a column of texts says that rows are not for training, such as split: test.
+        """Raise DataError if a text column says that rows are not for training, such as split: test.
 
-        It reads such columns of the part; _check_refused() only reads statistics.
+        Reads these columns of the part; _check_refused() reads only statistics.
         """
         types = {field.name: str(field.type) for field in file.schema}
         names = [name for name in self._ruled(file) if "string" in types[name]]
@@ -148,7 +155,7 @@ class ColumnReader(FileReader):
                         self._check({name: value.as_py()}, where)
 
     def _ruled(self, file: OpenTable) -> list[str]:
-        """Return the columns that are not read and may be refused."""
+        """Return the columns that are not read and that have a rule which may refuse them."""
         policy = record_policy(self.config)
         return [name for name in file.schema.names if not policy.is_counted(name) and name not in self._keys]
 
@@ -162,7 +169,9 @@ class ColumnReader(FileReader):
 
 
 def check_columns(schema: Any, columns: Mapping[str, str], where: str, kind: str) -> None:
-    """Raises DataError if a column, here with the setting that names it, is not in the schema."""
+    """Raise DataError if a column is missing from the schema. `columns` maps each to the setting that names
+    it.
+    """
     for name, setting in columns.items():
         if name not in schema.names:
             there = ", ".join(map(repr, schema.names[:20])) or "none"
@@ -172,7 +181,7 @@ def check_columns(schema: Any, columns: Mapping[str, str], where: str, kind: str
 
 
 def check_once(schema: Any, columns: Iterable[str], where: str) -> None:
-    """Raises DataError if one of `columns` occurs more than once, as in joined tables."""
+    """Raise DataError if one of `columns` occurs more than once, as in joined tables."""
     for name in columns:
         places = schema.get_all_field_indices(name)
         if len(places) > 1:
@@ -183,7 +192,7 @@ def check_once(schema: Any, columns: Iterable[str], where: str) -> None:
 
 
 def check_texts(schema: Any, columns: Mapping[str, str], where: str, kind: str) -> None:
-    """Raises DataError if one of `columns` is missing, occurs twice or holds no text."""
+    """Raise DataError if one of `columns` is missing, occurs twice or is not a column of text."""
     check_columns(schema, columns, where, kind)
     for name, setting in columns.items():
         if not holds_text(schema.field(name).type):
@@ -208,7 +217,9 @@ def holds_text(kind: Any) -> bool:
 def text_rows(
     batches: Iterable[Any], keys: Sequence[str], path: str, tally: Tally, count_lines: bool
 ) -> Iterator[str | Texts]:
-    """Yield the rows of record batches: text for one key, otherwise Texts. Null or non-UTF-8 is broken."""
+    """Yield the rows of record batches: str for one key, Texts for several. Null or invalid UTF-8 makes a row
+    broken.
+    """
     number = 0
     try:
         for batch in batches:
@@ -229,7 +240,7 @@ def text_rows(
 
 
 def _values(column: Any) -> list[Any]:
-    """Return str, or None, or bytes that are not UTF-8."""
+    """Return the values of a column: str, None, or bytes that are not valid UTF-8."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):

@@ -1,14 +1,15 @@
 """The interface of every source of text: parts, each read independently as a stream of records.
 
-A kind of source is registered once, as a member of config/sources.py's `Source`. Its reader is found by its
+A kind of source is registered once, as a member of `Source` in config/sources.py. Its reader is found by
 name: kind "hf-dataset" is HfDatasetReader in sources/hf_dataset.py, imported when a run uses it.
 
-A reader is made from its entry in data.sources and is picklable: workers get it and a part. `parts()` is
-cheap and returns the same parts as long as the source is unchanged; `read(part)` yields the same records.
+A reader is created from its entry in data.sources and is picklable, so that workers receive it with a part.
+`parts()` is cheap and returns the same parts as long as the source is unchanged; `read(part)` always yields
+the same records.
 
-A part may only end where a record ends, because it is read without its neighbours. A line end is such a place
-only if no record can contain one, as in JSON lines. Otherwise one reader splits the source in order and
-passes on the `content` of its parts (json_array.py), or a file is one part (trees in chat.py).
+A part must end where a record ends, because parts are read without their neighbours. A line end is such a
+place only if no record can contain one, as in JSON lines. Otherwise one reader splits the source in order and
+passes each part on with its `content` (json_array.py), or a whole file is one part (trees in chat.py).
 """
 
 from abc import ABC, abstractmethod
@@ -30,13 +31,15 @@ class SourceReader(ABC):
 
     kind: ClassVar[str]
     is_extracted: ClassVar[bool] = False
-    """Whether reading costs so much that the text is kept on disk (data/corpus/)."""
+    """Whether reading is so expensive that the text is kept on disk (data/corpus/)."""
     gives_unicode: ClassVar[bool] = False
-    """Whether no text can hold a lone surrogate, which tokenizers refuse; otherwise each text is checked."""
+    """Whether texts can never hold a lone surrogate, which tokenizers reject; otherwise each text is
+    checked.
+    """
 
     @property
     def is_downloaded(self) -> bool:
-        """Whether download() fetches the source from elsewhere."""
+        """Return whether the source is fetched by download()."""
         return False
 
     def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
@@ -55,36 +58,42 @@ class SourceReader(ABC):
 
     @abstractmethod
     def read(self, part: SourcePart, tally: Tally) -> Iterator[Record]:
-        """Stream the records of one part; `tally` counts skipped records, and names broken ones.
+        """Yield the records of one part; `tally` counts skipped records and keeps the first broken ones.
 
         Raises DataError if the rest of the part cannot be read (a damaged file).
         """
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """Return JSON values that change when the records would: versions, or sizes and times of files."""
+        """Return JSON values that change whenever the records may change: versions, or sizes and times of
+        files.
+        """
 
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
-        """Return whether a dataset stays valid if the fingerprint changed by itself from `then` to `now`."""
+        """Return whether a dataset stays valid although the fingerprint is now `now` instead of `then`."""
         return False
 
     def download(self) -> str | None:
-        """Fetch data that is not on this disk yet; return a sentence on what was done, None if nothing."""
+        """Download data that is not on this disk yet. Return a sentence on the result; None if there was
+        nothing to do.
+        """
         return None
 
     def check_dependencies(self) -> None:  # noqa: B027  (most need none)
-        """Raises DataError, with the pip command, if an optional package is missing."""
+        """Raise DataError, with the pip command, if an optional package is missing."""
 
     def bears_mask(self) -> bool:
-        """Return whether records may hold tokens outside the loss; may read the first. Raises DataError."""
+        """Return whether records may hold tokens outside the loss; may read the first record. Raises
+        DataError.
+        """
         return False
 
     def licence(self) -> Any:
-        """Return the licence of the text; None if the source itself does not know it."""
+        """Return the licence stated by the source itself; None if it states none."""
         return None
 
     def attribution(self) -> str | None:
-        """Return the credit that the source itself knows; None without one."""
+        """Return the attribution stated by the source itself; None if it states none."""
         return None
 
     def describe(self) -> dict[str, Any]:
@@ -97,9 +106,9 @@ class SourceReader(ABC):
         }
 
     def doubt(self, num_separators: int) -> str | None:
-        """Return a sentence on a setting that reading the source has shown to be in doubt; None without one.
+        """Return a warning about a setting that looks wrong after reading the source; None if there is none.
 
-        `num_separators` counts the lines in all parts that separate documents.
+        `num_separators` is the number of lines, in all parts, that separate documents.
         """
         return None
 
@@ -108,7 +117,7 @@ class SourceReader(ABC):
         return None
 
     def unpacked_bytes(self, most: int) -> int | None:
-        """Return the bytes of the source when it is unpacked, counted up to `most`; None if unknown."""
+        """Return the unpacked size of the source in bytes, counted up to `most`; None if unknown."""
         total = self.total_bytes()
         return None if total is None else min(total, most)
 
@@ -123,7 +132,7 @@ PART_BYTES = 32 << 20
 
 
 def reader_class(kind: str) -> type[SourceReader]:
-    """Return the reader of a kind of source: "hf-dataset" -> hf_dataset.HfDatasetReader."""
+    """Return the reader class of a kind of source: "hf-dataset" -> hf_dataset.HfDatasetReader."""
     module = import_module(f"{__package__}.{kind.replace('-', '_')}")
     return getattr(module, "".join(map(str.capitalize, kind.split("-"))) + "Reader")
 

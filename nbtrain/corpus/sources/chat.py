@@ -1,15 +1,17 @@
-"""Conversations whose answers are in the loss, in the shapes that they are published in.
+"""Conversations whose answers are in the loss, in the formats in which they are published.
 
     {"messages": [{"role", "content"}, ...]}               a conversation, in any shape of messages.py
-    {"conversations": [{"from", "value"}, ...]}            ShareGPT's
-    {"prompt": [...], "completion": [...]}                 messages outside the loss, and what follows them
+    {"conversations": [{"from", "value"}, ...]}            ShareGPT's format
+    {"prompt": [...], "completion": [...]}                 messages outside the loss, then messages in it
     {"instruction", "input", "output", "history"}          a question and its answer, after earlier pairs
-    {"prompt": {"role", "text", "replies": [...]}}         a tree of OpenAssistant
-    {"message_id", "parent_id", "role", "text"}            a message of such a tree, whose rows must adjoin
+    {"prompt": {"role", "text", "replies": [...]}}         a message tree of OpenAssistant
+    {"message_id", "parent_id", "role", "text"}            one message of such a tree, stored in adjacent rows
 
-record -> turns: role, content, the data's own mark -> pieces. `system` and `tools` of a record open the
-conversation. Each path from the root of a tree to a leaf is a conversation. Each answer is in the loss once:
-the messages that a path shares with the path before it are outside the loss.
+    record -> turns: role, content, the data's own mark -> pieces
+
+`system` and `tools` of a record open the conversation. Each path from the root of a tree to a leaf is a
+conversation. Each answer is in the loss once: messages that a path shares with the path before it are outside
+the loss.
 """
 
 import json
@@ -68,7 +70,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "function_call"), "assistant"),
     **dict.fromkeys(("function", "observation"), "tool"),
 }
-MESSAGE_KEYS = ("message_id", "parent_id", "role")  # of a row that is one message of a tree
+MESSAGE_KEYS = ("message_id", "parent_id", "role")  # keys of a row that is a message of a tree
 CONTENT_NAMES, VALUE_NAMES = ("content", "value", "text"), ("value", "content")
 CALL_NAMES = ("tool_calls", "function_call")
 TREE_KEYS = ("message_id", "parent_id", "message_tree_id", "deleted", "replies")
@@ -79,7 +81,7 @@ DELETED = "deleted_message"
 
 
 def learnt_roles(source: Any) -> list[str]:
-    """Return the roles whose messages are in a source's loss, as its template names them."""
+    """Return the roles whose messages are in a source's loss, spelled as in its template."""
     names = {**OTHER_NAMES, **source.roles}
     return list(dict.fromkeys(names.get(role, role) for role in source.learn_roles))
 
@@ -90,12 +92,12 @@ def known_roles(source: Any) -> list[str]:
 
 
 def answering_role(learnt: Sequence[str]) -> str:
-    """Return the role that a model is prompted to speak as, among those whose messages are in the loss."""
+    """Return the role whose part the model plays when it is prompted, one of those in the loss."""
     return ASSISTANT if ASSISTANT in learnt else learnt[0]
 
 
 class Node(NamedTuple):
-    """A message of a tree, its place as errors name it, and its replies."""
+    """A message of a tree, the place by which errors refer to it, and its replies."""
 
     message: dict[str, Any]
     place: str
@@ -103,18 +105,18 @@ class Node(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A message as it is rendered."""
+    """A message that is ready to be rendered."""
 
     role: str
     content: str
     mark: bool | None = None
-    """Whether it is in the loss, if the data says so itself; None leaves it to learn_roles."""
+    """Whether the data itself marks the message as in the loss; None leaves the decision to learn_roles."""
     spans: tuple[tuple[str, bool], ...] = ()
-    """The content in pieces, each inside or outside the loss, if the data marks them."""
+    """The content in pieces (text, whether it is in the loss), if the data marks parts of it."""
 
 
 class ChatReader(ExampleReader):
-    """Reads messages in order through the template; pieces after the last one in the loss are dropped."""
+    """Renders messages in order with the template; pieces after the last one in the loss are dropped."""
 
     kind = "chat"
 
@@ -185,7 +187,9 @@ class ChatReader(ExampleReader):
         line: int | None = None,
         notes: RecordNotes | None = None,
     ) -> Iterator[Example]:
-        """Yield the conversations of a tree; a broken tree yields complete ones, and counts one problem."""
+        """Yield the conversations of a tree. In a broken tree, complete conversations count, and one problem
+        is reported.
+        """
         problem: tuple[int | None, str] | None = None
         has_answer = False
         notes = notes or RecordNotes()
@@ -212,7 +216,9 @@ class ChatReader(ExampleReader):
             tally.dropped[UNANSWERED] += 1
 
     def _example(self, turns: Sequence[Turn], num_shared: int = 0) -> Example | None:
-        """Build the example of some turns, the first `num_shared` outside the loss; None if none is in it."""
+        """Build an example from turns, with the first `num_shared` outside the loss. None if nothing is in
+        the loss.
+        """
         pieces: list[tuple[str, bool]] = []
         end = 0
         for number, (role, content, mark, spans) in enumerate(turns):
@@ -239,7 +245,9 @@ class ChatReader(ExampleReader):
         return around
 
     def _messages(self, value: dict[str, Any]) -> tuple[list[Node], int, list[str]]:
-        """Return (messages of a record, how many at the beginning are outside the loss, the keys read)."""
+        """Return (the messages of a record, how many of the first ones are outside the loss, the keys
+        read).
+        """
         wanted = (self.config.messages_key,) if self.config.messages_key else MESSAGES_NAMES
         for key in wanted:
             # A Parquet file made from several datasets has several columns, all but one of them null.
@@ -260,7 +268,7 @@ class ChatReader(ExampleReader):
     def _question(
         self, value: dict[str, Any], question: str, answer: str
     ) -> tuple[list[Node], int, list[str]]:
-        """Return the messages of a question with its answer, after the pairs of its history."""
+        """Return the messages of a question and its answer, preceded by the earlier pairs of its history."""
         read, earlier = [question, answer], []
         asked = answer_of(value, question)
         for key in self.keys.readable(("input",)):
@@ -278,7 +286,9 @@ class ChatReader(ExampleReader):
         return [*earlier, *own], 0, read
 
     def _opened(self, turns: list[Turn], value: dict[str, Any], read: list[str]) -> list[Turn]:
-        """Return `turns` after the record's system message and tools, adding their keys to `read`."""
+        """Return `turns` with the record's system message and tools put first; the keys used are added to
+        `read`.
+        """
         role = self._names.get("system", "system")
         first = turns[0] if turns and turns[0].role == role else None
         said = "" if first is None else first.content
@@ -298,7 +308,7 @@ class ChatReader(ExampleReader):
         return turns if said == first.content else [Turn(role, said, first.mark), *turns[1:]]
 
     def _turns(self, messages: list[Node], notes: RecordNotes, last: str = "") -> list[Turn]:
-        """Render the messages that follow one of role `last`. Raises BrokenExample."""
+        """Convert messages to turns; `last` is the role of the message before them. Raises BrokenExample."""
         turns: list[Turn] = []
         for message, place, _ in messages:
             turns.append(self._turn(message, place, last, notes))
@@ -306,7 +316,9 @@ class ChatReader(ExampleReader):
         return turns
 
     def _turn(self, message: Any, place: str, last: str, notes: RecordNotes) -> Turn:
-        """Render a message that follows one of role `last`."""
+        """Convert one message to a turn; `last` is the role of the message before it. Raises
+        BrokenExample.
+        """
         # Nearly all messages have this form.
         if type(message) is dict and len(message) == 2:
             name, content = message.get("role"), message.get("content")
@@ -342,7 +354,7 @@ class ChatReader(ExampleReader):
         content_key: str,
         notes: RecordNotes,
     ) -> Turn:
-        """Render a message that holds more than a role and a content."""
+        """Convert a message that has more keys than a role and a content."""
         keys, read = self.message_keys, [role_key, content_key, *TREE_KEYS]
 
         def look_at_part(part: dict[str, Any], own: Container[str], where: str) -> None:
@@ -379,7 +391,9 @@ class ChatReader(ExampleReader):
         return Turn(role, said, mark, tuple(span for span in spans if span[0]))
 
     def _mark(self, message: dict[str, Any], place: str, read: list[str]) -> bool | None:
-        """Return whether the data marks a message as in the loss, or None. `read` gets the mark's keys."""
+        """Return the data's own mark: whether the message is in the loss; None if unmarked. Adds the mark's
+        keys to `read`.
+        """
         mark = None
         for key in self.message_keys.readable((*MARKS, MASKED)):
             value = message.get(key)
@@ -395,7 +409,9 @@ class ChatReader(ExampleReader):
         return mark
 
     def _advice(self, found: str, last: str) -> str:
-        """Return the fix for an unknown role. The message after a user's is most likely the assistant's."""
+        """Return the fix for an unknown role. The message after a user's message is most likely the
+        assistant's.
+        """
         likely = "assistant" if last == "user" else "user"
         known = {**self.config.roles, found[:SHOWN_CHARS]: likely}
         line = ", ".join(f"{_yaml(name)}: {_yaml(role)}" for name, role in known.items())
@@ -405,13 +421,17 @@ class ChatReader(ExampleReader):
         )
 
     def _tree_of(self, row: Row) -> tuple[str, str | None]:
-        """Return (file, id of the tree that the row belongs to; None if it is not a message of a tree)."""
+        """Return (file, id of the message tree that the row belongs to); the id is None for a row of another
+        kind.
+        """
         if self.config.messages_key is not None or not _is_message(row.record):
             return row.path, None
         return row.path, str(row.record.get("message_tree_id", "one tree"))
 
     def _is_flat(self, path: Path) -> bool:
-        """Return whether the rows of a file are messages of trees, by its columns or its first line."""
+        """Return whether each row of a file is one message of a tree, judging by its columns or its first
+        line.
+        """
         if is_parquet(path):
             with OpenParquet(path, self.where) as file:
                 return set(MESSAGE_KEYS) <= set(file.schema.names)
@@ -431,7 +451,9 @@ def _template(text: str | None, name: str) -> Template | None:
 
 
 def threads(root: Node) -> Iterator[tuple[list[Node], int]]:
-    """Yield for each leaf, in order: (messages from the root to it, how many the previous path shares)."""
+    """Yield for each leaf, in order: (messages from the root to the leaf, how many of them the previous path
+    has too).
+    """
     path: list[Node] = []
     num_shared = 0
     waiting = [(root, 0)]
@@ -452,7 +474,9 @@ def _is_message(record: Any) -> bool:
 
 
 def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
-    """Return the roots of rows that are messages. A row without its parent is broken, with its replies."""
+    """Link rows that are messages into trees and return the roots. A row whose parent is missing becomes a
+    broken root.
+    """
     nodes = {str(row.record["message_id"]): Node(row.record, f"row {row.number}", []) for row in rows}
     roots: list[Node | BrokenExample] = []
     for row in rows:
@@ -471,7 +495,9 @@ def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
 
 
 def _nested(row: Row, tally: Tally) -> "Node | BrokenExample | None":
-    """Return the root of a tree that is one record, under `prompt`; None if it is marked as deleted."""
+    """Return the root of a message tree stored in one record, under `prompt`; None if it is marked as
+    deleted.
+    """
     top = Node({}, "", [])
     waiting: list[tuple[Any, str, Node]] = [(row.record["prompt"], "prompt", top)]
     while waiting:
@@ -490,6 +516,6 @@ def _nested(row: Row, tally: Tally) -> "Node | BrokenExample | None":
 
 
 def _yaml(name: str) -> str:
-    """Return a name as a key or value of YAML; in quotes if it could be read as something else."""
+    """Return a name as a YAML key or value, quoted if YAML could read it as something else."""
     plain = "(?!(?i:y|n|yes|no|on|off|true|false|null)$)[A-Za-z_][A-Za-z0-9_-]*"
     return name if re.fullmatch(plain, name) else json.dumps(name)

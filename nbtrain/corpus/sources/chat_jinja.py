@@ -1,9 +1,10 @@
-"""The prompt of a run's conversations as Hugging Face's chat_template, for programs that serve its export.
+"""Converts the prompt of a run's conversations to a Hugging Face chat_template, for programs that serve its
+export.
 
-It writes the text that training saw before an answer, and refuses what nbtrain's own server refuses. Other
-programs encode that text as a whole, with special tokens in it; training encoded text inside and outside the
-loss separately, as plain characters. An export compares the tokens of both on the pieces of a short
-conversation.
+The template produces the text that training saw before an answer, and raises an error where nbtrain's own
+server would reject the request. Other programs encode that text as a whole, including its special tokens;
+training encoded the text inside and outside the loss separately, as plain characters. An export therefore
+compares the tokens of both on the pieces of a short conversation.
 """
 
 import json
@@ -44,7 +45,9 @@ Talks = ChatSource | PreferenceSource | AlpacaSource
 
 
 def talks_of(sources: Iterable[SourceModel]) -> Talks | None:
-    """Return the source whose template a chat uses: the first conversations, else the first instructions."""
+    """Return the source whose template a chat uses: the first source of conversations, else of
+    instructions.
+    """
     found = list(sources)
     for kinds in ((ChatSource, PreferenceSource), (AlpacaSource,)):
         for source in found:
@@ -54,10 +57,10 @@ def talks_of(sources: Iterable[SourceModel]) -> Talks | None:
 
 
 def chat_jinja(source: Talks, eod_token: str) -> str:
-    """Return the chat_template of a source, in the Jinja that transformers, vLLM and llama.cpp read.
+    """Return the chat_template of a source, in the Jinja dialect that transformers, vLLM and llama.cpp read.
 
-    A conversation that ends with an answer ends with `eod_token`, as in training: further training with this
-    template teaches the model to stop. A prompt never has it.
+    As in training, a conversation that ends with an answer is closed by `eod_token`, so that further training
+    with this template teaches the model to stop. A prompt is never closed by it.
     """
     if isinstance(source, AlpacaSource):
         template = Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS)
@@ -79,7 +82,9 @@ def chat_jinja(source: Talks, eod_token: str) -> str:
 
 
 def text_of_template(source: SourceModel) -> str:
-    """Return what a source's template writes for empty messages of all roles; "" without a template."""
+    """Return the text that a source's template produces for empty messages of all roles; "" without a
+    template.
+    """
     if isinstance(source, AlpacaSource):
         prompt = Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS)
         return prompt.render(dict.fromkeys(FIELDS, ""))
@@ -90,7 +95,7 @@ def text_of_template(source: SourceModel) -> str:
 
 
 def pieces_of(source: Talks) -> list[str]:
-    """Return the pieces of a short conversation as training encodes it: question, answer, question."""
+    """Return the pieces of a short conversation (question, answer, question) as training encodes them."""
     if isinstance(source, AlpacaSource):
         return [
             Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS).render(
@@ -109,7 +114,7 @@ def pieces_of(source: Talks) -> list[str]:
 
 
 def _expression(template: Template, fields: Mapping[str, str]) -> str:
-    """Return a Jinja expression of a template's text, in which each field is an expression."""
+    """Return a Jinja expression for a template's text, in which each field is replaced by an expression."""
     parts = [fields[part] if is_field else _literal(part) for part, is_field in template.parts if part]
     return " + ".join(parts)
 

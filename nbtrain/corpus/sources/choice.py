@@ -1,10 +1,10 @@
-"""The files of a folder that a source reads: chosen by suffix, `exclude` and the split in their names.
+"""Chooses the files of a folder that a source reads, by suffix, by `exclude` and by the split in their names.
 
-all files below the folder, without hidden ones
-  -> others         another suffix
-  -> excluded       a pattern of `exclude` matches
-  -> other_splits   `split` is set, and the name says another split
-  -> read
+all files below the folder, except hidden ones
+    -> others         another suffix
+    -> excluded       a pattern of `exclude` matches
+    -> other_splits   `split` is set, and the name contains another split
+    -> read
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ HELD_OUT = {"validation", "test"}
 
 @dataclass
 class Choice:
-    """The files of one folder, by relative path, each list in order."""
+    """The files of one folder, grouped by whether and why they are skipped: relative paths in order."""
 
     read: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
-    """Files that another kind of source may read, or none."""
+    """Files with another suffix, which another kind of source may be able to read."""
     excluded: list[str] = field(default_factory=list)
     other_splits: list[str] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Choice:
     def of(
         cls, root: Path, is_wanted: Callable[[str], bool], split: str | None, exclude: list[str], where: str
     ) -> "Choice":
-        """Choose among the files below `root`. Raises DataError as folder.listed_files does."""
+        """Group the files below `root`. Raises the errors of folder.listed_files."""
         wanted, others = folder.listed_files(root, is_wanted, where)
         choice = cls(others=others)
         matched: set[str] = set()
@@ -52,13 +52,15 @@ class Choice:
         return choice
 
     def mixed_splits(self) -> str | None:
-        """Return the splits of the files that are read, in words, if a held-out one is among others."""
+        """Describe the splits of the files to be read if a held-out split is among several; None
+        otherwise.
+        """
         splits = {split_of(name) for name in self.read}
         return counted_splits(self.read) if len(splits) > 1 and splits & HELD_OUT else None
 
 
 def counted_splits(names: list[str]) -> str:
-    """Return how many files name each split, and the first of them: "train 2 (a/train.jsonl, ...)"."""
+    """Return how many files belong to each split, with the first file: "train: 2 (a/train.jsonl, ...)"."""
     parts = []
     for split in ("train", "validation", "test", None):
         own = [name for name in names if split_of(name) == split]
@@ -69,7 +71,7 @@ def counted_splits(names: list[str]) -> str:
 
 
 def _is_of_split(name: str, split: str) -> bool:
-    """Return whether a file is read for a split: training also reads files whose names give no split."""
+    """Return whether a file is read for a split; training also reads files whose names contain no split."""
     return split_of(name) in ((None, "train") if split == "train" else (split,))
 
 

@@ -1,12 +1,14 @@
-"""The one table of file suffixes and the kinds that read them, and the words in file names that name a split.
+"""The table of file suffixes and the kinds of source that read them, and of words in file names that mean a
+split.
 
     suffixes                     also compressed   read by kind
     .jsonl .ndjson .json         yes               jsonl, and tokens, chat, alpaca, ... (record_files.py)
     .parquet .parq .pq           no                parquet, and tokens, chat, alpaca, ...
-    .txt .md                     yes               text; not README.md, LICENSE.md and their like
+    .txt .md                     yes               text; not README.md, LICENSE.md and similar
     .arrow                       no                hf-dataset (a folder of save_to_disk)
 
-A suffix only chooses files of a folder. The first bytes decide how a file is read (compression.py).
+A suffix decides only which files of a folder are read. The first bytes decide how a file is read
+(compression.py).
 """
 
 import re
@@ -90,12 +92,14 @@ def is_metadata(name: str) -> bool:
 
 
 def stands_beside_data(name: str) -> bool:
-    """Return whether a file usually accompanies data without being data: a README, a checksum, _SUCCESS."""
+    """Return whether a file usually accompanies data but holds none: a README, a checksum, _SUCCESS."""
     return is_metadata(name) or BESIDE_DATA.fullmatch(name) is not None
 
 
 def why_not_read(name: str, suffixes: tuple[str, ...]) -> str:
-    """Return why a file of a folder that is searched for `suffixes` is skipped, and what would read it."""
+    """Return why a file is skipped in a folder searched for `suffixes`, and which kind of source would read
+    it.
+    """
     if unpack := advice(name, suffixes):
         return unpack
     kind = KINDS.get(suffix_of(name))
@@ -103,7 +107,7 @@ def why_not_read(name: str, suffixes: tuple[str, ...]) -> str:
 
 
 def listed_suffixes(suffixes: tuple[str, ...]) -> str:
-    """Return suffixes as messages list them: ".jsonl, .ndjson or .json (also .gz, .zst, .bz2, .xz)"."""
+    """Return suffixes as a list for messages: ".jsonl, .ndjson or .json (also .gz, .zst, .bz2, .xz)"."""
     *others, last = suffixes
     listed = f"{', '.join(others)} or {last}" if others else last
     packed = [suffix for suffix in suffixes if suffix in COMPRESSIBLE]
@@ -114,9 +118,11 @@ def listed_suffixes(suffixes: tuple[str, ...]) -> str:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a path below a folder names: train, validation, test; None if it names none.
+    """Return the split (train, validation, test) that a path below a folder contains; None if it contains
+    none.
 
-    The last part of the path that names one decides. Of a name with several, the held-out one counts.
+    The last part of the path with a split decides. If a part contains several splits, the held-out one
+    counts.
     """
     for part in reversed(PurePosixPath(name.lower()).parts):
         for split, words in _SPLITS.items():

@@ -1,11 +1,13 @@
-"""Base of the sources that are files: choosing files, splitting them into parts, and reading a part's lines.
+"""Base class of sources that are files: choosing files, splitting them into parts, and reading a part's
+lines.
 
     files in the order of relative paths
-      -> small files in groups of about PART_BYTES    SourcePart.details = their paths; path is None
-      -> a large file in pieces of about PART_BYTES   SourcePart.path; bytes start to stop, or content
+        -> small files in groups of about PART_BYTES    SourcePart.details = their paths; path is None
+        -> a large file in pieces of about PART_BYTES   SourcePart.path; bytes start to stop, or content
 
-Pieces end at line ends, or after a separator line, at the same bytes of text whether or not the file is
-compressed. Lines of a piece are numbered from its first line, lines of a file in a group from the file's.
+Pieces end at line ends, or after a separator line. They end at the same bytes of text whether or not the file
+is compressed. Lines of a piece are numbered from its first line; lines of a file in a group from the file's
+first line.
 """
 
 import io
@@ -48,7 +50,7 @@ class FileReader(base.SourceReader):
     suffixes: ClassVar[tuple[str, ...]]
 
     def files(self) -> list[Path]:
-        """Return the files, in the order of relative paths. Raises DataError if there is none."""
+        """Return the files in the order of relative paths. Raises DataError if there are no files."""
         path = resolve(self.config.path)
         if folder.is_file(path, self.where):
             folder.check_name(path, self.where)
@@ -57,7 +59,9 @@ class FileReader(base.SourceReader):
         return [path / name for name in self._choice(path).read]
 
     def _choice(self, root: Path) -> Choice:
-        """Return the files of the folder to read. Raises DataError if it is missing or none matches."""
+        """Choose the files of the folder to read. Raises DataError if the folder is missing or no file
+        matches.
+        """
         where = f"{self.where}: path = {self.config.path!r}"
         if not folder.is_folder(root, self.where):
             if root.is_symlink():
@@ -89,7 +93,7 @@ class FileReader(base.SourceReader):
         return f"the folder holds no {self.wanted_files()}.{left_out}"
 
     def _refuse_choice(self) -> None:
-        """Raise DataError for settings that choose among the files of a folder if the path is a file."""
+        """Raise DataError if the path is a file, but settings choose among the files of a folder."""
         for key in ("split", "exclude"):
             if getattr(self.config, key):
                 raise DataError(
@@ -98,7 +102,9 @@ class FileReader(base.SourceReader):
                 )
 
     def _left_out(self, choice: Choice) -> str | None:
-        """Return a sentence on the folder's unread files, NAMED_FILES by name; None without any."""
+        """Return a sentence on the folder's skipped files, naming up to NAMED_FILES; None if no file is
+        skipped.
+        """
         root = resolve(self.config.path)
         names = [name for name in choice.others if not file_kinds.stands_beside_data(Path(name).name)]
         if not names:
@@ -115,11 +121,11 @@ class FileReader(base.SourceReader):
         return f"Files that kind: {self.kind} does not read are skipped: {', '.join(named)}{more}."
 
     def is_wanted(self, name: str) -> bool:
-        """Return whether a file of a folder is read."""
+        """Return whether the source reads a file with this name in a folder."""
         return file_kinds.suffix_of(name) in self.suffixes and not file_kinds.is_metadata(name)
 
     def wanted_files(self) -> str:
-        """Describe the files of a folder that are read, to follow the word "no"."""
+        """Describe the files that are read from a folder, as a phrase to follow the word "no"."""
         return f"file with the suffix {file_kinds.listed_suffixes(self.suffixes)}"
 
     def fingerprint(self) -> dict[str, Any]:
@@ -142,7 +148,7 @@ class FileReader(base.SourceReader):
         return min(num_bytes, most)
 
     def unpacked_bytes_of(self, path: Path, most: int) -> int:
-        """Return the unpacked bytes of one file, unpacking no more than about `most` to count them."""
+        """Return the unpacked size of a file in bytes, unpacking only about `most` bytes to find out."""
         with open_bytes(path, self.where) as stream:
             if not isinstance(stream.raw, compression.Unpacked):
                 return path.stat().st_size
@@ -157,7 +163,9 @@ class FileReader(base.SourceReader):
         self.report_left_out()
 
     def report_left_out(self) -> None:
-        """Warn of the files of the folder that are not read, and of patterns that exclude no file."""
+        """Log a warning about skipped files of the folder, and about patterns of `exclude` that match
+        nothing.
+        """
         root = resolve(self.config.path)
         if not folder.is_folder(root, self.where):
             return
@@ -187,7 +195,7 @@ class FileReader(base.SourceReader):
             yield _grouped(group)
 
     def size_as_text(self, path: Path) -> int:
-        """Return about how many bytes of text a file holds, to tell small files from large ones."""
+        """Estimate the bytes of text in a file, to distinguish small files from large ones."""
         return path.stat().st_size * (USUAL_RATIO if path.suffix.lower() in PACKED else 1)
 
     @abstractmethod
@@ -195,7 +203,9 @@ class FileReader(base.SourceReader):
         """Yield the parts of a file that is larger than a part."""
 
     def opened(self, part: SourcePart) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """Yield (shown file, its lines with ends) for each file of a part. Raises DataError for damage."""
+        """Yield (file name for messages, its lines with line ends) for each file of a part. Raises DataError
+        for damage.
+        """
         if part.content is not None:
             yield part.path or part.name, io.BytesIO(part.content)
             return
@@ -211,12 +221,12 @@ class FileReader(base.SourceReader):
                 yield display(path), _without_mark(stream)
 
     def open_file(self, path: Path) -> io.BufferedReader:
-        """Return the lines of a whole file. Raises the errors of open_lines."""
+        """Open a whole file for reading lines. Raises the errors of open_lines."""
         return open_lines(path, self.where)
 
 
 class _PartBytes(io.RawIOBase):
-    """The bytes of a part. Reading raises DataError if the file ends before it."""
+    """The bytes of a part as a stream. Reading raises DataError if the file ends before the part does."""
 
     def __init__(self, stream: io.BufferedReader, part: SourcePart, where: str):
         assert part.stop is not None
@@ -240,7 +250,9 @@ class _PartBytes(io.RawIOBase):
 
 
 def open_lines(path: Path, where: str) -> io.BufferedReader:
-    """Open a file of lines as open_bytes does. Raises DataError for UTF-16, whose lines cannot be read."""
+    """Open a file of lines as open_bytes does. Raises DataError for UTF-16, which cannot be split into
+    lines.
+    """
     stream = open_bytes(path, where)
     try:
         begun = stream.peek(2)
@@ -256,7 +268,9 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
-    """Yield parts of about PART_BYTES of a file of lines, ending after a line, or a `separator` line."""
+    """Yield parts of about PART_BYTES of a file of lines; each ends after a line, or after a `separator`
+    line.
+    """
     if packing_of_file(path, where):
         with open_lines(path, where) as stream:
             yield from stream_pieces(path, stream, separator)
@@ -275,7 +289,7 @@ def is_separator(line: bytes, separator: bytes) -> bool:
 
 
 def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | None) -> int:
-    """Return the first position from `at` on at which a part may end."""
+    """Return the first position, not before `at`, where a part may end."""
     if at >= num_bytes:
         return num_bytes
     at -= 1
@@ -298,7 +312,7 @@ def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | 
 def stream_pieces(
     path: Path, stream: io.BufferedReader, separator: bytes | None = None
 ) -> Iterator[SourcePart]:
-    """Yield a stream's lines in parts with content. Its raw stream counts the file's `consumed_bytes`."""
+    """Yield a stream's lines in parts with `content`. Its raw stream provides the position in the file."""
     raw: Any = stream.raw
     name, num_bytes, start, attributed = display(path), path.stat().st_size, 0, 0
     while content := _piece(stream, separator):
@@ -314,7 +328,7 @@ def stream_pieces(
 
 
 def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:
-    """Return the next PART_BYTES of a stream and the rest of the line, or up to the separator."""
+    """Return the next PART_BYTES of a stream, extended to the end of the line or of the separator line."""
     content = stream.read(base.PART_BYTES)
     if len(content) < base.PART_BYTES:
         return content
@@ -349,7 +363,7 @@ def _without_mark(stream: Any) -> Any:
 
 
 def joined(pieces: list[bytes]) -> bytes:
-    """Join all of them and empty the list, so that a long line is not held twice."""
+    """Join the pieces and clear the list, so that a long line is not in memory twice."""
     whole = b"".join(pieces)
     pieces.clear()
     return whole

@@ -1,6 +1,7 @@
-"""Lists the files of a folder, despite links, loops of links, missing rights, odd names and kinds of files.
+"""Lists the files of a folder, whatever it contains: links, loops of links, unreadable files, odd names,
+pipes.
 
-Nothing that may hold text is skipped silently: anything unreadable is a DataError that names it.
+No file that may hold text is skipped silently: anything unreadable raises a DataError with its name.
 """
 
 import errno
@@ -22,11 +23,11 @@ IRREGULAR = {
 
 
 def listed_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> tuple[list[str], list[str]]:
-    """Return (the files below `root` whose name is wanted, all others): relative paths, none hidden.
+    """Return (files below `root` whose name is wanted, all other files): relative paths without hidden files.
 
-    Links are followed; each folder is read once: by its own name if it is below `root`, else by its first
-    link. Raises DataError for a folder that cannot be read, and for a wanted name that is a dead link, an
-    irregular file, or not UTF-8.
+    Links are followed. Each folder is read once: under its own name if it is below `root`, otherwise under
+    the first link to it. Raises DataError for a folder that cannot be read, and for a wanted name that is a
+    dangling link, not a regular file, or not UTF-8.
     """
     wanted: list[str] = []
     others: list[str] = []
@@ -68,7 +69,9 @@ def listed_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> tu
 
 
 def status(path: Path, where: str) -> os.stat_result | None:
-    """Return the status of a path's target; None if there is none. Raises DataError if it cannot be read."""
+    """Return the status of a path's target; None if it does not exist. Raises DataError if it cannot be
+    determined.
+    """
     try:
         return path.stat()
     except ValueError:  # a null byte
@@ -80,13 +83,15 @@ def status(path: Path, where: str) -> os.stat_result | None:
 
 
 def is_folder(path: Path, where: str) -> bool:
-    """Return whether it is a folder. Raises DataError if that cannot be found out."""
+    """Return whether a path is a folder. Raises DataError if that cannot be determined."""
     found = status(path, where)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def is_file(path: Path, where: str) -> bool:
-    """Return whether it is a regular file. Raises DataError for a pipe, a socket, a device, no access."""
+    """Return whether a path is a regular file. Raises DataError for a pipe, socket or device, or without
+    access.
+    """
     found = status(path, where)
     if found is None:
         return False
@@ -100,7 +105,7 @@ def is_file(path: Path, where: str) -> bool:
 
 
 def check_name(path: Path, where: str) -> None:
-    """Raises DataError if a name is not UTF-8: records and manifests hold it."""
+    """Raise DataError if a name is not UTF-8: records and manifests could not store it."""
     if shown(path) != display(path):
         raise DataError(
             f"{where}: {shown(path)}: the name is not UTF-8, but manifests store the names of a source's "
@@ -117,14 +122,14 @@ def dangling(path: Path, where: str) -> DataError:
 
 
 def unreadable(path: Path, error: OSError, where: str) -> DataError:
-    """Return the error for a path that the system does not let this process read."""
+    """Return the error for a path that this process may not read."""
     # Arrow's strerror is a sentence that contains the whole path.
     reason = error.strerror if error.errno is None else os.strerror(error.errno)
     return DataError(f"{where}: {shown(path)}: cannot be read: {reason}.")
 
 
 def shown(path: Path) -> str:
-    """Return a path for messages; one that is not UTF-8 is shown in ASCII and quotes."""
+    """Return a path for messages; a path that is not UTF-8 is escaped and quoted."""
     name = display(path)
     try:
         name.encode()
@@ -134,7 +139,7 @@ def shown(path: Path) -> str:
 
 
 def _leads_to_folder(link: Path, is_wanted: bool, where: str) -> bool:
-    """Return whether a link leads to a folder. Raises DataError if it is wanted but leads nowhere."""
+    """Return whether a link leads to a folder. Raises DataError if its name is wanted but it is dangling."""
     found = status(link, where)
     if found is None:
         if is_wanted:

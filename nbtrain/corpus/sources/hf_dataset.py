@@ -21,7 +21,7 @@ from nbtrain.corpus.sources.folder import is_file, is_folder, unreadable
 
 
 class OpenArrow(arrow.OpenTable):
-    """An Arrow stream mapped into memory: pages are read when their batch is. Its units are batches."""
+    """A memory-mapped Arrow stream: pages are loaded when their batch is read. Its units are batches."""
 
     format = "Arrow stream"
     units = "batches"
@@ -48,14 +48,14 @@ class OpenArrow(arrow.OpenTable):
         return self
 
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
-        """Yield batches; writers make them of any size, so large ones are sliced."""
+        """Yield record batches. Writers choose any batch size, so large batches are sliced."""
         for batch in self._units(start, stop):
             num_rows = max(1, batch.num_rows * arrow.BATCH_BYTES // max(1, _num_bytes(batch, columns)))
             for first in range(0, batch.num_rows, num_rows):
                 yield batch.slice(first, num_rows)
 
     def _units(self, start: int, stop: int | None) -> Iterator[Any]:
-        """Yield the batches as stored in the file; those before `start` are skipped unread."""
+        """Yield the batches as stored in the file, skipping those before `start` without reading them."""
         try:
             yield from islice(self._stream, start, stop)
         except (OSError, self._arrow.ArrowException) as error:
@@ -117,7 +117,9 @@ class HfDatasetReader(arrow.ColumnReader):
         return [folder / name for name in names]
 
     def report_left_out(self) -> None:
-        """Report nothing: the folder lists its data files; others are save_to_disk's or other splits'."""
+        """Report nothing: state.json lists the data files, and other files belong to save_to_disk or other
+        splits.
+        """
 
     def licence(self) -> str | None:
         return self._info("license")

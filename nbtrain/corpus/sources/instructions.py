@@ -1,10 +1,9 @@
-"""Base of sources of fine-tuning examples: prompt_completion.py, alpaca.py, chat.py, preference.py.
+"""Base of the sources of fine-tuning examples: prompt_completion.py, alpaca.py, chat.py, preference.py.
 
     record -> pieces (text, whether it is in the loss) -> records.Example
 
 Each piece is encoded separately. The end-of-document token follows the last piece, and is in the loss if that
-piece is. The pieces of a prompt are joined, so that a prompt has the same tokens in training as when the
-model is used.
+piece is. The pieces of a prompt are joined, so that a prompt has the same tokens in training and in use.
 """
 
 from abc import abstractmethod
@@ -25,11 +24,11 @@ NO_LOSS = "no_loss"
 
 
 class BrokenExample(ValueError):
-    """A record that is broken; the message names the problem."""
+    """Raised for a broken record; the message describes the problem."""
 
 
 class ExampleReader(RecordFileReader):
-    """Reads objects that are examples. Broken ones are skipped and counted."""
+    """Reads records that are fine-tuning examples. Broken records are skipped and counted."""
 
     @cached_property
     def keys(self) -> KeyPolicy:
@@ -51,7 +50,9 @@ class ExampleReader(RecordFileReader):
     def checked(
         self, value: dict[str, Any], path: str, line: int, tally: Tally
     ) -> Example | Preference | None:
-        """Return the example of one object; None if it is broken or without loss, which `tally` counts."""
+        """Return the example of one record; None if it is broken or has nothing in the loss, which `tally`
+        counts.
+        """
         notes = RecordNotes()
         try:
             example = self.example(value, notes)
@@ -67,7 +68,8 @@ class ExampleReader(RecordFileReader):
 
     @abstractmethod
     def example(self, value: dict[str, Any], notes: RecordNotes) -> Example | Preference | None:
-        """Return the example of one object; None if its marks leave no loss. Raises BrokenExample.
+        """Return the example of one record; None if its marks leave nothing in the loss. Raises
+        BrokenExample.
 
         `notes` receives the keys that are not read.
         """
@@ -82,9 +84,9 @@ def text_of(
 ) -> str:
     """Return the text under a key, or the joined texts of its parts.
 
-    `place` names `value` in the message of BrokenExample; `kind`, the source's, adds another way to read it.
-    `look` receives (a part with further keys, the keys that were read, its place); without it, such a part is
-    broken if the keys hold values.
+    `place` refers to `value` in the message of BrokenExample; for the source's `kind`, the message adds
+    another way to read the record. `look` receives each part that has further keys, the keys that were read,
+    and its place; without `look`, such a part is broken if the further keys hold values.
     """
     if key not in value:
         forward = way_forward(value, kind) if kind else ""
@@ -109,7 +111,7 @@ def text_of(
 
 
 def _refuse_more(part: dict[str, Any], read: Container[str], place: str) -> None:
-    """Raise BrokenExample if a part of a text holds more than its type and text."""
+    """Raise BrokenExample if a part of a text has further keys with values, besides type and text."""
     for key, value in part.items():
         if key not in read and holds_value(value):
             raise BrokenExample(
@@ -118,12 +120,12 @@ def _refuse_more(part: dict[str, Any], read: Container[str], place: str) -> None
 
 
 def _is_text_part(part: Any) -> bool:
-    """Return whether it is {"type": "text", "text": ...}, the form of multimodal interfaces."""
+    """Return whether a value is {"type": "text", "text": ...}, the form of multimodal APIs."""
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def answer_of(value: dict[str, Any], key: str, place: str = "", kind: str = "") -> str:
-    """Return text_of, which must not be empty or whitespace. Raises BrokenExample."""
+    """Return text_of(), which must not be empty or whitespace. Raises BrokenExample."""
     text = text_of(value, key, place, kind)
     if not text or text.isspace():
         raise BrokenExample(f"{_shown(key, place)} is empty")
@@ -135,7 +137,9 @@ def _shown(key: str, place: str) -> str:
 
 
 def joined(pieces: list[tuple[str, bool]]) -> Example:
-    """Build an example from pieces: empty ones are dropped, and neighbours equally in the loss are joined."""
+    """Build an example from pieces: drop empty ones, and join neighbours that are both in or both outside the
+    loss.
+    """
     joined: list[tuple[str, bool]] = []
     for text, is_learnt in pieces:
         if joined and joined[-1][1] == is_learnt:

@@ -1,12 +1,13 @@
-"""Reads JSON files that are not lines as lines: one element per line, in the memory of the largest element.
+"""Converts JSON files that are not JSON lines to lines: one element per line, in the memory of the largest
+element.
 
-    [{...}, {...}]              one array: split at the commas outside every string and inner bracket
-    {                           objects over several lines, one after another: split where one ends
+    [{...}, {...}]              one array: split at the commas outside all strings and inner brackets
+    {                           objects over several lines, one after another: split where an object ends
       "text": ...
     }
 
-Elements are not parsed at this stage. So a broken element of an array affects no other, and each is parsed as
-a line is. The line of a problem counts elements from 1.
+Elements are not parsed at this stage, but later, line by line, so a broken element of an array affects no
+other. The line number of a problem is the number of the element, counted from 1.
 """
 
 import io
@@ -40,7 +41,7 @@ _INDENTED_OBJECT = re.compile(rb'\s*\{[ \t\r]*\n\s*("|\})')
 
 
 def open_records(path: Path, where: str) -> io.BufferedReader:
-    """Open a file of objects as lines, whether it holds JSON lines, one array or objects over several lines.
+    """Open a file of objects as lines: JSON lines, one array, or objects over several lines.
 
     Raises the errors of open_lines.
     """
@@ -56,14 +57,18 @@ def open_records(path: Path, where: str) -> io.BufferedReader:
 
 
 def record_pieces(path: Path, where: str) -> Iterator[SourcePart]:
-    """Yield the parts of a large file of objects; if the file is not lines, parts carry their content."""
+    """Yield the parts of a large file of objects. If the file is not JSON lines, parts carry their
+    content.
+    """
     with open_records(path, where) as stream:
         is_cut = isinstance(stream.raw, ArrayLines)
         yield from stream_pieces(path, stream) if is_cut else line_pieces(path, where)
 
 
 class ArrayLines(compression.BlockStream):
-    """The elements of an array as lines. Reading raises DataError if it has no end or anything follows it."""
+    """The elements of an array as lines. Reading raises DataError if the array is not closed or more text
+    follows it.
+    """
 
     _of_what = "the array"
 
@@ -89,7 +94,7 @@ class ArrayLines(compression.BlockStream):
         super().close()
 
     def _cut(self) -> Iterator[bytes]:
-        """Yield the bytes between the commas of the array."""
+        """Yield the bytes between the array's commas."""
         buffer = self._stream.read(READ_BYTES).removeprefix(BOM_UTF8)
         start = position = buffer.index(b"[") + 1
         depth = 1
@@ -131,7 +136,7 @@ class ArrayLines(compression.BlockStream):
 
 
 class ObjectLines(ArrayLines):
-    """Consecutive objects as lines. Reading raises DataError if the last has no end."""
+    """Consecutive objects as lines. Reading raises DataError if the last object is not closed."""
 
     _of_what = "the file"
 

@@ -1,6 +1,6 @@
-"""Reads, with Python's json, JSON that orjson refuses although its document can be used.
+"""Parses with Python's json module what orjson rejects although the document is usable.
 
-NaN, Infinity and numbers beyond float64 occur under other keys; json.dumps writes lone surrogates.
+Other keys may hold NaN, Infinity and numbers beyond float64, and json.dumps writes lone surrogates.
 """
 
 import json
@@ -12,7 +12,9 @@ KINDS = {bool: "true or false", **dict.fromkeys((int, float), "a number"), str: 
 
 
 def record_of(line: bytes) -> dict[str, Any]:
-    """Return a line's object; its strings may hold lone surrogates. Raises ValueError with the problem."""
+    """Return the object on a line; its strings may hold lone surrogates. Raises ValueError with the
+    problem.
+    """
     try:
         value = _value(line)
         if isinstance(value, dict):
@@ -26,7 +28,7 @@ def record_of(line: bytes) -> dict[str, Any]:
 
 
 def _value(content: bytes) -> Any:
-    """Return the value of a line. Raises json.JSONDecodeError if neither parser reads it."""
+    """Return the value on a line. Raises json.JSONDecodeError if neither parser reads it."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -40,7 +42,7 @@ def _value(content: bytes) -> Any:
 
 
 def _integer(digits: str) -> float:
-    """Parse an integer; Python refuses more than 4,300 digits, but here only its type matters."""
+    """Parse an integer as a float: Python refuses more than 4,300 digits, and only the type matters here."""
     return int(digits) if len(digits) < 1000 else float(digits)
 
 
@@ -52,12 +54,12 @@ def kind_of(value: Any) -> str:
 
 
 def keys_of(value: dict[str, Any]) -> str:
-    """Return the first keys of an object, for messages."""
+    """Return the first keys of an object as a list for messages."""
     return ", ".join(map(repr, list(value)[:5])) or "no keys"
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be written as UTF-8: it holds no lone surrogate."""
+    """Return whether a text can be encoded as UTF-8, that is, holds no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -66,7 +68,7 @@ def is_unicode(text: str) -> bool:
 
 
 def not_utf8(content: bytes) -> str | None:
-    """Return the problem with bytes that are not UTF-8; None if they are."""
+    """Return a description of why some bytes are not UTF-8; None if they are."""
     try:
         content.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,6 @@
-"""JSON: one object per line, one array of objects, or consecutive objects; the text is under one key."""
+"""JSON files whose objects hold text under one key: one object per line, one array, or consecutive
+objects.
+"""
 
 import io
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ from nbtrain.corpus.sources.shapes import way_forward
 
 
 class JsonlReader(FileReader):
-    """Reads files of objects. Broken lines are skipped and counted; lone surrogates drop a text."""
+    """Reads files of objects. Broken lines are skipped and counted; a text with a lone surrogate is
+    dropped.
+    """
 
     kind = "jsonl"
     suffixes = RECORDS
@@ -82,7 +86,7 @@ class JsonlReader(FileReader):
 
 
 def texts_of(record: dict[str, Any], keys: tuple[str, ...], kind: str) -> tuple[str, ...]:
-    """Return the text under each of `keys`. Raises ValueError with the problem of the record."""
+    """Return the text under each of `keys`. Raises ValueError with a description if the record is broken."""
     for key in keys:
         if key not in record:
             forward = way_forward(record, kind)

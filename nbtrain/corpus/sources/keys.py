@@ -1,13 +1,13 @@
-"""Rules for each key of a record in each kind of source: the one table that readers and docs share.
+"""Rules for the keys of records in each kind of source: the table that readers and documentation share.
 
     used      read: its value becomes part of the text or of the loss mask
     refused   the record counts as broken: training without the key would change its meaning
     counted   not read; prepare, the manifest and the data card report how many records have a value there
 
-A key without a rule is counted, except in fine-tuning records and token ids. There a key whose name and
-value look like a mark of what is trained on (is_masked: true, turnWeight: 0.5) is refused, and so is another
-spelling of a key with a rule (toolCalls, System-Prompt). `ignored_keys` of a source makes refused and
-optional keys counted ones. docs/record-keys.md is generated from TABLES.
+A key without a rule is counted, with one exception. In fine-tuning records and token ids, a key is refused if
+its name and value look like a mark of what is trained on (is_masked: true, turnWeight: 0.5), or if it is
+another spelling of a key with a rule (toolCalls, System-Prompt). `ignored_keys` of a source turns refused and
+optional keys into counted ones. docs/record-keys.md is generated from TABLES.
 """
 
 import re
@@ -26,11 +26,11 @@ Use = Literal["used", "refused", "counted"]
 
 
 class RefusedKeys(ValueError):
-    """Names the keys of a record that its kind does not read, and says what to do."""
+    """Raised for a record with refused keys; the message names them and the fix."""
 
 
 def holds_value(value: Any) -> bool:
-    """Return whether a value says anything: null, "", [] and {} do not, nor does a list or object of them."""
+    """Return whether a value holds data: null, "", [], {} and lists or objects of only these do not."""
     if value is None:
         return False
     if isinstance(value, str):
@@ -39,7 +39,7 @@ def holds_value(value: Any) -> bool:
         return any(map(holds_value, value.values()))
     if isinstance(value, list | tuple):
         return any(map(holds_value, value))
-    size = getattr(value, "size", 1)  # of a NumPy array
+    size = getattr(value, "size", 1)  # the size of a NumPy array
     return not isinstance(size, int) or size > 0
 
 
@@ -48,7 +48,9 @@ FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 
 
 def number_of(value: Any) -> float | None:
-    """Return a flag or number, also as text ("false", "0.5"), as a number; None for anything else."""
+    """Return a flag or number as a float, also if it is written as text ("false", "0.5"); None for other
+    values.
+    """
     if isinstance(value, str):
         text = value.strip().lower()
         try:
@@ -59,39 +61,41 @@ def number_of(value: Any) -> float | None:
 
 
 def is_flag_or_number(value: Any) -> bool:
-    """Return whether a value may say how good a record is: a flag or a number, alone or in a list."""
+    """Return whether a value could rate a record: a flag or a number, alone or in a list."""
     if isinstance(value, list):
         return any(map(is_flag_or_number, value))
     return number_of(value) is not None or getattr(value, "size", 0) > 0
 
 
 def is_weight(value: Any) -> bool:
-    """Return whether a weight or mark changes what is trained on: a list, or anything but true and 1."""
+    """Return whether a weight or mark changes what is trained on: a list, or a number other than 1 and
+    true.
+    """
     if isinstance(value, list):
         return any(number_of(entry) is not None or isinstance(entry, dict | list) for entry in value)
     return number_of(value) not in (None, 1) or getattr(value, "size", 0) > 0
 
 
 def is_mark(value: Any) -> bool:
-    """Return whether a value may say what is trained on: a flag, a number or a list.
+    """Return whether a value could mark what is trained on: a flag, a number or a list.
 
-    true and 1 may too, because the name may say that the text is masked.
+    This includes true and 1, because the key's name may mean that the text is masked.
     """
     return is_weight(value) or number_of(value) is not None
 
 
 def leaves_out(value: Any) -> bool:
-    """Return whether a flag says yes."""
+    """Return whether a flag is set: a number or flag other than 0 and false."""
     return number_of(value) not in (None, 0)
 
 
 def is_off(value: Any) -> bool:
-    """Return whether a flag says no."""
+    """Return whether a flag is 0 or false."""
     return number_of(value) == 0
 
 
 def names_tools(value: Any) -> bool:
-    """Return whether a value holds a tool, also as JSON text: "[]" holds none."""
+    """Return whether a value holds at least one tool; it may be JSON text ("[]" holds none)."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -101,28 +105,28 @@ def names_tools(value: Any) -> bool:
 
 
 def names_held_out_split(value: Any) -> bool:
-    """Return whether a value names a split that is not trained on: validation, dev, test, ..."""
+    """Return whether a value is the name of a split that is not trained on: validation, dev, test, ..."""
     return isinstance(value, str) and split_of(value) not in (None, "train")
 
 
 @dataclass(frozen=True)
 class KeyRule:
-    """Rule for some keys in one place of a record."""
+    """The rule for some keys at one place of a record."""
 
     names: tuple[str, ...]
     use: Use
     what: str
-    """Description of the keys' contents, as messages state it."""
+    """Description of what the keys hold, for messages."""
     how: str = ""
-    """A sentence on how they are used, for docs/record-keys.md."""
+    """A sentence on how the keys are used, for docs/record-keys.md."""
     fix: str = ""
-    """Fix for a refused key, besides ignored_keys: a sentence of the message."""
+    """Sentence that suggests a fix for a refused key, in addition to ignored_keys."""
     setting: str | None = None
-    """The field of the source that names the key instead, if it is set."""
+    """Field of the source that, if set, names another key to read instead."""
     unread: Use = "counted"
-    """Use of a used key in a record of a shape that does not read it."""
+    """How a used key is treated in records of a shape that does not read it."""
     matters: Callable[[Any], bool] = holds_value
-    """Whether a value of a refused key changes what is trained on; others are counted."""
+    """Whether a value of a refused key changes what is trained on; other values are only counted."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class KeyTable:
 
     record: tuple[KeyRule, ...]
     message: tuple[KeyRule, ...] = ()
-    """Rules for the messages of its conversations."""
+    """Rules for the messages of the kind's conversations."""
     marks: bool = True
     """Whether unknown keys that look like marks are refused."""
 
@@ -608,13 +612,13 @@ LENGTH_WORDS = frozenset(
 
 @lru_cache(maxsize=4096)
 def looks_like_mark(name: str) -> bool:
-    """Return whether a key's name says that it marks what is trained on: is_masked, turnWeight, no-loss."""
+    """Return whether a key's name suggests a mark of what is trained on: is_masked, turnWeight, no-loss."""
     return not MARK_WORDS.isdisjoint(words_of(name))
 
 
 @lru_cache(maxsize=4096)
 def looks_like_length(name: str) -> bool:
-    """Return whether a key's name says where a part of a record begins or ends: source_len, answerStart."""
+    """Return whether a key's name suggests where part of a record begins or ends: source_len, answerStart."""
     words = words_of(name)
     return not PART_WORDS.isdisjoint(words) and not LENGTH_WORDS.isdisjoint(words)
 
@@ -626,21 +630,23 @@ def words_of(name: str) -> set[str]:
 
 @lru_cache(maxsize=4096)
 def letters_of(name: str) -> str:
-    """Return what all spellings of a key have in common: "toolcalls" of tool_calls, toolCalls, Tool-Calls."""
+    """Return the letters that all spellings of a key share: "toolcalls" for tool_calls, toolCalls,
+    Tool-Calls.
+    """
     return re.sub(r"[\W_]+", "", name).lower()
 
 
 @dataclass
 class RecordNotes:
-    """Keys of one record that its reader met but did not read."""
+    """Collects the keys of one record that hold values but were not read."""
 
     unread: set[str] = field(default_factory=set)
-    """Counted keys that hold a value; keys of messages as messages[].key."""
+    """Counted keys that hold a value; keys of messages are written messages[].key."""
     refused: dict[str, tuple[str, KeyRule]] = field(default_factory=dict)
-    """Place: (key, its rule)."""
+    """{place: (key, its rule)} of the refused keys that hold a value."""
 
     def check(self, kind: str) -> None:
-        """Raise RefusedKeys if a key of the record is refused."""
+        """Raise RefusedKeys if the record has a refused key."""
         if not self.refused:
             return
         places, rules = ", ".join(self.refused), [rule for _, rule in self.refused.values()]
@@ -653,7 +659,7 @@ class RecordNotes:
 
 
 class KeyPolicy:
-    """A source's rules for one place of its records, by the names that the keys have there."""
+    """A source's rules for one place of its records, under the key names that the source configures."""
 
     def __init__(self, rules: Iterable[KeyRule], config: Any, marks: bool):
         self._rules: dict[str, KeyRule] = {}
@@ -674,21 +680,21 @@ class KeyPolicy:
         }
 
     def readable(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those `names` that the source does not ignore."""
+        """Return the names among `names` that the source does not ignore."""
         return tuple(name for name in names if name not in self._ignored)
 
     def has_rule(self, name: str) -> bool:
-        """Return whether a key has a rule for itself, or is ignored."""
+        """Return whether a key has its own rule or is ignored."""
         return name in self._rules
 
     def is_counted(self, name: str) -> bool:
-        """Return whether a key is counted, whatever it holds, so that its values need not be read."""
+        """Return whether a key is counted whatever its values are, so that they need not be read."""
         return self._rule(name).use == "counted"
 
     def look(
         self, value: Mapping[str, Any], read: Container[str], notes: RecordNotes, place: str = ""
     ) -> None:
-        """Note the keys of a record, or of its message at `place`, that hold values and were not `read`."""
+        """Note the keys that hold values and are not in `read`, of a record or of its message at `place`."""
         for name, entry in value.items():
             if name in read or entry is None or not holds_value(entry):
                 continue
@@ -713,9 +719,10 @@ class KeyPolicy:
 
 
 class KeyCounter:
-    """Counts the keys of plain-text records, a million of which are read each minute.
+    """Counts the keys of plain-text records, which are read at a million per minute.
 
-    Records with the same keys in the same order, all counted and with values, are not checked key by key.
+    Records that have the same keys in the same order, all counted and with values, are not checked key by
+    key.
     """
 
     def __init__(self, policy: KeyPolicy, read: tuple[str, ...]):
@@ -723,7 +730,7 @@ class KeyCounter:
         self._shapes: dict[tuple[str, ...], int] = {}
 
     def add(self, record: dict[str, Any], tally: Tally) -> bool:
-        """Count the keys of a record; False if one of them is refused."""
+        """Count the keys of a record. Return False if one of them is refused."""
         shape = tuple(record)
         count = self._shapes.get(shape)
         if count is not None and all(record.values()):
@@ -740,14 +747,14 @@ class KeyCounter:
         return True
 
     def finish(self, tally: Tally) -> None:
-        """Add the counts kept for records with equal keys."""
+        """Add the counts that were collected for records with equal keys to the tally."""
         for shape, count in self._shapes.items():
             tally.add_unread([name for name in shape if name not in self._read], count)
         self._shapes.clear()
 
 
 def record_policy(config: Any) -> KeyPolicy:
-    """Return the rules for the records of a source, an entry of data.sources."""
+    """Return the rules for the records of a source; `config` is its entry in data.sources."""
     table = TABLES[config.kind]
     return KeyPolicy(table.record, config, table.marks)
 

@@ -1,9 +1,10 @@
-"""The messages of a record in the shapes in which they are stored, and a message's contents besides its text.
+"""The messages of a record, in all formats in which they are stored, and a message's contents besides its
+text.
 
-a list of objects, or of pairs {"human", "assistant"}; JSON text of one; {"role": [...], "content": [...]}
-history [["question", "answer"], ...]       -> messages
-train_detail [{begin_offset, end_offset, train}]    -> the content in pieces
-tools, tool_calls                           -> JSON, as Hugging Face's chat templates write it
+    a list of objects, or of pairs {"human", "assistant"}; JSON text of one; {"role": [...], "content": [...]}
+    history [["question", "answer"], ...]       -> messages
+    train_detail [{begin_offset, end_offset, train}]    -> the content in pieces
+    tools, tool_calls                           -> JSON, as Hugging Face's chat templates write it
 """
 
 import json
@@ -22,7 +23,7 @@ SHOWN_CHARS = 40
 
 
 def messages_of(value: Any, key: str) -> list[Any]:
-    """Return the list of messages under a key, in any shape in which it is stored. Raises BrokenExample."""
+    """Return the list of messages under a key, in any of these formats. Raises BrokenExample."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             value = orjson.loads(value)
@@ -42,12 +43,14 @@ def messages_of(value: Any, key: str) -> list[Any]:
 
 
 def is_message(value: Any) -> bool:
-    """Return whether a value is an object with a role as text."""
+    """Return whether a value is an object with a role that is text."""
     return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ("role", "from"))
 
 
 def _of_pair(entry: Any) -> list[Any]:
-    """Return a message, or the two messages of an object that is a question with its answer."""
+    """Return an entry as a list of messages: two if it is an object with a question and its answer, otherwise
+    one.
+    """
     if isinstance(entry, dict) and entry.get("role") is None and entry.get("from") is None:
         found = [next((key for key in keys if key in entry), None) for keys in PAIR_KEYS]
         if None not in found:
@@ -58,14 +61,14 @@ def _of_pair(entry: Any) -> list[Any]:
 
 
 def messages_or_text(value: dict[str, Any], key: str, role: str) -> list[Any]:
-    """Return the messages under a key; text that is not JSON of messages is one message of `role`."""
+    """Return the messages under a key. Text that is not JSON of messages becomes one message of `role`."""
     if isinstance(value[key], str) and not holds_messages(value[key]):
         return [{"role": role, "content": value[key]}]
     return messages_of(value[key], key)
 
 
 def holds_messages(value: Any) -> bool:
-    """Return whether a value is a list of messages, or one message, also as JSON text."""
+    """Return whether a value is a list of messages or a single message, possibly as JSON text."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             value = orjson.loads(value)
@@ -77,7 +80,7 @@ def holds_messages(value: Any) -> bool:
 
 
 def earlier_messages(value: Any, key: str) -> list[Any]:
-    """Return the messages of earlier questions with answers: pairs of texts, or messages."""
+    """Return earlier questions and answers as messages, from pairs of texts or from messages."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -95,9 +98,9 @@ def earlier_messages(value: Any, key: str) -> list[Any]:
 
 
 def spans_of(content: str, details: Any, place: str) -> list[tuple[str, bool]]:
-    """Split the content at spans whose end is included; text outside all spans is not in the loss.
+    """Split the content at spans whose last character is included; text outside all spans is not in the loss.
 
-    Raises BrokenExample if the spans are not in order, or do not fit the content.
+    Raises BrokenExample if the spans are not in order or do not fit the content.
     """
     rule = "spans are {begin_offset, end_offset, train} in order, in characters, the end included"
     if not isinstance(details, list):
@@ -125,7 +128,7 @@ def _span(span: Any) -> tuple[int, int, bool]:
 
 
 def _parsed(value: Any, place: str) -> Any:
-    """Parse a value that may be JSON text. Raises BrokenExample if it is other text."""
+    """Parse a value that may be JSON text. Raises BrokenExample if it is text but not JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -142,9 +145,9 @@ def tool_lines(value: Any, key: str) -> str:
 
 
 def tool_calls(message: dict[str, Any], keys: Sequence[str], place: str) -> list[str]:
-    """Return each call under `keys` as a JSON object of name and arguments. Raises BrokenExample.
+    """Return each call under `keys` as a JSON object with a name and arguments. Raises BrokenExample.
 
-    Arguments that are JSON text stay unchanged.
+    Arguments that are JSON text already stay unchanged.
     """
     texts = []
     for key in keys:
@@ -165,5 +168,5 @@ def tool_calls(message: dict[str, Any], keys: Sequence[str], place: str) -> list
 
 
 def _json(value: Any) -> str:
-    """Return JSON as Hugging Face's chat templates write it."""
+    """Return a value as JSON in the format of Hugging Face's chat templates."""
     return json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,7 @@ NUM_WORDS = 2_000
 
 
 class MockReader(SourceReader):
-    """Documents of 20 to 200 words, drawn by Zipf's law from 2,000 made-up words."""
+    """Yields documents of 20 to 200 words, drawn by Zipf's law from 2,000 made-up words."""
 
     kind = "mock"
 

@@ -1,6 +1,6 @@
-"""Parquet files: row groups are streamed in batches, and only the requested columns are read.
+"""Parquet files: row groups are streamed in batches, and only the required columns are read.
 
-A problem names the number of its row instead of a line.
+A problem is reported with its row number instead of a line number.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ BUFFER_BYTES = 1 << 20
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a file is Parquet by its name or, whatever its name, by its first bytes."""
+    """Return whether a file is Parquet, by its name or by its first bytes."""
     if path.suffix.lower() in COLUMNS:
         return True
     try:
@@ -44,7 +44,7 @@ class OpenParquet(arrow.OpenTable):
         return self
 
     def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
-        """Return unpacked bytes; a missing column has none."""
+        """Return the unpacked bytes of `columns` in each row group; a missing column counts as 0."""
         metadata = self._file.metadata
         paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
         # A column of lists is stored as name.list.element.
@@ -57,7 +57,9 @@ class OpenParquet(arrow.OpenTable):
         return [sum(group.column(index).total_uncompressed_size for index in wanted) for group in groups]
 
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
-        """Count from the row groups' statistics; nulls of a column of lists or objects are not known."""
+        """Count values by the statistics of row groups; these lack the nulls of columns that hold lists or
+        objects.
+        """
         metadata = self._file.metadata
         places = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
         counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Pairs of answers to one prompt, one of them preferred.
+"""Pairs of answers to one prompt, one of which is preferred.
 
     {"prompt", "chosen", "rejected"}                         texts
     {"chosen", "rejected"}                                   texts with a common beginning, the prompt
@@ -6,8 +6,8 @@
     {"conversations": [...], "chosen": {...}, "rejected": {...}}    the same, each answer one message
     {"chosen": [...], "rejected": [...]}                     conversations with a common beginning
 
-Messages have the shapes of chat.py. The common beginning of both conversations is outside the loss. Answers
-are compared as they are rendered: if both render to the same text, neither is preferred.
+Messages have the formats of chat.py. The common beginning of two conversations is outside the loss. Answers
+are compared after rendering: if both give the same text, neither is preferred.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ ANSWER_MARK = "\n\nAssistant:"
 
 
 class PreferenceReader(ChatReader):
-    """Reads a prompt with two answers; messages go through the template."""
+    """Reads a prompt and two answers; messages are rendered with the template."""
 
     kind = "preference"
 
@@ -74,7 +74,7 @@ class PreferenceReader(ChatReader):
     def _prompt(
         self, value: dict[str, Any], answer: list[Any] | None, notes: RecordNotes
     ) -> tuple[str | list[Any] | None, list[str]]:
-        """Return (the prompt as text, messages, or None without one, the keys that it was read from)."""
+        """Return (the prompt: text, messages, or None without a prompt; the keys that were read for it)."""
         key = self.config.prompt_key
         prompt = value.get(key)
         if isinstance(prompt, dict) and "messages" in prompt:
@@ -154,7 +154,7 @@ class PreferenceReader(ChatReader):
 
 
 def _answer_messages(value: Any, key: str) -> list[Any] | None:
-    """Return the messages of an answer; None if it is text, or parts of text."""
+    """Return the messages of an answer; None if the answer is text or a list of text parts."""
     if isinstance(value, str):
         return messages_of(value, key) if holds_messages(value) else None
     if not isinstance(value, list | dict) or _is_text_parts(value):
@@ -163,14 +163,18 @@ def _answer_messages(value: Any, key: str) -> list[Any] | None:
 
 
 def _is_text_parts(value: Any) -> bool:
-    """Return whether it is a list of {"type": "text", "text": ...}: one text, and not messages."""
+    """Return whether a value is a list of {"type": "text", "text": ...}, which is one text and not
+    messages.
+    """
     return bool(isinstance(value, list) and value) and all(
         isinstance(part, dict) and part.get("type") == "text" and not is_message(part) for part in value
     )
 
 
 def _common_beginning(chosen: str, rejected: str) -> str:
-    """Return the common beginning of two texts, up to the mark or space before the answers; "" if none."""
+    """Return the common beginning of two texts, up to the marker or space before the answers; "" if there is
+    none.
+    """
     pairs = enumerate(zip(chosen, rejected, strict=False))
     end = next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(chosen), len(rejected)))
     common = chosen[:end]

@@ -1,4 +1,4 @@
-"""A prompt and its completion, which is in the loss."""
+"""Prompts and their completions; the completion is in the loss."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from nbtrain.corpus.sources.messages import holds_messages
 
 
 class PromptCompletionReader(ExampleReader):
-    """Reads two texts, the second of which is in the loss."""
+    """Reads two texts; the second is in the loss."""
 
     kind = "prompt-completion"
 

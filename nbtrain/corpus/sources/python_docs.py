@@ -1,10 +1,11 @@
-"""Docstrings of the standard library and of installed packages: real English without a download.
+"""Docstrings of the standard library and of installed packages: English text that needs no download.
 
     list the .py files of each package -> one order that mixes all packages evenly -> parse with ast (nothing
     is ever imported) -> each docstring one document -> stop at max_bytes
 
-File k of a package's n files, sorted by a hash of their path, has position (k + 1/2) / n in the order: any
-range, split or cap of it holds each package in proportion. Reading takes about 0.5 CPU seconds per MB.
+File k of a package's n files, sorted by a hash of their path, has position (k + 1/2) / n in the order. Every
+range, split or prefix of the order therefore holds each package in proportion. Reading takes about 0.5 CPU
+seconds per MB.
 """
 
 import ast
@@ -41,7 +42,7 @@ Entries = list[tuple[str, Callable[[], list[str]]]]
 
 
 class Unit(NamedTuple):
-    """One step of the order: a file's docstrings, or one help topic."""
+    """One step of the order: the docstrings of a file, or a help topic."""
 
     place: float
     package: str
@@ -50,7 +51,7 @@ class Unit(NamedTuple):
 
 
 class PythonDocsReader(SourceReader):
-    """Reads docstrings and help topics; duplicates are dropped before the cap is applied."""
+    """Reads docstrings and help topics. Duplicates are dropped before the limit max_bytes is applied."""
 
     kind = "python-docs"
     is_extracted = True

@@ -1,6 +1,6 @@
-"""Files that hold objects: JSON (lines, or one array; compressed too), and Parquet.
+"""Files of objects: JSON (lines or one array, possibly compressed) and Parquet.
 
-For sources that read several keys of a record: fine-tuning examples, token ids.
+They serve the sources that read several keys of a record: fine-tuning examples and token ids.
 """
 
 import io
@@ -22,7 +22,9 @@ from nbtrain.corpus.sources.parquet import OpenParquet, is_parquet
 
 
 class Row(NamedTuple):
-    """One object of a file. `number` counts lines, elements or rows from 1; pass both to tally.add_broken."""
+    """One object of a file. `number` counts lines, elements or rows from 1; tally.add_broken() needs path and
+    number.
+    """
 
     path: str
     number: int
@@ -35,7 +37,7 @@ class RecordFileReader(FileReader):
     suffixes = (*RECORDS, *COLUMNS)
 
     def required_columns(self) -> dict[str, str]:
-        """Return {column that a .parquet must have: the setting that names it}."""
+        """Return the columns that a .parquet file must have, each with the setting that names it."""
         return {}
 
     def is_read(self, column: str) -> bool:
@@ -43,7 +45,9 @@ class RecordFileReader(FileReader):
         return True
 
     def columns(self, file: OpenParquet) -> list[str]:
-        """Return the columns of a .parquet to read. Raises DataError if one is missing or occurs twice."""
+        """Return the columns of a .parquet file to read. Raises DataError if a required one is missing or
+        occurs twice.
+        """
         where, required = f"{self.where}: {display(file.path)}", self.required_columns()
         check_columns(file.schema, required, where, self.kind)
         wanted = [name for name in dict.fromkeys(file.schema.names) if name in required or self.is_read(name)]
@@ -51,7 +55,7 @@ class RecordFileReader(FileReader):
         return wanted
 
     def table_rows(self, batch: Any) -> Iterator[dict[str, Any] | str]:
-        """Yield the rows of a pyarrow.RecordBatch; for a broken row, a description of the problem."""
+        """Yield the rows of a record batch as dicts; a broken row is a description of the problem instead."""
         try:
             rows = batch.to_pylist()
         except (ValueError, OverflowError):
@@ -129,14 +133,14 @@ class RecordFileReader(FileReader):
 
 
 class NotUtf8(bytes):
-    """Bytes in a column of strings that are not UTF-8."""
+    """Marks a value of a string column whose bytes are not UTF-8."""
 
 
 def values_of(column: Any) -> list[Any]:
-    """Return the values of a pyarrow.Array, NotUtf8 among them.
+    """Return the values of a pyarrow.Array; strings that are not UTF-8 become NotUtf8.
 
-    A value that Python has no type for (a date after 9999, half a microsecond) stays a pyarrow.Scalar: most
-    such columns are never read, and a reader that reads one reports that it is not a text or a list.
+    A value that Python has no type for (a date after 9999, half a microsecond) remains a pyarrow.Scalar. Most
+    such columns are never read; a reader that reads one reports that it is not text or a list.
     """
     try:
         return column.to_pylist()

@@ -1,4 +1,4 @@
-"""The kind of source that reads some records, decided by their keys and the values of those keys.
+"""Chooses the kind of source for some records by their keys and the values of those keys.
 
 messages, conversations, prompt {role, text, replies}, message_id + parent_id    chat
 chosen + rejected                                                                preference
@@ -42,9 +42,10 @@ USUAL_SHARE = 0.9
 
 
 def source_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return {"kind", and the keys that differ from the kind's defaults} for some records; None if none fits.
+    """Return the source settings that read some records: "kind", and keys that differ from the kind's
+    defaults.
 
-    The kind of plain text is "jsonl", whatever file the records are from.
+    The kind of plain text is "jsonl", whatever file the records are from. None if no kind fits.
     """
     if not records:
         return None

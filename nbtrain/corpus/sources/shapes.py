@@ -1,4 +1,6 @@
-"""The kind of source and settings that read a record which another kind cannot; refusals advise it."""
+"""Recognizes records that another kind of source or other settings could read, as advice in error
+messages.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,21 +12,23 @@ from nbtrain.corpus.sources.keys import holds_value, letters_of
 
 @dataclass(frozen=True)
 class Shape:
-    """Records of one kind by the keys that they must have."""
+    """A format of records: a kind of source and the keys that its records must have."""
 
     kind: str
     keys: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Fields of the source that differ from their defaults."""
+    """Settings of the source that differ from their defaults."""
     optional: Mapping[str, str] = field(default_factory=dict)
-    """Further such fields, if the record has the key."""
+    """Further settings, which apply if the record has the key."""
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """Return whether a record has all of the keys, each with a value."""
+        """Return whether a record has a value under each of the keys."""
         return all(holds_value(record.get(key)) for key in self.keys)
 
     def advice(self, record: Mapping[str, Any], kind: str) -> str:
-        """Return a sentence for a source of `kind` that met such a record; "" if it has nothing to change."""
+        """Return advice for a source of `kind` that met such a record; "" if no setting would have to
+        change.
+        """
         optional = {name: key for name, key in self.optional.items() if key in record}
         lines = ", ".join(f"{name}: {key}" for name, key in {**self.settings, **optional}.items())
         if self.kind == kind:
@@ -94,7 +98,9 @@ SETTINGS = {
 
 
 def way_forward(record: Mapping[str, Any], kind: str) -> str:
-    """Return how to read a record that a source of `kind` cannot, as "; ..."; "" if no shape fits."""
+    """Return advice on a record that a source of `kind` cannot read, as "; ..."; "" if no shape fits the
+    record.
+    """
     own = "jsonl" if kind in TEXT_KINDS else kind
     fitting = [shape for shape in SHAPES if shape.fits(record)]
     for shape in sorted(fitting, key=lambda shape: shape.kind != own):
@@ -105,7 +111,9 @@ def way_forward(record: Mapping[str, Any], kind: str) -> str:
 
 
 def _other_spelling(record: Mapping[str, Any], own: str) -> str:
-    """Return way_forward() for a record that spells a known shape's keys otherwise, such as Instruction."""
+    """Return way_forward() for a record whose keys are spelled differently from a known shape's, such as
+    Instruction.
+    """
     names = {letters_of(name): name for name, value in record.items() if holds_value(value)}
     fitting = [shape for shape in SHAPES if all(letters_of(key) in names for key in shape.keys)]
     for shape in sorted(fitting, key=lambda shape: shape.kind != own):

@@ -1,4 +1,4 @@
-"""Mistakes in data.sources that a look at the files shows, before any file is read completely.
+"""Finds mistakes in data.sources by a look at the first records, before any file is read completely.
 
 no such file or folder        reported, unless the dataset exists already
 no record has the key         the kind of source that reads the records, as a line for the YAML
@@ -43,9 +43,9 @@ def source_problems(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def fitting_source(source: Any) -> tuple[str, str] | None:
-    """Return the keys that the records have instead of a source's text key, and the source that reads them.
+    """Return (the keys that the records have instead of the text key, the source entry that would read them).
 
-    None if the key is there, or if the files cannot be read: their reader reports why.
+    None if the text key is there, or if the files cannot be read: their reader reports why.
     """
     try:
         reader: Any = open_source(source)

@@ -1,6 +1,7 @@
 """Templates of fine-tuning text, split at their fields once; braces that do not form a field are text.
 
-Values are inserted unread: they may hold braces, and reach no attribute or index, as str.format would allow.
+Values are inserted as they are: they may contain braces, and cannot reach attributes or indexes as in
+str.format.
 """
 
 import re
@@ -30,12 +31,12 @@ class Template:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Return the names of the fields that it holds."""
+        """Return the names of the template's fields."""
         return frozenset(self._fields)
 
     @property
     def parts(self) -> list[tuple[str, bool]]:
-        """Return its texts and the names of its fields, in order: (text or name, whether it is a field)."""
+        """Return the template in pieces: (text or field name, whether it is a field), in order."""
         texts = [(text, False) for text in self._texts]
         fields = [(name, True) for name in self._fields]
         return [part for pair in zip_longest(texts, fields) for part in pair if part is not None]

@@ -14,9 +14,10 @@ LOOKED_AT_BYTES = 16 << 20
 
 
 class TextReader(files.FileReader):
-    """Reads UTF-8 .txt and .md files, compressed ones too; streamed if they are split, else read whole.
+    """Reads UTF-8 .txt and .md files, also compressed ones. A file is streamed if it is split, otherwise read
+    whole.
 
-    A document that is not UTF-8 is broken. Line ends are normalised to \\n unless `newlines` is keep.
+    A document that is not UTF-8 is broken. Line ends are normalized to \n unless `newlines` is keep.
     """
 
     kind = "text"
@@ -71,14 +72,16 @@ class TextReader(files.FileReader):
             return None
         count = counted(len(self.files()), "file")
         met = self._inside(separator)
-        inside = f" {met} has it in a longer line, but a separator must fill its line." if met else ""
+        inside = f" {met} contains it in a longer line, but a separator must be a whole line." if met else ""
         return (
             f"no line of the source ({count}) is document_separator = {self.config.document_separator!r}: "
             f"each file is one document.{inside}"
         )
 
     def _inside(self, separator: bytes) -> str | None:
-        """Return the first line in the first LOOKED_AT_BYTES that contains the separator, as file:line."""
+        """Return the first place, as file:line, where the separator occurs inside a line of the first
+        LOOKED_AT_BYTES.
+        """
         left = LOOKED_AT_BYTES
         for path in self.files():
             with files.open_lines(path, self.where) as stream:
@@ -102,10 +105,10 @@ class TextReader(files.FileReader):
 
 
 def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield documents of about `num_bytes` as _documents does, each up to an empty line.
+    """Yield documents of about `num_bytes` in the form of _documents; each ends at an empty line if possible.
 
-    Without an empty line, a document ends at a line end before twice as many bytes.
-    A longer line is cut after a space or a full stop, or at least between characters.
+    Without an empty line, a document ends at a line end before it has twice as many bytes. A longer line is
+    cut after a space or a full stop, or at least between two characters.
     """
     first, number, size = 1, 0, 0
     begun: list[bytes] = []
@@ -128,7 +131,9 @@ def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int,
 
 
 def _end_of_sentence(line: bytes, num_bytes: int) -> int:
-    """Return where to cut a long line: after a space or full stop in the second half of its first bytes."""
+    """Return where to cut a long line: after a space or full stop in the second half of its first
+    `num_bytes`.
+    """
     half = num_bytes // 2
     for mark in (b" ", "\u3002".encode()):
         if (found := line.rfind(mark, half, num_bytes)) >= 0:
@@ -141,7 +146,7 @@ def _end_of_sentence(line: bytes, num_bytes: int) -> int:
 
 
 def _documents(lines: Iterable[bytes], separator: bytes, tally: Tally) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (number of its first line, number of lines read so far, bytes) of each document."""
+    """Yield (number of its first line, number of lines read so far, bytes) for each document."""
     first, number = 1, 0
     begun: list[bytes] = []
     for number, line in enumerate(lines, start=1):

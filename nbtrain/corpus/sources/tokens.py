@@ -1,13 +1,13 @@
-"""Documents that are already token ids, with the masks that other programs store along with them.
+"""Documents that are already token ids, with the loss masks that other programs store next to them.
 
-    labels           at its own token: its id, or -100 outside the loss (as Hugging Face aligns them)
+    labels           aligned with the tokens: the token's id, or -100 outside the loss (as in Hugging Face)
     loss_mask, ...   1 for each token in the loss; several masks and labels must agree on each token
     prompt_length    this many tokens at the beginning are outside the loss
     attention_mask   0 for padding at either end, which is dropped
-    seq_lens, ...    boundaries of the documents in a packed record, which is split at them
+    seq_lens, ...    boundaries of the documents in a packed record, which is split there
 
-Any other label (mostly a list shifted by one) makes a record broken, and so does a record with no token in
-the loss.
+A record is broken if its labels have other values (usually because they are shifted by one token), or if no
+token is in the loss.
 """
 
 from collections.abc import Iterator
@@ -77,7 +77,9 @@ class TokensReader(RecordFileReader):
         return wanted
 
     def _doubt(self, key: str, value: Any, length: int) -> KeyRule | None:
-        """Return the rule for an unknown key that may say which tokens are trained on; None for others."""
+        """Return the rule for an unknown key that may say which tokens are trained on; None for other
+        keys.
+        """
         if self.keys.has_rule(key):
             return None
         if looks_like_length(key) and not isinstance(value, bool) and isinstance(value, int | np.integer):
@@ -88,7 +90,9 @@ class TokensReader(RecordFileReader):
         return None
 
     def bears_mask(self) -> bool:
-        """Return whether `labels_key` is set or the first record has masks; later ones may not add them."""
+        """Return whether `labels_key` is set or the first record has masks; later records may not add
+        masks.
+        """
         if self.config.labels_key is not None:
             return True
         for part in self.parts():
@@ -122,7 +126,7 @@ class TokensReader(RecordFileReader):
                     tally.dropped["empty"] += 1
 
     def _documents(self, record: dict[str, Any], notes: RecordNotes) -> list[TokenIds]:
-        """Return the documents of one record. Raises ValueError with the problem."""
+        """Return the documents of one record. Raises ValueError with a description of the problem."""
         config, read = self.config, [self.config.input_ids_key]
         ids = _integers(record, config.input_ids_key, self.kind)
         if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
@@ -184,7 +188,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _lists(column: Any) -> list[Any]:
-    """Return the rows of a column: NumPy arrays if it holds lists of integers without a null."""
+    """Return the rows of a column; rows of lists of integers without nulls become NumPy arrays."""
     import pyarrow.types as types
 
     kind = column.type
@@ -196,9 +200,9 @@ def _lists(column: Any) -> list[Any]:
 
 
 def _integers(record: dict[str, Any], key: str, kind: str = "") -> np.ndarray:
-    """Return the integers [n] under a key. Raises ValueError if it holds no list of integers.
+    """Return the list of integers under a key as an array [n]. Raises ValueError if there is no such list.
 
-    `kind`, the source's, adds another way to read the record.
+    For the source's `kind`, the message adds another way to read the record.
     """
     if key not in record:
         forward = way_forward(record, kind) if kind else ""
@@ -219,7 +223,7 @@ def _integers(record: dict[str, Any], key: str, kind: str = "") -> np.ndarray:
 
 
 def _labelled(ids: np.ndarray, labels: np.ndarray, ids_key: str, labels_key: str) -> np.ndarray:
-    """Return bool [n]: which tokens have a label. Raises ValueError if one is not the token's own id."""
+    """Return bool [n]: which tokens have a label. Raises ValueError if a label is not the id of its token."""
     if len(labels) != len(ids):
         raise ValueError(f"{labels_key!r} has {len(labels):,} entries, {ids_key!r} has {len(ids):,}")
     learnt = labels != IGNORED_LABEL
@@ -233,7 +237,9 @@ def _labelled(ids: np.ndarray, labels: np.ndarray, ids_key: str, labels_key: str
 
 
 def _zeros_and_ones(record: dict[str, Any], key: str, length: int) -> np.ndarray:
-    """Return bool [length] under a key. Raises ValueError if it is not a list of that many zeros and ones."""
+    """Return the mask under a key, bool [length]. Raises ValueError if it is not a list of `length` zeros and
+    ones.
+    """
     values = record[key]
     try:
         array = np.asarray(values)
@@ -259,7 +265,9 @@ def _prompt_length(value: Any, key: str, length: int) -> int:
 
 
 def _document_bounds(values: np.ndarray, key: str, length: int) -> np.ndarray:
-    """Return int64 [documents + 1]: starts of a packed record's documents, and its end. Raises ValueError."""
+    """Return the bounds of a packed record's documents, int64 [documents + 1]. Raises ValueError if they do
+    not fit.
+    """
     if key == "position_ids":
         if len(values) != length:
             raise ValueError(f"{key!r} has {len(values):,} entries, but the number of ids is {length:,}")

@@ -1,10 +1,10 @@
 """A Wikipedia dump: its articles as plain text, title first.
 
-    title, an empty line, text        one document per article (what it keeps: wiki/article/walker.py)
+    title, an empty line, text        one document per article (wiki/article/walker.py lists what it keeps)
 
-Redirects, other namespaces and pages that are not wikitext are dropped by rule, pages without a word as
-empty. A multistream .bz2 and an .xml are read in parallel. A .bz2 of one stream, UTF-16, and max_articles
-require reading in order; workers then only turn wikitext into text.
+Redirects, other namespaces and pages that are not wikitext are dropped by rule, and pages without a word as
+empty. A multistream .bz2 file and an .xml file are read in parallel. A .bz2 file with a single stream,
+UTF-16, and max_articles require reading in order, and workers then only convert wikitext to text.
 """
 
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ class WikiReader(SourceReader):
         tally.unknown_templates.update(dict(walker.unknown_templates.most_common(MOST_TEMPLATES)))
 
     def _language(self, found: dump.Dump) -> str:
-        """Return the language of a dump, which decides how its templates are read; empty if unknown."""
+        """Return the language of a dump, which decides how its templates are read; "" if unknown."""
         if found.language:
             return found.language
         if name := found.site.get("dbname", "").removesuffix("wiki"):
@@ -109,7 +109,7 @@ class WikiReader(SourceReader):
                 yield page
 
     def _left_out(self, page: dump.Page) -> str | None:
-        """Return the rule by which a page is skipped, if any."""
+        """Return the rule by which a page is skipped; None if the page is kept."""
         if page.namespace not in self.config.namespaces:
             return "other_namespace"
         if page.is_redirect:
@@ -119,7 +119,9 @@ class WikiReader(SourceReader):
         return None
 
     def _first_articles(self, xml: bytes, kept: int) -> tuple[bytes, int]:
-        """Return (`xml` up to the article that reaches max_articles, the number of articles so far)."""
+        """Return (`xml` up to the article at which max_articles is reached, the number of articles so
+        far).
+        """
         for page, end in dump.pages(xml):
             if isinstance(page, dump.Page) and self._left_out(page) is None:
                 kept += 1

@@ -1,4 +1,6 @@
-"""JSON lines of wikiextractor --json: AA/wiki_00, AA/wiki_01, ..., or .bz2 with its option -c."""
+"""JSON lines of wikiextractor --json: AA/wiki_00, AA/wiki_01, ..., or .bz2 files if its option -c was
+used.
+"""
 
 from nbtrain.corpus.sources.jsonl import JsonlReader
 

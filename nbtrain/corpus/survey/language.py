@@ -1,8 +1,8 @@
-"""The language of a text, by its script and its most common words; enough to describe a text.
+"""Detects the language of a text by its script and its most common words, well enough to describe the text.
 
 Most languages are recognized by their script. Those that share Latin, Cyrillic or Arabic letters are
-recognized by words that each of them uses in nearly every sentence; a language that is not in the table is
-named by its script.
+recognized by words that occur in nearly every sentence. A language that is not in the table is reported by
+the name of its script.
 """
 
 # ruff: noqa: RUF001  (words of other scripts)
@@ -91,7 +91,9 @@ _WORDS = {
 
 
 def language_of(texts: Iterable[str]) -> str:
-    """Return the language of most of some texts, or its script if the table lacks it; "" if mixed."""
+    """Return the main language of some texts, or its script if the language is not in the table; "" if
+    mixed.
+    """
     text = unicodedata.normalize("NFC", " ".join(islice(texts, 1000))[:LOOKED_AT_CHARS])
     scripts = Counter(_script(letter) for letter in text if letter.isalpha())
     total = sum(scripts.values())

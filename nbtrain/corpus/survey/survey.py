@@ -1,9 +1,9 @@
-"""A survey of a user's text before a run is made for it: how much, of which kind, in which language.
+"""A survey of a user's text before a run is created for it: amount, kind of records, language.
 
     paths (files, folders, patterns) -> entries of data.sources -> documents read, up to READ_BYTES
-      -> amounts (exact if all was read, otherwise in proportion) -> a sample -> languages, vocabularies
+        -> amounts (exact if all was read, otherwise in proportion) -> a sample -> languages, vocabularies
 
-Text is read by prepare's readers, so what is counted here is what is encoded later.
+`prepare` uses the same readers, so the counts match what is encoded later.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ CONVERTED_BY = {
 
 @dataclass
 class Survey:
-    """Contents of some paths."""
+    """The result of surveying some paths."""
 
     sources: list[dict[str, Any]] = field(default_factory=list)
     """Entries of data.sources, as a run YAML writes them."""
@@ -74,7 +74,7 @@ class Survey:
     num_bytes: int = 0
     """UTF-8 bytes of text, without the empty and repeated documents that prepare drops."""
     is_exact: bool = True
-    """Whether all of it was read; otherwise documents and bytes are estimated from the part that was."""
+    """Whether all text was read; otherwise documents and bytes are extrapolated from the part that was."""
     sample: list[str] = field(default_factory=list)
     """Texts of about SAMPLE_BYTES, spread over what was read."""
     language: str = ""
@@ -92,7 +92,7 @@ class Survey:
         return not self.kinds <= {"text", "jsonl", "parquet", "hf-dataset", "tokens"}
 
     def words(self) -> str:
-        """Return e.g. "3.0 MB of English text in 559 documents, 1 file"."""
+        """Return a summary, e.g. "3.0 MB of English text in 559 documents, 1 file"."""
         about = "" if self.is_exact else "about "
         language = f" of {self.language}" if self.language else ""
         what = amounts.counted(self.documents, "example" if self.is_fine_tuning else "document")
@@ -138,7 +138,7 @@ def _shown(source: dict[str, Any]) -> str:
 
 
 def _expanded(path: str | Path) -> list[Path]:
-    """Return the files and folders that a path or a pattern names, absolute."""
+    """Return the files and folders that a path or pattern refers to, as absolute paths."""
     text = str(path)
     if problem := address_problem(text):
         raise DataError(f"{text}: {problem}")
@@ -282,7 +282,9 @@ def _check_is_text(path: Path) -> None:
 
 
 def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry for files of a folder that are read together. Raises DataError if too many."""
+    """Merge the files of a folder that are read alike into one entry. Raises DataError if too many entries
+    remain.
+    """
     if len(sources) <= MOST_SOURCES:
         return sources
     merged: list[dict[str, Any]] = []
@@ -303,7 +305,9 @@ def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _folder_of(parent: str, own: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the folder as one entry that reads exactly these files; None if that needs too many patterns."""
+    """Return a folder entry that reads exactly these files; None if that needs too many `exclude`
+    patterns.
+    """
 
     def relative_files(source: dict[str, Any]) -> set[str]:
         reader: Any = open_source(_adapted(source), "--text")
@@ -351,7 +355,7 @@ def _counted_files(readers: Sequence[Any]) -> int:
 
 
 def _cut_bytes(num_bytes: int) -> int:
-    """Return the size of documents that plain text is cut into: a power of two."""
+    """Return the size, a power of two, of the documents that plain text is split into."""
     smallest, largest = DOCUMENT_BYTES
     wanted = max(smallest, min(largest, num_bytes // LEAST_DOCUMENTS))
     return 1 << (wanted.bit_length() - 1)
@@ -405,7 +409,7 @@ def _read(found: Survey, readers: Sequence[Any]) -> None:
 
 
 def _check_broken(reader: SourceReader, tally: Tally) -> None:
-    """Raises DataError for more broken records than prepare allows."""
+    """Raise DataError if the source has more broken records than `prepare` allows."""
     counts = SourceCounts(logged_before=True)
     counts.absorb(tally, None)
     counts.check_broken(reader)

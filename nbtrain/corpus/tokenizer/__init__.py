@@ -1,1 +1,1 @@
-"""Tokenizers: imported or trained (byte-level BPE), loaded, and checked against the reference encoding."""
+"""Tokenizers: importing, training (byte-level BPE), loading, and comparing with the reference encoding."""

@@ -1,8 +1,8 @@
-"""Tokens that a tokenizer puts before a text, as transformers does by default: <s> of Llama 2 and Mistral.
+"""Tokens that a tokenizer puts before a text by default in transformers, such as <s> of Llama 2 and Mistral.
 
-The tokens are in tokenizer.json's post_processor. `add_bos_token` of tokenizer_config.json counts only for a
-vocabulary of two files: transformers 5 ignores it if there is a tokenizer.json. So the tokenizer.json that is
-made from two files gets the token into its post_processor.
+They are in the post_processor of tokenizer.json. `add_bos_token` of tokenizer_config.json counts only for a
+vocabulary of two files, because transformers 5 ignores it if there is a tokenizer.json. The tokenizer.json
+that nbtrain builds from two files therefore gets the token in its post_processor.
 """
 
 from pathlib import Path
@@ -17,7 +17,9 @@ SAMPLE = "a"
 
 
 def ids_before_text(tokenizer: Any) -> list[int]:
-    """Return the ids that a tokenizers.Tokenizer puts before a text; those after a text are omitted."""
+    """Return the ids that a tokenizers.Tokenizer puts before a text; ids that it puts after a text are
+    ignored.
+    """
     tokenizer.no_truncation()
     tokenizer.no_padding()
     try:
@@ -31,13 +33,17 @@ def ids_before_text(tokenizer: Any) -> list[int]:
 
 
 def ids_before_text_of_two_files(folder: Path, tokenizer: Any) -> list[int]:
-    """Return the ids before a text for vocab.json and merges.txt, by their tokenizer_config.json."""
+    """Return the ids before a text for vocab.json and merges.txt, according to their
+    tokenizer_config.json.
+    """
     found = bos_id(folder, tokenizer) if settings_of(folder).get("add_bos_token") else None
     return [] if found is None else [found]
 
 
 def beginning_with(document: dict[str, Any], token: str, number: int) -> dict[str, Any]:
-    """Return a parsed tokenizer.json that puts a token before each text, as transformers writes it."""
+    """Return a parsed tokenizer.json changed to put a token before each text, in the form that transformers
+    writes.
+    """
 
     def piece(kind: str, name: str, type_id: int) -> dict[str, Any]:
         return {kind: {"id": name, "type_id": type_id}}
@@ -52,21 +58,21 @@ def beginning_with(document: dict[str, Any], token: str, number: int) -> dict[st
 
 
 def bos_id(folder: Path, tokenizer: Any) -> int | None:
-    """Return the id of the bos_token in a folder's tokenizer_config.json; None if it names none."""
+    """Return the id of the bos_token in a folder's tokenizer_config.json; None if there is no such token."""
     token = own_token(folder, "bos_token")
     return tokenizer.token_to_id(token) if token else None
 
 
 def own_token(folder: Path, name: str) -> str | None:
-    """Return a folder's bos_token or eos_token by tokenizer_config.json, from text or an object's content."""
+    """Return the bos_token or eos_token of a folder's tokenizer_config.json, which is text or an object."""
     return _text_of(settings_of(folder).get(name))
 
 
 def special_tokens(folder: Path) -> dict[str, str | list[str]]:
-    """Return {name: text} of the special tokens in a folder's settings, as chat templates read them.
+    """Return {name: text} of the special tokens in a folder's settings, as chat templates use them.
 
-    bos_token, eos_token, pad_token, unk_token and others; additional_special_tokens is a list. Tokens that
-    only special_tokens_map.json names count too, as in transformers.
+    The names are bos_token, eos_token, pad_token, unk_token and others; additional_special_tokens is a list.
+    As in transformers, tokens that are only in special_tokens_map.json count too.
     """
     found: dict[str, str | list[str]] = {}
     for name in (SPECIAL_TOKENS_MAP, SETTINGS):
@@ -81,13 +87,15 @@ def special_tokens(folder: Path) -> dict[str, str | list[str]]:
 
 
 def _text_of(token: object) -> str | None:
-    """Return the text of a token in a settings file: text, or an object with its content."""
+    """Return the text of a token in a settings file, which is a string or an object with `content`."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """Return a folder's tokenizer_config.json; {} without one. Raises RecordError if it is not an object."""
+    """Return a folder's tokenizer_config.json; {} if there is none. Raises RecordError if it is not an
+    object.
+    """
     return _object_of(folder, SETTINGS)
 
 

@@ -1,6 +1,7 @@
-"""Compares the ids of two engines on texts on which engines are known to differ.
+"""Compares the ids of two tokenizer engines on texts for which engines are known to differ.
 
-The result is stored with the tokenizer: loading HF tokenizers and comparing takes as long as encoding 10 MB.
+The result is stored with the tokenizer, because loading HF tokenizers and comparing takes as long as encoding
+10 MB.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ Encode = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 ENGINES = ("fastokens", "tokenizers")
 REMEMBERED = ".exactness.json"
 SAMPLE_TEXTS = 100
-SAMPLE_CHARS = 500  # of each text: tokenizers encodes 2 to 5 MB a second
+SAMPLE_CHARS = 500  # compared of each text: tokenizers encodes 2 to 5 MB a second
 
 HARD_TEXTS = (
     "",
@@ -67,7 +68,7 @@ HARD_TEXTS = (
 
 
 def remembered(folder: Path, key: dict[str, str]) -> dict[str, Any] | None:
-    """Return {"difference": the difference or None} stored for `key`; None if nothing is stored."""
+    """Return the result stored for `key`, {"difference": a difference or None}; None if nothing is stored."""
     with contextlib.suppress(ValueError, OSError):  # torn or unreadable: compared again
         value = files.read_json(folder / REMEMBERED)
         if isinstance(value, dict) and value.get("key") == key and "difference" in value:
@@ -76,13 +77,15 @@ def remembered(folder: Path, key: dict[str, str]) -> dict[str, Any] | None:
 
 
 def remember(folder: Path, key: dict[str, str], difference: str | None) -> None:
-    """Store the result. In a folder that cannot be written, engines are compared again each time."""
+    """Store the result. If the folder is not writable, the engines are compared again each time."""
     with contextlib.suppress(OSError):
         files.write_json(folder / REMEMBERED, {"key": key, "difference": difference})
 
 
 def key_of(tokenizer_json_sha256: str, eod_token: str) -> dict[str, str]:
-    """Return what decides the answer: the tokenizer, the engines' versions and the compared texts."""
+    """Return the inputs that determine the result: the tokenizer, the engines' versions and the compared
+    texts.
+    """
     texts = hashlib.sha256("\0".join((*HARD_TEXTS, eod_token)).encode("utf-8", "surrogatepass"))
     return {
         "tokenizer.json": tokenizer_json_sha256,
@@ -94,7 +97,8 @@ def key_of(tokenizer_json_sha256: str, eod_token: str) -> dict[str, str]:
 def first_difference(
     encode: Encode, reference: Encode, sample_texts: Sequence[str], eod_token: str
 ) -> str | None:
-    """Describe the first text for which fastokens and HF tokenizers give other ids; None if there is none.
+    """Describe the first text for which fastokens and HF tokenizers give different ids; None if there is
+    none.
 
     Compares HARD_TEXTS, `eod_token` in several places, and the beginnings of the first SAMPLE_TEXTS texts.
     """

@@ -1,13 +1,14 @@
 """The tokenizer of an exported model, in the files that transformers reads.
 
-    data/tokenizer/<name>/as-given/   the files of an imported tokenizer, unchanged (chat template,
-                                      added tokens, settings); exported again, byte for byte, except for a
-                                      list of added tokens if the run has added some, and for the padding
-                                      token if it also ends a text (padding.py). For other tokenizers:
+    data/tokenizer/<name>/as-given/   the files of an imported tokenizer, unchanged (chat template, added
+                                      tokens, settings). They are exported byte for byte, except for a list
+                                      of added tokens if the run has added some, and for the padding token
+                                      if it also ends a text (padding.py).
+    For other tokenizers:
     tokenizer.json                    the vocabulary, and
     tokenizer_config.json             the tokens that begin, end and pad a text, for PreTrainedTokenizerFast
 
-tokenizer.json alone would load too, without a token that ends a text.
+tokenizer.json alone would load too, but without a token that ends a text.
 """
 
 import json
@@ -41,9 +42,10 @@ def write_tokenizer(
 ) -> dict[str, int | None]:
     """Write the tokenizer in `directory` into the folder `to`; return the ids of the tokens around a text.
 
-    `end_ids` end a text too, in addition to the tokenizer's own; `vocab_size` is the number of the model's
-    rows. Returns {bos_token_id, eos_token_id, pad_token_id}; the last one ends no text. Raises DataError as
-    Tokenizer.load does, and for a vocabulary in as-given/ that has changed.
+    `end_ids` are further ids that end a text, besides the tokenizer's own. `vocab_size` is the number of rows
+    of the model's embedding. Returns {bos_token_id, eos_token_id, pad_token_id}, where the padding token
+    never ends a text. Raises the errors of Tokenizer.load, and DataError if a vocabulary in as-given/ has
+    changed.
     """
     tokenizer = Tokenizer.load(directory)
     kept = directory / KEPT
@@ -73,7 +75,10 @@ def write_tokenizer(
 
 
 def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -> None:
-    """Refuse a changed vocabulary, whose ids would mean other text; settings and template may be edited."""
+    """Raise DataError if a vocabulary file has changed, because its ids would mean other text.
+
+    Settings and the chat template may be edited.
+    """
     for name in (ONE_FILE, *CONTENT_FILES):
         path, known = kept / name, sha256_of_names.get(name)
         if path.is_file() and known is not None and files.sha256_of(path) != known:
@@ -85,12 +90,12 @@ def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -
 
 
 def _renew_list(folder: Path) -> None:
-    """Write the added tokens of tokenizer.json into the list of tokenizer_config.json, if it has one.
+    """Copy the added tokens of tokenizer.json to the list in tokenizer_config.json, if there is such a list.
 
-    Some classes of transformers 5 (Qwen2Tokenizer, GPT2Tokenizer) read their added tokens only from the list
-    and would split new ones into letters; transformers 4 adds the list's tokens to tokenizer.json's. With
-    equal lists every version has the ids of training. Without a list both would use tokenizer.json's, but by
-    a path that their sources call legacy.
+    Some classes of transformers 5 (Qwen2Tokenizer, GPT2Tokenizer) read added tokens only from the list and
+    would split new ones into characters; transformers 4 adds the list's tokens to those of tokenizer.json. If
+    both lists are equal, every version gives the ids of training. Without the list both versions use
+    tokenizer.json, but on a path that their sources call legacy.
     """
     settings = settings_of(folder)
     if ADDED_LIST in settings:
@@ -102,16 +107,18 @@ def _renew_list(folder: Path) -> None:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Return whether a folder holds a tokenizer of any form, even one that an import would refuse."""
+    """Return whether a folder holds a tokenizer in any format, including formats that an import would
+    refuse.
+    """
     both = all((folder / name).is_file() for name in CONTENT_FILES)
     others = (*folder.glob("*.model"), *folder.glob("*.tiktoken"))
     return both or (folder / ONE_FILE).is_file() or any(others)
 
 
 def entries_of(folder: Path) -> dict[str, int]:
-    """Return {token: id} of a folder's tokenizer; {} if no form of it can be read.
+    """Return {token: id} of a folder's tokenizer; {} if its format cannot be read.
 
-    Raises DataError for damage, and for a vocabulary of two files that is not read as GPT-2's.
+    Raises DataError for damaged files, and for a two-file vocabulary that is not GPT-2's.
     """
     document = files.read_json(folder / ONE_FILE)
     read = folder / (VOCABULARY if document is None else ONE_FILE)
@@ -139,7 +146,9 @@ def entries_of(folder: Path) -> dict[str, int]:
 
 
 def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | None]:
-    """Return the ids of bos, eos and pad in tokenizer_config.json; `default` for an eos that it lacks."""
+    """Return the ids of bos, eos and pad in tokenizer_config.json; eos is `default` if it is missing
+    there.
+    """
     entries = entries_of(folder)
     found = {
         f"{kind}_token_id": entries.get(own_token(folder, f"{kind}_token") or "")
@@ -151,7 +160,7 @@ def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | Non
 
 
 def chat_template(folder: Path) -> tuple[str, Path] | None:
-    """Return (chat template, its file) of a folder, where transformers looks for it; None without one.
+    """Return (chat template, its file) of a folder, where transformers looks for it; None if there is none.
 
     Raises ValueError if the file is not text or not JSON.
     """
@@ -168,9 +177,9 @@ def chat_template(folder: Path) -> tuple[str, Path] | None:
 
 
 def is_as_given(directory: Path, sha256: str | None) -> bool:
-    """Return whether the tokenizer in `directory` was imported from the tokenizer.json of this hash.
+    """Return whether the tokenizer in `directory` was imported from the tokenizer.json with this hash.
 
-    It may have further tokens (tokenizer.added_tokens): the others have kept their ids.
+    It may have additional tokens (tokenizer.added_tokens), which do not change the ids of the others.
     """
     manifest = read_manifest(directory) or {}
     return sha256 is not None and sha256 in (

@@ -1,4 +1,4 @@
-"""Checks whether one tokenizer extends another: it has every token of the other one, with its id."""
+"""Checks whether one tokenizer extends another, that is, has all of its tokens with the same ids."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE
 
 
 def ids_differ(known: Path, folder: Path) -> str:
-    """Describe how the ids of the tokenizer in `folder` differ from those in `known`; "" if it has them all.
+    """Describe the first token of `known` that the tokenizer in `folder` lacks or has under another id; "" if
+    none.
 
     Raises DataError for a damaged tokenizer.json.
     """

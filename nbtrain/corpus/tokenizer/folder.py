@@ -1,4 +1,4 @@
-"""A tokenizer's folder: importing a tokenizer, its manifest, saving it."""
+"""A tokenizer's folder: importing a tokenizer, its manifest, and saving it."""
 
 import hashlib
 import json
@@ -75,17 +75,17 @@ SETTINGS_FILES = tuple(name for name in KEPT_FILES if name not in LISTS)
 
 
 class OtherFormat(NamedTuple):
-    """A tokenizer format from which another program writes a tokenizer.json, and how."""
+    """A tokenizer format that nbtrain does not read, and the program that converts it to a tokenizer.json."""
 
     name: str
     begins: re.Pattern[bytes]
-    """The first bytes of such a file."""
+    """First bytes of a file in the format."""
     packages: str
     load: str = "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained('{folder}')"
-    """Python code that loads it, from its folder or by its path."""
+    """Python code that loads the tokenizer, with its folder or file as a placeholder."""
 
     def command(self, path: Path) -> str:
-        """Return the command that writes a tokenizer.json next to the file at `path`."""
+        """Return the command that writes a tokenizer.json next to the file `path`."""
         folder = display(path.parent)
         load = self.load.format(folder=folder, file=display(path))
         return f"python -c \"{load}.save_pretrained('{folder}')\""
@@ -133,7 +133,9 @@ EOD_CANDIDATES = """
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """Return manifest.json of a tokenizer folder, or None. Raises DataError if it is damaged."""
+    """Return the manifest.json of a tokenizer folder; None if there is none. Raises DataError if it is
+    damaged.
+    """
     path = directory / "manifest.json"
     try:
         manifest = files.read_json(path)
@@ -148,7 +150,7 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
 
 
 def folder_of(sha256: str, first: Sequence[Path] = ()) -> Path | None:
-    """Return the folder in the data directory whose tokenizer has this hash; `first` is tried first."""
+    """Return the tokenizer folder in the data directory that has this hash; `first` is checked first."""
     for folder in [*first, *sorted((data_home() / "tokenizer").glob("[!.]*"))]:
         entry = read_manifest(folder)
         if entry and entry["sha256"] == sha256:
@@ -159,12 +161,14 @@ def folder_of(sha256: str, first: Sequence[Path] = ()) -> Path | None:
 def adopt(
     path: str | Path, eod_token: str, directory: str | Path, added_tokens: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Import a tokenizer into `directory`, the manifest written last, and return the manifest.
+    """Import a tokenizer into `directory` and return its manifest, which is written last.
 
     `added_tokens` become separate entries. `path` is a tokenizer.json, a folder that holds one, or a folder
-    of GPT-2's vocab.json and merges.txt; it may be `directory` itself. If a folder has both, tokenizer.json
-    wins, because it alone says how words are split, unless nbtrain made the folder. Raises DataError if there
-    is none, if it cannot be read, if it lacks `eod_token`, and if two files are not GPT-2's alone.
+    with GPT-2's vocab.json and merges.txt; it may be `directory` itself. If a folder has both, tokenizer.json
+    is used, because only it says how words are split, unless nbtrain created the folder.
+
+    Raises DataError if there is no tokenizer, if it cannot be read, if it lacks `eod_token`, and if two files
+    are not GPT-2's.
     """
     path, directory = Path(path), Path(directory)
     one_file = path if path.is_file() else path / ONE_FILE
@@ -200,20 +204,24 @@ def adopt(
 
 
 def _beside(folder: Path) -> Path:
-    """Return the folder of the files that came with a tokenizer: in a folder of ours, the kept ones."""
+    """Return the folder of the files that came with a tokenizer; in a folder that nbtrain created, the kept
+    files.
+    """
     is_ours = read_manifest(folder) is not None and (folder / KEPT).is_dir()
     return folder / KEPT if is_ours else folder
 
 
 def _given_sha256(path: Path, content: bytes) -> str:
-    """Return the hash of the model's own tokenizer.json, even if `path` is in a folder of ours."""
+    """Return the hash of the model's own tokenizer.json, also if `path` is in a folder that nbtrain
+    created.
+    """
     ours = read_manifest(path.parent) if path.name == ONE_FILE else None
     known = ours and (ours.get("extends") or (ours.get("kept") or {}).get(ONE_FILE))
     return known or hashlib.sha256(content).hexdigest()
 
 
 def _spelled(document: dict[str, Any]) -> str:
-    """Write tokenizer.json with merges as "a b" and a sorted vocabulary; it loads a third faster."""
+    """Serialize tokenizer.json with merges as "a b" and a sorted vocabulary, which loads a third faster."""
     model = document["model"]
     # A space inside a piece would split it elsewhere; a byte-level BPE writes spaces as another letter.
     if model["type"] == "BPE" and not any(" " in piece for merge in model["merges"] for piece in merge):
@@ -228,7 +236,9 @@ def _is_own(folder: Path) -> bool:
 
 
 def _refuse_other_formats(path: Path, content: bytes) -> None:
-    """Raise DataError, with what to run, if a file is a Git LFS pointer or a tokenizer of another kind."""
+    """Raise DataError with a conversion command if a file is a Git LFS pointer or has another tokenizer
+    format.
+    """
     if problem := pointer_problem_of(path):
         raise DataError(f"{display(path)}: {problem}.")
     form = next((form for form in OTHER_FORMATS if form.begins.match(content[:FORMAT_BYTES])), None)
@@ -243,7 +253,9 @@ def _refuse_other_formats(path: Path, content: bytes) -> None:
 
 
 def _not_in_vocabulary(folder: Path, settings: dict[str, Any]) -> tuple[str, str] | None:
-    """Return (an added token that vocab.json lacks, the file that names it); None if there is none."""
+    """Return (an added token that is missing from vocab.json, the file that lists it); None if there is
+    none.
+    """
     beside = files.read_json(folder / ADDED_TOKENS)
     listed = settings.get(ADDED_LIST)
     entries = listed.values() if isinstance(listed, dict) else ()
@@ -256,10 +268,11 @@ def _not_in_vocabulary(folder: Path, settings: dict[str, Any]) -> tuple[str, str
 
 
 def refuse_other_than_gpt2(folder: Path) -> None:
-    """Raises DataError if the files next to vocab.json and merges.txt belong to a model other than GPT-2.
+    """Raise DataError if the files next to vocab.json and merges.txt belong to a model other than GPT-2.
 
-    Such files of a slow tokenizer do not say how text is normalized and split (Qwen2: NFC, single digits),
-    and their vocabulary lacks the added tokens; read as GPT-2's they would silently give other ids.
+    The two files of such a slow tokenizer do not say how text is normalized and split (Qwen2: NFC, single
+    digits), and their vocabulary lacks the added tokens. Read like GPT-2's, they would silently give wrong
+    ids.
     """
     settings = settings_of(folder)
     named = settings.get("tokenizer_class")
@@ -343,9 +356,9 @@ def _adopt_text(
 
 
 def _add(document: dict[str, Any], entries: dict[str, int], tokens: Sequence[str]) -> dict[str, int]:
-    """Make `tokens` entries that texts can match; return {new token: id}.
+    """Make each of `tokens` an entry that text can match; return {new token: id}.
 
-    A special entry never matches text (tokenizer.py), so an existing one stops being special.
+    A special entry never matches text (tokenizer.py), so an existing special entry becomes an ordinary one.
     """
     added = document["added_tokens"] = document.get("added_tokens") or []
     new = {
@@ -365,7 +378,7 @@ def _add(document: dict[str, Any], entries: dict[str, int], tokens: Sequence[str
 def _keep(path: Path, directory: Path, patterns: Sequence[str] = KEPT_FILES) -> dict[str, str]:
     """Copy the files that come with an imported tokenizer, unchanged; return {name: sha256}.
 
-    A vocabulary of two files without others needs no copy: nothing is kept of it.
+    If there are no files besides the two of the vocabulary, nothing is copied.
     """
     found = sorted(one for pattern in patterns for one in path.glob(pattern) if one.is_file())
     if {one.name for one in found} <= set(CONTENT_FILES):
@@ -383,10 +396,10 @@ def _keep(path: Path, directory: Path, patterns: Sequence[str] = KEPT_FILES) -> 
 
 
 def _fix(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:
-    """Change settings that would lose text or turn text into EOD. Returns whether anything had to change.
+    """Change settings that would lose text or turn text into EOD. Return whether anything was changed.
 
-    Truncation and padding belong to inference; dropout varies ids; an EOD not marked special could match
-    text.
+    Truncation and padding are for inference, dropout makes ids vary, and an EOD that is not marked as special
+    could match text.
     """
     before = json.dumps(document)
     document["truncation"] = document["padding"] = None
@@ -404,7 +417,9 @@ def _fix(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:
 
 
 def _text_may_become_eod(model: dict[str, Any], eod_token: str) -> bool:
-    """Return whether ordinary text could get the EOD's id from the model itself, special tokens aside."""
+    """Return whether ordinary text could be encoded as the EOD's id by the model itself, without special
+    tokens.
+    """
     if model["type"] != "BPE" or model.get("ignore_merges"):
         return True
     merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
@@ -422,7 +437,7 @@ def _require_eod(vocab: Iterable[str], eod_token: str, path: Path) -> None:
 
 
 def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> Any:
-    """Build a tokenizers.Tokenizer from GPT-2's two files. Raises DataError if they are not such a pair."""
+    """Build a tokenizers.Tokenizer from GPT-2's two files. Raises DataError if they do not fit together."""
     import tokenizers
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -447,7 +462,9 @@ def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> An
 
 
 def _from_two_files(folder: Path, eod_token: str) -> tuple[Any, list[int]]:
-    """Return (the tokenizers.Tokenizer of a folder's two files, the ids before a text by their settings)."""
+    """Return (tokenizers.Tokenizer of a folder's two files, the ids that their settings put before a
+    text).
+    """
     import tokenizers
 
     built = from_vocabulary(folder / VOCABULARY, folder / MERGES, eod_token)
@@ -459,7 +476,7 @@ def _from_two_files(folder: Path, eod_token: str) -> tuple[Any, list[int]]:
 
 
 def byte_level(tokenizer: Any) -> Any:
-    """Put GPT-2's word rule and its letters for bytes into a tokenizers.Tokenizer."""
+    """Give a tokenizers.Tokenizer GPT-2's rule for splitting words and its characters for bytes."""
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -475,10 +492,10 @@ def save(
     eod_token: str = EOD_TOKEN,
     **imported: Any,
 ) -> dict[str, Any]:
-    """Write the four files into `directory`, the manifest last, and return it; an imported vocabulary stays.
+    """Write the four files into `directory` and return the manifest, which is written last.
 
-    `trained` records the settings and the text of a training, None of an imported tokenizer; `imported` are
-    further keys of the manifest.
+    The vocabulary file of an imported tokenizer is not written again. `trained` records the settings and the
+    text of a training; it is None for an imported tokenizer. `imported` holds further keys of the manifest.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if not all((directory / name).is_file() for name in CONTENT_FILES):

@@ -1,7 +1,7 @@
-"""Special tokens in the templates of a run's conversations, which training encodes as plain text.
+"""Finds special tokens in the templates of a run's conversations, which training encodes as plain text.
 
-A model that was trained with them knows them as tokens, so they are reported before data is prepared.
-tokenizer.added_tokens makes them tokens (folder.py).
+A pretrained model knows these markers as single tokens, so they are reported before data is prepared. The
+setting tokenizer.added_tokens makes them tokens (folder.py).
 """
 
 from pathlib import Path
@@ -15,9 +15,9 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 
 
 def markers_as_letters(config: RunConfig) -> list[str]:
-    """Return the special tokens that a template of data.sources spells out as text, ordered by id.
+    """Return the special tokens that a template of data.sources contains as text, ordered by id.
 
-    They belong to the run's tokenizer, or to the one that it will import; [] if there is none yet.
+    They are looked up in the run's tokenizer, or in the one that it will import; [] if there is none yet.
     """
     text = "\n".join(text_of_template(source) for source in config.data.sources)
     if not text.strip():
@@ -31,7 +31,7 @@ def markers_as_letters(config: RunConfig) -> list[str]:
 
 
 def markers_sentence(config: RunConfig) -> tuple[str, str] | None:
-    """Return (the problem, the fix) if a template holds special tokens; None if not."""
+    """Return (the problem, the fix) if a template contains special tokens as text; None otherwise."""
     if not (found := markers_as_letters(config)):
         return None
     kind = "a special token" if len(found) == 1 else "special tokens"

@@ -1,6 +1,6 @@
-"""The folder that a run's model came from, as long as the run uses that folder's tokenizer.
+"""The folder that a run's model was imported from, if the run still uses that folder's tokenizer.
 
-init_from.json of the run names it. A run that started from another run inherits that run's.
+The run's init_from.json records it. A run that started from another run inherits that run's record.
 """
 
 from pathlib import Path
@@ -29,10 +29,10 @@ def origin_of(run: RunDir, directory: Path) -> dict[str, Any]:
 
 
 def end_ids(run: RunDir, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the ids that end a text: the tokenizer's, and all those at which transformers' generate ends.
+    """Return the ids that end a text: the tokenizer's, and all ids at which transformers' generate() stops.
 
-    Models that answer have several (Llama 3 Instruct three: generation_config.json's eos_token_id). The ids
-    in config.json count if generation_config.json is missing.
+    Models trained to answer have several (Llama 3 Instruct has three, in eos_token_id of
+    generation_config.json). If generation_config.json is missing, the ids in config.json are used.
     """
     found = origin_of(run, tokenizer.directory)
     settings = found.get("generation_config") or found.get("config") or {}
@@ -40,5 +40,5 @@ def end_ids(run: RunDir, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def ids_in(value: Any) -> list[int]:
-    """Return the ids of an eos_token_id: a number, several, or none; other values are ignored."""
+    """Return the ids in an eos_token_id, which is a number, a list or missing; other values are ignored."""
     return [one for one in (value if isinstance(value, list) else [value]) if type(one) is int]

@@ -1,4 +1,4 @@
-"""Tokenizers that were trained on text other than a dataset's: they need more tokens for that text."""
+"""Detects a tokenizer that was trained on text other than the dataset's, for which it needs more tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ NAMED_SOURCES = 2
 
 
 def other_text_of(directory: Path, wanted: dict[str, Any]) -> str:
-    """Return a clause on the other text that the tokenizer in `directory` was trained on; "" if none.
+    """Return a clause on the other text that the tokenizer in `directory` was trained on; "" if there is
+    none.
 
     `wanted` holds the sources and the cleaning of a dataset, as corpus/requested_settings.py records them.
     The training text is unknown, and "" is returned, if the tokenizer was imported or does not exist.

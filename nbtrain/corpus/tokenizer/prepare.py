@@ -1,4 +1,4 @@
-"""The tokenizer step of prepare: keep, import, or train a tokenizer on a sample of the corpus."""
+"""The tokenizer step of `prepare`: keeps, imports, or trains a tokenizer on a sample of the corpus."""
 
 import logging
 import shutil
@@ -44,7 +44,7 @@ NAMED_CHANGES = 3
 
 
 def is_trained(config: RunConfig) -> bool:
-    """Return whether the tokenizer needs no text: trained before, or imported."""
+    """Return whether the tokenizer needs no training: it is trained already, or is imported."""
     directory = tokenizer_dir(config.tokenizer.name)
     return (
         config.tokenizer.path is not None
@@ -54,7 +54,7 @@ def is_trained(config: RunConfig) -> bool:
 
 
 def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
-    """Return the tokenizer of a run; None if none is needed and none exists. Raises DataError."""
+    """Return the tokenizer of a run; None if the run needs none and none exists. Raises DataError."""
     directory = tokenizer_dir(config.tokenizer.name)
     with locked_directory(directory.parent):
         for leftover in directory.parent.glob(f".{directory.name}.*.tmp"):
@@ -142,9 +142,9 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
 
 
 def _why_kept(config: RunConfig) -> str:
-    """Return why a run uses a tokenizer that was trained on other text, as a clause; "" if it has no text."""
+    """Return why a run uses a tokenizer trained on other text, as a clause; "" if the run has no text."""
     if config.init_from is not None:
-        return f"; the weights of init_from ({config.init_from}) know its ids"
+        return f"; the weights of init_from ({config.init_from}) were trained with its ids"
     return f"; {place(config, 'tokenizer.name')} names it" if config.data.sources else ""
 
 
@@ -156,7 +156,9 @@ def _has_text(config: RunConfig) -> bool:
 def _check_own(
     config: RunConfig, manifest: dict[str, Any] | None, directory: Path, others: list[str]
 ) -> None:
-    """Raises DataError if a run that names no tokenizer would use one not trained on its own text."""
+    """Raise DataError if a run without tokenizer.name would use a tokenizer that was not trained on its
+    text.
+    """
     if config.names_tokenizer or config.init_from is not None or not _has_text(config):
         return
     name, trained = config.tokenizer.name, manifest and manifest["trained"]
@@ -171,9 +173,9 @@ def _check_own(
     again = f"; or {FORCE}" if trained and not others else ""
     used = f" ({', '.join(others)}: encoded with it)" if others else ""
     raise DataError(
-        f"{display(directory)}: {found}{used}. This run names no tokenizer, so that it trains its own under "
-        f"the name of its dataset. Give data.name another value; to encode with the tokenizer that is there, "
-        f"set tokenizer.name: {name}{again}."
+        f"{display(directory)}: {found}{used}. This run does not set tokenizer.name, so it would train its "
+        f"own tokenizer under the name of its dataset. Give data.name another value; to encode with the "
+        f"existing tokenizer, set tokenizer.name: {name}{again}."
     )
 
 
@@ -214,14 +216,15 @@ def _brought(
         same = manifest is not None and all(manifest[key] == found[key] for key in ("sha256", "eod_id"))
         if manifest is not None and not same and not force:
             raise DataError(
-                f"{display(directory)}: holds another tokenizer ({_named(manifest)}) than {display(path)} "
-                f"({_named(found)}). Datasets and runs may refer to it: give tokenizer.name another value, "
-                f"or {FORCE}."
+                f"{display(directory)}: holds another tokenizer ({_named(manifest)}), not that of "
+                f"{display(path)} ({_named(found)}). Datasets and runs may refer to it: give tokenizer.name "
+                f"another value, or {FORCE}."
             )
         if manifest is not None and not same and (others := _encoded_with(manifest, config)):
             raise DataError(
-                f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the "
-                f"tokenizer that is there ({_named(manifest)}). Give tokenizer.name another value."
+                f"{display(directory)}: cannot be replaced: datasets encoded with its tokenizer "
+                f"({_named(manifest)}) would become unreadable: {', '.join(others)}. Give tokenizer.name "
+                "another value."
             )
         # An import of a single file keeps nothing; an import of its folder adds the files that come with it.
         renewed = not same or (found["kept"] and not (manifest or {}).get("kept"))
@@ -237,7 +240,9 @@ def _brought(
 
 
 def _named_itself(config: RunConfig, directory: Path, manifest: dict[str, Any], say: Say) -> Tokenizer:
-    """Return the tokenizer of a run whose tokenizer.path is its own folder, unchanged."""
+    """Return the tokenizer of a run whose tokenizer.path is the tokenizer's own folder; it is left
+    unchanged.
+    """
     loaded = Tokenizer.load(directory, manifest=manifest)
     if loaded.eod_token != config.tokenizer.eod_token:
         raise DataError(
@@ -251,7 +256,9 @@ def _named_itself(config: RunConfig, directory: Path, manifest: dict[str, Any], 
 
 
 def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
-    """Raises DataError for files that nbtrain did not make, before another tokenizer replaces them."""
+    """Raise DataError if a tokenizer folder holds files that nbtrain did not write and would have to
+    replace.
+    """
     if manifest is not None or not directory.is_dir():
         return
         # Names that begin with a dot belong to a file manager or to Jupyter.
@@ -265,12 +272,12 @@ def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
 
 
 def _named(manifest: dict[str, Any]) -> str:
-    """Return the words that distinguish one tokenizer from another."""
+    """Describe a tokenizer by the two properties that distinguish it from others."""
     return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest['eod_token']}"
 
 
 def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
-    """Return other datasets in the data directory encoded with this tokenizer, unfinished ones included."""
+    """Return the names of other datasets that were encoded with this tokenizer, including unfinished ones."""
     found: dict[str, str] = {}
     datasets = data_home() / "dataset"
     for record in ("manifest.json", ".encode/inputs.json"):
@@ -283,7 +290,10 @@ def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
 
 
 def _same_files(path: Path, manifest: dict[str, Any]) -> bool:
-    """Return whether the files at `path` equal the imported ones bytewise; False only means: look closer."""
+    """Return whether the files at `path` equal the imported ones byte for byte.
+
+    False does not mean that the tokenizers differ: the caller compares them in more detail.
+    """
     pairs = [(path if path.is_file() else path / name, entry) for name, entry in manifest["files"].items()]
     present = [(source, entry) for source, entry in pairs if source.is_file()]
     return bool(present) and all(files.sha256_of(source) == entry["sha256"] for source, entry in present)
@@ -302,7 +312,7 @@ def _put_in_place(made: Path, directory: Path) -> None:
 
 
 def _holds_files(directory: Path) -> bool:
-    """Return whether a tokenizer is there. Raises DataError for one of two files without the other."""
+    """Return whether a folder holds a tokenizer. Raises DataError if one of its two files is missing."""
     if (directory / ONE_FILE).is_file():
         return True
     present = [name for name in CONTENT_FILES if (directory / name).is_file()]
@@ -340,7 +350,7 @@ def _shown(value: Any) -> str:
 
 
 def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str, Any], str]:
-    """Train, move into place, and return the manifest with a clause on the sample for the report."""
+    """Train a tokenizer, move it into place, and return (manifest, a clause on the sample for the report)."""
     _refuse_strange(directory, read_manifest(directory))
     refuse_name_of_shipped_tokenizer(config)
     wanted, train_bytes = _wanted(config), config.tokenizer.train_bytes

@@ -1,15 +1,16 @@
 """Decides from tokenizer.json whether fastokens gives the ids of HF tokenizers for every text.
 
-fastokens is a second implementation with another regular expression engine. The two agree if all of the
-following holds (agreement); every other tokenizer is encoded by tokenizers, which is slower.
+fastokens is a second implementation, with another regular expression engine. The two agree if all of the
+following is true (agreement). Every other tokenizer is encoded by tokenizers, which is slower.
 
-- The model is a byte-level BPE with an entry for each byte: unknown tokens and fallbacks never occur.
+- The model is a byte-level BPE with an entry for each byte, so unknown tokens and fallbacks never occur.
 - Text is split into words by GPT-2's rule or by an expression of WORDS. Their result depends only on the
-  classes of the characters, which were compared for all 1,112,064 code points (`make soak` repeats it).
-  DISPUTED lists what the engines classify differently; a text that holds it is encoded by tokenizers.
+  classes of the characters, which were compared for all 1,112,064 code points (`make soak` repeats the
+  comparison). DISPUTED lists the characters that the engines classify differently; a text that contains one
+  is encoded by tokenizers.
 - Text is normalized to NFC or not at all. Both engines use the tables of Unicode 9 for it.
-- Added tokens that occur in texts cannot overlap other added tokens in a way that matters: tokenizers
-  searches the normalized ones after the others, fastokens all at once.
+- Added tokens that occur in texts cannot overlap other added tokens in a way that changes the result:
+  tokenizers searches for normalized added tokens after the others, fastokens for all at once.
 """
 
 import importlib.metadata
@@ -69,16 +70,18 @@ BYTES_ALONE = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": Fals
 
 
 class Agreement(NamedTuple):
-    """Whether fastokens may encode a tokenizer's texts, and which texts it may not."""
+    """Whether fastokens may encode with a tokenizer, and which texts it must leave to tokenizers."""
 
     objection: str | None
-    """Part that fastokens may encode differently, as the object of a sentence; None: no such part."""
+    """Feature of the tokenizer that fastokens may handle differently, as the object of a sentence; None if
+    none.
+    """
     disputed: tuple[str, ...] = ()
-    """Characters; a text that holds one of them is encoded by tokenizers all the same."""
+    """Characters on which the engines differ; texts that contain one are encoded by tokenizers."""
 
 
 def agreement(document: dict[str, Any]) -> Agreement:
-    """Return whether fastokens gives the ids of tokenizers, by a parsed tokenizer.json."""
+    """Decide for a parsed tokenizer.json whether fastokens gives the same ids as tokenizers."""
     for name, versions in VERSIONS.items():
         if (version := importlib.metadata.version(name)) not in versions:
             return Agreement(f"{name} {version}; the compared versions are {', '.join(versions)}")
@@ -110,7 +113,9 @@ def _of_normalizer(document: dict[str, Any]) -> str | None:
 
 
 def _of_added_tokens(document: dict[str, Any]) -> str | None:
-    """Check the added tokens. Special ones are text within a text, so their flags do not matter."""
+    """Return the objection to the added tokens, if any. Special tokens are encoded as text, so they do not
+    matter.
+    """
     vocab, added = document["model"]["vocab"], document.get("added_tokens") or []
     contents = [token["content"] for token in added]
     if len(set(contents)) < len(contents) or "" in contents:
@@ -128,9 +133,9 @@ def _of_added_tokens(document: dict[str, Any]) -> str | None:
 
 
 def _are_numbered(added: list[dict[str, Any]], vocab: dict[str, int]) -> bool:
-    """Return whether the ids of added tokens are those that tokenizers assigns when it reads the file.
+    """Return whether the added tokens have the ids that tokenizers assigns when it reads the file.
 
-    It ignores ids in the file: entries of the vocabulary keep theirs, others follow the vocabulary.
+    It ignores the ids in the file: tokens of the vocabulary keep their ids, and others are numbered after it.
     """
     entries = [token for token in added if token["content"] in vocab]
     others = [token["id"] for token in added if token["content"] not in vocab]
@@ -155,12 +160,16 @@ def _of_words(step: dict[str, Any] | None) -> Agreement:
 
 
 def _is(step: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether a step has these settings; settings that it does not name are true."""
+    """Return whether a step has the settings `wanted`; a setting that is missing in the step counts as
+    true.
+    """
     return all(step.get(key, True) == value for key, value in wanted.items())
 
 
 def _expression(split: dict[str, Any]) -> str | None:
-    """Return the expression of a step that keeps each match as a word and leaves no gap in any text."""
+    """Return the regular expression of a Split step that keeps every match as a word; None for other
+    steps.
+    """
     kept = (split.get("behavior"), split.get("invert", False)) in (("Isolated", False), ("Removed", True))
     expression = split.get("pattern", {}).get("Regex") if split.get("type") == "Split" and kept else None
     # DeepSeek's file has the two characters themselves.

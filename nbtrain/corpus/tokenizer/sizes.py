@@ -1,6 +1,7 @@
-"""Compares vocabularies of several sizes on a text: the tokens they need, and how often their entries occur.
+"""Compares vocabularies of several sizes on a text: the tokens needed, and how often their entries occur.
 
-One BPE is trained on a sample. Its first merges are a smaller vocabulary, so that all sizes come from it.
+One BPE is trained on a sample. Its first merges form a smaller vocabulary, so all sizes come from one
+training.
 """
 
 import json
@@ -27,7 +28,7 @@ COUNTED_SHARE = 0.95
 
 
 def fits_of(texts: Sequence[str]) -> list[VocabularyFit]:
-    """Measure SIZES on some texts, up to the size at which they have nothing more to merge."""
+    """Measure each of SIZES on some texts, up to the size at which no merge is left."""
     unspaced = training.unspaced_fraction(training.peek(texts)[0]) > 0.5
     train_bytes = UNSPACED_TRAIN_BYTES if unspaced else TRAIN_BYTES
     with Progress("measuring vocabularies", len(SIZES) + 1, "") as progress:
@@ -57,7 +58,7 @@ def _up_to(texts: Sequence[str], num_bytes: int) -> list[str]:
 
 
 def _counts(state: dict[str, Any], size: int, texts: Sequence[str]) -> np.ndarray:
-    """Count how often each entry of the first `size` occurs in some texts."""
+    """Count the occurrences of each of the first `size` entries in some texts."""
     import tokenizers
     from tokenizers.models import BPE
 

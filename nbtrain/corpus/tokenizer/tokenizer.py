@@ -1,16 +1,16 @@
-"""A tokenizer folder: loading, encoding in batches, decoding.
+"""A tokenizer folder: loading, encoding in batches, and decoding.
 
     data/tokenizer/<name>/
-      vocab.json, merges.txt   GPT-2's two files, of a byte-level BPE that was trained here or imported so
-      tokenizer.json           the file that is loaded; HF's one file, which may describe any tokenizer
-      manifest.json            vocab_size, eod_id, eod_token, before_text, sha256, origin; written last
+        vocab.json, merges.txt   GPT-2's two files, of a byte-level BPE that was trained here or imported so
+        tokenizer.json           the file that is loaded; HF's one file, which may describe any tokenizer
+        manifest.json            vocab_size, eod_id, eod_token, before_text, sha256, origin; written last
 
-fastokens encodes if it is installed and known to give the ids of HF tokenizers for every text (proven.py);
-otherwise HF tokenizers encodes.
+fastokens encodes if it is installed and known to give the ids of HF tokenizers for every text (proven.py).
+Otherwise HF tokenizers encodes.
 
-A special token that a text spells out is encoded as text, never as that token; only the writer appends EOD.
-Added tokens that are not special (runs of spaces in some vocabularies, tokenizer.added_tokens) are part of
-the vocabulary and keep their meaning.
+If a text contains the characters of a special token, they are encoded as text, never as that token; only the
+writer appends EOD. Added tokens that are not special (runs of spaces in some vocabularies,
+tokenizer.added_tokens) are part of the vocabulary, and text is encoded as them.
 """
 
 import logging
@@ -49,15 +49,15 @@ SAFE_CUT = re.compile(
 
 # In an added token: a place where a text may be cut, or a space, at which a long run of spaces may be cut.
 CUT_INSIDE = re.compile(f"{SAFE_CUT.pattern}|\\s")
-SHOWN_CHARS = 60  # of a text in a message
+SHOWN_CHARS = 60  # characters of a text that a message shows
 
 
 class Tokenizer:
-    """A tokenizer folder, loaded; picklable. Engines are loaded on first use.
+    """A loaded tokenizer folder; picklable. Engines are loaded on first use.
 
-    `engine` is "fastokens", "tokenizers" or None: the first that is installed. It changes to "tokenizers" if
-    proven.py rules fastokens out for this tokenizer, if fastokens cannot load it or fails on a text, and if
-    check_exact finds a difference or has found one before.
+    `engine` is "fastokens", "tokenizers" or None, which means the first that is installed. It changes to
+    "tokenizers" if proven.py rules out fastokens for this tokenizer, if fastokens cannot load the tokenizer
+    or fails on a text, and if check_exact finds or has found a difference.
     """
 
     def __init__(self, directory: Path, manifest: dict[str, Any], engine: str | None = None):
@@ -73,14 +73,16 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> list[str]:
-        """tokenizer.added_tokens of the run that imported it."""
+        """The tokenizer.added_tokens of the run that imported the tokenizer."""
         return self.manifest.get("added_tokens", [])
 
     @classmethod
     def load(
         cls, directory: str | Path, engine: str | None = None, manifest: dict[str, Any] | None = None
     ) -> "Tokenizer":
-        """Open a folder, `manifest` if read already. Raises DataError if it is missing or files changed."""
+        """Open a folder; `manifest` avoids reading it again. Raises DataError if it is missing or files have
+        changed.
+        """
         directory = Path(directory)
         manifest = manifest or read_manifest(directory)
         if manifest is None:
@@ -113,9 +115,10 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a text that a model is to continue, with the ids before a text once.
+        """Return the token ids of a text that a model is to continue, preceded once by the ids of
+        `before_text`.
 
-        If the text already spells these tokens at its beginning, they count as the tokens.
+        If the text already begins with the characters of these tokens, they are not added again.
         """
         before = self.before_text
         if not before:
@@ -125,13 +128,17 @@ class Tokenizer:
         return ids if ids[: len(before)] == before else [*before, *ids]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Encode a text, reading spelled-out special tokens as those tokens and putting nothing before it."""
+        """Encode a text in which special tokens are written out; they become those tokens. Nothing is put
+        before it.
+        """
         return self._with_special.encode(text, add_special_tokens=False).ids
 
     def encode_after_token(self, text: str) -> list[int]:
-        """Return the token ids of a text that directly follows a special token, as in one text with it.
+        """Return the token ids of a text that directly follows a special token, as if both were encoded
+        together.
 
-        A tokenizer of SentencePiece's kind may put a space before the first word of a text, and only there.
+        A tokenizer like SentencePiece's may put a space before the first word of a text, but not after a
+        token.
         """
         if not self._first_word_has_blank:
             return self.encode(text).tolist()
@@ -150,16 +157,20 @@ class Tokenizer:
 
     @cached_property
     def before_text(self) -> list[int]:
-        """Ids that transformers' default call puts before a text; none if the tokenizer was trained here."""
+        """Ids that transformers puts before a text by default; none if the tokenizer was trained by
+        nbtrain.
+        """
         return self.manifest.get("before_text", [])
 
     @cached_property
     def bos_id(self) -> int | None:
-        """The bos_token of an imported tokenizer, as its own settings name it."""
+        """Id of the bos_token in the settings of an imported tokenizer; None if there is none."""
         return bos_id(self.directory / KEPT, self._reference)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids uint32 [tokens], offsets int64 [texts + 1]); text i: ids[offsets[i]:offsets[i + 1]]."""
+        """Return (ids uint32 [tokens], offsets int64 [texts + 1]); text i has ids[offsets[i]:offsets[i +
+        1]].
+        """
         ids, offsets = self._surely(self._encode, texts)
         if self.manifest["eod_from_text"] and (ids == self.eod_id).any():
             rows = [ids[start:stop] for start, stop in pairwise(offsets)]
@@ -171,7 +182,9 @@ class Tokenizer:
     def _surely(
         self, encode: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]], texts: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return encode(texts), by the reference if fastokens fails. Raises DataError if both fail."""
+        """Return encode(texts), or the reference's result if fastokens fails. Raises DataError if both
+        fail.
+        """
         try:
             return encode(texts)
         except (KeyboardInterrupt, SystemExit, MemoryError, DataError):
@@ -189,7 +202,9 @@ class Tokenizer:
             return self._surely(encode, texts)
 
     def _unwritable(self, texts: Sequence[str], error: BaseException) -> DataError:
-        """Return the error for the first text that the reference cannot encode, naming the missing text."""
+        """Return the error for the first text that the reference cannot encode; it shows the part without a
+        token.
+        """
         name = display(self.directory)
         for text in texts:
             try:
@@ -212,7 +227,9 @@ class Tokenizer:
         return self._encode_whole(texts)
 
     def _encode_in_pieces(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts, one of which is so long that the engine's copies would need much memory."""
+        """Encode texts piece by piece; one of them is so long that the engine's copies would need much
+        memory.
+        """
         rows, offsets = [], np.zeros(len(texts) + 1, np.int64)
         for number, text in enumerate(texts):
             own = list(self.encode_long(text))
@@ -221,15 +238,17 @@ class Tokenizer:
         return np.concatenate(rows), offsets
 
     def encode_long(self, text: str) -> Iterator[np.ndarray]:
-        """Yield the ids of a text piece by piece, together equal to encode's. Only if cuts_safely."""
+        """Yield the ids of a text piece by piece; joined, they equal encode(text). Requires cuts_safely."""
         for piece in pieces_of_long(text):
             yield self._surely(self._encode_whole, [piece])[0]
 
     @cached_property
     def cuts_safely(self) -> bool:
-        """Whether a text may be cut at SAFE_CUT: GPT-2's rule alone splits words, so no token spans it.
+        """Whether a text may be cut at SAFE_CUT: GPT-2's rule alone splits words, so no token crosses such a
+        cut.
 
-        A word or run of spaces of LONG_WORD_CHARS and more may be cut too, into the tokens of its two halves.
+        A word or run of spaces of LONG_WORD_CHARS or more may be cut as well; the two halves are then encoded
+        separately.
         """
         document = orjson.loads((self.directory / ONE_FILE).read_bytes())
         words = document.get("pre_tokenizer") or {}
@@ -247,7 +266,7 @@ class Tokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of the unknown token; None if every text has tokens, or text without tokens is an error."""
+        """Id of the unknown token; None if every text has tokens, or if text without tokens is an error."""
         return self.manifest["unknown_id"]
 
     def _encode_whole(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -260,7 +279,7 @@ class Tokenizer:
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
 
     def _encode_apart(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts, leaving those with characters that the engines dispute to the reference."""
+        """Encode texts, using the reference for those with characters on which the engines differ."""
         rows = []
         for text in texts:
             is_disputed = any(piece in text for piece in self._agreement.disputed)
@@ -278,7 +297,10 @@ class Tokenizer:
         return ids, offsets
 
     def _without_eod(self, text: str, ids: np.ndarray) -> np.ndarray:
-        """Encode a text without EOD, splitting where its letters are an entry (of Unigram or WordPiece)."""
+        """Encode a text without EOD: split it where the model would encode its characters as EOD.
+
+        Unigram and WordPiece models do so, because EOD is one of their ordinary entries.
+        """
         if not (ids == self.eod_id).any():
             return ids
         half = len(self.eod_token) // 2
@@ -320,11 +342,11 @@ class Tokenizer:
         return self._reference.decode(ids, skip_special_tokens=False)
 
     def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """Return (the text of token ids, whether its last character lacks bytes and is therefore omitted)."""
+        """Return (the text of token ids, whether its last character is incomplete and therefore omitted)."""
         return decode_finished(self.decode, lambda token: self._reference.id_to_token(token), ids)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the UTF-8 bytes that one token stands for, which may be a part of a character."""
+        """Return the UTF-8 bytes of one token, which may be a part of a character."""
         if token in self._misread:
             return self._misread[token].encode()
         return bytes_of_token(self._reference.id_to_token(token) or "", self._is_byte_level)
@@ -335,7 +357,9 @@ class Tokenizer:
 
     @property
     def _misread(self) -> dict[int, str]:
-        """Added tokens whose characters a byte-level decoder mistakes for bytes, such as <|français|>."""
+        """Added tokens whose characters a byte-level decoder would mistake for bytes, such as
+        <|français|>.
+        """
         return self._decoding[1]
 
     @cached_property
@@ -350,11 +374,13 @@ class Tokenizer:
         }
 
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
-        """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.
+        """Compare fastokens with HF tokenizers on the beginning of a sample and on difficult texts of every
+        kind.
 
-        proven.py decides from the tokenizer; this finds a fault of this machine's builds. Returns None if
-        they agree or tokenizers was requested. Otherwise `engine` becomes "tokenizers", and a sentence that
-        says why is returned and kept in the folder: `sample_texts` are read only the first time.
+        proven.py decides from the tokenizer; this comparison finds defects of the builds on this machine.
+        Returns None if the two agree or tokenizers was requested. Otherwise `engine` becomes "tokenizers",
+        and the sentence that says why is returned and kept in the folder. `sample_texts` are read only the
+        first time.
         """
         if self.engine != "fastokens" or self._has_objection():
             return self._difference
@@ -379,13 +405,13 @@ class Tokenizer:
         return exactness.key_of(self.manifest["files"][ONE_FILE]["sha256"], self.eod_token)
 
     def _take(self, difference: str | None) -> str | None:
-        """Switch to tokenizers if there is a difference; return the sentence that reports it."""
+        """Switch to tokenizers if there is a difference. Return the sentence that reports it."""
         if difference is not None:
             self._use_reference(difference)
         return self._difference
 
     def _has_objection(self) -> bool:
-        """Return whether fastokens may not encode with this tokenizer; the reference encodes then."""
+        """Return whether fastokens must not encode with this tokenizer. If so, switch to the reference."""
         if objection := self._agreement.objection:
             self._use_reference(f"fastokens is not known to give the ids of tokenizers for {objection}")
         return objection is not None
@@ -401,7 +427,9 @@ class Tokenizer:
 
     @cached_property
     def _fast(self) -> Any:
-        """Return fastokens' tokenizer; None, with the engine changed, if it may not encode or cannot load."""
+        """Return fastokens' tokenizer. If fastokens must not encode or cannot load it, change the engine and
+        return None.
+        """
         if self._has_objection():
             return None
         import fastokens
@@ -435,7 +463,9 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
 
 
 def pieces_of_long(text: str) -> Iterator[str]:
-    """Yield a long text in pieces of LONG_TEXT_CHARS and a word, or a part of a word of LONG_WORD_CHARS."""
+    """Yield a long text in pieces of LONG_TEXT_CHARS plus a word, or plus part of a word of
+    LONG_WORD_CHARS.
+    """
     start = 0
     while len(text) - start > LONG_TEXT_CHARS:
         least = start + LONG_TEXT_CHARS

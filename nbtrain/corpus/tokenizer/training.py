@@ -1,10 +1,10 @@
-"""A byte-level BPE trained on a sample of the corpus.
+"""Trains a byte-level BPE on a sample of the corpus.
 
     text_sample.py's texts -> words longer than 1,000 characters cut -> tokenizers or rustbpe -> folder.save
 
 In both trainers' vocabularies the end-of-document token is entry 0, the 256 bytes follow in the order of
-GPT-2's alphabet, then the merges in the order of training. They break ties of equally frequent pairs
-differently, so their ids differ; the manifest records which of them trained.
+GPT-2's alphabet, and then the merges in the order of training. The trainers break ties of equally frequent
+pairs differently, so their ids differ; the manifest records which trainer was used.
 """
 
 import importlib.metadata
@@ -37,10 +37,11 @@ def train(
     eod_token: str = EOD_TOKEN,
     train_bytes: int | None = None,
 ) -> Any:
-    """Train a byte-level BPE of at most `vocab_size` entries, a tokenizers.Tokenizer for tokenizer.save.
+    """Train a byte-level BPE of at most `vocab_size` entries and return a tokenizers.Tokenizer for
+    tokenizer.save.
 
-    `eod_token` is entry 0. The texts are read up to `train_bytes`, where the last one is cut. Raises
-    DataError for a vocabulary that cannot hold every byte, without text, and if rustbpe is missing.
+    `eod_token` is entry 0. The texts are read up to `train_bytes`, where the last text is cut. Raises
+    DataError if the vocabulary is too small for all bytes, if there is no text, and if rustbpe is missing.
     """
     if vocab_size < NUM_BYTES + 1:
         raise DataError(
@@ -94,9 +95,10 @@ def _train_rustbpe(batches: Iterator[list[str]], vocab_size: int, eod_token: str
 def vocabulary_of(
     ranks: Iterable[tuple[bytes, int]], eod_token: str
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Convert (bytes of a token, rank), the form of rustbpe and tiktoken, to vocab.json and merges.txt.
+    """Convert (bytes of a token, rank), the format of rustbpe and tiktoken, to vocab.json and merges.txt.
 
-    That form names no merges: a merge is the last two pieces of a token when only lower ranks are merged.
+    The format lists no merges. The merge of a token is the pair of pieces that remains when only lower ranks
+    are merged.
     """
     letters = byte_letters()
     vocab = {entry: number for number, entry in enumerate([eod_token, *sorted(letters)])}
@@ -122,7 +124,9 @@ def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
 
 
 def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str]]:
-    """Yield lists of texts of `train_bytes` in all, the last one cut; long words are split to save time."""
+    """Yield lists of texts, `train_bytes` in total, with the last text cut; long words are split to save
+    time.
+    """
     batch: list[str] = []
     left = float("inf") if train_bytes is None else train_bytes
     for text in texts:
@@ -149,9 +153,10 @@ MEMORY_FIT = {"tokenizers": (220 << 20, 2.5, 97.0), "rustbpe": (140 << 20, 1.7, 
 
 
 def memory_estimate_bytes(train_bytes: int, trainer: Trainer, unspaced_fraction: float = 0.0) -> int:
-    """Estimate the peak resident memory of the training process, above all measurements up to 100 MB.
+    """Estimate the peak resident memory of the training process: an upper bound of all measurements up to 100
+    MB.
 
-    A trainer keeps every different word; in scripts without spaces, whole clauses count as words.
+    A trainer keeps every distinct word. In scripts without spaces, whole clauses count as words.
     """
     base, spaced, unspaced = MEMORY_FIT[trainer]
     return int(base + train_bytes * (spaced + (unspaced - spaced) * unspaced_fraction))
@@ -170,7 +175,7 @@ def unspaced_fraction(texts: Iterable[str]) -> float:
 
 
 def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Iterator[str]]:
-    """Return (the first texts, up to `num_bytes` and one text, and all texts again)."""
+    """Return (the first texts, up to the one that reaches `num_bytes`; an iterator over all texts)."""
     rest = iter(texts)
     first: list[str] = []
     while num_bytes > 0 and (text := next(rest, None)) is not None:
@@ -182,7 +187,8 @@ def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Ite
 def check_memory(
     train_bytes: int, trainer: Trainer, where: str = "tokenizer.train_bytes", first_texts: Iterable[str] = ()
 ) -> str:
-    """Return a sentence on the memory that training needs and what is free. Raises DataError if short.
+    """Return a sentence on the memory that training needs and the memory available. Raises DataError if it is
+    short.
 
     `first_texts` is the beginning of the sample (`peek`), which shows the scripts; `where` names the setting.
     """
@@ -203,7 +209,9 @@ def check_memory(
 
 
 def available_memory_bytes() -> int | None:
-    """Return bytes that this process may still allocate, by machine and control groups; None if unlimited."""
+    """Return the bytes that this process may still allocate, by machine and control groups; None if
+    unlimited.
+    """
     free = re.search(r"^MemAvailable:\s+(\d+) kB$", text_of(MEMINFO), flags=re.M)
     found = [int(free[1]) * 1024] if free else []
     found += [

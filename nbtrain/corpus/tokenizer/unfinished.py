@@ -1,6 +1,6 @@
-"""Text of tokens cut at any place, even inside a character whose bytes are several tokens.
+"""Decodes tokens that may end anywhere, even inside a character whose bytes are several tokens.
 
-Decoders show the bytes of such a character, or all of a run of byte tokens, as U+FFFD. Here they are omitted,
+Decoders show the bytes of such a character, or a whole run of byte tokens, as U+FFFD. Here they are omitted,
 because the following tokens may complete them.
 """
 
@@ -11,16 +11,16 @@ from functools import cache
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 NUM_BYTES = 256
-BLANK = "\u2581"  # of SentencePiece
-MOST_BYTES = 4  # of a character in UTF-8
+BLANK = "\u2581"  # SentencePiece's character for a space
+MOST_BYTES = 4  # most bytes of a UTF-8 character
 
 
 def decode_finished(
     decode: Callable[[Sequence[int]], str], token_of: Callable[[int], str | None], ids: Sequence[int]
 ) -> tuple[str, bool]:
-    """Return (the text of `ids`, whether its last character lacks bytes and is therefore omitted).
+    """Return (the text of `ids`, whether its last character is incomplete and therefore omitted).
 
-    `token_of` turns an id into its entry. Bytes that cannot begin a character stay, as U+FFFD.
+    `token_of` turns an id into its entry. Bytes that cannot begin a character are decoded as U+FFFD.
     """
     text = decode(ids)
     if not text.endswith(REPLACEMENT):
@@ -38,7 +38,9 @@ def decode_finished(
 
 
 def bytes_of_token(entry: str, is_byte_level: bool) -> bytes:
-    """Return the bytes of a vocabulary entry: letters that stand for bytes, <0x..> for a byte, or text."""
+    """Return the bytes of a vocabulary entry, which is characters that stand for bytes, <0x..> for a byte, or
+    text.
+    """
     if is_byte_level:
         byte_of = letter_bytes()
         if all(letter in byte_of for letter in entry):
@@ -50,7 +52,7 @@ def bytes_of_token(entry: str, is_byte_level: bool) -> bytes:
 
 
 def unfinished_bytes(tail: bytes) -> int:
-    """Count the bytes at the end that begin a UTF-8 character of which further bytes are missing."""
+    """Count the bytes at the end that begin a UTF-8 character but do not complete it."""
     for count in range(1, min(MOST_BYTES, len(tail) + 1)):
         lead = tail[-count]
         if 0x80 <= lead < 0xC0:  # a later byte of a character
@@ -62,7 +64,9 @@ def unfinished_bytes(tail: bytes) -> int:
 
 @cache
 def byte_letters() -> list[str]:
-    """Return the letter for each byte in GPT-2's files: itself if visible, else one from U+0100 on."""
+    """Return the character for each byte in GPT-2's files: the byte's own if visible, otherwise one from
+    U+0100 on.
+    """
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
     return [chr(byte) if byte in visible else chr(next(others)) for byte in range(NUM_BYTES)]
@@ -70,5 +74,5 @@ def byte_letters() -> list[str]:
 
 @cache
 def letter_bytes() -> dict[str, int]:
-    """Return the byte that each of these letters stands for."""
+    """Return {character: byte} of byte_letters()."""
     return {letter: byte for byte, letter in enumerate(byte_letters())}

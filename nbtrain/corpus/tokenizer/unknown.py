@@ -1,4 +1,4 @@
-"""Handling of text that a tokenizer's vocabulary cannot write, read from its tokenizer.json.
+"""How a tokenizer treats text that its vocabulary cannot represent, determined from its tokenizer.json.
 
     every text has tokens    a byte-level BPE with all bytes; BPE and Unigram with a token for each byte
     one unknown token        BPE, WordPiece and WordLevel name it (`unk_token`), Unigram numbers it (`unk_id`)
@@ -6,7 +6,7 @@
     an error                 WordPiece, WordLevel and Unigram without an unknown token; a BPE whose unknown
                              token is not in its vocabulary
 
-tokenizers looks up an unknown token among the entries of the model alone, not among the added tokens.
+tokenizers looks for an unknown token only among the entries of the model, not among the added tokens.
 """
 
 from collections.abc import Container
@@ -19,16 +19,16 @@ BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in BYTES_OF_UTF8)
 
 
 class UnknownText(NamedTuple):
-    """Treatment of text that has no token."""
+    """How a tokenizer treats text without a token."""
 
     becomes: Literal["tokens", "unknown", "nothing", "error"]
-    """Treatment; "tokens" means that every text has tokens."""
+    """The treatment; "tokens" means that every text has tokens."""
     unknown_id: int | None = None
     """The id of the unknown token."""
 
 
 def unknown_text(document: dict[str, Any]) -> UnknownText:
-    """Return what happens to text without a token, by a parsed tokenizer.json whose model names its type.
+    """Return how a parsed tokenizer.json, whose model has a type, treats text without a token.
 
     Raises KeyError, TypeError or IndexError if the document is not a tokenizer.json.
     """
@@ -54,7 +54,8 @@ def _has_byte_tokens(model: dict[str, Any], vocab: Container[str]) -> bool:
 
 
 def is_whole_byte_level(document: dict[str, Any]) -> bool:
-    """Return whether text is encoded as bytes, and a BPE has every byte in each form that it looks up.
+    """Return whether text is encoded as bytes and a BPE has every byte that can occur, in each form it looks
+    up.
 
     Bytes that never occur in UTF-8 may be missing.
     """
@@ -75,7 +76,8 @@ def is_byte_level(document: dict[str, Any]) -> bool:
 
 
 def unwritable_piece(tokenizer: Any, text: str) -> str | None:
-    """Return the first character of a text that a tokenizers.Tokenizer has no token for, else None.
+    """Return the first character of a text for which a tokenizers.Tokenizer has no token; None if all have
+    one.
 
     For WordLevel and WordPiece, which have tokens for words, return the first such word.
     """

@@ -1,11 +1,13 @@
-"""Fetch a Wikipedia dump: found by the mirror's list of checksums, resumed, verified, and only then named.
+"""Downloads a Wikipedia dump: finds it in the mirror's list of checksums, resumes, verifies, and only then
+names it.
 
     <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt   the names of a dump's files, with the date
     <name>.part, <name>.part.json                       the bytes received so far, and the ETag they belong to
     <name>, <name>.json                                 the complete file, its SHA-1 as listed; its source
 
-After a cut connection the download resumes at the byte it had reached (Range, If-Range), a few times in one
-call and at any time in a later call. If the file has changed on the server, it starts from the beginning.
+After a lost connection the download resumes at the last received byte (Range, If-Range): a few times within
+one call, and at any time in a later call. If the file has changed on the server, it starts from the
+beginning.
 """
 
 import contextlib
@@ -37,21 +39,22 @@ DATABASES = dict(pair.split("=") for pair in OTHER_NAMES.split())
 
 
 def database(language: str) -> str:
-    """Return the database of a language: enwiki for en, zh_min_nanwiki for zh-min-nan."""
+    """Return the database name of a language: enwiki for en, zh_min_nanwiki for zh-min-nan."""
     return DATABASES.get(language, language.replace("-", "_")) + "wiki"
 
 
 def known(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
-    """Return the dump that was fetched, even if its file is gone; "latest" means latest when it was fetched.
+    """Return the record of a downloaded dump, even if its file is gone; "latest" means the latest at download
+    time.
 
-    If both kinds were fetched, it is the one with that sha1, else multistream.
+    If both kinds were downloaded, the dump with `sha1` is returned, otherwise the multistream dump.
     """
     records = _records(language, date)
     return min(records, key=lambda record: record.sha1 != sha1, default=None)
 
 
 def find(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
-    """Return the dump that is `known`, if its file is on this disk and complete."""
+    """Return the dump that `known` finds, if its file is on this disk and complete; None otherwise."""
     record = known(language, date, sha1)
     path = None if record is None else folder() / record.file
     return record if record and path and path.is_file() and path.stat().st_size == record.bytes else None
@@ -69,9 +72,10 @@ def _records(language: str, date: str) -> list[Downloaded]:
 
 
 def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:
-    """Return (the dump, whether it was downloaded now); an existing dump is kept, even for "latest".
+    """Return (the dump, whether it was downloaded now). An existing dump is kept, even for "latest".
 
-    Raises DataError if the address, the disk, the connection or the checksum fails; `where` begins messages.
+    Raises DataError if the address, the disk, the connection or the checksum fails; messages begin with
+    `where`.
     """
     try:
         folder().mkdir(parents=True, exist_ok=True)
@@ -95,7 +99,9 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
 
 
 def check_sha1(path: Path, sha1: str, where: str) -> bool:
-    """Compare the user's own file with the source's sha1; False if that was done before. Raises DataError."""
+    """Compare the user's own file with the source's sha1; return False if it was compared before. Raises
+    DataError.
+    """
     stat = path.stat()
     note = folder() / f"{path.name}.checked.json"
     checked = {"path": str(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha1": sha1}
@@ -118,7 +124,7 @@ def check_sha1(path: Path, sha1: str, where: str) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, where: str) -> Iterator[None]:
-    """Hold the lock of one Wikipedia's downloads. Raises DataError if that fails."""
+    """Hold the lock for downloads of one Wikipedia. Raises DataError if it cannot be acquired."""
     with path.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,7 +140,7 @@ def locked(path: Path, where: str) -> Iterator[None]:
 
 
 def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> tuple[str, str, str]:
-    """Return (name, date, SHA-1) of the dump with this `sha1`.
+    """Return (name, date, SHA-1) of the dump to download: the one with `sha1` if it is given.
 
     Without `sha1`, a multistream dump is preferred, because it can be read in parallel.
     """

@@ -1,11 +1,11 @@
-"""Pages of a MediaWiki dump (pages-articles): .xml, also compressed, in constant memory.
+"""Reads the pages of a MediaWiki dump (pages-articles), .xml or compressed, in constant memory.
 
     bytes -> pieces that begin and end between pages -> each <page> parsed separately with lxml -> Page
 
 A page belongs to the position where its "<page>" begins: a reader skips to the first page after its start and
-reads past its stop until the last page is complete. It may start at any offset of an .xml file and any stream
-of a .bz2 file; other compressed files, and UTF-16, are read from the beginning. In text, "<" is written
-"&lt;", so tags are found before the XML is parsed, and one broken page affects no other.
+reads past its stop until the last page is complete. It may start at any offset of an .xml file and at any
+stream of a .bz2 file; other compressed files, and UTF-16, are read from the beginning. In text, "<" is
+written "&lt;", so tags are found before the XML is parsed, and a broken page affects no other page.
 """
 
 import bz2
@@ -69,25 +69,25 @@ class Dump:
     where: str
     """Prefix of messages."""
     packing: str | None
-    """Suffix of its compression, known by its first bytes; None if it is not compressed."""
+    """Compression suffix, recognized by the first bytes; None if the file is not compressed."""
     encoding: str = "utf-8"  # or utf-16-le, utf-16-be
     namespaces: dict[int, str] = field(default_factory=dict)
-    """{key: name} of <siteinfo>; empty if there is none."""
+    """{key: name} of the namespaces in <siteinfo>; empty if there are none."""
     site: dict[str, str] = field(default_factory=dict)
-    """sitename, dbname, base of <siteinfo>."""
+    """sitename, dbname and base of <siteinfo>."""
     language: str = ""
-    """Language of the wiki: xml:lang of <mediawiki>; empty if it names none."""
+    """Language of the wiki, xml:lang of <mediawiki>; empty if it is missing."""
 
 
 class Piece(NamedTuple):
-    """Whole pages as UTF-8 XML. `position`: bytes of the file that were read up to its end."""
+    """Complete pages as UTF-8 XML. `position` is the number of bytes of the file that were read for them."""
 
     xml: bytes
     position: int
 
 
 def open_dump(path: Path, where: str = "data.sources") -> Dump:
-    """Read the beginning of a file. Raises DataError, which says what the file is, if it is not a dump."""
+    """Read the beginning of a dump. If the file is not a dump, raise a DataError that says what it is."""
     name = f"{where}: {display(path)}"
     try:
         with path.open("rb") as stream:
@@ -145,7 +145,9 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
 
 
 def entry_points(dump: Dump, part_bytes: int) -> list[int]:
-    """Return offsets at least part_bytes apart where reading may start; only 0 if that is the only one."""
+    """Return offsets, at least `part_bytes` apart, where reading may start; [0] if only the beginning
+    qualifies.
+    """
     size = dump.path.stat().st_size
     if dump.encoding != "utf-8" or dump.packing not in (None, ".bz2"):
         return [0]
@@ -161,16 +163,16 @@ def entry_points(dump: Dump, part_bytes: int) -> list[int]:
 def pieces(
     dump: Dump, start: int = 0, stop: int | None = None, piece_bytes: int = 8 << 20
 ) -> Iterator[Piece]:
-    """Yield the pages that begin in [start, stop) of the file, in pieces of about piece_bytes of XML.
+    """Yield the pages that begin in [start, stop) of the file, in pieces of about `piece_bytes` of XML.
 
-    `start` and `stop` are entry points; None is the end of the file. Raises DataError, after the pages before
-    that position, if the file is truncated or damaged.
+    `start` and `stop` are entry points; a `stop` of None is the end of the file. If the file is truncated or
+    damaged, raises DataError after yielding the pages before the damage.
     """
-    buffer = bytearray()  # from a page's beginning on, once `started`
+    buffer = bytearray()  # begins with a page, once `started`
     started = False
     behind: int | None = None  # position in `buffer` where the next part's share of the file begins
     position = start
-    title = b""  # of the last page that was yielded
+    title = b""  # title of the last page that was yielded
     cut = ""
     blocks = _utf8_blocks(dump, start, stop)
     while True:
@@ -227,7 +229,9 @@ def pieces(
 
 
 def pages(xml: bytes) -> Iterator[tuple[Page | BrokenPage, int]]:
-    """Yield the pages of one piece, each parsed separately, with the position in `xml` where it ends."""
+    """Yield (page, the position in `xml` where it ends) for each page of a piece; pages are parsed
+    separately.
+    """
     position = 0
     while match := PAGE_BEGINS.search(xml, position):
         end = xml.find(PAGE_ENDS, match.start())
@@ -281,7 +285,7 @@ def _parse(xml: bytes) -> Any:
 
 
 def _whole(buffer: bytearray) -> int:
-    """Return the position after the last complete page of `buffer`; 0 if there is none."""
+    """Return the position after the last complete page of `buffer`; 0 if no page is complete."""
     end = buffer.rfind(PAGE_ENDS)
     return 0 if end < 0 else end + len(PAGE_ENDS)
 
@@ -301,15 +305,15 @@ def _name(title: bytes) -> str:
 
 
 class _Cut(Exception):
-    """The compressed file ends too early or is damaged."""
+    """Raised if the compressed file ends too early or is damaged."""
 
 
 class _Block(NamedTuple):
-    """Bytes of XML, from one bz2 stream at most."""
+    """Bytes of XML that belong to at most one bz2 stream."""
 
     content: bytes
     begin: int
-    """Offset in the file: of their bz2 stream, or of the bytes themselves."""
+    """Offset in the file of their bz2 stream or, without compression, of the bytes themselves."""
     end: int
     """Offset up to which the file has been read."""
 
@@ -333,7 +337,7 @@ def _blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
 
 
 def _unpacked_blocks(dump: Dump) -> Iterator[_Block]:
-    """Yield blocks of a compression that cannot be entered in the middle, read from the beginning."""
+    """Yield unpacked blocks of a compressed file that can only be read from the beginning."""
     with dump.path.open("rb", buffering=0) as file:
         stream = compression.Unpacked(file, dump.path, dump.where, dump.packing)
         while content := stream.read(READ_BYTES):

@@ -1,11 +1,11 @@
-r"""The markup of wikitext, found by one scan each, in this order.
+r"""The markup of wikitext, processed by one scan for each kind, in this order.
 
     comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables
     dropped  -> links  ->  quotes of bold and italic  ->  headings
 
-No scan backtracks: each takes the same time for any page of one size, whatever markup the page leaves
-unclosed. Characters that no XML can contain, the constants below, carry notes from one scan to the next.
-Python counts none of them as a space, as it does \x1c to \x1f.
+No scan backtracks, so a page takes time in proportion to its size, whatever markup it leaves unclosed.
+Characters that XML cannot contain, the constants below, pass notes from one scan to the next. Python does not
+treat any of them as a space, as it does \x1c to \x1f.
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
@@ -25,14 +25,16 @@ LINE_BREAK = "\x16"  # <br>: a new line that ends neither a heading nor a list i
 LESS_THAN = "\x15"  # a < that begins no tag
 JOINT = "\x1b"
 """A tag, or the edge of a link or template, next to a ': apostrophes on both sides are separate runs."""
-ASIDE = "\x7f"  # around the number of a text that is put aside and comes back as it is
+ASIDE = "\x7f"  # surrounds the number of a text that was put aside, to be restored unchanged
 
 MARKS = (DROPPED, GAP, BAR, LINE_BREAK, LESS_THAN, JOINT, ASIDE)
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def without_marks(text: str) -> str:
-    """Return the text without the marker characters. Searching each separately is faster than for any."""
+    """Remove the marker characters from a text. Searching for each separately is faster than for any of
+    them.
+    """
     return CONTROL.sub("", text) if any([mark in text for mark in MARKS]) else text
 
 
@@ -95,7 +97,9 @@ SMALL_FRACTION = re.compile(
 
 
 def superscript(content: str, before: str) -> str:
-    """Return superscript as plain text: 10^6 after a digit, m² after a letter, 1st unchanged."""
+    """Return superscript as plain text: ^6 after a digit (10^6), ² after a letter (m²), "st" unchanged
+    (1st).
+    """
     content = content.replace("−", "-")
     after_digit = before[-1:].isdecimal()
     if after_digit and SIGNED_NUMBER.fullmatch(content):
@@ -111,7 +115,7 @@ def superscript(content: str, before: str) -> str:
 
 
 def subscript(content: str, before: str, after: str) -> str:
-    """Return subscript as plain text: H2O in a formula, log₂ elsewhere; words unchanged."""
+    """Return subscript as plain text: 2 in a formula (H2O), ₂ elsewhere (log₂), words unchanged."""
     content = content.replace("−", "-")
     if FIGURES.fullmatch(content):
         is_atoms = (
@@ -135,7 +139,7 @@ def fraction(whole: str, numerator: str, denominator: str) -> str:
 
 
 def tail(parts: list[str]) -> str:
-    """Return the last characters of a text given in parts."""
+    """Return the last characters of a text that is given in parts."""
     end = ""
     for part in reversed(parts[-TAIL_CHARS:]):
         end = part[-TAIL_CHARS:] + end
@@ -145,7 +149,9 @@ def tail(parts: list[str]) -> str:
 
 
 def scan_tags(text: str, aside: list[str]) -> str:
-    """Return the text without tags: their content is kept, dropped or put aside. Other < become LESS_THAN."""
+    """Return the text without tags. Their content is kept, dropped or put aside; every other < becomes
+    LESS_THAN.
+    """
     out: list[str] = []
     unclosed: set[str] = set()
     position = 0
@@ -209,7 +215,9 @@ def scan_tags(text: str, aside: list[str]) -> str:
 
 
 def _small(text: str, start: int, position: int, before: str) -> tuple[str, int]:
-    """Return the text shown for <sup> or <sub> at `start`, and where to continue; `position` ends its tag."""
+    """Return (the text of the <sup> or <sub> at `start`, the position to continue at); its tag ends at
+    `position`.
+    """
     is_after_digit = before[-1:].isdigit()
     if match := SMALL_FRACTION.match(text, start):
         return f"{' ' * is_after_digit}{match[1]}/{match[2]}", match.end()
@@ -233,7 +241,7 @@ def _joint(text: str, start: int, end: int) -> str:
 
 
 def _with_joints(words: str) -> str:
-    """Return what a link or template shows, its apostrophes separated from those around it."""
+    """Return the text of a link or template with its apostrophes marked as separate from those around it."""
     if "'" not in words:
         return words
     begin, end = JOINT * words.startswith("'"), JOINT * words.endswith("'")
@@ -273,7 +281,9 @@ def _put_aside(name: str, content: str, aside: list[str]) -> str:
 
 
 def _formula(content: str, is_chemical: bool) -> str:
-    """Return LaTeX between dollars on one line; a space separates {{ and }} without changing the meaning."""
+    """Return LaTeX between dollar signs on one line, with a space inside {{ and }}, which keeps the
+    meaning.
+    """
     content = " ".join(entities(content).split())
     if content and is_chemical:
         content = rf"\ce{{{content}}}"
@@ -285,7 +295,7 @@ ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{
 
 
 def entities(text: str) -> str:
-    """Resolve named and numbered characters; unknown names and a bare & stay."""
+    """Resolve named and numbered character references; unknown names and a bare & are left unchanged."""
     if "&" not in text:
         return text
     text = text.replace("&nbsp;", "\u00a0")
@@ -296,10 +306,14 @@ class Templates(Protocol):
     """Expands {{...}} into text."""
 
     def is_unseen(self, head: str) -> bool:
-        """Return whether readers see nothing of {{head..., whatever follows."""
+        """Return whether readers see nothing of a template that begins with `head`, whatever its
+        arguments.
+        """
 
     def expand(self, inside: str, before: str, after: str) -> str:
-        """Return what {{inside}} shows between two texts: words, DROPPED or GAP."""
+        """Return what readers see of the template {{inside}} between the texts `before` and `after`: words,
+        DROPPED or GAP.
+        """
 
 
 HEAD = re.compile(r"[^|{}\[\]<>]{1,80}")
@@ -308,7 +322,7 @@ MAX_TEMPLATE_CHARS = 20_000
 
 
 def scan_templates(text: str, templates: Templates) -> str:
-    """Replace every {{...}}, at any depth, by what it shows; braces without a partner are dropped."""
+    """Replace every {{...}}, at any depth, by the text that readers see; unbalanced braces are dropped."""
     chunks = text.split("{{")
     frames: list[list[str]] = [
         [chunks[0].replace("}}", "")]
@@ -364,7 +378,7 @@ def scan_templates(text: str, templates: Templates) -> str:
 
 
 def _is_block(inside: str, frames: list[list[str]]) -> bool:
-    """Return whether a template is a box that begins a line, with parameters on lines below."""
+    """Return whether a template is a box: it begins a line and has parameters on the lines below."""
     if len(frames) > 1 or "\n" not in inside:
         return False
     for part in reversed(frames[0]):
@@ -378,7 +392,7 @@ HEADING = re.compile(r"\n={1,6}[^=\n][^\n]*=[ \t\x1a]*+(?=\n|\Z)")
 
 
 def scan_tables(text: str) -> str:
-    """Drop every {| ... |}; one that never ends extends to the next heading."""
+    """Drop every {| ... |}; a table that is not closed extends to the next heading."""
     if "{|" not in text:
         return text
     text = f"\n{text}"
@@ -420,7 +434,9 @@ ADDRESS = re.compile(rf"\[(?:{PROTOCOL})[^\s\[\]]*+(?:((?:[^\[\]\n]|\[[^\[\]\n]*
 
 
 def scan_links(text: str, expand: Callable[[str], str]) -> str:
-    """Replace every [[...]] by expand(inside), inner ones first; drop unpaired and too deep brackets."""
+    """Replace every [[...]] by expand(inside), innermost first; brackets that are unpaired or too deep are
+    dropped.
+    """
     if "[[" not in text:
         return text.replace("]]", "") if "]]" in text else text
     parts = PLAIN_LINK.split(text)
@@ -461,7 +477,9 @@ QUOTES = re.compile("('{2,})")
 
 
 def without_quotes(line: str) -> str:
-    """Remove the marks of bold and italic from a line, keeping words' apostrophes: MediaWiki's doQuotes."""
+    """Remove the marks of bold and italic from a line, but not the apostrophes of words, as MediaWiki's
+    doQuotes does.
+    """
     # Words are at even positions, runs of apostrophes between them. A run marks italic (2), bold (3) or both
     # (5); further apostrophes belong to the word before it.
     if "''''" not in line:
@@ -494,7 +512,7 @@ def _rank(words: str) -> int:
 
 
 def without_addresses(line: str) -> str:
-    """Replace [address label] by its label and drop [address]; an address without brackets stays."""
+    """Replace [address label] by its label and drop [address]; an address without brackets is kept."""
     return ADDRESS.sub(_label, line)
 
 
@@ -505,7 +523,7 @@ def _label(match: re.Match[str]) -> str:
 
 
 def heading(line: str) -> tuple[int, str] | None:
-    """Return (level, title) of a line that begins with =, None if it is not a heading."""
+    """Return (level, title) of a line that is a heading; None for other lines."""
     stripped = line.rstrip(f" \t{DROPPED}")
     inside = stripped.strip("=")
     left = len(stripped) - len(stripped.lstrip("="))

@@ -1,8 +1,8 @@
-"""A Dask cluster: a running one, or one that is started for a prepare on this machine or on Slurm.
+"""A Dask cluster: one that is already running, or one that `prepare` starts on this machine or on Slurm.
 
-Dask's only authentication is TLS: anyone who reaches a plain scheduler can run code as its owner. Clusters
-that are started here always use TLS, with a new certificate; a running one must use TLS too, or listen only
-on this machine.
+Dask's only authentication is TLS: any user who can reach a scheduler without TLS can run code as its owner. A
+cluster that nbtrain starts always uses TLS with a new certificate. A running cluster must use TLS too, or
+listen only on this machine.
 """
 
 import contextlib
@@ -54,7 +54,9 @@ ROLES = ("client", "scheduler", "worker")
 
 
 class DaskCluster:
-    """A scheduler's client, and the cluster if nbtrain started it; `where` names the section in messages."""
+    """A connection to a scheduler, and the cluster if nbtrain started it; `where` names the section in
+    messages.
+    """
 
     def __init__(self, config: WorkersConfig, where: str):
         self.config, self.where = config, where
@@ -83,7 +85,7 @@ class DaskCluster:
             raise
 
     def close(self) -> None:
-        """End the client, and the cluster if nbtrain started it."""
+        """Close the connection, and the cluster if nbtrain started it."""
         # A client that does not end in order loses nothing: results are on the disk. Its threads log more
         # when Python ends, which is of no use to the user.
         with contextlib.suppress(OSError, TimeoutError):
@@ -93,7 +95,7 @@ class DaskCluster:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Convert errors raised without a scheduler to DataError."""
+        """Convert the errors that Dask raises when the scheduler is gone to DataError."""
         try:
             yield
         except (OSError, CancelledError) as error:
@@ -107,7 +109,7 @@ class DaskCluster:
         )
 
     def last_word(self, address: str) -> str:
-        """Return why a worker died, from the log of its nanny (the process watching it); "" if unknown."""
+        """Return why a worker died, from the log of its nanny (its parent process); "" if unknown."""
         lines = list(self._heard.lines)
         with contextlib.suppress(Exception):
             for logged in self.client.get_worker_logs(n=100, nanny=True).values():
@@ -116,7 +118,9 @@ class DaskCluster:
         return "it exceeded its memory limit" if about else ""
 
     def queue_words(self) -> str:
-        """Return squeue's report on the workers' jobs, as a sentence to append; "" without such jobs."""
+        """Return squeue's report on the workers' jobs, as a sentence to append; "" if the cluster is not on
+        Slurm.
+        """
         if self.config.cluster != "slurm":
             return ""
         command = ("squeue", "-h", "-j", ",".join(self._jobs), "-o", "%i %T (%r)")
@@ -124,7 +128,7 @@ class DaskCluster:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=CONNECT_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             return f" squeue does not answer: {error}."
-        said = ", ".join(answer.stdout.splitlines()) or " ".join(answer.stderr.split()) or "none is there"
+        said = ", ".join(answer.stdout.splitlines()) or " ".join(answer.stderr.split()) or "no such job"
         return f" squeue reports for its jobs: {said}."
 
     def _connect(self, target: Any, security: Any) -> Any:
@@ -174,7 +178,11 @@ class DaskCluster:
         return security
 
     def _check_listens_here_alone(self) -> None:
-        """Refuse a plain scheduler at a loopback address that listens on others too, or is a tunnel's end."""
+        """Refuse a cluster without TLS whose scheduler or a worker listens at an address that is not
+        loopback.
+
+        The configured address may be loopback all the same: the end of a tunnel, or one of several addresses.
+        """
         if str(self.config.address).startswith("tls://"):
             return
         with self.answering():
@@ -215,7 +223,6 @@ class DaskCluster:
         except BaseException:
             # The start was interrupted. Its workers are children that end with this process; Dask's own
             # handler for that fails while workers are only half started.
-            # handler for that fails over workers that are half there.
             for started in set(SpecCluster._instances) - known:
                 started.shutdown_on_close = False
             raise
@@ -258,7 +265,9 @@ class DaskCluster:
         )
 
     def _job_class(self, plain: Any) -> Any:
-        """Return a job class that keeps sbatch's refusal; dask-jobqueue prints a traceback and waits."""
+        """Return a job class that raises sbatch's error; dask-jobqueue prints a traceback and keeps
+        waiting.
+        """
         from distributed.core import Status
 
         cluster = self
@@ -304,7 +313,9 @@ def slurm_options(config: WorkersConfig, folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _certificates(folder: Path) -> Iterator[Any]:
-    """Create a certificate for all processes of one cluster, in files below `folder` during the block."""
+    """Create a certificate for all processes of one cluster, in files below `folder` while the context is
+    open.
+    """
     from distributed import Security
 
     made = Security.temporary().get_tls_config_for_role("worker")
@@ -319,7 +330,7 @@ def _certificates(folder: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep worker processes from running the caller's main module again: a script may have no guard."""
+    """Keep worker processes from running the caller's main module again: a script may lack the main guard."""
     main = sys.modules["__main__"]
     before = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
     try:
@@ -333,7 +344,9 @@ def _no_main_module() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Restore the environment: Dask sets OMP_NUM_THREADS and others, which later jobs must not inherit."""
+    """Restore the environment afterwards: Dask sets OMP_NUM_THREADS and others, which later jobs must not
+    inherit.
+    """
     before = dict(os.environ)
     try:
         yield
@@ -344,9 +357,10 @@ def _environment_kept() -> Iterator[None]:
 
 
 class _Heard(logging.Filter):
-    """Collects Dask's warnings instead of printing them; nbtrain reports what matters in its own messages.
+    """Collects Dask's warnings instead of printing them; nbtrain reports the relevant ones in its own
+    messages.
 
-    A filter, since Dask sets the levels of its handlers again when it starts a cluster.
+    It is a logging filter, because Dask resets the levels of its handlers when it starts a cluster.
     """
 
     def __init__(self) -> None:
@@ -355,7 +369,7 @@ class _Heard(logging.Filter):
         """The last warnings of Dask's processes on this machine."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is printed: only if it is not Dask's."""
+        """Return whether a record is printed: only records that are not from Dask are."""
         if record.name == "asyncio":
             raised = record.exc_info[1] if record.exc_info else None
             told = [record.getMessage(), *(traceback.format_exception(raised) if raised else ())]
@@ -366,14 +380,14 @@ class _Heard(logging.Filter):
         return False
 
     def listen(self) -> None:
-        """Start collecting."""
+        """Start collecting warnings."""
         import distributed  # noqa: F401  (it sets its own handlers when it is imported)
 
         for one in self._printing():
             one.addFilter(self)
 
     def stop(self) -> None:
-        """Let Dask print again."""
+        """Stop collecting warnings and let Dask print again."""
         for one in self._printing():
             one.removeFilter(self)
 

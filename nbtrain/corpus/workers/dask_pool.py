@@ -1,8 +1,9 @@
-"""Runs parts on the workers of a Dask cluster: shards do not depend on which worker makes them, or how often.
+"""Processes parts on the workers of a Dask cluster.
 
-Dask gives a lost worker's tasks to others, including those whose results were not fetched yet: a part is
-repeatable, and its files appear by rename. Tasks and results pass the scheduler as bytes; a task of more than
-1 MiB (a piece of a source that one process must read) goes through the shared file system.
+Shards do not depend on which worker writes them, or how often. Dask gives a lost worker's tasks to other
+workers, including tasks whose results were not fetched yet. This is safe because a part can be repeated and
+its files appear by rename. Tasks and results pass through the scheduler as bytes; a task of more than 1 MiB
+(a chunk of a source that only one process can read) goes through the shared file system.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ LEAST_LOOK_AHEAD = 4
 
 
 class DaskPool(Executor):
-    """A map over the workers of a cluster, writing into `folder`."""
+    """An executor on the workers of a cluster, writing into `folder`."""
 
     advice = "give each worker more memory"
 
@@ -128,7 +129,7 @@ class DaskPool(Executor):
         return pickle.loads(content)
 
     def renew(self) -> None:
-        """Do nothing: Dask itself gives lost tasks to other workers."""
+        """Do nothing: Dask gives lost tasks to other workers by itself."""
 
     def close(self, is_abandoned: bool) -> None:
         if not is_abandoned and self.client.status == "running":
@@ -141,7 +142,7 @@ class DaskPool(Executor):
             path.unlink(missing_ok=True)
 
     def _look(self) -> None:
-        """Look up the current workers. Raises DataError after data.workers.wait_minutes without any."""
+        """Look up the current workers. Raises DataError if there is none for data.workers.wait_minutes."""
         with self.cluster.answering():
             threads = self.client.nthreads()
         now = self._looked = time.monotonic()
@@ -153,8 +154,8 @@ class DaskPool(Executor):
         if not self._has_spoken and (several := [address for address in threads if threads[address] > 1]):
             self._has_spoken = True
             logger.warning(
-                "%s Dask workers have several threads, of which one works: start them with --nthreads 1 and "
-                "more of them with --nworkers.",
+                "%s Dask workers have several threads, but nbtrain uses only one of them: start the workers "
+                "with --nthreads 1, and more of them with --nworkers.",
                 len(several),
             )
         self._workers = set(threads)
@@ -180,7 +181,7 @@ class DaskPool(Executor):
             )
 
     def _killed(self, error: Any) -> DataError:
-        """Return the error for a part during which workers died as often as Dask allows."""
+        """Return the error for a part at which as many workers died as Dask allows."""
         why = self.cluster.last_word(error.last_worker.address)
         return DataError(
             f"{self.cluster.where}: {error.allowed_failures + 1} workers died at the same part, the last one "

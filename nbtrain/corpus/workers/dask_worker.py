@@ -1,4 +1,6 @@
-"""Code of a Dask cluster's worker: it checks that it has the same software, then runs parts, one by one."""
+"""Code that runs in a Dask worker: it checks that the software matches, then processes parts, one at a
+time.
+"""
 
 import functools
 import hashlib
@@ -23,7 +25,9 @@ VARIABLES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 
 
 class Order(NamedTuple):
-    """Instructions for a worker before its first part, sent as a plain tuple that any version reads."""
+    """Instructions to a worker before its first part, sent as a plain tuple that any nbtrain version can
+    read.
+    """
 
     key: str
     software: dict[str, str]
@@ -31,12 +35,14 @@ class Order(NamedTuple):
     lease: str
     token: str
     make: bytes
-    """Pickled function; loaded once the software is known to be the same."""
+    """Pickled function, loaded only after the software was found to match."""
 
 
 @functools.cache
 def software() -> dict[str, str]:
-    """Return versions of the software that decides the bytes; nbtrain's with a hash of its files."""
+    """Return versions of the software that determines the bytes of a shard; nbtrain's with a hash of its
+    files.
+    """
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")

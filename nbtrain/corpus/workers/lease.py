@@ -1,10 +1,10 @@
-"""A file that marks work on other machines as still wanted.
+"""A file that tells workers on other machines that their work is still wanted.
 
-    prepare -> writes <folder>/.lease-<random>.tmp before the work, and removes it after
+    prepare -> writes <folder>/.lease-<random>.tmp before the work, and removes it afterwards
     worker  -> must see it before its first part, which proves the folder is shared; stops when it is gone
 
 A running part of a Dask cluster cannot be stopped from outside, and a worker that lost its scheduler
-continues: without the file it would write into the work of a later prepare.
+continues. Without the file, it would write into the work folder of a later `prepare`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ SEEN_AFTER_SECONDS = 60.0
 
 
 class Ended(Exception):
-    """No process waits for this work any more."""
+    """Raised in a worker when no process waits for its work any more."""
 
 
 class Lease:
@@ -34,7 +34,9 @@ class Lease:
         write_text(self.path, self.token)
 
     def end(self, is_abandoned: bool) -> None:
-        """Have workers stop at their next check; a mark tells those that are only starting."""
+        """Make workers stop at their next check. If `is_abandoned`, a second file tells workers that are only
+        starting.
+        """
         if is_abandoned:
             with contextlib.suppress(OSError):
                 self.path.replace(_mark_of_end(self.path))
@@ -51,7 +53,7 @@ _looked = 0.0
 
 
 def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_SECONDS) -> None:
-    """Begin work under a lease, in a worker. Raises DataError if the lease is not visible there."""
+    """Put this worker under a lease. Raises DataError if the lease file is not visible on this machine."""
     global _held, _looked
     until = time.monotonic() + wait_seconds
     while not path.is_file() or path.read_text() != token:
@@ -67,7 +69,7 @@ def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_S
 
 
 def stop_if_ended() -> None:
-    """Raises Ended if this process works under a lease that is gone; checks once a second."""
+    """Raise Ended if this process works under a lease that is gone. The file is checked once a second."""
     global _looked
     if _held is None or time.monotonic() - _looked < LOOK_SECONDS:
         return

@@ -1,4 +1,4 @@
-"""Worker processes of this machine.
+"""Worker processes on this machine.
 
 The pool is loky's: its workers do not run the caller's main module again (a notebook has none, a script may
 lack the guard), and it reports how a worker died.
@@ -22,7 +22,7 @@ _failure: Exception | None = None
 
 
 class LocalPool(Executor):
-    """`num_workers` processes of this machine, which end with this one."""
+    """A pool of `num_workers` processes on this machine, which end together with this process."""
 
     advice = "lower data.num_prepare_workers"
 
@@ -62,7 +62,7 @@ class LocalPool(Executor):
 
 
 def _reason(error: BaseException) -> str:
-    """Return how a worker died, e.g. SIGKILL(-9), taken from loky's message, which has it in braces."""
+    """Return how a worker died, e.g. SIGKILL(-9), which loky's message contains in braces."""
     codes = re.search(r"\{([^}]+)\}", str(error))
     return ", ".join(sorted(set(codes[1].split(", ")))) if codes else str(error).partition("\n")[0]
 

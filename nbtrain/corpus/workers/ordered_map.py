@@ -1,9 +1,9 @@
 """An ordered map over processes, with bounded memory, that survives the death of a worker.
 
-    tasks, in order -> at most TASKS_PER_WORKER per worker under way -> results, in the order of the tasks
+    tasks, in order -> at most TASKS_PER_WORKER per worker in progress -> results, in the order of the tasks
 
-One worker means this process. More belong to an Executor: processes of this machine (local_pool.py), or of a
-Dask cluster (dask_pool.py).
+With one worker, this process does the work. More workers belong to an Executor: processes of this machine
+(local_pool.py) or of a Dask cluster (dask_pool.py).
 """
 
 import logging
@@ -27,22 +27,24 @@ WAIT_SECONDS = 1.0
 
 
 class NotYet(Exception):
-    """A result is not available yet."""
+    """Raised when a result is not available yet."""
 
 
 class WorkersLost(Exception):
-    """Workers died, and their tasks with them: the message says how."""
+    """Raised when workers died before finishing their tasks; the message says how they died."""
 
 
 class Executor(ABC):
-    """Processes that run make()(task); `make` is called once in each, before its first task."""
+    """Processes that run make()(task); `make` is called once in each of them, before its first task."""
 
     advice: str
-    """Advice on workers that die repeatedly; the rest of a sentence follows it."""
+    """Beginning of a sentence of advice on workers that die repeatedly, such as "give each worker more
+    memory".
+    """
 
     @abstractmethod
     def look_ahead(self) -> int:
-        """Return how many tasks may be under way now; at least 1."""
+        """Return how many tasks may be in progress now; at least 1."""
 
     @abstractmethod
     def submit(self, task: Any) -> Any:
@@ -54,11 +56,13 @@ class Executor(ABC):
 
     @abstractmethod
     def renew(self) -> None:
-        """Start new workers after WorkersLost: tickets are void, and tasks are submitted again."""
+        """Start new workers after WorkersLost. Old tickets become invalid, and the caller submits the tasks
+        again.
+        """
 
     @abstractmethod
     def close(self, is_abandoned: bool) -> None:
-        """End what was begun for this map; `is_abandoned`: results of running tasks will not be read."""
+        """Stop the work of this map. If `is_abandoned`, results of running tasks will not be read."""
 
 
 Workers = Callable[[Make], Executor] | None
@@ -73,7 +77,7 @@ def ordered_map(
 ) -> Iterator[Result]:
     """Yield make()(task) for every task, in order; `make` is called once in each worker.
 
-    `on_wait` is called every second of waiting. A task during which workers die (out of memory, kill -9) is
+    `on_wait` is called every second of waiting. A task during which a worker dies (out of memory, kill -9) is
     tried ATTEMPTS times, then DataError is raised. An exception of a task is raised unchanged.
     """
     if workers is None:
@@ -84,7 +88,7 @@ def ordered_map(
     executor = workers(make)
     left = iter(tasks)
     under_way: deque[Task] = deque()
-    tickets: deque[Any] = deque()  # of the first of them
+    tickets: deque[Any] = deque()  # tickets of the first tasks in `under_way`
     failures = 0
     try:
         while True:

@@ -1,16 +1,17 @@
-"""One part of a corpus -> one shard: tokens, lengths and data for finding duplicates, in a work folder.
+"""Encodes one part of a corpus into one shard: tokens, lengths and data for finding duplicates, in a work
+folder.
 
     <work>/000012.bin          tokens of data.json_key, EOD included
-           000012-key-<key>.bin  the same of each of data.extra_json_keys
+           000012-key-<key>.bin  the tokens of each of data.extra_json_keys
            000012-mask.bin     uint8 per token: 1 if it is in the loss (datasets with tokens outside the loss)
            000012.npz          lengths, and per document: digest, text bytes, sequences, MinHash signature
            000012.json         ShardRecord; written last: without it the shard does not count
 
-If one process makes all shards in order, it writes their tokens into in-order.bin, in-order-key-<key>.bin and
-in-order-mask.bin, one shard after another: without duplicates they are joined already.
+If one process encodes all shards in order, it writes their tokens into in-order.bin, in-order-key-<key>.bin
+and in-order-mask.bin, one shard after another. Without duplicates, these files are already joined.
 
-A shard depends on its part and the settings alone, so any number of workers in any order makes the same ones,
-and a killed run continues with the shards that are complete. join.py joins them.
+A shard depends only on its part and the settings. Any number of workers, in any order, therefore writes the
+same shards, and an interrupted run resumes after the shards that are complete. join.py joins the shards.
 """
 
 import contextlib
@@ -38,11 +39,11 @@ BATCH_CHARS = 1 << 19
 
 
 class Encoder:
-    """encoder(task) makes one shard; each worker process has one Encoder.
+    """Encodes parts: encoder(task) writes one shard. Each worker process has one Encoder.
 
-    `on_batch` receives the text bytes, documents and tokens of each batch. `tokenizer` is the settings'
-    tokenizer if it is already loaded, because it takes 70 MiB. `in_order` writes the tokens of all shards
-    into one file, for a process that makes them all.
+    `on_batch` is called with the text bytes, documents and tokens of each batch. `tokenizer` is the settings'
+    tokenizer if it is loaded already, because loading it again takes 70 MiB. `in_order` writes the tokens of
+    all shards into one file; it requires that one process encodes them all.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Encoder:
         return loaded
 
     def __call__(self, task: Task) -> ShardRecord:
-        """Encode a part. Raises DataError if it cannot be read; ids outside the vocabulary break a record."""
+        """Encode a part. Raises DataError if it cannot be read. A record with ids outside the vocabulary is
+        broken.
+        """
         settings, tally = self.settings, Tally()
         reader = settings.readers[task.source]
         self._place = f"{reader.where}: {task.part.name}"
@@ -191,7 +194,7 @@ class Encoder:
         return _Tokens(*self._encode(texts))
 
     def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Call Tokenizer.encode_batch. The DataError for a text without tokens names its part too."""
+        """Call Tokenizer.encode_batch, and add the part to the DataError for a text without tokens."""
         try:
             return self._tokenizer.encode_batch(texts)
         except DataError as error:
@@ -216,7 +219,8 @@ class Encoder:
         return _Tokens(ids, offsets, None, learnt, end_learnt)
 
     def _of_preferences(self, batch: list[Record]) -> "_Tokens":
-        """Encode each pair as one sequence: the chosen example with its EOD, then the rejected one with its.
+        """Encode each pair as one sequence: the chosen example and its EOD, then the rejected example and its
+        EOD.
 
         No text contains an EOD, so the first EOD in the sequence ends the chosen example.
         """
@@ -258,13 +262,15 @@ class Encoder:
 
 
 def can_be_kept(vocab_size: int, with_mask: bool, tally: Tally, record: Record) -> bool:
-    """Return whether a record's ids are in the vocabulary, and its mask can be stored; else it is broken."""
+    """Return whether a record's ids are in the vocabulary and its mask can be stored; otherwise count it as
+    broken.
+    """
     assert isinstance(record, TokenIds)
     largest = int(record.ids.max()) if len(record.ids) else 0
     if largest >= vocab_size:
         what = f"token id {largest:,} is outside the vocabulary of {vocab_size:,} entries"
     elif record.learnt is not None and not with_mask:
-        what = "has tokens without a loss, and the first record of the source has no mask; set labels_key"
+        what = "has tokens outside the loss, and the first record of the source has no mask; set labels_key"
     else:
         return True
     tally.add_broken(record.path, record.line, what)

@@ -1,11 +1,11 @@
-"""Shards of a corpus -> one .bin/.idx pair per key, without documents that repeat an earlier one.
+"""Joins the shards of a corpus into one .bin/.idx pair per key, without documents that repeat an earlier one.
 
     digests and signatures of all shards, in order -> the documents to keep
-    tokens of each shard, copied in runs of kept documents -> .bin, hashed on the way; lengths -> .idx
+    tokens of each shard, copied in runs of kept documents -> .bin, hashed while copying; lengths -> .idx
     tokens of shards that one process has written in order, if all are kept -> the file becomes the .bin; its
-    hash was computed while it was written, or is computed now if two processes wrote it
+        hash was computed while it was written, or is computed now if two processes wrote it
 
-Memory is a few bytes per document; tokens pass in pieces of COPY_BYTES.
+Memory is a few bytes per document; tokens are copied in pieces of COPY_BYTES.
 """
 
 import contextlib
@@ -37,15 +37,15 @@ class SourceTotals:
     tokens: int = 0
     bytes: int = 0
     unknown_tokens: int = 0
-    """Tokens that stand for text that the tokenizer cannot encode."""
+    """Tokens that replace text which the tokenizer cannot encode."""
     loss_tokens: int = 0
     """Tokens in the loss, if the dataset has a mask."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Documents dropped as duplicates; other reasons are in the shards' tallies."""
+    """Number of documents dropped as duplicates, by reason; other reasons are in the shards' tallies."""
     first_sequence: int = 0
     last_sequence: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
-    """Hash of the digests of all its documents, duplicates included; it identifies the text."""
+    """Hash of the digests of all its documents, including duplicates; it identifies the source's text."""
 
 
 @dataclass
@@ -63,7 +63,9 @@ def join(
     mask_prefix: Path | None,
     on_bytes: Callable[[int], None],
 ) -> Joined:
-    """Write the pairs of `prefixes` (main key, then extra ones) and the mask's from complete shards."""
+    """Write the pairs of `prefixes` (main key, then extra keys) and the loss mask's pair from complete
+    shards.
+    """
     totals = [SourceTotals() for _ in settings.readers]
     stays = _without_duplicates(settings.work, records, settings.cleaning, totals)
     dtype = np.dtype(settings.dtype)
@@ -102,7 +104,7 @@ def join(
 def _without_duplicates(
     work: Path, records: Sequence[ShardRecord], cleaning: CleaningConfig, totals: list[SourceTotals]
 ) -> list[np.ndarray | None]:
-    """Return bool [documents] per shard: whether each is kept; None if all are."""
+    """Return for each shard bool [documents], whether each document is kept; None if all documents are."""
     exact = ExactIndex() if cleaning.exact_dedup else None
     near = NearIndex(cleaning.near_dedup) if cleaning.near_dedup.enabled else None
     stays: list[np.ndarray | None] = []
@@ -126,13 +128,13 @@ def _without_duplicates(
 
 
 def _place(record: ShardRecord, own: Path, in_order: Path) -> tuple[Path, int]:
-    """Return the file that holds the tokens of a shard, and the byte at which they begin."""
+    """Return (the file that holds a shard's tokens, the byte at which they begin)."""
     start = record.starts.get(in_order.name)
     return (own, 0) if start is None else (in_order, start)
 
 
 def _is_joined(in_order: Path, records: Sequence[ShardRecord], stays: Sequence[np.ndarray | None]) -> bool:
-    """Return whether a file holds the tokens of all shards, in order, and nothing else."""
+    """Return whether `in_order` holds exactly the tokens of all shards, in order."""
     end = 0
     for record, stay in zip(records, stays, strict=True):
         if stay is not None or record.starts.get(in_order.name) != end:
@@ -142,7 +144,7 @@ def _is_joined(in_order: Path, records: Sequence[ShardRecord], stays: Sequence[n
 
 
 class _Pair:
-    """One .bin that is being joined, and the lengths of its .idx."""
+    """A .bin file that is being joined, and the lengths for its .idx."""
 
     def __init__(self, prefix: Path, dtype: np.dtype):
         self.prefix, self.dtype = prefix, dtype.newbyteorder("<")
@@ -166,7 +168,7 @@ class _Pair:
         stays: Sequence[np.ndarray | None],
         on_bytes: Callable[[int], None],
     ) -> Iterator[IO[bytes] | None]:
-        """Open the .bin for writing; None if the file `in_order` becomes the .bin unchanged."""
+        """Open the .bin for writing. If the file `in_order` can become the .bin unchanged, yield None."""
         if not _is_joined(in_order, records, stays):
             with files.atomic_writer(bin_path(self.prefix)) as stream:
                 yield stream
@@ -191,7 +193,7 @@ class _Pair:
         stay: np.ndarray | None,
         on_bytes: Callable[[int], None],
     ) -> int:
-        """Copy the documents of one shard that are kept; return their tokens."""
+        """Copy the documents of one shard that are kept; return the number of their tokens."""
         self.num_sequences_before = len(self._lengths)
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         # Token offset of each document's beginning, and the end.
@@ -220,7 +222,7 @@ class _Pair:
     def _copy(
         self, content: IO[bytes], stream: IO[bytes] | None, num_bytes: int, on_bytes: Callable[[int], None]
     ) -> None:
-        """Hash the next bytes, and write them if there is a stream."""
+        """Hash the next bytes and, if there is a stream, write them to it."""
         while num_bytes:
             piece = self._buffer[: content.readinto(self._buffer[:num_bytes])]  # type: ignore[attr-defined]
             if not piece:
@@ -233,7 +235,7 @@ class _Pair:
             on_bytes(len(piece))
 
     def finish(self, several_sequences: bool) -> dict[str, FileEntry]:
-        """Write the .idx; return the manifest's entries of both files."""
+        """Write the .idx and return the manifest entries of both files."""
         index = idx_path(self.prefix)
         documents = None
         if several_sequences:

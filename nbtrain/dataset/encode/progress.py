@@ -1,10 +1,9 @@
-"""Progress of an encoding, including the parts that workers are processing.
+"""Progress of an encoding, including the parts that workers are still encoding.
 
-    worker  -> <work>/progress-<host>-<pid>: bytes of text, documents and tokens it has encoded, after each
-               batch
-    parent  -> adds them up when a part is done, and every second while it waits
+    worker  -> <work>/progress-<host>-<pid>: bytes of text, documents and tokens encoded so far
+    parent  -> adds them up when a part is finished, and every second while it waits
 
-Parts that are done count by their size; the workers' reports on unfinished parts fill the gaps between them.
+Finished parts count by their size; the workers' reports show the progress within unfinished parts.
 """
 
 import os
@@ -31,7 +30,9 @@ SHOW_SECONDS = 0.1
 
 
 class WorkerCounters:
-    """The progress of one process, readable by others; a torn value only looks odd."""
+    """The progress of one process, in a file that others read. A half-written value only affects the
+    display.
+    """
 
     def __init__(self, work: Path):
         self._descriptor = os.open(
@@ -46,7 +47,7 @@ class WorkerCounters:
 
 
 class EncodeProgress:
-    """Progress of one encoding: finished shards, their tallies in order, and the bar."""
+    """Progress of an encoding: finished shards, their tallies in order, and the progress bar."""
 
     def __init__(self, work: Path, counts: list[SourceCounts], progress: Progress):
         self.work, self.counts, self.progress = work, counts, progress
@@ -64,7 +65,7 @@ class EncodeProgress:
         self._sizes_under_way[task.number] = task.part.size_bytes
 
     def keep(self, record: ShardRecord) -> None:
-        """Add a shard that an earlier run has left."""
+        """Add a shard that was completed by an earlier run."""
         self.num_kept += 1
         self._kept_documents += record.documents
         self._kept_tokens += record.tokens
@@ -76,7 +77,7 @@ class EncodeProgress:
         self._add(record)
 
     def add_batch(self, num_bytes: int, documents: int, tokens: int) -> None:
-        """Add a batch that this process has encoded."""
+        """Add a batch that was encoded in this process."""
         self._own += num_bytes, documents, tokens
         if time.monotonic() - self._shown >= SHOW_SECONDS:
             self.show()

@@ -1,4 +1,4 @@
-"""A shard: the encoded tokens of one part, as files and as they are written."""
+"""A shard, the encoded tokens of one part: its files, its record, and its state while it is written."""
 
 import contextlib
 import hashlib
@@ -23,13 +23,13 @@ LARGEST_SEQUENCE_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """All settings that decide a shard, besides its part."""
+    """All settings that determine a shard, except its part."""
 
     work: Path
     readers: tuple[SourceReader, ...]
     cleaning: CleaningConfig
     tokenizer_directory: Path | None
-    """Tokenizer folder; None if every source is token ids already."""
+    """Tokenizer folder; None if all sources are token ids already."""
     engine: str | None
     vocab_size: int
     eod_id: int | None
@@ -38,14 +38,14 @@ class EncodeSettings:
     sentence_language: str | None = None
     with_mask: bool = False
     unknown_id: int | None = None
-    """Id of the unknown token; None if the tokenizer has none, so that nothing is counted."""
+    """Id of the unknown token; None if the tokenizer has none, in which case nothing is counted."""
     tokenizer_sha256: str | None = None
-    """Hash of the tokenizer that the folder must hold."""
+    """Hash that the tokenizer in the folder must have."""
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The contents of a shard, and the tally of reading its part."""
+    """The contents of a shard, and the tally of the part that was read."""
 
     number: int
     source: int
@@ -57,17 +57,20 @@ class ShardRecord:
     path: str | None
     tally: dict[str, Any]
     files: dict[str, int]
-    """{name: size in bytes}; only this shard's share if a file holds several shards."""
+    """{name: size in bytes} of its files; only this shard's share of a file that holds several shards."""
     starts: dict[str, int] = field(default_factory=dict)
-    """{name: byte at which this shard begins}, for files that hold several shards."""
+    """{name: first byte of this shard}, for files that hold several shards."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """{name: hash of a file of several shards up to this one's end}; missing if an earlier process wrote the
-    file's beginning."""
+    """{name: hash of a file of several shards, up to the end of this one}. It is missing if an earlier
+    process wrote the beginning of the file.
+    """
     unknown_tokens: int = 0
 
     @classmethod
     def read(cls, work: Path, number: int) -> "ShardRecord | None":
-        """Return the record of a finished shard whose files are complete, or None."""
+        """Return the record of a finished shard; None if it is missing or one of the shard's files is
+        incomplete.
+        """
         value = files.read_json(record_path(work, number))
         if value is None:
             return None
@@ -90,13 +93,18 @@ def arrays_path(work: Path, number: int) -> Path:
 
 
 def tokens_path(work: Path, number: int | None, what: str = "") -> Path:
-    """Return the token file of a shard (None: all shards); `what`: "" (main), "key-<extra key>", "mask"."""
+    """Return the token file of a shard, or of all shards if `number` is None.
+
+    `what` is "" for the main key, "key-<extra key>" or "mask".
+    """
     stem = "in-order" if number is None else f"{number:06d}"
     return work / (f"{stem}-{what}.bin" if what else f"{stem}.bin")
 
 
 class _InOrder:
-    """Writes shards one after another; what a killed run wrote after the last complete shard is truncated."""
+    """Appends shards to shared files. Bytes that an interrupted run wrote after the last complete shard are
+    removed.
+    """
 
     def __init__(self, work: Path):
         self.ends: dict[str, int] = {}
@@ -108,7 +116,7 @@ class _InOrder:
 
     @contextlib.contextmanager
     def writer(self, path: Path) -> Iterator["_Hashed"]:
-        """Open the file at the end of its last complete shard; on success the new shard is on the disk."""
+        """Open a file at the end of its last complete shard. On success, the new shard is flushed to disk."""
         if path.name not in self.ends:
             self._digests[path.name] = hashlib.sha256()
         digest = self._digests.pop(path.name, None)
@@ -123,12 +131,12 @@ class _InOrder:
             self._digests[path.name] = digest
 
     def sha256(self) -> dict[str, str]:
-        """Return SHA-256 so far of the files that this process has written from their beginning."""
+        """Return {name: SHA-256 so far} of the files that this process has written from their beginning."""
         return {name: digest.hexdigest() for name, digest in self._digests.items()}
 
 
 class _Hashed:
-    """A stream that hashes the bytes written, so that joining need not read them again."""
+    """A stream that hashes the bytes as they are written, so that joining need not read them again."""
 
     def __init__(self, stream: IO[bytes], digest: Any):
         self._stream, self._digest = stream, digest
@@ -142,16 +150,16 @@ class _Hashed:
 
 @dataclass
 class _Tokens:
-    """Sequences ids[offsets[i]:offsets[i + 1]] without EOD."""
+    """A batch of token sequences: sequence i is ids[offsets[i]:offsets[i + 1]], without EOD."""
 
     ids: np.ndarray
     offsets: np.ndarray
     document_ends: np.ndarray | None = None
-    """Number of sequences up to the end of each document; None: one each."""
+    """Number of sequences up to the end of each document; None if each document is one sequence."""
     learnt: np.ndarray | None = None
-    """Loss mask, bool per id; None: all are in the loss."""
+    """Loss mask, bool per id; None if all tokens are in the loss."""
     end_learnt: np.ndarray | None = None
-    """Whether the EOD of each document is in the loss; None: all."""
+    """Whether the EOD of each document is in the loss; None if all are."""
     put_eod: bool = True
     may_be_empty: bool = False
 
@@ -161,11 +169,13 @@ class _Tokens:
 
     @property
     def last_sequences(self) -> np.ndarray:
-        """Return the last sequence of each document, after which EOD follows."""
+        """Return the number of the last sequence of each document, which EOD follows."""
         return np.arange(len(self.offsets) - 1) if self.document_ends is None else self.document_ends - 1
 
     def count_by_document(self, flags: np.ndarray) -> np.ndarray:
-        """Return int64 [documents]: how many of a document's ids are flagged; `flags` is bool, one per id."""
+        """Return int64 [documents]: the number of flagged ids in each document; `flags` is bool, one per
+        id.
+        """
         before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
         return np.diff(before[self.offsets[self.last_sequences + 1]], prepend=0)
 
@@ -230,7 +240,7 @@ class _Shard:
         digest: bytes,
         signature: np.ndarray | None,
     ) -> None:
-        """Add one document of one sequence, its ids in pieces."""
+        """Add one document that is a single sequence and whose ids arrive in pieces."""
         eod_id, unknown_id = self.settings.eod_id, self.settings.unknown_id
         length = unknown = 0
         for ids in chain(pieces, [] if eod_id is None else [np.array([eod_id])]):
@@ -310,7 +320,7 @@ class _Shard:
         self._loss.frombytes(counts.astype(np.int64).tobytes())
 
     def write_arrays(self) -> None:
-        """Write the .npz next to the tokens."""
+        """Write the arrays of the shard to its .npz file."""
         arrays = {
             "sequences": np.frombuffer(self._sequences, np.intc),
             "bytes": np.frombuffer(self._bytes, np.int64),
@@ -328,6 +338,6 @@ class _Shard:
         files.write_bytes(arrays_path(self.settings.work, self.number), content.getbuffer())
 
     def sizes(self) -> dict[str, int]:
-        """Return {name: size} of all files except the record, once they are closed."""
+        """Return {name: size} of all files except the record. The files must be closed."""
         paths = [*self._paths, arrays_path(self.settings.work, self.number)]
         return {path.name: path.stat().st_size - self.starts.get(path.name, 0) for path in paths}

@@ -1,14 +1,14 @@
-"""Losses that a model should beat, from token counts alone, on the run's validation tokens.
+"""Losses that a model should beat, computed only from token counts, on the run's validation tokens.
 
     plain     H = -sum_v p(v) ln p(v), p the validation tokens' own frequencies: no unigram model is better
     unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split
     bigram    -mean ln (c(a, b) + k) / (c(a) + k V), a the token before b
 
-In nats per token, over the same samples as the run's validation and over the labels in the loss, so that the
-figures and the trained model's validation loss cover the same tokens. V is the vocabulary. For each model, k
-is the value of a fixed grid with the lowest loss, which favours the baseline, never the trained model. Pairs
-run over document ends, as samples do. Counts cover at most 20 million training tokens, the first ones of each
-source (`train_tokens` says how many).
+The unit is nats per token. The samples are those of the run's validation and the labels those in the loss, so
+that baselines and the trained model's validation loss cover the same tokens. V is the vocabulary size. For
+each model, k is the value of a fixed grid with the lowest loss, which favours the baseline, never the trained
+model. Pairs cross document ends, as samples do. Counts cover at most 20 million training tokens, the first
+ones of each source (`train_tokens` says how many).
 """
 
 import logging
@@ -39,15 +39,15 @@ K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
 
 @dataclass(frozen=True)
 class Baselines:
-    """Nats per token on the run's validation samples, and how they were computed."""
+    """Losses in nats per token on the run's validation samples, and how they were computed."""
 
     unigram_entropy_nats: float
-    """The validation tokens' own unigram entropy."""
+    """Unigram entropy of the validation tokens themselves."""
     unigram_nats: float
-    """Cross entropy under the training split's counts."""
+    """Cross entropy under a unigram model of the training split."""
     unigram_k: float
     bigram_nats: float
-    """Cross entropy under the training split's pair counts."""
+    """Cross entropy under a bigram model of the training split."""
     bigram_k: float
     train_tokens: int
     validation_tokens: int
@@ -65,7 +65,7 @@ class Baselines:
 
 @dataclass(frozen=True)
 class NoBaselines:
-    """Data that has no baselines. Shown in a cell it says why."""
+    """The result for data that has no baselines. Displayed in a notebook, it shows the reason."""
 
     reason: str
 
@@ -84,10 +84,10 @@ def baselines(config: RunConfig, too_small: str) -> Baselines | NoBaselines: ...
 
 
 def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBaselines:
-    """Return the baselines of a run's data: computed once, then read from the dataset's folder.
+    """Return the baselines of a run's data, computed once and then read from the dataset's folder.
 
-    Raises DataError if the data is not prepared, one of the two splits is too short, or the run blends
-    datasets; with too_small="explain" the last two raise nothing and return a NoBaselines, so that a notebook
+    Raises DataError if the data is not prepared, if one of the two splits is too short, or if the run blends
+    datasets. With too_small="explain", the last two cases return a NoBaselines instead, so that a notebook
     continues.
     """
     if too_small not in ("refuse", "explain"):
@@ -164,7 +164,9 @@ def validation_samples(config: RunConfig) -> int:
 def _validation_labels(
     config: RunConfig, opened: OpenDataset, parts: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (tokens, their labels in the loss); of the whole split if the run never validates."""
+    """Return (tokens, their labels in the loss) of the validation; of the whole split if the run never
+    validates.
+    """
     samples = build_datasets(config, opened=opened).valid
     if samples is None or not validation_samples(config):
         tokens = _tokens(opened.indexed, parts, MAX_VALIDATION_TOKENS)
@@ -179,7 +181,7 @@ def _validation_labels(
 
 
 def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_size: int) -> Baselines:
-    """Return the baselines of training tokens [tokens] on labels `target` [labels] after tokens `context`."""
+    """Compute baselines from training tokens, for the labels `target` that follow the tokens `context`."""
     counts = np.bincount(train, minlength=vocab_size)
     unigram_nats, unigram_k = _best(counts[target], np.full(len(target), len(train)), vocab_size)
 
@@ -202,7 +204,9 @@ def _best(counts: np.ndarray, totals: np.ndarray, vocab_size: int) -> tuple[floa
 
 
 def _parts_of(config: RunConfig, opened: OpenDataset, split: str) -> list[tuple[int, int]]:
-    """Return a split's sequences, [first, last), per source if sources are split separately (best_fit)."""
+    """Return a split's sequences [first, last), one range per source if sources are split separately
+    (best_fit).
+    """
     how, count = (config.data.split, config.data.split_rule), len(opened.indexed)
     if config.data.resolved_packing != "best_fit":
         return [split_bounds(*how, count)[SPLIT_NAMES.index(split)]]
@@ -211,7 +215,9 @@ def _parts_of(config: RunConfig, opened: OpenDataset, split: str) -> list[tuple[
 
 
 def _tokens(indexed: IndexedDataset, parts: list[tuple[int, int]], limit: int) -> np.ndarray:
-    """Return all parts' tokens; above `limit`, the beginning of each in proportion to its length."""
+    """Return all tokens of some ranges. Above `limit`, return the beginning of each in proportion to its
+    length.
+    """
     lengths = [int(indexed.lengths[first:last].sum(dtype=np.int64)) for first, last in parts]
     share = min(limit / max(sum(lengths), 1), 1.0)
     found = [np.empty(0, np.int64)]

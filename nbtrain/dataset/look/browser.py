@@ -1,4 +1,6 @@
-"""Documents of a dataset, read from its .bin and decoded: one, several, or the next that contains a text."""
+"""Reads documents of a dataset from its .bin and decodes them: by number, spread over the dataset, or by
+search.
+"""
 
 import html
 import itertools
@@ -33,20 +35,20 @@ Decoder = Union[Tokenizer, "_ForeignTokenizer"]
 
 @dataclass(frozen=True)
 class Document:
-    """One document for display."""
+    """A document for display."""
 
     number: int
     tokens: int
     """Tokens of the whole document, EOD included."""
     sequences: int
     pieces: list[tuple[str, bool]]
-    """Its text in pieces, and whether each is in the loss: one piece without a loss mask."""
+    """The text in pieces, each with whether it is in the loss; a single piece if there is no loss mask."""
     cut: bool
-    """Whether the document continues after the pieces."""
+    """Whether the document is longer than the pieces."""
     masked: bool
     source: str | None = None
     loss_tokens: int | None = None
-    """Tokens of the whole document in the loss, EOD included; None without a mask."""
+    """Number of tokens of the whole document that are in the loss, EOD included; None without a mask."""
     end_in_loss: bool | None = None
     """Whether the EOD after the pieces is in the loss; None without a mask, or if no EOD follows them."""
 
@@ -63,7 +65,7 @@ class Document:
 
     @property
     def marked(self) -> list[marked.Piece]:
-        """Return the pieces with their roles in training, and the end of the document."""
+        """Return the pieces with their roles in training, followed by the end of the document."""
         pieces: list[marked.Piece] = [(text, "loss" if in_loss else "read") for text, in_loss in self.pieces]
         if self.cut:
             pieces.append((" ...", "read"))
@@ -82,7 +84,7 @@ class Document:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "Document":
-        """Return the document that to_dict() returned."""
+        """Rebuild a document from the result of to_dict()."""
         masked, text = "pieces" in value, value["text"]
         pieces = [(piece["text"], piece["learnt"]) for piece in value.get("pieces", [])] or [(text, True)]
         loss = [value.get(key) for key in ("loss_tokens", "end_in_loss")]
@@ -90,14 +92,16 @@ class Document:
         return cls(value["document"], value["tokens"], 1, pieces, cut, masked, value.get("source"), *loss)
 
     def to_html(self) -> str:
-        """Return the text as HTML, tokens in the loss coloured."""
+        """Return the text as HTML in which tokens in the loss are coloured."""
         body = marked.html_of(self.marked) if self.masked else html.escape(self.text)
         # JupyterLab breaks the lines of a <pre> within words.
         look = "white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:4px 0"
         return f'<pre style="{look}">{body}</pre>'
 
     def to_text(self, most_chars: int | None = None, colour: bool = False) -> str:
-        """Return the title, then indented lines of at most `most_chars` of text, with the loss marked."""
+        """Return the title, then indented lines of up to `most_chars` characters of text, with the loss
+        marked.
+        """
         pieces: list[marked.Piece] = self.marked if self.masked else [(self.text, "read")]
         left = most_chars
         if left is not None and len("".join(text for text, _ in pieces)) > left:
@@ -113,7 +117,7 @@ class Document:
 
 
 def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Return documents of Document.to_dict as HTML, to open one by one; the first one is open."""
+    """Return documents (results of Document.to_dict) as HTML that folds out one by one; the first is open."""
     parts = []
     for place, sample in enumerate(samples):
         document = Document.from_dict(sample)
@@ -127,12 +131,15 @@ def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
 def samples_text(
     samples: Sequence[Mapping[str, Any]], most_chars: int | None = None, colour: bool = False
 ) -> list[str]:
-    """Return documents of Document.to_dict as text, each in indented lines, of at most `most_chars`."""
+    """Return documents (results of Document.to_dict) as text, in indented lines of up to `most_chars`
+    characters each.
+    """
     return [Document.from_dict(sample).to_text(most_chars, colour) for sample in samples]
 
 
 class Browser:
-    """The documents of one pair, decoded by the tokenizer `named`, or by the one of the manifest's hash.
+    """The documents of one pair, decoded by the tokenizer `named` or by the tokenizer with the manifest's
+    hash.
 
     Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
@@ -143,7 +150,7 @@ class Browser:
         named: str | None = None,
         loaded: Tokenizer | None = None,
     ):
-        """Open the dataset; `loaded` is its own tokenizer, if it is already in memory."""
+        """Open the dataset; `loaded` is its tokenizer if that is in memory already."""
         self.dataset = target if isinstance(target, DatasetFiles) else find_dataset(target)
         self.indexed = IndexedDataset(self.dataset.prefix)
         self.num_documents = self.indexed.num_documents
@@ -183,7 +190,9 @@ class Browser:
         return Document(number, length, last - first, pieces, cut, True, source, loss_tokens, end_in_loss)
 
     def spread(self, count: int, max_tokens: int = SHOWN_TOKENS) -> list[Document]:
-        """Return `count` documents at equal distances, as many per source; fewer if the dataset has fewer."""
+        """Return `count` documents at equal distances, the same number from each source; fewer if there are
+        fewer.
+        """
         # A manifest names a source's sequences; its documents are those that begin there.
         starts = np.asarray(self.indexed.document_indices)
         ranges = self._sources or [("", 0, len(self.indexed))]
@@ -198,13 +207,13 @@ class Browser:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """The manifest's sources, whose figures describe the training pair; [] for any other pair."""
+        """Return the manifest's sources, whose counts are of the training pair; [] for any other pair."""
         is_main = self.manifest is not None and self.manifest.stem == self.dataset.stem
         return self.manifest.sources if self.manifest is not None and is_main else []
 
     @cached_property
     def _sources(self) -> list[tuple[str, int, int]]:
-        """Return name and sequences [first, last) of each source, if there are several."""
+        """Return (name, first sequence, last sequence + 1) of each source if there are several."""
         named = [
             (source["name"], *source["sequences"])
             for source in (self.manifest.sources if self.manifest else [])
@@ -220,9 +229,10 @@ class Browser:
         return next((name for name, first, last in self._sources if first <= sequence < last), None)
 
     def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
-        """Return (next document from `start` that contains `text`, ignoring case, document to continue from).
+        """Return (next document from `start` that contains `text`, ignoring case; document to continue from).
 
-        Gives up after `seconds`: (None, less than num_documents). Searches the first SEARCHED_TOKENS of each.
+        Gives up after `seconds` with (None, a number less than num_documents). Searches the first
+        SEARCHED_TOKENS tokens of each document.
         """
         wanted = text.casefold()
         deadline = time.monotonic() + seconds
@@ -251,7 +261,7 @@ class Browser:
         ]
 
     def decode(self, ids: np.ndarray, cut: bool) -> str:
-        """Return the text of `ids`; if they are `cut`, without a last character that the cut splits."""
+        """Return the text of `ids`. If they are `cut`, a last character that is incomplete is omitted."""
         if self._decoder is None:
             return " ".join(map(str, ids.tolist()))
         size = self._decoder.vocab_size
@@ -266,7 +276,8 @@ class Browser:
 def _find_tokenizer(
     target: Any, manifest: DatasetManifest | None, named: str | None
 ) -> tuple[Decoder | None, str | None]:
-    """Return (decoder, its folder or file): the named tokenizer, else the one of the manifest's hash.
+    """Return (decoder, its folder or file) of the named tokenizer, otherwise of the one with the manifest's
+    hash.
 
     The run's tokenizer is tried before others in the data directory; (None, None) if none fits. Raises
     DataError.

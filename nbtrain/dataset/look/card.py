@@ -1,4 +1,4 @@
-"""The data card: the contents of a dataset in figures, pictures and documents, read from its .bin/.idx.
+"""The data card: a description of a dataset in numbers, plots and documents, read from its .bin/.idx.
 
 data_card("my-dataset")            by name in the data directory, or by prefix
 data_card(config)                  for a run, with its splits and the number of epochs it reads
@@ -61,7 +61,7 @@ summary{{cursor:pointer}}pre{{font-size:12px}}
 
 
 class _Card:
-    """Shared base of both kinds of card: a heading, warnings, tables and pictures, as text and as HTML."""
+    """Base class of both kinds of card: a heading, warnings, tables and plots, as text and as HTML."""
 
     warnings: list[str]
 
@@ -83,7 +83,7 @@ class _Card:
         return PAGE.format(title=html.escape(f"data card of {self._heading}"), body=self.to_html())
 
     def summary_html(self) -> str:
-        """Return heading, warnings, tables and pictures, without the parts that follow."""
+        """Return heading, warnings, tables and plots as HTML, without the parts below them."""
         escaped = map(html.escape, self.warnings)
         # Small coloured words would be too faint in one of the two themes.
         dot = f'<span aria-hidden="true" style="color:{ORANGE}">&#9679;</span>'
@@ -92,11 +92,11 @@ class _Card:
         return f"<h3>{html.escape(self._heading)}</h3>{warnings}{grid}{self._pictures()}"
 
     def to_html(self) -> str:
-        """Return a self-contained fragment; pictures are inline SVG."""
+        """Return a self-contained HTML fragment with plots as inline SVG."""
         raise NotImplementedError
 
     def _tables(self) -> dict[str, Table]:
-        """Return {title: table}."""
+        """Return the card's tables by title."""
         raise NotImplementedError
 
     def _pictures(self) -> str:
@@ -108,7 +108,7 @@ class _Card:
 
 @dataclass(frozen=True, repr=False)
 class DataCard(_Card):
-    """A description of a dataset; shows itself as text and as HTML."""
+    """A description of a dataset that displays itself as text and as HTML."""
 
     prefix: str
     documents: int
@@ -119,30 +119,36 @@ class DataCard(_Card):
     eod_id: int | None
     dataset_sha256: str | None
     tokenizer: str | None
-    """Folder of the tokenizer that decodes the dataset, or None if it is not in the data directory."""
+    """Folder of the tokenizer that decodes the dataset; None if it is not in the data directory."""
     sources: list[dict[str, Any]]
-    """Sources in the manifest: name, documents, bytes, tokens, licence, attribution, settings of each."""
+    """The manifest's sources, each with name, documents, bytes, tokens, licence, attribution and settings."""
     dropped: dict[str, int]
     lengths: dict[str, float]
-    """Tokens per document, EOD included: minimum, median, mean, 95 %, maximum."""
+    """Tokens per document, EOD included: minimum, median, mean, 95th percentile, maximum."""
     histogram: dict[str, list[int]]
-    """edges (powers of 2, tokens) and counts (documents)."""
+    """Histogram of documents by length: edges (powers of 2, tokens) and counts (documents)."""
     splits: list[dict[str, Any]]
-    """name, documents, tokens, samples and epochs that the run reads; empty if the card is not of a run."""
+    """Name, documents, tokens, samples and epochs of each split that the run reads; empty if the card has no
+    run.
+    """
     samples: list[dict[str, Any]]
-    """document, tokens, text (its beginning; token ids without a tokenizer), and its pieces."""
+    """Some documents: document, tokens, text (its beginning; token ids without a tokenizer), and its
+    pieces.
+    """
     sequences: int = 0
     empty_documents: int = 0
     learnt_tokens: int | None = None
     """Tokens in the loss; None without a mask, which puts every token in the loss."""
     unknown_tokens: int | None = None
-    """Tokens for text that the tokenizer cannot write; None if the manifest has no count."""
+    """Unknown tokens, which replace text that the tokenizer cannot encode; None if they were not counted."""
     duplicates: dict[str, int] | None = None
-    """copies found in the .bin, documents checked, documents; None if they were not searched for."""
+    """Copies found in the .bin, documents checked, all documents; None if duplicates were not searched
+    for.
+    """
     seq_length: int | None = None
     warnings: list[str] = field(default_factory=list)
     training_sequences: list[dict[str, Any]] = field(default_factory=list)
-    """The first training sequences, if the card is of a run: sequences.py."""
+    """The first training sequences (sequences.py) if the card is of a run."""
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -162,7 +168,7 @@ class DataCard(_Card):
         return f"{self.summary_html()}{documents}{self.sequences_html()}"
 
     def sequences_html(self) -> str:
-        """Return a run's first training sequences, to open one by one; "" if the card is not of a run."""
+        """Return a run's first training sequences as HTML that folds out one by one; "" without a run."""
         if not self.training_sequences:
             return ""
         return f"<h4>training sequences: {marked.LEGEND_HTML}</h4>{sequences_html(self.training_sequences)}"
@@ -227,11 +233,13 @@ class DataCard(_Card):
 
 @dataclass(frozen=True, repr=False)
 class BlendCard(_Card):
-    """The card of a run that mixes datasets: shares and epochs of each, then a card of each."""
+    """The card of a run that mixes datasets: their shares and epochs, then a card of each."""
 
     name: str
     entries: list[dict[str, Any]]
-    """name, weight, share, tokens and train_tokens of each; the samples and epochs that training reads."""
+    """Name, weight, share, tokens, train_tokens of each dataset, and the samples and epochs that training
+    reads.
+    """
     cards: list[DataCard]
     warnings: list[str]
 
@@ -263,8 +271,8 @@ class BlendCard(_Card):
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
     """Return the card of a run's dataset, of a dataset by name, or of any .bin/.idx by prefix.
 
-    `tokenizer` is a name or a path; None uses the one of the manifest's hash. Reads the index, a loss mask,
-    and the tokens that find_duplicates needs. Raises DataError if the dataset is missing or damaged.
+    `tokenizer` is a name or a path; None uses the tokenizer with the manifest's hash. Reads the index, a loss
+    mask, and the tokens that find_duplicates needs. Raises DataError if the dataset is missing or damaged.
     """
     if isinstance(target, RunConfig) and target.data.blend:
         return _blend_card(target, tokenizer)
@@ -316,7 +324,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
 
 
 def _loss_tokens(browser: Browser, manifest: DatasetManifest | None) -> int | None:
-    """Return tokens in the loss, counted in the mask if the manifest has no count; None without a mask."""
+    """Return the number of tokens in the loss, from the manifest or else the mask; None without a mask."""
     if browser.mask is None:
         return None
     if manifest is not None and manifest.loss_tokens is not None:
@@ -336,8 +344,8 @@ def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
 def _splits(config: RunConfig, indexed: IndexedDataset, packed: GPTDatasets | None) -> list[dict[str, Any]]:
     """Return the splits of the sequences, and what training and one validation or test read of them.
 
-    `packed` are the run's datasets with packing: best_fit. They are split within each source and read by
-    weight, so their own numbers are used.
+    `packed` holds the run's datasets if data.packing is best_fit. These are split within each source and read
+    by weight, so their own numbers are used.
     """
     if packed is not None:
         return split_rows(packed)
@@ -412,7 +420,7 @@ def _image(svg: bytes, title: str) -> str:
 
 
 def _templates(sources: list[dict[str, Any]]) -> str:
-    """Return the most frequent templates of wikitext that were not evaluated, with their counts."""
+    """Return the templates of wikitext that were most often not evaluated, with their counts."""
     counts: Counter[str] = Counter()
     for source in sources:
         counts.update(source.get("unknown_templates", {}))

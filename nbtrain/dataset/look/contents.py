@@ -1,8 +1,8 @@
-"""Checks that the files of a dataset still hold what its manifest says, without reading them each time.
+"""Checks that the files of a dataset still match its manifest, without reading them every time.
 
-The manifest is written last. A file that is newer was written, or copied, after it: it is read once to
-compare its SHA-256, and .contents.json in the same folder records its size and time, so that the next check
-is cheap. DatasetFiles.require compares sizes alone.
+The manifest is written last, so a newer file was written or copied after it. Such a file is read once to
+compare its SHA-256, and .contents.json in the same folder records its size and time, which makes the next
+check cheap. DatasetFiles.require compares only sizes.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ REMEMBERED = ".contents.json"
 
 
 def check_contents(dataset: DatasetFiles) -> None:
-    """Raises DataError if a file of the dataset, or of its blend, does not match its manifest."""
+    """Raise DataError if a file of the dataset, or of a dataset in its blend, does not match its manifest."""
     if isinstance(dataset, BlendFiles):
         for entry in dataset.entries:
             check_contents(entry.files)
@@ -48,7 +48,7 @@ def check_contents(dataset: DatasetFiles) -> None:
 
 
 def _younger_files(dataset: DatasetFiles, manifest: DatasetManifest) -> list[Path]:
-    """Return files written after the manifest, except those that were read since."""
+    """Return the files that are newer than the manifest and have not been read since they were written."""
     since = dataset.manifest_json.stat().st_mtime_ns
     paths = [dataset.directory / name for name in sorted(manifest.files)]
     young = [path for path in paths if path.stat().st_mtime_ns > since]

@@ -1,8 +1,8 @@
-"""Documents that are byte for byte copies of others, found in a .bin in bounded time and memory.
+"""Finds documents in a .bin that are byte-for-byte copies of others, in bounded time and memory.
 
     length and four tokens of every document -> those that share all five -> hash of their tokens
 
-A corpus from prepare has none if cleaning.exact_dedup was on; one from another program may.
+A dataset that nbtrain prepared has none if cleaning.exact_dedup was on; a dataset from another program may.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Number of the checked documents that are copies of another checked document."""
+    """How many of the checked documents are copies of another checked document."""
 
     copies: int
-    """Documents that could be dropped: two of three equal documents."""
+    """Number of documents that could be dropped: two of three equal documents."""
     checked: int
     documents: int
-    """All documents that hold a token."""
+    """Number of documents that hold a token."""
 
     def __str__(self) -> str:
         if self.checked == self.documents:
@@ -43,7 +43,10 @@ class Duplicates:
 
 
 def find_duplicates(indexed: IndexedDataset) -> Duplicates:
-    """Count exact duplicates, within MAX_DOCUMENTS, MAX_HASHED_BYTES and MAX_SECONDS in a sample."""
+    """Count exact duplicates within MAX_DOCUMENTS, MAX_HASHED_BYTES and MAX_SECONDS.
+
+    Beyond these limits, the count is of a sample of the documents.
+    """
     indexed.check()
     bounds = indexed.document_bounds()
     filled = np.flatnonzero(bounds[1:] > bounds[:-1])
@@ -79,7 +82,9 @@ def find_duplicates(indexed: IndexedDataset) -> Duplicates:
 
 
 def _keys(indexed: IndexedDataset, bounds: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Return a uint64 of the length and four tokens of each document: equal for equal documents."""
+    """Return a uint64 for each document, computed from its length and four tokens; equal documents have equal
+    values.
+    """
     starts = bounds[documents]
     lengths = bounds[documents + 1] - starts
     keys = lengths.astype(np.uint64)

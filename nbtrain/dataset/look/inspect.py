@@ -1,4 +1,4 @@
-"""Inspects a .bin/.idx pair: what its header says, and whether all of it is correct."""
+"""Inspects a .bin/.idx pair: shows what its header says, and checks whether all of it is correct."""
 
 import contextlib
 import hashlib
@@ -40,24 +40,24 @@ PROGRESS_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts of one pair, and the checks that verify has made."""
+    """Properties of a pair, and the results of the checks that `verify` made."""
 
     prefix: str
     facts: dict[str, Any]
-    """None: no manifest has it."""
+    """Properties from the manifest; None if there is no manifest."""
     checks: list[str]
     sources: list[dict[str, Any]] = field(default_factory=list)
-    """name, documents, bytes, tokens of each source of the manifest."""
+    """Name, documents, bytes and tokens of each source in the manifest."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """document, tokens, text of the first, middle and last document (token ids if no tokenizer is known)."""
+    """First, middle and last document: number, tokens, and text (token ids if no tokenizer is known)."""
     training_sequences: list[dict[str, Any]] = field(default_factory=list)
-    """The first training sequences, if a run was inspected: sequences.py."""
+    """The first training sequences (sequences.py) if a run was inspected."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def to_text(self, colour: bool = False) -> str:
-        """Return it for a terminal, with tokens in the loss in colour, or marked in plain text."""
+        """Return the inspection for a terminal, with tokens in the loss coloured, or marked with brackets."""
         parts = [printable(self.prefix), *(text_table(*table) for table in self._tables())]
         if self._is_masked:
             parts.append(marked.LEGEND_COLOUR if colour else marked.LEGEND_PLAIN)
@@ -94,9 +94,10 @@ class Inspection:
 def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> Inspection:
     """Return the header and manifest of a dataset, and its first, middle and last document decoded.
 
-    For a run also its first training sequences: the tokens in the loss, the beginnings of documents, the
-    padding. `tokenizer` is a name or a path; None uses the tokenizer with the manifest's hash. Raises
-    DataError if the dataset is missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
+    For a run, the result also has its first training sequences: the tokens in the loss, the beginnings of
+    documents, the padding. `tokenizer` is a name or a path; None uses the tokenizer with the manifest's hash.
+    Raises DataError if the dataset is missing, truncated, or written by Megatron-DeepSpeed with uncounted
+    EOD.
     """
     browser = Browser(target, tokenizer)
     last = browser.num_documents - 1
@@ -142,10 +143,11 @@ def _facts(
 
 
 def verify(target: str | os.PathLike | RunConfig) -> Inspection:
-    """Read every byte: offsets, ids, EOD at each document's end, loss masks, sha256 of the manifest's files.
+    """Check every byte: offsets, ids, EOD at the end of each document, loss masks, sha256 of the manifest's
+    files.
 
-    Shows progress if it takes long. Raises DataError at the first error; a wrong sha256 is reported before
-    the errors that follow from it.
+    Shows a progress bar if it takes long. Raises DataError at the first error; a wrong sha256 is reported
+    before the errors that follow from it.
     """
     dataset = find_dataset(target)
     indexed = IndexedDataset(dataset.prefix)

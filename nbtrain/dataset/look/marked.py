@@ -1,4 +1,4 @@
-"""Text with some tokens in the loss, shown so that a wrong mask is visible at a glance.
+"""Text in which some tokens are in the loss, displayed so that a wrong mask is visible at a glance.
 
 pieces (text, kind) -> a terminal: green and grey
                     -> plain text: [[tokens in the loss]] without a loss <EOD>
@@ -39,13 +39,13 @@ _STRIP_COLOURS = {"loss": GREEN, "read": LINE, "padding": "none"}
 
 
 def lines_of(text: str) -> str:
-    """Return text as lines that can be printed, each ended by a line feed."""
+    """Return the text as printable lines, each terminated by a line feed."""
     end = "\n" if text[-1:] in ("\n", "\r") else ""
     return printable("\n".join(text.splitlines()) + end)
 
 
 def text_of(pieces: Sequence[Piece], colour: bool = False) -> str:
-    """Return printable text, with bracket marks, or coloured with escape sequences."""
+    """Return printable text in which the loss is marked with brackets, or coloured with escape sequences."""
     parts = []
     for kind, group in groupby(pieces, key=lambda piece: piece[1]):
         shown = lines_of("".join(text for text, _ in group))
@@ -60,12 +60,14 @@ def text_of(pieces: Sequence[Piece], colour: bool = False) -> str:
 
 
 def html_of(pieces: Sequence[Piece]) -> str:
-    """Return a fragment of spans."""
+    """Return the pieces as HTML spans."""
     return "".join(f'<span style="{_STYLES[kind]}">{html.escape(text)}</span>' for text, kind in pieces)
 
 
 def strip_text(kinds: np.ndarray, begins: Sequence[int]) -> str:
-    """Return one line for positions of `kinds` (indices of KINDS); `begins`: where documents begin."""
+    """Return a line of text with a character per position. `kinds` are indices of KINDS, `begins` document
+    starts.
+    """
     cells = min(STRIP_CELLS, len(kinds))
     bounds = np.linspace(0, len(kinds), cells + 1).astype(int)
     characters = []
@@ -80,7 +82,7 @@ def strip_text(kinds: np.ndarray, begins: Sequence[int]) -> str:
 
 
 def strip_svg(kinds: np.ndarray, begins: Sequence[int]) -> str:
-    """Return the same as a picture: an inline SVG as wide as the element around it."""
+    """Return the strip as a picture: an inline SVG as wide as the element around it."""
     length = len(kinds)
     edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), length]
     bars = "".join(

@@ -1,4 +1,4 @@
-"""The report of prepare: its steps, the reasons, and the results, as text, as HTML and as JSON values."""
+"""The report of `prepare`: its steps, their reasons and results, as text, as HTML and as JSON values."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ EXAMPLE_CHARS = 1200
 class Step:
     name: str
     action: str
-    """made, kept, or used (brought by the user and used unchanged)."""
+    """made, kept, or used (supplied by the user and unchanged)."""
     reason: str
     seconds: float
 
@@ -39,9 +39,9 @@ class PrepareReport:
     dataset: Path | None = None
     manifest: DatasetManifest | None = None
     splits: list[dict[str, Any]] = field(default_factory=list)
-    """name, documents, tokens, samples (in the order), epochs of each split."""
+    """Name, documents, tokens, samples (in the order), epochs of each split."""
     examples: list[dict[str, Any]] = field(default_factory=list)
-    """Three documents of a dataset with a loss mask, from Document.to_dict (look/browser.py)."""
+    """Three documents of a dataset with a loss mask, as Document.to_dict returns them (look/browser.py)."""
 
     @property
     def changed(self) -> bool:
@@ -64,7 +64,7 @@ class PrepareReport:
         }
 
     def to_text(self, colour: bool = False) -> str:
-        """Return it for a terminal, with tokens in the loss in colour, or marked in plain text."""
+        """Return the report for a terminal, with tokens in the loss coloured, or marked with brackets."""
         parts = [*(text_table(header, rows) for header, rows in self._tables()), printable(self._summary())]
         if self.examples:
             parts.append(marked.LEGEND_COLOUR if colour else marked.LEGEND_PLAIN)
@@ -114,7 +114,7 @@ class PrepareReport:
 
 
 def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
-    """Return name, documents, tokens, samples, epochs of each split that is read."""
+    """Return name, documents, tokens, samples and epochs of each split that is read."""
     figures = ("documents", "tokens", "samples", "epochs")
     return [
         {"name": name, **{figure: getattr(split, f"num_{figure}") for figure in figures}}
@@ -126,7 +126,7 @@ def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
 def splits_table(
     splits: list[dict[str, Any]], documents: str = "documents", samples: str = "samples"
 ) -> Table:
-    """Return the rows of split_rows as a table, whose two columns may have other headings."""
+    """Return the rows of split_rows as a table; `documents` and `samples` are the headings of two columns."""
     cells = ("{name}", "{documents:,}", "{tokens:,}", "{samples:,}", "{epochs:.2f}")
     rows = [[cell.format(**split) for cell in cells] for split in splits]
     return ["split", documents, "tokens", samples, "epochs"], rows

@@ -1,10 +1,10 @@
-"""Training sequences as the model gets them: their documents, the tokens in the loss, and the padding.
+"""Training sequences as the model receives them: their documents, the tokens in the loss, and the padding.
 
 training sequence 0: 512 positions, 3 documents, 171 in the loss, 40 padding
 |------###|-----------####|------------------#########.......
 positions 0 to 118
-  | <|user|>
-  | ...
+    | <|user|>
+    | ...
 """
 
 import html
@@ -44,13 +44,13 @@ class TrainingSequence:
     """One sample of a run's training split."""
 
     position: int
-    """Position in the run's order, from 0."""
+    """Position in the order of the run's samples, from 0."""
     kinds: list[int]
-    """Index into marked.KINDS for each position: the role of its label in training."""
+    """Role of each position's label in training, as an index of marked.KINDS."""
     begins: list[int]
     """Positions at which documents begin."""
     parts: list[Part]
-    """The first documents, with their beginnings decoded."""
+    """The first documents of the sequence, with their beginnings decoded."""
 
     @property
     def title(self) -> str:
@@ -66,11 +66,11 @@ class TrainingSequence:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "TrainingSequence":
-        """Return the sequence that to_dict() returned."""
+        """Rebuild a sequence from the result of to_dict()."""
         return cls(**{**value, "parts": [Part(**part) for part in value["parts"]]})
 
     def to_text(self, colour: bool = False) -> str:
-        """Return the title, a strip of all positions, and the first documents."""
+        """Return a title, a strip of all positions, and the first documents as text."""
         lines = [self.title, marked.strip_text(np.array(self.kinds), self.begins)]
         for part in self.parts:
             lines.append(f"positions {part.first:,} to {part.last:,}")
@@ -80,7 +80,7 @@ class TrainingSequence:
         return "\n".join(lines)
 
     def to_html(self) -> str:
-        """Return the same as HTML, with the strip as a picture."""
+        """Return the same as to_text() as HTML, with the strip as a picture."""
         look = "white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:2px 0 6px 0"
         parts = "".join(
             f"<div>positions {part.first:,} to {part.last:,}</div>"
@@ -94,10 +94,10 @@ class TrainingSequence:
 def training_sequences(
     config: RunConfig, browser: Browser, count: int = NUM_SEQUENCES, datasets: GPTDatasets | None = None
 ) -> list[TrainingSequence]:
-    """Return the first samples of a run's training split. Builds its indices if they are not there.
+    """Return the first samples of a run's training split. Builds the split's indices if they do not exist.
 
-    `datasets` are the run's, if already built, because building them logs warnings. Raises DataError
-    if the dataset is missing or does not fit the run.
+    `datasets` are the run's datasets if they are built already, because building them logs warnings. Raises
+    DataError if the dataset is missing or does not fit the run.
     """
     samples = (datasets or build_datasets(config)).train
     return [
@@ -154,7 +154,9 @@ def _pieces(ids: np.ndarray, flags: np.ndarray, is_cut: bool, browser: Browser) 
 def sequences_of(
     target: Any, browser: Browser, datasets: GPTDatasets | None = None
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return (a run's first sequences as dicts, why there are none); both empty if it is not a run."""
+    """Return (a run's first sequences as dicts, why there are none); both are empty if `target` is not a
+    run.
+    """
     if not isinstance(target, RunConfig):
         return [], ""
     try:
@@ -164,10 +166,10 @@ def sequences_of(
 
 
 def sequences_html(sequences: Sequence[Mapping[str, Any]]) -> str:
-    """Return sequences of TrainingSequence.to_dict as HTML, to open one by one."""
+    """Return sequences (results of TrainingSequence.to_dict) as HTML that folds out one by one."""
     return "".join(TrainingSequence.from_dict(sequence).to_html() for sequence in sequences)
 
 
 def sequences_text(sequences: Sequence[Mapping[str, Any]], colour: bool = False) -> list[str]:
-    """Return sequences of TrainingSequence.to_dict as text."""
+    """Return sequences (results of TrainingSequence.to_dict) as text."""
     return [TrainingSequence.from_dict(sequence).to_text(colour) for sequence in sequences]

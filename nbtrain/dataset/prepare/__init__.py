@@ -1,1 +1,1 @@
-"""From a run YAML to its tokenizer and dataset, skipping steps that are done."""
+"""Prepares the tokenizer and the dataset of a run YAML, skipping steps that are complete."""

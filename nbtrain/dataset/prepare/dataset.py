@@ -1,9 +1,9 @@
-"""The encode step of prepare: a corpus and a tokenizer -> verified .bin/.idx with a manifest.
+"""The encode step of `prepare`: a corpus and a tokenizer -> verified .bin/.idx with a manifest.
 
     parts without a shard -> shards, by any number of processes -> joined without duplicates -> manifest
 
-The new dataset is built in the dataset's work folder, so the existing one stays until the new one is
-complete. A work folder counts for the same inputs only; a killed run continues with its shards.
+The new dataset is built in the dataset's work folder, so an existing dataset stays usable until the new one
+is complete. A work folder counts only for the same inputs; an interrupted run then continues with its shards.
 """
 
 import logging
@@ -67,13 +67,13 @@ def prepare_dataset(
     force: bool,
     say: Say,
 ) -> OpenDataset:
-    """Build, keep or adopt a run's dataset; `manifest` describes the existing one. Raises DataError."""
+    """Build, keep or adopt a run's dataset; `manifest` describes the existing dataset. Raises DataError."""
     vocab_size = config.tokenizer.vocab_size
     if not config.data.sources:
         if manifest is None:
             manifest = _adopt(config, dataset, loaded)
             tokens = manifest.counts["tokens"]
-            say("used", f"{display(dataset.bin)} was there and data.sources is empty: {tokens:,} tokens")
+            say("used", f"{display(dataset.bin)} exists and data.sources is empty: {tokens:,} tokens")
         else:
             say("kept", "data.sources is empty: the dataset is used as it is")
         _check_tokenizer(manifest, loaded, dataset)
@@ -106,18 +106,20 @@ def prepare_dataset(
 
 
 def _worker(settings: EncodeSettings) -> Callable[[Task], ShardRecord]:
-    """Return one worker process's encoder, which counts in a file that the parent reads."""
+    """Return a worker process's encoder, which reports its progress in a file that the parent reads."""
     return partial(_kept_or_made, settings.work, Encoder(settings, WorkerCounters(settings.work)))
 
 
 def _kept_or_made(work: Path, encoder: Encoder, task: Task) -> ShardRecord:
-    """Return a shard; it exists already if its worker died before the record was fetched."""
+    """Return a shard. It exists already if its worker died after writing it, before the parent received the
+    record.
+    """
     record = ShardRecord.read(work, task.number)
     return record if record is not None and record.part == task.part.name else encoder(task)
 
 
 class _Encoding:
-    """The encoding of one dataset."""
+    """An encoding of one dataset."""
 
     def __init__(self, config: RunConfig, dataset: DatasetFiles, corpus: Corpus, loaded: Tokenizer | None):
         self.config, self.dataset, self.corpus, self.loaded = config, dataset, corpus, loaded
@@ -162,12 +164,14 @@ class _Encoding:
         return self.dataset.loss_mask.prefix if self.settings.with_mask else None
 
     def file_names(self) -> list[str]:
-        """Return the names of the files that will be written, besides the manifest."""
+        """Return the names of the files to be written, except the manifest."""
         prefixes = [*self.prefixes, self.mask_prefix]
         return [path(prefix).name for prefix in prefixes if prefix for path in (bin_path, idx_path)]
 
     def run(self, old: DatasetManifest | None, workers: ChosenWorkers) -> DatasetManifest:
-        """Build the dataset; the manifest `old` of the existing one is removed once the shards are done."""
+        """Build the dataset. The existing dataset's manifest `old` is removed once all shards are
+        complete.
+        """
         self._open_work()
         records = self._shards(workers)
         if not any(record.documents for record in records):
@@ -183,7 +187,7 @@ class _Encoding:
         return manifest
 
     def _open_work(self) -> None:
-        """Open the work folder, emptied if it was begun for other inputs."""
+        """Open the work folder, and empty it if it was started for other inputs."""
         work = self.dataset.work
         self._fingerprint = self.corpus.fingerprint()
         inputs = {
@@ -205,10 +209,10 @@ class _Encoding:
             leftover.unlink()
 
     def _take_back(self) -> None:
-        """Undo an unfinished join: a full disk costs neither the tokens nor the room for them twice.
+        """Undo an unfinished join, so that after a full disk no tokens are lost or stored twice.
 
-        Tokens that were written in order were moved from the work folder to their place in the dataset and
-        are moved back; tokens that were copied there are removed.
+        Tokens that were written in order had been moved from the work folder to the dataset and are moved
+        back. Tokens that were copied to the dataset are removed.
         """
         names = ["", *(f"key-{key}" for key in self.settings.extra_keys), "mask"]
         for prefix, name in zip([*self.prefixes, self.mask_prefix], names, strict=True):
@@ -224,7 +228,7 @@ class _Encoding:
                 tokens.unlink()
 
     def _in_order_bytes(self, name: str) -> int | None:
-        """Return the bytes of all shards in the file that they share; None without such a file."""
+        """Return the total bytes of all shards in a file that they share; None if there is no such file."""
         records = [files.read_json(path) or {} for path in self.dataset.work.glob("[0-9]*.json")]
         ends = [
             record["starts"][name] + record["files"][name]
@@ -234,7 +238,9 @@ class _Encoding:
         return max(ends, default=None)
 
     def _check_unchanged(self) -> None:
-        """Raises DataError if a source has changed: the text read is neither the old nor the new."""
+        """Raise DataError if a source changed while it was read, because the text is then a mix of two
+        versions.
+        """
         now = self.corpus.fingerprint()
         for reader, before, after in zip(self.corpus.readers, self._fingerprint, now, strict=True):
             if before != after:
@@ -242,7 +248,7 @@ class _Encoding:
                 raise changed_while_read(reader, before, after)
 
     def _shards(self, chosen: ChosenWorkers) -> list[ShardRecord]:
-        """Encode every part and return its shards, in order."""
+        """Encode every part and return the shards in order."""
         self._check_exact()
         config = self.config
         total = self.corpus.total_bytes()
@@ -269,7 +275,9 @@ class _Encoding:
         return records
 
     def _check_unknown(self, records: list[ShardRecord]) -> None:
-        """Warn of text that the tokenizer cannot write; DataError above tokenizer.max_unknown_fraction."""
+        """Warn of text that the tokenizer cannot encode. Raises DataError above
+        tokenizer.max_unknown_fraction.
+        """
         limit = self.config.tokenizer.max_unknown_fraction
         for number, reader in enumerate(self.corpus.readers):
             own = [record for record in records if record.source == number]
@@ -317,7 +325,9 @@ class _Encoding:
                 yield task
 
     def _check_exact(self) -> None:
-        """Compare the fast engine with the reference on the first documents; the reference wins."""
+        """Compare the fast engine with the reference on the first documents; if they differ, use the
+        reference.
+        """
         if self.loaded is None:
             return
         note = self.loaded.check_exact(self._first_texts())
@@ -326,7 +336,7 @@ class _Encoding:
             self.settings = EncodeSettings(**{**vars(self.settings), "engine": self.loaded.engine})
 
     def _first_texts(self) -> Iterator[str]:
-        """Yield the beginnings of the first documents, CHECKED_BYTES at most."""
+        """Yield the beginnings of the first documents, CHECKED_BYTES in total at most."""
         size, tally, cleaner = 0, Tally(), Cleaner(self.config.data.cleaning)
         for task in islice(self.corpus.tasks(), 1):
             reader = self.corpus.readers[task.source]
@@ -385,7 +395,7 @@ class _Encoding:
 
 
 def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -> DatasetManifest:
-    """Write a manifest for files that another program made: everything is read once and checked."""
+    """Write a manifest for files that another program wrote, after reading and checking all of them."""
     for path in (dataset.bin, dataset.idx):
         if not path.is_file():
             raise DataError(

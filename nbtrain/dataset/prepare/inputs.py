@@ -1,4 +1,4 @@
-"""The inputs of a dataset, and whether they match a run's.
+"""Compares the inputs of a dataset with a run's inputs.
 
 Settings must be equal. Files must contain the same text; their times may differ. Versions of installed
 packages may differ, because the user did not request a change of the data. For sources that no longer exist,
@@ -32,7 +32,7 @@ NAMED_CHANGES = 3
 
 
 def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) -> str:
-    """Describe each setting that differs and its place: "data.json_key = 'a' there, 'b' in x.yaml:7"."""
+    """Describe each setting that differs, with its place: "data.json_key = 'a' there, 'b' in x.yaml:7"."""
     return "; ".join(
         f"{key} = {there} there, {here} in {origin(config, key.replace('[', '.').replace(']', ''))}"
         for key, there, here in changed
@@ -40,7 +40,7 @@ def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) ->
 
 
 def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
-    """Describe the sources' files and versions that are new, gone or changed; NAMED_CHANGES are named."""
+    """Describe the files and versions of the sources that are new, gone or changed, up to NAMED_CHANGES."""
     changes, touched = [], []
     for reader, old, new in zip(corpus.readers, then, now, strict=True):
         before, after = old.get("files", {}), new.get("files", {})
@@ -65,7 +65,7 @@ def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[
 
 
 def gone_sources(config: RunConfig) -> list[int]:
-    """Return the numbers of the sources whose file or folder is no longer on the disk."""
+    """Return the numbers of the sources whose file or folder no longer exists."""
     paths = [getattr(source, "path", None) for source in config.data.sources]
     return [number for number, path in enumerate(paths) if path is not None and _is_gone(resolve(path))]
 
@@ -78,7 +78,7 @@ def _is_gone(path: Path) -> bool:
 
 
 def check_same_settings(config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest) -> None:
-    """Raise DataError if a dataset was made with other settings than the run's; reads no source."""
+    """Raise DataError if a dataset was prepared with settings other than the run's; reads no source."""
     changed = differences(manifest.settings, settings(config), "data")
     if changed:
         raise DataError(
@@ -90,7 +90,10 @@ def check_same_settings(config: RunConfig, dataset: DatasetFiles, manifest: Data
 def check_same_inputs(
     config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
 ) -> tuple[DatasetManifest, str]:
-    """Return the manifest, renewed if only file times differ, and why it fits. DataError if it does not."""
+    """Return (the manifest, updated if only file times differ; why the dataset fits the run).
+
+    Raises DataError if it does not fit.
+    """
     check_same_settings(config, dataset, manifest)
     then = [source["fingerprint"] for source in manifest.sources]
     now = [old if new is None else new for old, new in zip(then, corpus.fingerprint(), strict=True)]
@@ -122,7 +125,7 @@ def check_same_inputs(
 
 
 def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest, with_mask: bool) -> bool:
-    """Return whether the sources still hold the documents that the manifest hashed; reads all of them."""
+    """Return whether the sources still hold the documents hashed in the manifest. Reads all sources."""
     cleaner = Cleaner(config.data.cleaning)
     for number, (reader, source) in enumerate(zip(corpus.readers, manifest.sources, strict=True)):
         if number in corpus.gone:
@@ -145,7 +148,7 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest, wit
 
 
 def _has_tokens(record: Record, tokenizer: Tokenizer) -> bool:
-    """Return whether the encoder keeps a document, as it always does with ids and pairs of answers."""
+    """Return whether the encoder keeps a document; token ids and pairs of answers are always kept."""
     if isinstance(record, TokenIds | Preference):
         return True
     texts = [text for text, _ in record.pieces] if isinstance(record, Example) else [text_of(record)]
@@ -157,7 +160,7 @@ def _sizes(fingerprint: dict[str, Any]) -> Any:
 
 
 def _size(entry: Any) -> Any:
-    """Return the bytes in a file's [bytes, time]; a downloaded file only has its sha1."""
+    """Return the bytes from a file's [bytes, time]; a downloaded file has only a sha1, which is returned."""
     return entry[0] if isinstance(entry, list) else entry
 
 

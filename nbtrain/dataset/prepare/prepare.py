@@ -1,10 +1,11 @@
-"""From the sources of a run to samples that it can train on, doing only what is missing.
+"""Prepares the samples of a run from its sources, running only the steps that are missing.
 
     download -> extract (costly sources) -> tokenizer -> encode (.bin/.idx) -> index (of each split)
 
 A step is skipped if the manifest of the existing data names the same inputs, never because a file exists.
-Data prepared for other inputs is refused, because runs refer to it by hash: choose another name, or
-force=True. Data of a killed prepare has no manifest, so it does not count; its complete parts are reused.
+Data prepared for other inputs is not replaced, because runs refer to it by hash: choose another name, or
+force=True. Data of an interrupted prepare has no manifest, so it does not count; its complete parts are
+reused.
 """
 
 import contextlib
@@ -46,13 +47,15 @@ STEPS = get_args(StepName)
 
 
 def prepare(config: RunConfig, force: bool = False, through: StepName = "index") -> PrepareReport:
-    """Prepare what the run's data lacks: tokenizer, .bin/.idx, indices; no further than the step `through`.
+    """Prepare the missing data of a run: tokenizer, .bin/.idx, indices. The step `through` is the last one to
+    run.
 
-    `force` prepares all of it again, even with other settings; only a tokenizer that the user brought, or
-    with which other datasets are encoded, stays. Runs that refer to the old dataset by its hash will then
-    refuse to resume.
+    `force` prepares everything again, even with other settings. Only a tokenizer is kept if the user supplied
+    it or other datasets are encoded with it. Runs that refer to the old dataset by its hash will then refuse
+    to resume.
 
-    Raises DataError: an unreadable source, an empty corpus, data made for other settings, damaged files.
+    Raises DataError for an unreadable source, an empty corpus, data prepared with other settings, or damaged
+    files.
     """
     report = PrepareReport(config.name)
     dataset = dataset_of(config)
@@ -65,7 +68,7 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
                 named = [f"{entry.name or entry.prefix} {entry.weight:g}" for entry in config.data.blend]
                 with _step(report, "encode") as say:
                     dataset.check_tokenizer(config)
-                    say("used", f"a blend of datasets that are there: {', '.join(named)}")
+                    say("used", f"a blend of existing datasets: {', '.join(named)}")
                 _report_ends(config, dataset)
             else:
                 with ChosenWorkers(config) as workers:
@@ -93,7 +96,9 @@ def _prepare_text(
     force: bool,
     wanted: tuple[str, ...],
 ) -> OpenDataset | None:
-    """Run the steps from the sources to the tokens; None if `through` ends before the dataset."""
+    """Run the steps from the sources to the tokens. Returns None if `through` is a step before the
+    dataset.
+    """
     data = config.data
     manifest = dataset.manifest()
     is_needed = bool(data.sources) and (force or manifest is None or not is_trained(config))
@@ -140,7 +145,9 @@ def _prepare_text(
 
 
 def _report_ends(config: RunConfig, blend: BlendFiles) -> None:
-    """Warn of pairs of a blend without a manifest in which documents do not end in the blend's token."""
+    """Log a warning for pairs of a blend without a manifest whose documents do not end in the blend's EOD
+    token.
+    """
     manifest, tokenizer = blend.manifest(), read_manifest(tokenizer_dir(config.tokenizer.name))
     eod_id = manifest.eod_id if manifest else None
     if eod_id is None and tokenizer is not None:
@@ -152,7 +159,9 @@ def _report_ends(config: RunConfig, blend: BlendFiles) -> None:
 
 
 def _check_packages(config: RunConfig) -> None:
-    """Raises DataError for a package that encoding lacks, before hours of extracting and training."""
+    """Raise DataError if a package that encoding needs is missing, before hours of extracting and
+    training.
+    """
     data = config.data
     Cleaner(data.cleaning)
     if data.cleaning.near_dedup.enabled:
@@ -163,7 +172,7 @@ def _check_packages(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def _step(report: PrepareReport, name: str) -> Iterator[Say]:
-    """Time one step; the body calls say(action, reason) once."""
+    """Time one step. The body must call say(action, reason) once."""
     begun = time.perf_counter()
     said: list[str] = []
     yield lambda action, reason: said.extend((action, reason))

@@ -1,4 +1,6 @@
-"""The processes that encode the parts of a prepare: this one, several local ones, or a Dask cluster's."""
+"""Chooses the processes that encode the parts of a prepare: this process, local workers, or a Dask
+cluster.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ PARALLEL_FROM_BYTES_WHEN_SLOW = 16 << 20
 
 
 def local(num_workers: int) -> Workers:
-    """Return workers as processes of this machine; 1 means this process itself."""
+    """Return worker processes on this machine; for 1, this process itself."""
     if num_workers <= 1:
         return None
     from nbtrain.corpus.workers.local_pool import LocalPool
@@ -28,7 +30,7 @@ def local(num_workers: int) -> Workers:
 
 
 class ChosenWorkers:
-    """The workers of one prepare. A cluster exists from its first use to the end of the `with` block."""
+    """The workers of one prepare. A cluster exists from its first use until the `with` block ends."""
 
     def __init__(self, config: RunConfig):
         self.config = config
@@ -43,13 +45,13 @@ class ChosenWorkers:
         self.close()
 
     def close(self) -> None:
-        """End the cluster now, because no part is left to make."""
+        """Shut down the cluster early, because no part is left to process."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
 
     def choose(self, total_bytes: int | None, is_slow: bool, folder: Path) -> Workers:
-        """Return the workers for a source of that size, which write into `folder`. Raises DataError."""
+        """Return the workers for a source of `total_bytes`, which write into `folder`. Raises DataError."""
         data = self.config.data
         if data.workers.kind == "dask":
             from nbtrain.corpus.workers.dask_cluster import DaskCluster

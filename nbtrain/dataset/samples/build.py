@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GPTDatasets:
-    """The three splits of a run; None for a split that is not read or is empty."""
+    """The datasets of a run's three splits; None for a split that is not read or is empty."""
 
     train: Any
     valid: Any | None
@@ -34,7 +34,7 @@ class GPTDatasets:
     manifest: DatasetManifest
     state: DataState
     names: tuple[str, ...] = ()
-    """Names of the datasets that Sample.dataset numbers; empty if there is only one."""
+    """Names of the datasets to which Sample.dataset refers by number; empty if there is only one dataset."""
     is_masked: bool = False
 
 
@@ -46,8 +46,8 @@ def build_datasets(
 ) -> GPTDatasets:
     """Build the datasets of a run, using or creating the indices in index-cache/.
 
-    `index_samples` comes from the run's data state when it is resumed; None uses data.index_samples, else the
-    number that train_tokens needs. `skipped_samples` are skipped, so the run reads that much further.
+    When a run is resumed, `index_samples` comes from its data state. None uses data.index_samples or, without
+    it, the number that train_tokens needs. `skipped_samples` are skipped, so the run reads that much further.
     `opened` is the run's dataset if it is open already. Raises DataError if the data is missing, damaged or
     does not fit the run.
     """
@@ -104,9 +104,9 @@ def build_datasets(
 
 
 def refuse_without_loss(config: RunConfig, datasets: GPTDatasets) -> None:
-    """Raise DataError if none of the samples that the run trains on has a token in the loss.
+    """Raise DataError if no sample that the run trains on has a token in the loss.
 
-    Reads up to the first sample that has one. Packed examples were checked when they were packed.
+    Reads samples until one has such a token. Packed examples are not read, because packing checks them.
     """
     if not datasets.is_masked or config.data.resolved_packing == "best_fit" or config.dpo is not None:
         return
@@ -124,7 +124,7 @@ def refuse_without_loss(config: RunConfig, datasets: GPTDatasets) -> None:
 
 
 def may_have_no_loss(config: RunConfig, opened: OpenDataset | OpenBlend) -> bool:
-    """Return whether refuse_without_loss() has something to check; indices are not built for this."""
+    """Return whether refuse_without_loss() has anything to check, without building indices."""
     if config.data.resolved_packing == "best_fit" or config.dpo is not None:
         return False
     entries = opened.entries if isinstance(opened, OpenBlend) else (opened,)
@@ -142,7 +142,7 @@ def _is_masked(dataset: Any) -> bool:
 def split_builder(
     config: RunConfig, opened: OpenDataset | OpenBlend
 ) -> Callable[[str, int, int], SampleDataset | None]:
-    """Return a function that builds one split of a run's dataset: of (name, index_samples, num_samples)."""
+    """Return a function of (name, index_samples, num_samples) that builds one split of a run's dataset."""
     if isinstance(opened, OpenBlend):
         return _BlendBuilder(config, opened)
     if config.dpo is not None:
@@ -194,7 +194,7 @@ def _bounds(config: RunConfig, split: str, num_sequences: int) -> tuple[int, int
 
 
 class _BlendBuilder:
-    """Builds splits of a blend: each dataset is split by data.split, then they are mixed."""
+    """Builds the splits of a blend: each dataset is split by data.split, then the parts are mixed."""
 
     def __init__(self, config: RunConfig, opened: OpenBlend):
         self.config = config

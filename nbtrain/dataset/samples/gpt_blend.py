@@ -3,16 +3,16 @@
     sample k comes from the dataset i with the largest  w_i * max(k, 1) - (samples taken from i so far),
     in double precision, the lowest i if several are equal
 
-Both projects blend this way, and differ in sizes, for N requested samples and normalised weights (split_rule
-selects):
+Both projects blend this way. They differ in sizes, for N requested samples and normalized weights (split_rule
+selects the project):
 
     rule                samples asked of dataset i        samples of the blend    index      datasets
     megatron-deepspeed  ceil(N w_i 1.005)                 the sum of those        uint8      < 255
     megatron-core       ceil(ceil(N w_i) (1 + 0.005))     sum of ceil(N w_i)      int16      < 32,767
 
-A blend can read more samples of a dataset than its index provides: megatron-core refuses that,
-Megatron-DeepSpeed reads past the dataset's end, and nbtrain continues in the dataset's next pass. The choice
-of a sample does not depend on N, so a longer blend begins with a shorter one.
+A blend can read more samples of a dataset than its index provides. megatron-core refuses that,
+Megatron-DeepSpeed reads past the dataset's end, and nbtrain continues with the dataset's next pass. The
+choice of a sample does not depend on N, so a longer blend begins with a shorter one.
 """
 
 import math
@@ -40,16 +40,16 @@ NUM_STRETCHES = 512
 
 
 class BlendSizes(NamedTuple):
-    """The sizes that a rule assigns to N samples and weights."""
+    """The sizes that a rule computes for N samples and some weights."""
 
     weights: list[float]
-    """Normalised weights, as the choice of samples uses them."""
+    """Normalized weights, as the choice of samples uses them."""
     samples: list[int]
     blend: int
 
 
 def blend_sizes(rule: str, weights: list[float], num_samples: int) -> BlendSizes:
-    """Compute the sizes. Raises DataError if the rule's index cannot number so many datasets."""
+    """Compute the sizes. Raises DataError if the rule's index cannot number that many datasets."""
     limit = LARGEST_NUM_DATASETS[rule]
     if len(weights) > limit:
         raise DataError(
@@ -74,11 +74,12 @@ def _normalised(weights: list[float]) -> list[float]:
 def fill_blend_index(
     dataset_index: np.ndarray, dataset_sample_index: np.ndarray, weights: list[float]
 ) -> np.ndarray:
-    """Fill both arrays, [n] each, for normalised `weights`; return int64 [datasets], the samples of each.
+    """Fill both arrays, [n] each, for normalized `weights`; return int64 [datasets], the samples of each
+    dataset.
 
-    The result equals upstream's sequential loop. Here a block is divided into stretches that are walked in
-    parallel from estimated counts. Two walks from different counts soon agree, so only the beginning of a
-    stretch with a wrong estimate is walked again, until it agrees with the existing result.
+    The result equals upstream's sequential loop. Here a block is divided into stretches that are computed in
+    parallel from estimated counts. Two computations from different counts soon agree, so for a wrong estimate
+    only the beginning of the stretch is computed again, until it agrees with the existing result.
     """
     shares = np.array(weights, np.float64)
     counts = np.zeros(len(weights), np.int64)
@@ -94,7 +95,7 @@ def fill_blend_index(
 
 
 def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) -> np.ndarray:
-    """Return int16 [length]: the dataset of samples start .. start + length, after earlier `counts`."""
+    """Return int16 [length]: the datasets of samples start .. start + length, given the earlier `counts`."""
     stretch = -(-length // NUM_STRETCHES)
     if stretch < NUM_STRETCHES:
         chosen = np.empty(length, np.int16)
@@ -114,7 +115,7 @@ def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) ->
 
 
 def _walk(shares: np.ndarray, counts: np.ndarray, start: int, chosen: np.ndarray) -> None:
-    """Run upstream's loop, in place: afterwards `counts` include the last sample."""
+    """Run upstream's loop and fill `chosen`; `counts` are updated in place to include the last sample."""
     for place in range(len(chosen)):
         number = int((shares * float(max(start + place, 1)) - counts).argmax())
         chosen[place] = number
@@ -124,7 +125,9 @@ def _walk(shares: np.ndarray, counts: np.ndarray, start: int, chosen: np.ndarray
 def _correct(
     shares: np.ndarray, counts: np.ndarray, difference: np.ndarray, start: int, chosen: np.ndarray
 ) -> None:
-    """Walk again from the right `counts`, until they agree with those that `chosen` was walked with."""
+    """Correct `chosen`, which was computed from wrong counts, by running the loop until both results
+    agree.
+    """
     apart = int(np.abs(difference).sum())
     place = 0
     while apart and place < len(chosen):
@@ -140,7 +143,9 @@ def _correct(
 
 
 def _walk_side_by_side(shares: np.ndarray, counts: np.ndarray, begins: np.ndarray, length: int) -> np.ndarray:
-    """Return int16 [length, stretches], from `counts` [stretches, datasets]."""
+    """Run the loop for all stretches in parallel from `counts` [stretches, datasets]; return int16 [length,
+    stretches].
+    """
     chosen = np.empty((length, len(begins)), np.int16)
     current = counts.astype(np.float64)  # whole numbers below 2^53: exact
     flat, rows = current.reshape(-1), len(shares) * np.arange(len(begins))
@@ -157,7 +162,9 @@ def _walk_side_by_side(shares: np.ndarray, counts: np.ndarray, begins: np.ndarra
 
 
 def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Return int64 [samples, datasets]: whole numbers near w_i k that add up to k."""
+    """Estimate the counts after each of `samples`: int64 [samples, datasets], near w_i k, with rows that add
+    up to k.
+    """
     exact = shares * samples[:, None]
     counts = np.floor(exact).astype(np.int64)
     missing = samples - counts.sum(axis=1)
@@ -169,7 +176,7 @@ def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
 
 
 class BlendIndex:
-    """The two arrays of `size` samples, read from `folder` or created there."""
+    """The two index arrays of a blend of `size` samples, read from `folder` or created there."""
 
     def __init__(self, folder: Path, rule: str, weights: list[float], size: int):
         description = {"blend_version": BLEND_VERSION, "rule": rule, "weights": weights, "samples": size}
@@ -187,7 +194,7 @@ class BlendIndex:
         self._num_datasets = len(weights)
 
     def counts(self, stop: int) -> list[int]:
-        """Return the samples of each dataset among the first `stop`."""
+        """Return the number of samples from each dataset among the first `stop`."""
         counts = np.zeros(self._num_datasets, np.int64)
         for start in range(0, stop, BLOCK_SAMPLES):
             part = self.dataset_index[start : min(start + BLOCK_SAMPLES, stop)]
@@ -196,7 +203,9 @@ class BlendIndex:
 
 
 class BlendedDataset:
-    """One split of several datasets: position k is a position of the dataset that the rule assigns it to."""
+    """One split of several datasets. Each position reads a sample of the dataset that the rule chooses for
+    it.
+    """
 
     def __init__(self, datasets: list[Any], numbers: list[int], index: BlendIndex, num_samples: int):
         """Mix `datasets`; `numbers` are the indices of their entries in data.blend."""
@@ -214,7 +223,7 @@ class BlendedDataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the split of every dataset, counted once."""
+        """Tokens of the split in all datasets, counted once."""
         return sum(dataset.num_tokens for dataset in self.datasets)
 
     @property

@@ -4,11 +4,11 @@
     several datasets -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset
     (packed_dataset.py)
 
-Training reads positions 0 .. index_samples and maybe further: a run that gets more tokens later continues in
-the samples that its epochs hold, then in a further pass over the same documents with seed + 1, and so on.
-So positions below never change. With shuffle per_epoch a pass is one epoch, whatever length the run has:
-memory for one epoch's index, and an order that does not depend on train_tokens. Validation and test hold
-eval_iters global batches, the same ones every time.
+Training reads positions 0 .. index_samples and possibly further. A run that gets more tokens later first
+reads the remaining samples of its epochs, then makes another pass over the same documents with seed + 1, and
+so on, so earlier positions never change. With shuffle per_epoch, each pass is one epoch, whatever the length
+of the run: the index takes the memory of one epoch, and the order does not depend on train_tokens. Validation
+and test hold eval_iters global batches, the same ones every time.
 """
 
 import logging
@@ -48,7 +48,7 @@ class SampleDataset(Protocol):
 
 
 class SampleOptions(NamedTuple):
-    """Options for the contents of a stream's samples besides tokens and labels."""
+    """Options for the arrays of a sample other than tokens and labels."""
 
     reset_position_ids: bool = False
     inter_document_masking: bool = False
@@ -60,7 +60,9 @@ PLAIN = SampleOptions()
 
 
 class GPTDataset:
-    """One split. `dataset[i]` is int64 [seq_length + 1]; tokens are its first, labels its last seq_length."""
+    """One split. `dataset[i]` is int64 [seq_length + 1]: tokens are its first seq_length entries, labels its
+    last.
+    """
 
     def __init__(
         self,
@@ -76,7 +78,9 @@ class GPTDataset:
         options: SampleOptions = PLAIN,
         mask: IndexedDataset | None = None,
     ):
-        """`mask` is 1 for each token in the loss; None puts all tokens in the loss."""
+        """Read or build the split's index. `mask` is 1 for each token in the loss; None puts all tokens in
+        the loss.
+        """
         self.indexed = indexed
         self.index_cache = index_cache
         self.dataset_sha256 = dataset_sha256
@@ -95,7 +99,7 @@ class GPTDataset:
             store(self.index_cache, self._description(number), ARRAYS, self._builder(number))
 
     def __len__(self) -> int:
-        """Return the number of positions that can be read: at least num_samples."""
+        """Return the number of readable positions: at least num_samples."""
         return self.samples_per_pass * self.num_passes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,14 +117,16 @@ class GPTDataset:
 
     @property
     def num_epochs(self) -> float:
-        """Passes through the split's tokens that num_samples amount to."""
+        """Epochs over the split's tokens that num_samples samples correspond to."""
         return self.num_samples * self.seq_length / self.num_tokens
 
     def __getitem__(self, position: int) -> np.ndarray:
         return self._gather(self.indexed, self.parts(position))
 
     def parts(self, position: int) -> list[tuple[int, int, int]]:
-        """Return (sequence, first token, tokens) of each document in a sample of seq_length + 1 tokens."""
+        """Return (sequence, first token, number of tokens) for each document in a sample of seq_length + 1
+        tokens.
+        """
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)}")
         number, entry = divmod(int(position), self.samples_per_pass)

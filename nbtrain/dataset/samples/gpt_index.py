@@ -1,12 +1,12 @@
-"""The tokens of each GPT sample: Megatron's document, sample and shuffle index, and its splits, in NumPy.
+"""The tokens of each GPT sample: Megatron's splits and its document, sample and shuffle index, in NumPy.
 
     document index   [E * documents]  the documents of E epochs, shuffled
     sample index     [n + 1, 2]       start of sample k: (position in the document index, token in it)
     shuffle index    [n]              the order in which samples are read
 
-Sample i is the seq_length + 1 tokens from row shuffle[i] to the next, over document boundaries: neighbours
-share one token. The generator is numpy.random.RandomState(seed), used for these shuffles in this order and
-for nothing else, so the arrays equal megatron-core's and Megatron-DeepSpeed's.
+Sample i is the seq_length + 1 tokens between row shuffle[i] and the next row, across document boundaries:
+neighbours share one token. The generator is numpy.random.RandomState(seed), used only for these shuffles and
+in this order, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
 """
 
 import itertools
@@ -32,9 +32,8 @@ def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, i
     """Return [first, last) sequences of train, valid and test.
 
     `split` holds relative sizes, e.g. "949,50,1"; missing ones are 0. megatron-core rounds each cumulative
-    bound; Megatron-DeepSpeed adds rounded sizes and subtracts the excess from every bound but the first,
-    which can
-    leave the test split a document more or less. Raises ConfigError for a split that is not such a list.
+    bound. Megatron-DeepSpeed adds rounded sizes and subtracts the excess from every bound but the first,
+    which can give the test split a document more or less. Raises ConfigError for a split in another form.
     """
     weights = split_weights(split)
     total = sum(weights)
@@ -68,14 +67,14 @@ def split_weights(split: str) -> list[float]:
 
 
 class Epochs(NamedTuple):
-    """Number of passes over the documents of a split that a number of samples needs."""
+    """The passes over a split's documents that some number of samples needs."""
 
     num_epochs: int
     num_samples: int
-    """Samples in that many epochs: at least as many as requested."""
+    """Samples in that many epochs; at least as many as requested."""
     samples_before_last: int
     separate_last_epoch: bool
-    """Whether the last epoch is shuffled separately: it is if under 80 % of its samples are needed."""
+    """Whether the last epoch is shuffled separately, because under 80 % of its samples are needed."""
 
 
 def epochs_needed(tokens_per_epoch: int, seq_length: int, num_samples: int) -> Epochs:
@@ -94,7 +93,7 @@ def epochs_needed(tokens_per_epoch: int, seq_length: int, num_samples: int) -> E
 @dataclass(frozen=True)
 class GPTIndex:
     document_index: np.ndarray
-    """int32, or int64 if a number is beyond it, [E * documents]: sequence numbers."""
+    """[E * documents] numbers of sequences, int32, or int64 if a number is too large."""
     sample_index: np.ndarray
     """int32 or int64 [samples + 1, 2]."""
     shuffle_index: np.ndarray
@@ -105,7 +104,7 @@ class GPTIndex:
 
 
 class Allocate(Protocol):
-    """Allocates the array `name` of an index, to be filled: in memory, or in a file (index_files.py)."""
+    """Allocates the array `name` of an index, either in memory or in a file (index_files.py)."""
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray: ...
 
@@ -123,11 +122,12 @@ def build_gpt_index(
     seed: int,
     allocate: Allocate = in_memory,
 ) -> GPTIndex:
-    """Build indices over sequences [first, last) with these `lengths` (of all sequences), for `num_samples`.
+    """Build the index of `num_samples` samples over sequences [first, last); `lengths` are those of all
+    sequences.
 
-    Besides the arrays, which `allocate` provides, memory for one epoch's document numbers is allocated,
-    however many epochs there are. Raises DataError if the split has no token, or if so many epochs are
-    requested that the document index alone would exceed 16 GiB.
+    `allocate` provides the arrays; besides them, memory for one epoch's document numbers is allocated,
+    however many epochs there are. Raises DataError if the split has no token, or if the document index of the
+    requested epochs would exceed 16 GiB.
     """
     own_lengths = np.asarray(lengths[first:last])
     tokens = int(own_lengths.sum(dtype=np.int64))
@@ -175,7 +175,9 @@ def _fill_document_index(
 
 
 def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: np.random.RandomState) -> None:
-    """Shuffle all of it, or the parts before and after `cut` if the last epoch is shuffled separately."""
+    """Shuffle the whole index or, if the last epoch is shuffled separately, the parts before and after
+    `cut`.
+    """
     for part in (index[:cut], index[cut:]) if epochs.separate_last_epoch else (index,):
         generator.shuffle(part)
 
@@ -183,7 +185,9 @@ def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: np.random.R
 def _fill_sample_index(
     index: np.ndarray, own_lengths: np.ndarray, first: int, document_index: np.ndarray, seq_length: int
 ) -> None:
-    """Fill rows by stretches of the document index: samples that start in a stretch are found in it alone."""
+    """Fill the sample index in stretches of the document index; each stretch determines the samples that
+    start in it.
+    """
     row, begun = 0, 0
     for place in range(0, len(document_index), CHUNK_DOCUMENTS):
         gathered = own_lengths[document_index[place : place + CHUNK_DOCUMENTS] - first]

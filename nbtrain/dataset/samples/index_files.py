@@ -1,10 +1,11 @@
-"""Arrays of an index on disk: written into their files, published when complete, mapped by readers.
+"""Arrays of an index on disk: written into their files, published when complete, memory-mapped by readers.
 
     <folder>/<key>-<name>.npy    one array each, the bytes that numpy.save writes
     <folder>/<key>.json          the description; stored last, so an index without it does not count
 
 `key` is a hash of the description. Two processes that build the same arrays at the same time write the same
-bytes into separate files, each published by rename: neither waits, and a reader sees old or new, never half.
+bytes into separate files, and each publishes by rename. Neither waits, and a reader sees the old file or the
+new one, never a part.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ Index = TypeVar("Index")
 
 
 def opened_pass(opened: OrderedDict[int, Index], number: int, open_index: Callable[[int], Index]) -> Index:
-    """Return the index of a pass from `opened`, which keeps the last OPEN_PASSES that were opened."""
+    """Return the index of a pass from `opened`, a cache of the last OPEN_PASSES indices that were opened."""
     if number not in opened:
         opened[number] = open_index(number)
         if len(opened) > OPEN_PASSES:
@@ -43,7 +44,7 @@ def cached_arrays(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of `description`, memory-mapped; if they do not exist, `build` fills them first.
 
-    `build` receives a function that allocates an array inside its file, and must allocate each of `names`.
+    `build` receives a function that allocates an array inside its file, and must call it for each of `names`.
     Raises DataError if a stored array cannot be read.
     """
     key = store(folder, description, names, build)
@@ -63,7 +64,7 @@ def cached_arrays(
 def store(
     folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
 ) -> str:
-    """Build the arrays unless they are on disk, without opening them; return the key of their files."""
+    """Build the arrays unless they are on disk, without opening them. Return the key of their files."""
     text = json.dumps(description, sort_keys=True)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     whole = all((folder / f"{key}-{name}.npy").is_file() for name in names)

@@ -4,9 +4,9 @@
     PackedDataset
 
 Each example of a sample has positions from 0, a separate segment of cu_seqlens, and only its own tokens as
-labels; the room left at the end is a segment of padding outside the loss. Samples are numbered through the
-epochs. A pass is a fixed number of epochs and is stored as one index; more passes never change earlier
-positions, and no pass depends on how many samples a run requests.
+labels. The unused positions at the end are a segment of padding outside the loss. Samples are numbered
+through the epochs. A pass is a fixed number of epochs and is stored as one index. More passes never change
+earlier positions, and no pass depends on how many samples a run requests.
 """
 
 import logging
@@ -44,7 +44,9 @@ Index = TypeVar("Index", Pieces, PackedIndex)
 
 
 class PackedDataset:
-    """One split. Sample.dataset and dataset_ids are indices into `dataset_names`, the sources' names."""
+    """One split. Sample.dataset and dataset_ids are indices into `dataset_names`, the names of the
+    sources.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class PackedDataset:
         self._ends = np.array(ends, np.int64)
 
     def __len__(self) -> int:
-        """Return the number of positions that can be read: at least num_samples."""
+        """Return the number of readable positions: at least num_samples."""
         return int(self._ends[-1])
 
     @property
@@ -98,12 +100,12 @@ class PackedDataset:
 
     @property
     def samples_per_pass(self) -> int:
-        """Samples of the first pass; other passes have about as many."""
+        """Number of samples in the first pass; other passes have about the same number."""
         return int(self._ends[1])
 
     @property
     def num_epochs(self) -> float:
-        """Passes through the examples, each by its weight, that num_samples amount to."""
+        """Epochs, weighted by source, that num_samples samples correspond to."""
         number, row = self._locate(self.num_samples - 1)
         index = self._pass(number)
         epoch = int(np.searchsorted(index.epoch_ends, row, side="right"))
@@ -113,12 +115,12 @@ class PackedDataset:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Examples packed, cut, truncated and dropped: packed_index.COUNTS."""
+        """Examples packed, cut, truncated and dropped; see packed_index.COUNTS."""
         return counts_of(self.pieces)
 
     @property
     def fill(self) -> float:
-        """Share of the first pass that is not padding."""
+        """Fraction of the first pass that is not padding."""
         index = self._pass(0)
         slots = int(self.pieces.rows[index.items, 2].sum(dtype=np.int64))
         return slots / (len(index) * self.seq_length)
@@ -171,7 +173,7 @@ class PackedDataset:
 
     @property
     def _without_it(self) -> str:
-        """Clause that says how a run does without this split."""
+        """Return a clause on how a run can do without this split."""
         return "" if self.split == "train" else ", or set evaluation.eval_iters: 0, which reads none of it"
 
     def _build_pieces(self) -> Pieces:
@@ -226,7 +228,7 @@ def _left_out(counts: dict[str, int], seq_length: int) -> str:
 def build_split(
     opened: OpenDataset, config: RunConfig, split: str, index_samples: int, num_samples: int
 ) -> PackedDataset | None:
-    """Return the packed samples of a split; None if every source's part of it is empty. Raises DataError."""
+    """Return the packed samples of a split; None if it is empty in every source. Raises DataError."""
     sources = mixed_sources(opened.files, opened.manifest, config.data.sources, len(opened.indexed))
     own = of_split(sources, config.data.split, config.data.split_rule, split)
     if not any(len(source) for source in own):
@@ -237,7 +239,7 @@ def build_split(
 
 
 def _cached(folder: Path, description: dict, kind: type[Index], build: Callable[[], Index]) -> Index:
-    """Return the named tuple of arrays for `description`, memory-mapped from `folder`."""
+    """Return the arrays for `description` as the named tuple `kind`, memory-mapped from `folder`."""
 
     def fill(allocate: Allocate) -> None:
         for name, array in build()._asdict().items():

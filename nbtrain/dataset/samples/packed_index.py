@@ -1,17 +1,17 @@
-"""The examples of each packed sequence: the sources of a split, their pieces, and the bins of each epoch.
+"""The examples in each packed sequence: the sources of a split, their pieces, and the bins of each epoch.
 
     sources      [first, last) sequences of the .bin/.idx with a name and a weight; one rule splits them all
     pieces       [pieces, 3]  sequence, first token, slots: the units of packing
     bins         of epoch e: each source's pieces by its weight -> shuffled -> best fit -> bins shuffled
 
-An example of L tokens takes L - 1 slots: the first L - 1 tokens with the L - 1 that follow them as labels, so
-no label ever belongs to another example. An example of more than seq_length + 1 tokens is cut after them if
-only a part of it is in the loss (counted as truncated); text, which is in the loss everywhere, becomes
-several pieces that lose no label.
+An example of L tokens takes L - 1 slots: the first L - 1 tokens with the L - 1 tokens that follow them as
+labels, so no label ever belongs to another example. If an example has more than seq_length + 1 tokens and
+only part of it is in the loss, it is cut after that length (counted as truncated). Text, which is in the loss
+everywhere, becomes several pieces without losing a label.
 
-A source of n pieces and weight w goes through shuffled rounds of all n, one after the other; epoch e uses
-positions ceil(e w n) to ceil((e + 1) w n) of that stream. So weight 0.5 is one half in an epoch and the other
-half in the next, and no epoch depends on how many are requested.
+A source of n pieces and weight w is a stream of shuffled rounds of all n pieces, one round after the other;
+epoch e uses positions ceil(e w n) to ceil((e + 1) w n) of it. With weight 0.5, one epoch has one half and the
+next epoch the other half, and no epoch depends on how many are requested.
 """
 
 import itertools
@@ -51,11 +51,11 @@ class MixedSource:
 def mixed_sources(
     files_: DatasetFiles, manifest: DatasetManifest, configured: Sequence[Any], num_sequences: int
 ) -> list[MixedSource]:
-    """Return the sources in a manifest, or one with the dataset's name if the manifest has no ranges.
+    """Return the sources in a manifest; if it has no ranges, a single source with the dataset's name.
 
     Names and weights come from `configured`, the run's data.sources: they are not part of the prepared text,
-    so a run may change them. A run without sources uses the manifest's. Raises DataError if the three do not
-    agree.
+    so a run may change them. A run without sources uses the manifest's. Raises DataError if manifest, files
+    and run do not agree.
     """
     places: list[Any] = [source.get("sequences") for source in manifest.sources]
     if not places or None in places:
@@ -86,7 +86,9 @@ def mixed_sources(
 
 
 def of_split(sources: list[MixedSource], split: str, rule: str, name: str) -> list[MixedSource]:
-    """Return each source's part of one split: one cut for all would leave validation to the last source."""
+    """Return each source's part of one split. A single cut over all would fill validation from the last
+    source.
+    """
     parts = []
     for source in sources:
         first, last = split_bounds(split, rule, len(source))[SPLIT_NAMES.index(name)]
@@ -95,12 +97,14 @@ def of_split(sources: list[MixedSource], split: str, rule: str, name: str) -> li
 
 
 class Pieces(NamedTuple):
-    """The pieces of a split that can be packed, source by source."""
+    """The pieces of a split that can be packed, ordered by source."""
 
     rows: np.ndarray
-    """int32 or int64 [pieces, 3]: sequence, first token in it, slots (labels); slots + 1 tokens are read."""
+    """int32 or int64 [pieces, 3]: sequence, first token in it, slots (labels); a piece reads slots + 1
+    tokens.
+    """
     source_offsets: np.ndarray
-    """int64 [sources + 1]: rows of each source."""
+    """int64 [sources + 1]: first row of each source, then the number of rows."""
     counts: np.ndarray
 
 
@@ -112,7 +116,7 @@ because no label is in the loss, and because they have fewer than 2 tokens."""
 def build_pieces(
     indexed: IndexedDataset, mask: IndexedDataset | None, sources: list[MixedSource], seq_length: int
 ) -> Pieces:
-    """Build the pieces of `sources`, reading all of their loss mask."""
+    """Build the pieces of `sources`. Reads their whole loss mask."""
     rows = []
     offsets = [0]
     counts = np.zeros(len(COUNTS), np.int64)
@@ -141,7 +145,9 @@ def build_pieces(
 
 
 def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return bool [sequences] twice: all tokens in the loss; any label of the first seq_length + 1 tokens."""
+    """Return two bool [sequences]: all tokens are in the loss; a label of the first seq_length + 1 tokens
+    is.
+    """
     is_text, is_learnt = np.zeros(last - first, bool), np.zeros(last - first, bool)
     for start, stop in spans(mask, first, last):
         lengths = np.asarray(mask.lengths[start:stop], np.int64)
@@ -159,7 +165,7 @@ def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tup
 
 
 def spans(dataset: IndexedDataset, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield [start, stop) of sequences with about SCAN_TOKENS tokens, at least one sequence each."""
+    """Yield [start, stop) ranges of sequences with about SCAN_TOKENS tokens, at least one sequence each."""
     itemsize = dataset.dtype.itemsize
     while first < last:
         limit = int(dataset.pointers[first]) + SCAN_TOKENS * itemsize
@@ -169,26 +175,28 @@ def spans(dataset: IndexedDataset, first: int, last: int) -> Iterator[tuple[int,
 
 
 class PackedIndex(NamedTuple):
-    """The samples of a pass: sample k holds rows items[offsets[k]:offsets[k + 1]] of Pieces."""
+    """The samples of a pass: sample k consists of the rows items[offsets[k]:offsets[k + 1]] of Pieces."""
 
     items: np.ndarray
-    """Rows of Pieces, int32 or int64."""
+    """int32 or int64: row numbers of Pieces."""
     offsets: np.ndarray
     epoch_ends: np.ndarray
-    """int64 [epochs of the pass]: samples before the end of each."""
+    """int64 [epochs of the pass]: number of samples up to the end of each epoch."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
 
 def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> int:
-    """Return the epochs with about LEAST_PASS_SAMPLES. DataError if an epoch has less than one example."""
+    """Return how many epochs hold about LEAST_PASS_SAMPLES. Raises DataError if an epoch has less than one
+    example.
+    """
     sizes = np.diff(pieces.source_offsets).tolist()
     examples = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
     if examples < 1:
         raise DataError(
-            f"data.sources: weights {weights} of {sizes} examples are {examples:.3g} examples an epoch, must "
-            "be at least 1. Raise the weights: only their ratio shapes the mixture."
+            f"data.sources: weights {weights} of {sizes} examples give {examples:.3g} examples per epoch, "
+            "must be at least 1. Raise the weights: only their ratio shapes the mixture."
         )
     slots = sum(
         weight * int(pieces.rows[start:stop, 2].sum(dtype=np.int64))

@@ -2,10 +2,10 @@
 
     lengths, longest first -> each into the open bin with the least room that still holds it, else a new bin
 
-Open bins are kept in a list sorted by their room (one entry for each different room, a stack of bins for each
-entry), so a placement costs one bisection. Equal lengths go into a bin together: after the first of them that
-bin has the least room of all that hold the next. Price: 0.1 to 0.2 CPU seconds for 200,000 lengths, and a
-fill of 99.9 % on the lengths of natural text; tests/benchmarks/packing.py.
+Open bins are kept in a list sorted by their room, with one entry for each different room and a stack of bins
+for each entry, so a placement costs one bisection. Equal lengths go into a bin together: after the first of
+them, that bin has the least room of all bins that can hold the next. Cost: 0.1 to 0.2 CPU seconds for 200,000
+lengths. Fill: 99.9 % on the lengths of natural text (tests/benchmarks/packing.py).
 """
 
 from bisect import bisect_left, insort

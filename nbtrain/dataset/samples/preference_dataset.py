@@ -1,11 +1,11 @@
 """Samples of pairs of answers, for a run with the section `dpo`.
 
     .bin/.idx: a pair is a sequence, prompt + chosen + EOD + prompt + rejected + EOD
-    -> whole pairs packed into samples by best fit, as packed_dataset.py packs examples
+        -> whole pairs packed into samples by best fit, as packed_dataset.py packs examples
 
-Both answers of a pair are in one sample, each with the prompt, with positions from 0 and as a segment of
-cu_seqlens, so that no step sees one without the other. A pair of L tokens takes L - 2 positions. A pair
-longer than seq_length is dropped, because cutting an answer changes its log-probability.
+Both answers of a pair are in one sample, so no step sees one without the other. Each has the prompt,
+positions from 0 and a separate segment of cu_seqlens. A pair of L tokens takes L - 2 positions. A pair longer
+than seq_length is dropped, because cutting an answer would change its log-probability.
 """
 
 import logging
@@ -29,10 +29,12 @@ KIND = "preference"
 
 
 class PreferenceDataset(PackedDataset):
-    """One split. `reference` holds the log-probabilities that reference.py computes before training."""
+    """One split. `reference` holds the log-probabilities that are computed before training (reference.py)."""
 
     reference: np.ndarray | None = None
-    """float32 [sequences, 2]: of the chosen and the rejected answer of each pair; None: assumed to be 0."""
+    """float32 [sequences, 2]: log-probabilities of each pair's chosen and rejected answer; None: taken as
+    0.
+    """
 
     def sample(self, position: int) -> Sample:
         number, row = self._locate(position)
@@ -73,7 +75,7 @@ class PreferenceDataset(PackedDataset):
         )
 
     def once(self) -> int:
-        """Return the number of samples that hold every pair once, if all weights are 1."""
+        """Return the number of samples that hold every pair once if all weights are 1."""
         return int(self._pass(0).epoch_ends[0])
 
     def _description(self) -> dict[str, Any]:
@@ -98,7 +100,8 @@ class PreferenceDataset(PackedDataset):
 def pair_pieces(
     indexed: IndexedDataset, eod_id: int, sources: list[MixedSource], seq_length: int
 ) -> tuple[Pieces, int]:
-    """Return the pairs that fit (sequence, start of the second example, positions), and how many do not.
+    """Return (the pairs that fit: sequence, start of the second example, positions; the number of pairs that
+    do not).
 
     Raises DataError for a sequence that is not a pair.
     """
@@ -135,7 +138,7 @@ def pair_pieces(
 def build_split(
     opened: OpenDataset, config: RunConfig, split: str, index_samples: int, num_samples: int
 ) -> PreferenceDataset | None:
-    """Return the pairs of a split; None if every source's part of it is empty. Raises DataError."""
+    """Return the pairs of a split; None if it is empty in every source. Raises DataError."""
     sources = _sources(opened, config)
     own = of_split(sources, config.data.split, config.data.split_rule, split)
     if not any(len(source) for source in own):

@@ -1,10 +1,10 @@
-"""The log-probabilities against which DPO measures rewards, stored in the index cache with the data.
+"""The reference log-probabilities for DPO's rewards, stored in the index cache with the data.
 
     index-cache/<key>-reference.npy    float32 [sequences, 2]: chosen, rejected; NaN for a dropped pair
 
-They come from the weights that a run starts from: train/preference_reference.py computes them before the
-first step. The key identifies the pairs, the weights and how they are computed. So runs that differ in beta,
-learning rate or layout share them, and a resume reads what its first start has written.
+They are computed from the run's initial weights before its first step, by train/preference_reference.py. The
+key identifies the pairs, the weights and the computation. Runs that differ only in beta, learning rate or
+layout therefore share them, and a resumed run reads the numbers of its first start.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ NOT_THE_MODEL = {
 
 
 def description_of(config: RunConfig, dataset_sha256: str, weights_sha256: str) -> dict[str, Any]:
-    """Return the settings that decide the numbers. `weights_sha256`: hash of all weights at the start."""
+    """Return the settings that determine the numbers; `weights_sha256` is the hash of all initial weights."""
     model = config.model.model_dump(exclude=NOT_THE_MODEL)
     return {
         "reference_version": VERSION,
@@ -48,11 +48,13 @@ def description_of(config: RunConfig, dataset_sha256: str, weights_sha256: str) 
 
 
 class _Unknown(Exception):
-    """The log-probabilities have not been computed."""
+    """Raised if the log-probabilities have not been computed."""
 
 
 def known_reference(folder: Path, description: dict[str, Any]) -> np.ndarray | None:
-    """Return float32 [sequences, 2], memory-mapped; None if it has not been computed."""
+    """Return the log-probabilities, float32 [sequences, 2], memory-mapped; None if they have not been
+    computed.
+    """
 
     def build(allocate: Allocate) -> None:
         raise _Unknown
@@ -64,7 +66,7 @@ def known_reference(folder: Path, description: dict[str, Any]) -> np.ndarray | N
 
 
 def keep_reference(folder: Path, description: dict[str, Any], found: np.ndarray) -> None:
-    """Write computed log-probabilities, for all runs that need them."""
+    """Store computed log-probabilities for all runs that need them."""
 
     def build(allocate: Allocate) -> None:
         allocate(NAME, found.shape, np.dtype(np.float32))[...] = found

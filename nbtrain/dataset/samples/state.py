@@ -1,8 +1,9 @@
-"""A run's position in its data: enough to continue with the very next sample, on any number of ranks.
+"""A run's position in its data: enough to resume at exactly the next sample, on any number of ranks.
 
 The training order is one sequence of positions 0, 1, 2, ... into the training split. Step n uses the next
-global_batch_size positions; rows of micro_batch_size * data_parallel_size of them are the micro batches, and
-rank r of d uses the r-th of d equal parts of each row. So the set of a step does not depend on d.
+global_batch_size positions. Rows of micro_batch_size * data_parallel_size positions are the micro batches,
+and rank r of d uses the r-th of d equal parts of each row. The set of positions of a step therefore does not
+depend on d.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from nbtrain.base.errors import DataError
 
 @dataclass(frozen=True)
 class DataState:
-    """The settings that decide the order of samples, and the run's position; stored in every checkpoint."""
+    """The settings that determine the order of samples, and the run's position; stored in every
+    checkpoint.
+    """
 
     seed: int
     split: str
@@ -24,7 +27,7 @@ class DataState:
     split_rule: str
     dataset_sha256: str
     index_samples: int
-    """Training samples the order was built for; fixed at first launch."""
+    """Number of training samples for which the order was built; fixed at first launch."""
     consumed_samples: int = 0
     skipped_sample_ranges: tuple[tuple[int, int], ...] = ()
     """[first, last) positions of the order that are skipped, ascending and disjoint."""
@@ -43,20 +46,22 @@ class DataState:
         object.__setattr__(self, "skipped_sample_ranges", ranges)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state for JSON: ranges become lists."""
+        """Return the state as JSON values; ranges become lists."""
         return {**asdict(self), "skipped_sample_ranges": [list(pair) for pair in self.skipped_sample_ranges]}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "DataState":
-        """Return the state that to_dict() wrote. Raises KeyError for a key that is missing."""
+        """Return the state that to_dict() wrote. Raises KeyError if a key is missing."""
         return cls(**{entry.name: value[entry.name] for entry in fields(cls)})
 
     def advanced(self, num_samples: int) -> "DataState":
-        """Return the state after `num_samples` more."""
+        """Return the state after `num_samples` more samples."""
         return replace(self, consumed_samples=self.consumed_samples + num_samples)
 
     def skipping(self, first: int, last: int) -> "DataState":
-        """Return the state that skips positions [first, last). DataError if the run is past them."""
+        """Return the state that skips positions [first, last). Raises DataError if the run is past
+        `first`.
+        """
         reached = self.position(self.consumed_samples)
         if first < reached:
             raise DataError(
@@ -67,7 +72,7 @@ class DataState:
         return replace(self, skipped_sample_ranges=tuple(ranges))
 
     def position(self, sample: int) -> int:
-        """Return the position of the `sample`-th sample that is trained on."""
+        """Return the position of the sample with number `sample` among those that are trained on."""
         return int(self._positions(np.array([sample]))[0])
 
     def step_positions(self, global_batch_size: int) -> np.ndarray:
@@ -88,7 +93,9 @@ class DataState:
 def rank_positions(
     positions: np.ndarray, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int
 ) -> np.ndarray:
-    """Return int64 [accumulation_steps, micro_batch_size] of one rank; DataError if rows are incomplete."""
+    """Return int64 [accumulation_steps, micro_batch_size] of one rank. Raises DataError if rows are
+    incomplete.
+    """
     row = micro_batch_size * data_parallel_size
     if len(positions) % row:
         raise DataError(

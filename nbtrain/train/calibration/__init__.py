@@ -1,1 +1,3 @@
-"""Measured rates of this machine: products, blocks of the model, collectives, and DeepSpeed's own steps."""
+"""Measures the speed of this machine: matrix products, the model's blocks, collectives, and DeepSpeed's own
+steps.
+"""

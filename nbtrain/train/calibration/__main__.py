@@ -1,15 +1,15 @@
 """`python -m nbtrain.train.calibration`: one JSON request on stdin, JSON lines on stdout.
 
-request   {"device": "cpu" or "gpu", "seconds", "cores", "clock"}
-answers   {"kind": "plan", "figures"}                 number of measurements to come
-          {"kind": "figure", "what", "ranks", ...}    one measurement (kernels.py, collectives.py, ...)
-          {"kind": "end", "seconds"}
-          {"kind": "late", "seconds"}                 the time was over before everything was measured
-          {"kind": "error", "error", "message"}       an NbtrainError's class and message
+    request   {"device": "cpu" or "gpu", "seconds", "cores", "clock"}
+    answers   {"kind": "plan", "figures"}                 number of measurements to come
+              {"kind": "figure", "what", "ranks", ...}    one measurement (kernels.py, collectives.py, ...)
+              {"kind": "end", "seconds"}
+              {"kind": "late", "seconds"}                 time ran out before everything was measured
+              {"kind": "error", "error", "message"}       an NbtrainError's class and message
 
 Ranks are separate processes. On a CPU, one rank with all threads is measured first, then as many ranks as
-cores with one thread each: runs use these two kinds, and their caches and memory differ. On GPUs, one rank is
-measured first, then all.
+cores with one thread each: runs use these two layouts, and their caches and memory behave differently. On
+GPUs, one rank is measured first, then all.
 """
 
 import json
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield all answers to a request, within its `seconds`."""
+    """Yield all answers to a request, within the seconds that it allows."""
     started, device, cores = time.monotonic(), request["device"], request["cores"]
     starts = plan_of(device, cores)
     yield {"kind": "plan", "figures": sum(figures for *_, figures in starts)}
@@ -76,10 +76,10 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def measured_until(now: float, until: float, slices: list[int], engines: list[int]) -> float:
-    """Return the time at which the next start of ranks must have measured its slices.
+    """Return the time by which the next start of ranks must finish its share of the measurements.
 
-    The lists cover all starts to come. Imports and engines get the time they need, at most half of the
-    remaining time; the slices share the rest equally.
+    `slices` and `engines` have an entry for each remaining start. Imports and engines get the time they need,
+    up to half of the remaining time; the slices share the rest equally.
     """
     left = END_SHARE * (until - now)
     fixed = [START_SECONDS + BUILD_SECONDS * count for count in engines]
@@ -89,7 +89,9 @@ def measured_until(now: float, until: float, slices: list[int], engines: list[in
 
 
 def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
-    """Return (ranks, threads of each, parts, measurements) of each start; `cores` are GPUs on a gpu."""
+    """Return (ranks, threads of each, parts, measurements) for each start; on a gpu, `cores` is the number of
+    GPUs.
+    """
     own, between = FIGURES[device], FIGURES["collectives"]
     if device == "gpu":
         alone = (1, 1, ["kernels", "steps"], own)
@@ -107,8 +109,8 @@ def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
 def run_ranks(ranks: int, threads: int, work: dict[str, Any], until: float) -> Iterator[dict[str, Any]]:
     """Start `ranks` processes and yield the messages of rank 0.
 
-    Raises JobError with the last output of a failed process, and TimeoutError if processes still run at
-    `until`, by the monotonic clock; they are then ended.
+    Raises JobError with the last output of a failed process. If processes still run at `until`, by the
+    monotonic clock, they are ended and TimeoutError is raised.
     """
     port = port_to_listen_on()
     with tempfile.TemporaryFile() as said:
@@ -159,7 +161,9 @@ def lines_until(stream: IO[bytes] | None, until: float) -> Iterator[bytes]:
 
 
 def _variables(rank: int, ranks: int, threads: int, port: int, device: str) -> dict[str, str]:
-    """Return a rank's variables, the same that jobs/environment.py sets for the ranks of a job."""
+    """Return a rank's environment variables, the same that jobs/environment.py sets for the ranks of a
+    job.
+    """
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -1,13 +1,13 @@
-"""Seconds of each kind of collective over all ranks, by the bytes of the whole array.
+"""Measures the seconds of each kind of collective over all ranks, by the bytes of the whole array.
 
     all_reduce      every rank has the array
     all_gather      the result is the array
     reduce_scatter  the input is the array
     broadcast       every rank has the array
     all_to_all      a rank's input is the array
-    send_recv       the first rank sends the array to the last one, and gets it back: half of the time
+    send_recv       the first rank sends the array to the last one and gets it back: half of the time
 
-The bytes are counted as nccl-tests counts them (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+Bytes are counted as in nccl-tests (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""Complete steps of DeepSpeed engines with very small models, to measure the overhead of a step.
+"""Measures complete steps of DeepSpeed engines with very small models, to determine the overhead of a step.
 
-The engine is the trainer's own (train/build.py). Four models in the same layout separate the costs that grow
-with the micro batches, with the blocks of each micro batch and with the parameters:
+The engine is built as the trainer builds it (train/build.py). Four models in the same layout separate the
+costs that grow with the micro batches, with the blocks of each micro batch, and with the parameters:
 
     base      one block, one micro batch
     micro     one block, four micro batches
@@ -36,7 +36,7 @@ TIMEOUT_SECONDS = 600.0
 def measure(watch: Stopwatch, dtype: str, zero_stage: int) -> Iterator[dict[str, Any]]:
     """Measure the steps of all models with ZeRO `zero_stage` over all ranks. All ranks call it together.
 
-    The differences between their seconds matter, so each model gets SLICES shares of the time.
+    The results are used as differences, so each model gets SLICES shares of the time to be accurate.
     """
     for name, (layers, hidden, micro_batches) in MODELS.items():
         config = run_config(layers, hidden, micro_batches, dtype, zero_stage, watch.device)
@@ -69,7 +69,7 @@ def step(engine: TrainEngine, config: RunConfig, device: torch.device) -> None:
 def run_config(
     layers: int, hidden: int, micro_batches: int, dtype: str, zero_stage: int, device: torch.device
 ) -> RunConfig:
-    """Return the configuration of one small model on all ranks, which are data-parallel."""
+    """Return the configuration of one small model, with all ranks data-parallel."""
     data, on_gpu = ranks(), device.type == "cuda"
     values: dict[str, Any] = {
         "name": f"calibrate-{time.time_ns()}",

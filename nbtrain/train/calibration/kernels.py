@@ -1,4 +1,4 @@
-"""Rates of one device alone: matrix products, memory, attention, and the model's own blocks and ends.
+"""Measures the speed of a single device: matrix products, memory, attention, and the parts of the model.
 
     product     F.linear of [m, k] by [k, n], forward and backward: 6 m n k FLOPs
     memory      a copy of 256 MiB: bytes read and written
@@ -34,7 +34,7 @@ Figure = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes to measure: few and small ones on a CPU, the sizes of large models on a GPU."""
+    """The sizes to measure: few and small ones on a CPU, sizes of large models on a GPU."""
 
     products: tuple[tuple[int, int, int], ...]
     """(m, n, k) of each product."""
@@ -75,7 +75,9 @@ def count(device: str, sizes: Sizes, formats: list[str], model_formats: list[str
 
 
 def measure(watch: Stopwatch, sizes: Sizes, formats: list[str], model_formats: list[str]) -> Iterator[Figure]:
-    """Yield all measurements of one device: products in `formats`, the model's parts in `model_formats`."""
+    """Yield all measurements of one device: matrix products in `formats`, parts of the model in
+    `model_formats`.
+    """
     yield {"what": "memory", **memory(watch)}
     yield {"what": "optimizer", **optimizer(watch, sizes.optimizer_parameters)}
     for dtype in formats:
@@ -97,7 +99,9 @@ def measure(watch: Stopwatch, sizes: Sizes, formats: list[str], model_formats: l
 
 
 def products_of(device: str, dtype: str, sizes: Sizes) -> tuple[tuple[int, int, int], ...]:
-    """Return the products to measure in a format: one small one for fp16 on a CPU, which may be emulated."""
+    """Return the products to measure in a format. A CPU may emulate fp16, so there it gets a single small
+    one.
+    """
     return sizes.products[:1] if (device, dtype) == ("cpu", "fp16") else sizes.products
 
 
@@ -122,7 +126,7 @@ def product(watch: Stopwatch, dtype: str, m: int, n: int, k: int) -> Figure:
 
 
 def attention(watch: Stopwatch, dtype: str, seq: int, tokens: int) -> Figure:
-    """Return the seconds of the attention core for each token and head of 64, forward and backward."""
+    """Measure the seconds of the attention core per token and head of size 64, forward and backward."""
     shape = (tokens // seq, 4, seq, HEAD_SIZE)
     tensors = [
         torch.randn(shape, device=watch.device, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3)
@@ -136,7 +140,7 @@ def attention(watch: Stopwatch, dtype: str, seq: int, tokens: int) -> Figure:
 
 
 def block(watch: Stopwatch, dtype: str, hidden: int, tokens: int) -> Figure:
-    """Return the seconds of one block on `tokens` tokens in sequences of BLOCK_SEQUENCE."""
+    """Measure the seconds of one block on `tokens` tokens in sequences of BLOCK_SEQUENCE tokens."""
     layer = _model(hidden, 128, 1).layers[0].to(watch.device, DTYPES[dtype])
     shape = (tokens // BLOCK_SEQUENCE, BLOCK_SEQUENCE, hidden)
     x = torch.randn(shape, device=watch.device, dtype=DTYPES[dtype], requires_grad=True)
@@ -148,7 +152,7 @@ def block(watch: Stopwatch, dtype: str, hidden: int, tokens: int) -> Figure:
 
 
 def norms(watch: Stopwatch, dtype: str, hidden: int, tokens: int) -> Figure:
-    """Return the seconds of two norms and two residual sums, forward and backward."""
+    """Measure the seconds of two norms and two residual sums, forward and backward."""
     x = torch.randn(tokens, hidden, device=watch.device, dtype=DTYPES[dtype], requires_grad=True)
     weight, bias = (torch.ones(hidden, device=watch.device, dtype=DTYPES[dtype]) for _ in range(2))
     gradient = torch.ones_like(x)
@@ -162,7 +166,7 @@ def norms(watch: Stopwatch, dtype: str, hidden: int, tokens: int) -> Figure:
 
 
 def ends(watch: Stopwatch, dtype: str, hidden: int, vocabulary: int, tokens: int) -> Figure:
-    """Return the seconds of embeddings, final norm, output layer and loss, forward and backward."""
+    """Measure the seconds of embeddings, final norm, output layer and loss, forward and backward."""
     model = _model(hidden, vocabulary, 0).to(watch.device, DTYPES[dtype])
     ids = torch.randint(vocabulary, (tokens // BLOCK_SEQUENCE, BLOCK_SEQUENCE), device=watch.device)
     weights = list(model.parameters())
@@ -171,7 +175,7 @@ def ends(watch: Stopwatch, dtype: str, hidden: int, vocabulary: int, tokens: int
 
 
 def optimizer(watch: Stopwatch, parameters: int) -> Figure:
-    """Return the seconds per parameter of a step in fp32: norm of the gradients, clipping, AdamW."""
+    """Measure the seconds per parameter of an optimizer step in fp32: gradient norm, clipping and AdamW."""
     weights = [torch.nn.Parameter(torch.ones(parameters // 8, device=watch.device)) for _ in range(8)]
     for weight in weights:
         weight.grad = torch.full_like(weight, 1e-3)
@@ -199,7 +203,7 @@ def usable_formats(device: torch.device) -> list[str]:
 
 @contextlib.contextmanager
 def _format(dtype: str) -> Iterator[torch.dtype]:
-    """Yield the element type of a format; TF32 is fp32 with shorter factors."""
+    """Set up a format and yield its element type; for TF32 this is fp32, with shorter factors enabled."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     try:

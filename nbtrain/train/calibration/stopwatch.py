@@ -1,7 +1,7 @@
-"""Timer of a task on all ranks at once: the median of the calls that fit into the task's share of the time.
+"""Times a task on all ranks at once: the median of the calls that fit into the task's share of the time.
 
-All ranks begin a call together, so that as many neighboring cores are busy as in training: cores share caches
-and memory. The ranks agree on the number of calls, because a task may contain collectives.
+All ranks begin a call together, so that as many neighbouring cores are busy as in training: cores share
+caches and memory. The ranks agree on the number of calls, because a task may contain collectives.
 """
 
 import statistics
@@ -19,7 +19,7 @@ SLOW_SLICES = 5
 
 @dataclass
 class Stopwatch:
-    """A timer of one worker's measurements, which run one after the other and all end in time."""
+    """Times the measurements of one worker, which run one after the other and must end by a given time."""
 
     device: torch.device
     until: float
@@ -29,16 +29,16 @@ class Stopwatch:
     engines: int = 0
     """Number of DeepSpeed engines that must still be built between measurements."""
     build_seconds: float = 0.0
-    """Seconds to build each of them."""
+    """Seconds that it takes to build one of these engines."""
     cpu_time: bool = False
-    """Whether to measure the process's CPU time, which excludes waiting, for tests on a busy machine."""
+    """Whether to measure the process's CPU time, which excludes waiting; used by tests on a busy machine."""
     _spreads: list[float | None] = field(default_factory=list)
 
     def seconds(self, task: Callable[[], object], slices: float = 1.0) -> float:
-        """Return the median seconds of one call, the mean over the ranks.
+        """Return the median seconds of one call, averaged over the ranks.
 
-        The calls, with one to warm up, take `slices` shares of the time that is left. A task that is too slow
-        for that is called once.
+        The calls, with one to warm up, take `slices` shares of the remaining time. A task that is too slow
+        for that is called only once.
         """
         slice_seconds = self._agreed(self._left_seconds() * slices / max(self.slices, slices))
         self.slices -= slices
@@ -54,10 +54,10 @@ class Stopwatch:
         return self._agreed(median)
 
     def take_spread(self) -> float | None:
-        """Return the largest spread of the measurements since the last call.
+        """Return the largest spread among the measurements since the last call of this method.
 
-        A spread is the range of the middle half of the calls over their median. None if one of the
-        measurements was a single call.
+        A spread is the range of the middle half of the calls divided by their median. Returns None if one of
+        the measurements was a single call.
         """
         spreads, self._spreads = self._spreads, []
         return None if None in spreads else max(spread for spread in spreads if spread is not None)
@@ -78,7 +78,7 @@ class Stopwatch:
         return time.process_time() if self.cpu_time else time.perf_counter()
 
     def _agreed(self, value: float) -> float:
-        """Return the mean over the ranks."""
+        """Return the mean of `value` over the ranks."""
         if ranks() == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self.device)

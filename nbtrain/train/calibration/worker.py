@@ -23,7 +23,7 @@ ZERO_STAGES = (0, 1, 3)
 
 
 def main(request: dict[str, Any]) -> None:
-    """Measure with this number of ranks; rank 0 prints one JSON line per measurement."""
+    """Measure with this number of ranks. Rank 0 prints one JSON line per measurement."""
     world = startup.start(request["device"], TIMEOUT_SECONDS)
     watch = Stopwatch(
         world.device,

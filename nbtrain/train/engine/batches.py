@@ -1,11 +1,11 @@
 """Micro batches of one rank, in the global order of dataset/samples/state.py.
 
-    step        the next positions after the data state, as many as the batch schedule says there
+    step        the next positions after the data state; the batch schedule says how many
     micro batch a row of micro_batch_size x data_parallel_size of these positions
     rank r      the r-th of data_parallel_size equal parts of that row
 
-So the samples of a step depend only on the data state, not on the number of ranks. Worker processes read
-ahead in the same order.
+The samples of a step therefore depend only on the data state, not on the number of ranks. Worker processes
+read ahead in the same order.
 """
 
 import functools
@@ -26,7 +26,9 @@ from nbtrain.dataset.samples.state import DataState, rank_positions
 
 
 class Batch(NamedTuple):
-    """One micro batch of b samples on the device; None has the meaning of dataset/samples/sample.py."""
+    """One micro batch of b samples on the device; fields that are None have the defaults of
+    samples/sample.py.
+    """
 
     tokens: torch.Tensor
     """int64 [b, seq_length]."""
@@ -37,21 +39,27 @@ class Batch(NamedTuple):
     position_ids: torch.Tensor | None = None
     """int64 [b, seq_length]."""
     cu_seqlens: torch.Tensor | None = None
-    """int32 [documents + 1]: cumulative lengths over all b * seq_length tokens; samples begin documents."""
+    """int32 [documents + 1]: cumulative lengths over all b * seq_length tokens; each sample begins a
+    document.
+    """
     max_seqlen: int = 0
     """Length of the longest of these documents."""
     dataset_ids: torch.Tensor | None = None
-    """int64 [b, seq_length]: which named dataset each label belongs to, if `named`."""
+    """int64 [b, seq_length]: the dataset that each label belongs to, if `named`."""
     answers: torch.Tensor | None = None
-    """int64 [b, seq_length]: 2 p for the chosen, 2 p + 1 for the rejected answer of the batch's p-th pair."""
+    """int64 [b, seq_length]: the answer of each position. 2 p is the chosen, 2 p + 1 the rejected one of the
+    p-th pair.
+    """
     pairs: torch.Tensor | None = None
-    """int64 [P]: the sequences of the dataset that the pairs are."""
+    """int64 [P]: number of each pair's sequence in the dataset."""
     reference: torch.Tensor | None = None
     """fp32 [P, 2]: the reference's log-probabilities of both answers."""
 
     @property
     def learnt(self) -> torch.Tensor:
-        """Denominator of a masked batch's mean loss, float64: its pairs, else its tokens in the loss."""
+        """Divisor of a masked batch's summed loss, float64: its number of pairs or, without pairs, of tokens
+        in the loss.
+        """
         if self.pairs is not None:
             return torch.tensor(float(len(self.pairs)), dtype=torch.float64, device=self.pairs.device)
         assert self.loss_mask is not None
@@ -59,7 +67,7 @@ class Batch(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """Arguments of the model other than tokens and labels; empty for a plain batch."""
+        """Return the model's arguments other than tokens and labels; empty for a plain batch."""
         bounds: dict[str, Any] = {}
         if self.position_ids is not None:
             bounds["position_ids"] = self.position_ids
@@ -68,7 +76,7 @@ class Batch(NamedTuple):
         return bounds
 
     def to(self, device: torch.device) -> "Batch":
-        """Copy this batch to another device, without waiting for the copy."""
+        """Copy this batch to another device without waiting for the copy."""
         return Batch._make(
             part.to(device, non_blocking=True) if isinstance(part, torch.Tensor) else part for part in self
         )
@@ -77,7 +85,7 @@ class Batch(NamedTuple):
 def training_rows(
     state: DataState, steps: int, schedule: BatchSchedule, micro_batch_size: int, rank: int, size: int
 ) -> Iterator[list[int]]:
-    """Return the positions of each micro batch of data-parallel rank `rank` of `size`, for `steps` steps."""
+    """Yield the positions of each micro batch of data-parallel rank `rank` of `size`, for `steps` steps."""
     for _ in range(steps):
         batch_size = schedule.size_at(state.consumed_samples)
         positions = state.step_positions(batch_size)
@@ -86,14 +94,14 @@ def training_rows(
 
 
 def evaluation_rows(num_samples: int, micro_batch_size: int, rank: int, size: int) -> Iterator[list[int]]:
-    """Return the positions of each micro batch of a data-parallel rank, for the first samples of a split."""
+    """Yield the positions of each micro batch of a data-parallel rank, for the first samples of a split."""
     yield from rank_positions(np.arange(num_samples), micro_batch_size, rank, size).tolist()
 
 
 class Batches:
-    """Iterates over micro batches on `device`; `rows` holds the positions of the samples of each.
+    """Iterates over micro batches on `device`; `rows` holds the positions of each micro batch's samples.
 
-    `masked`: every batch has a loss_mask. `named`: every batch has dataset_ids.
+    With `masked`, every batch has a loss_mask; with `named`, every batch has dataset_ids.
     """
 
     def __init__(
@@ -130,7 +138,9 @@ class Batches:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the workers, although DeepSpeed's pipeline or an error's traceback still holds the loader."""
+        """End the workers, even if DeepSpeed's pipeline or the traceback of an error still refers to the
+        loader.
+        """
         loader, self._loader = self._loader, iter(())
         # The workers ignore SIGTERM, so Python would wait for them forever at exit.
         if hasattr(loader, "_shutdown_workers"):
@@ -147,9 +157,9 @@ class Batches:
 
 
 class DatasetLosses:
-    """Losses of each named dataset in a step, summed on the device without waiting for it.
+    """Losses of each named dataset in a step, summed on the device so that the host need not wait.
 
-    of() is called before a micro batch's forward pass, sums() after the step.
+    Call of() before a micro batch's forward pass, and sums() after the step.
     """
 
     def __init__(self, num_datasets: int, device: torch.device):
@@ -165,7 +175,7 @@ class DatasetLosses:
 
     @property
     def noted(self) -> "_NotedLosses":
-        """Receiver that fills these losses in a validation."""
+        """Return a receiver that fills these losses in a validation."""
         return _NotedLosses(self)
 
     def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:
@@ -192,7 +202,7 @@ class _NotedLosses(NamedTuple):
 
 
 class _Readable(Dataset):
-    """A view of a dataset that hides its length from the loader."""
+    """A view of a dataset without a length, which the loader would otherwise use."""
 
     def __init__(self, dataset: Samples):
         self._dataset = dataset
@@ -208,7 +218,9 @@ def _start_worker(number: int) -> None:
 
 
 def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
-    """Stack samples to a batch. Fields that only some samples have are filled in for the others."""
+    """Stack samples into a batch. A field that only some samples have is filled with its default for the
+    others.
+    """
     length = len(samples[0].tokens)
     tokens = _tensor([sample.tokens for sample in samples])
     labels = _tensor([sample.labels for sample in samples])

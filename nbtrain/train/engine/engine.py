@@ -26,42 +26,42 @@ class MicroBatch(NamedTuple):
 
     batch: Batch
     loss_denominator: torch.Tensor | None
-    """Divisor of a micro batch's sum of losses, with a loss mask (parallel/cross_entropy.py)."""
+    """Divisor of a micro batch's sum of losses if it has a loss mask (parallel/cross_entropy.py)."""
 
 
 class TokenLosses(Protocol):
-    """Receiver of the loss of each token of a batch, as the model computes it (train/engine/batches.py)."""
+    """Receives the loss of each token of a batch from the model (train/engine/batches.py)."""
 
     def of(self, batch: Batch) -> torch.Tensor:
-        """Return the tensor, fp32 [b, s], that the model fills. Called before the forward pass."""
+        """Return the tensor, fp32 [b, s], that the model fills. Call it before the forward pass."""
 
 
 class StepWork(NamedTuple):
-    """Input of an engine for one step."""
+    """The input of an engine for one step."""
 
     micro_batches: Iterator[MicroBatch]
     accumulation_steps: int
     timer: StepTimer
     beat: Callable[[], None]
-    """Function that is called once per micro batch."""
+    """Function that the engine calls once per micro batch."""
     losses: TokenLosses | None = None
     """Receiver of the loss of each token."""
     loss_factor: float | None = None
-    """Factor of the loss, for tests that need a bad step."""
+    """Factor by which the loss is multiplied, for tests that need a bad step."""
 
 
 class Noted(Protocol):
-    """A receiver of the model's results for each token of a micro batch."""
+    """Receives the model's results for each token of a micro batch."""
 
     def of(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Return {token_losses, likeliest}, tensors to be filled (parallel/cross_entropy.py)."""
+        """Return {token_losses, likeliest}: tensors that the model fills (parallel/cross_entropy.py)."""
 
 
 def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
     """Return a denominator of 1 for a batch with a loss mask, so that its loss is a sum over tokens.
 
     The number of tokens in the loss, or of pairs, is appended to `tokens`. Returns None for a batch without a
-    mask, whose loss is the mean.
+    mask, whose loss is a mean already.
     """
     if batch.loss_mask is None:
         return None
@@ -70,17 +70,17 @@ def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
 
 
 class StepLoss(NamedTuple):
-    """Result of a step, the same on every rank; tensors may still be computing."""
+    """The result of a step, the same on every rank; its tensors may not be computed yet."""
 
     loss: torch.Tensor
-    """fp32 scalar: mean over the step's tokens in the loss, of all micro batches and ranks."""
+    """fp32 scalar: mean over the tokens in the loss, of all micro batches and ranks of the step."""
     grad_norm: torch.Tensor | float | None
     """Norm over all parameters before clipping."""
 
 
 @dataclass(eq=False)
 class TrainEngine:
-    """The part that both engines share."""
+    """The base class of both engines."""
 
     deepspeed: Any
     """DeepSpeed's own engine."""
@@ -95,26 +95,28 @@ class TrainEngine:
 
     @property
     def ulysses_size(self) -> int:
-        """Ranks that share each sequence."""
+        """Number of ranks that share each sequence."""
         return self.groups.sequence_parallel.size
 
     @property
     def loss_scale(self) -> float:
-        """Loss scale of fp16; 1 without one."""
+        """The loss scale of fp16; 1 in other formats."""
         return float(getattr(self.optimizer, "cur_scale", 1.0))
 
     @property
     def has_loss(self) -> bool:
-        """Whether this rank computes losses: only the ranks of the last stage do."""
+        """Whether this rank computes losses, which only the ranks of the last stage do."""
         pipeline = self.groups.pipeline_model_parallel
         return pipeline.rank == pipeline.size - 1
 
     def train_step(self, work: StepWork) -> StepLoss:
-        """Run forward, backward and one step of the optimizer. All ranks call it together."""
+        """Run forward, backward and one optimizer step. All ranks call it together."""
         raise NotImplementedError
 
     def local_loss(self) -> torch.Tensor | None:
-        """Return this rank's mean loss of the step after its last backward pass; None if it has no loss."""
+        """Return this rank's mean loss after the last backward pass of the step; None if the rank has no
+        loss.
+        """
         raise NotImplementedError
 
     def evaluate(
@@ -122,8 +124,8 @@ class TrainEngine:
     ) -> float | None:
         """Return the mean loss in nats over `num_batches` micro batches per rank, the same on all ranks.
 
-        None if no token of them is in the loss. `noted` receives more of each token, on the ranks that have
-        losses.
+        Returns None if none of their tokens is in the loss. `noted` receives further results for each token,
+        on the ranks that have losses.
         """
         raise NotImplementedError
 
@@ -136,9 +138,10 @@ class TrainEngine:
         noted: Noted | None = None,
         named: bool = False,
     ) -> float | None:
-        """Return the mean loss in nats over the first samples of a split, as many as config.evaluation says.
+        """Return the mean loss in nats over a split's first samples, as many as config.evaluation requests.
 
-        None if no token of them is in the loss. `named`: batches say which dataset each token is of.
+        Returns None if none of their tokens is in the loss. With `named`, batches say which dataset each
+        token is from.
         """
         data, micro_batch_size = self.groups.data_parallel, config.batch.micro_batch_size
         num_samples = config.evaluation.eval_iters * config.batch.global_batch_size
@@ -147,7 +150,7 @@ class TrainEngine:
             return self.evaluate(batches, num_samples // (micro_batch_size * data.size), beat, noted)
 
     def over_data_axis(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum the last stage's `values` over the ranks with other tokens, in place, for every rank."""
+        """Sum the last stage's `values` over the ranks with other tokens, in place and on every rank."""
         axis, pipeline = self.groups.sequence_data_parallel, self.groups.pipeline_model_parallel
         if axis.size > 1 and self.has_loss:
             dist.all_reduce(values, group=axis.process_group)
@@ -156,9 +159,10 @@ class TrainEngine:
         return values
 
     def _mean_loss(self, losses: list[torch.Tensor], tokens: list[float]) -> float | None:
-        """Return the mean of `losses`, or their sum divided by the number of `tokens` in the loss if given.
+        """Return the mean of `losses` or, if `tokens` is given, their sum divided by the number of tokens in
+        the loss.
 
-        Returns None if there are none.
+        Returns None if there are no tokens in the loss.
         """
         total = torch.zeros(2, dtype=torch.float64)
         if self.has_loss:

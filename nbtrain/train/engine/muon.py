@@ -1,18 +1,17 @@
-"""Muon for the blocks' matrices, AdamW for everything else, in one optimizer that DeepSpeed wraps.
+"""Muon for the matrices of blocks and AdamW for everything else, in one optimizer that DeepSpeed wraps.
 
-DeepSpeed's own Muon orthogonalizes before it takes the gradients' norm, so that clipping acts on the
-orthogonalized update. This one is to DeepSpeed an optimizer like AdamW: it is given this rank's part of the
-averaged, clipped gradients, in every ZeRO stage. Of these parts
+DeepSpeed's own Muon orthogonalizes before the norm of the gradients is computed, so that clipping acts on the
+orthogonalized update. To DeepSpeed, this optimizer looks like AdamW: it receives this rank's part of the
+averaged, clipped gradients, in every ZeRO stage. It processes these parts as follows:
 
-    momentum    is kept element by element: sharded, saved and read like Adam's moments
-    exchange    all parts of a matrix, from data-parallel and tensor-parallel ranks, go to one rank
+    momentum        is kept element by element: sharded, saved and read like Adam's moments
+    exchange        all parts of a matrix, from data-parallel and tensor-parallel ranks, go to one rank
     Newton-Schulz   runs there on the whole matrix; query, key and value, packed in one parameter, separately
-    exchange    the parts of the result are sent back
+    exchange        the parts of the result are sent back
 
-so that every layout computes the same update as one process, and each matrix is orthogonalized once. In ZeRO
-0 every rank has all matrices, and nothing is sent.
-
-Both sides of the exchange have the products' format: fp32, or bf16 if the run's is.
+Every layout therefore computes the same update as one process, and each matrix is orthogonalized once. In
+ZeRO 0 every rank has all matrices, and nothing is sent. Both exchanges use the number format of the products:
+fp32, or bf16 if the run's is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,16 +39,16 @@ SCALES: dict[str, Callable[[int, int], float]] = {
 
 @dataclass(frozen=True)
 class Shard:
-    """A matrix as tensor-parallel ranks hold it."""
+    """A matrix as it is stored on tensor-parallel ranks."""
 
     shape: tuple[int, ...]
-    """Shape of each rank's part."""
+    """Shape of each rank's part of the matrix."""
     dim: int | None
-    """Dimension along which the matrix is sharded; None if each rank holds all of it."""
+    """Dimension along which the matrix is sharded; None if every rank holds the whole matrix."""
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW over the group `others`, Muon over the group `matrices`; bind() before the first step."""
+    """AdamW for the group `others`, Muon for the group `matrices`. Call bind() before the first step."""
 
     def __init__(
         self,
@@ -61,7 +60,9 @@ class Muon(torch.optim.AdamW):
         products: torch.dtype,
         **adam: Any,
     ):
-        """Take the parameter `groups` of optimizer.py; `products` is the number format of Newton-Schulz."""
+        """Create the optimizer for the parameter `groups` of optimizer.py; `products` is the format of
+        Newton-Schulz.
+        """
         super().__init__(groups, lr=0.0, weight_decay=0.0, fused=True, **adam)
         self.matrices_of, self.num_ns_steps, self.products = matrices_of, num_ns_steps, products
         self.scale, self.extra_scale_factor = SCALES[scale_mode], extra_scale_factor
@@ -76,11 +77,11 @@ class Muon(torch.optim.AdamW):
         tensor: Group,
         at_once: bool,
     ) -> None:
-        """Set the positions of parameters in the tensors of step(). All ranks call it together, once.
+        """Set where each parameter is in the tensors of step(). All ranks call it together, once.
 
         `shards` are the shards of the matrices by canonical name. `stage` is the group of ranks that hold
         parts of the same matrices, ALONE if each has all of them; `tensor` is the group of tensor-parallel
-        ranks among them. With `at_once`, all tensors of a group are stepped in one call, not one by one.
+        ranks among them. With `at_once`, one call steps all tensors of a group, instead of a call for each.
         """
         matrices: list[list[LiveTensor]] = []
         for held in tensors:
@@ -100,7 +101,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step the groups that `param_groups` holds at the moment: ZeRO steps them one by one."""
+        """Step the groups that are in `param_groups` now: ZeRO calls it for one group at a time."""
         every = self.param_groups
         others = [group for group in every if group["name"] != MATRICES and group["params"]]
         for group in every:
@@ -151,7 +152,7 @@ class Muon(torch.optim.AdamW):
 
 
 class Exchange:
-    """The matrices of which one call of step() holds parts, and the rank that each of them goes to."""
+    """The matrices whose parts one call of step() processes, and the rank that each matrix is sent to."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Exchange:
         self.owned = [name for name in names if owners[name] == stage.rank]
 
     def _owners(self, costs: dict[str, int]) -> dict[str, int]:
-        """Assign matrices to ranks, most expensive first, each to the rank with the least work."""
+        """Assign matrices to ranks: the most expensive first, each to the rank with the least work so far."""
         loads, owners = [0] * self.stage.size, {}
         for name in sorted(costs, key=lambda name: (-costs[name], name)):
             owners[name] = min(range(self.stage.size), key=loads.__getitem__)
@@ -196,9 +197,10 @@ class Exchange:
         function: Callable[[list[tuple[str, torch.Tensor]]], None],
         dtype: torch.dtype,
     ) -> None:
-        """Apply `function` to all whole matrices in place, each on one rank, and update `updates` with them.
+        """Apply `function` in place to all whole matrices, each on one rank, and update `updates` with the
+        results.
 
-        `updates` are shaped like the tensors. Parts are sent in `dtype`.
+        `updates` have the shapes of the tensors. Parts are sent in `dtype`.
         """
         if self.stage.size == 1:
             wholes = []
@@ -232,7 +234,7 @@ class Exchange:
             piece.copy_(answer)
 
     def _parts(self, taken: torch.Tensor) -> dict[str, list[tuple[int, int, torch.Tensor]]]:
-        """Return {name: [(tensor rank, start, view of what was received)]}."""
+        """Return for each matrix [(tensor rank, start, view of the received part)]."""
         found: dict[str, list[tuple[int, int, torch.Tensor]]] = {name: [] for name in self.owned}
         offset = 0
         for entries in self.received:

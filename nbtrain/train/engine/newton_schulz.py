@@ -1,4 +1,4 @@
-"""The nearest matrix with orthogonal rows, by Newton-Schulz iterations: Muon's update of a matrix.
+"""Computes the nearest matrix with orthogonal rows by Newton-Schulz iterations, Muon's update of a matrix.
 
     X = M / |M|, wide side second;   A = X X^T,  X <- a X + (b A + c A^2) X,  a few times
 
@@ -21,7 +21,7 @@ STACK_ELEMENTS = 2**24
 
 
 def orthogonalize_(matrices: Iterable[tuple[torch.Tensor, float]], steps: int, dtype: torch.dtype) -> None:
-    """Replace each matrix [.., i], whose leading dimensions are rows, by its orthogonal one times a factor.
+    """Replace each matrix [.., i] by its orthogonal matrix times a factor; all leading dimensions are rows.
 
     The products are computed in `dtype`: bf16 changes an update by 1 to 10 %, fp32 by 1e-5.
     """

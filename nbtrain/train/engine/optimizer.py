@@ -1,12 +1,13 @@
-"""Optimizer that DeepSpeed wraps: AdamW, or Muon with AdamW, in two groups chosen by canonical name.
+"""The optimizer that DeepSpeed wraps: AdamW, or Muon with AdamW, in two groups chosen by canonical name.
 
-    AdamW   decay, no_decay       matrices and embeddings decay, biases and norms do not
+    AdamW   decay, no_decay       matrices and embeddings decay; biases and norms do not
     Muon    matrices, others      the matrices of the blocks, and everything else; of the others, embeddings
                                   and output layer decay (embedding_decay)
 
-Every rank has both groups, because ZeRO runs one collective per group and does not accept an empty one. So
-Muon does not have a third group for embeddings, which a stage in the middle of a pipeline does not hold.
-torch's fused kernel of AdamW runs on CPU and CUDA and needs no compiler; DeepSpeed's FusedAdam would be built
+Every rank has both groups, because ZeRO runs one collective per group and does not accept an empty group. For
+this reason Muon has no third group for embeddings, which a middle stage of a pipeline would not have.
+
+torch's fused AdamW kernel runs on CPU and CUDA and needs no compiler; DeepSpeed's FusedAdam would be compiled
 on first use.
 """
 
@@ -36,7 +37,7 @@ OTHERS = "others"
 def parameter_groups(
     named_parameters: Named, weight_decay: float, muon: bool = False
 ) -> list[dict[str, Any]]:
-    """Return two groups, each in the order of `named_parameters`, whose names are canonical."""
+    """Return two parameter groups, each in the order of `named_parameters`, whose names are canonical."""
     members: dict[str, list[nn.Parameter]] = {
         name: [] for name in ((MATRICES, OTHERS) if muon else (DECAY, NO_DECAY))
     }
@@ -59,7 +60,7 @@ def _decay(group: str, weight_decay: float) -> dict[str, float]:
 
 
 def build_optimizer(named_parameters: Named, config: RunConfig) -> torch.optim.AdamW:
-    """Build the optimizer for parameters by canonical name.
+    """Build the optimizer for parameters given by canonical name.
 
     The trainer sets the learning rate and weight decay of each step.
     """
@@ -87,9 +88,9 @@ def build_optimizer(named_parameters: Named, config: RunConfig) -> torch.optim.A
 
 
 def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
-    """Tell Muon where DeepSpeed has stored each parameter. All ranks call it together.
+    """Tell Muon where DeepSpeed stores each parameter. All ranks call it together.
 
-    Raises ConfigError if the parameters are not where DeepSpeed says.
+    Raises ConfigError if the parameters are not where DeepSpeed's records say.
     """
     optimizer = base_optimizer(engine)
     if not isinstance(optimizer, Muon):
@@ -113,19 +114,19 @@ def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
 
 
 def set_rates(optimizer: torch.optim.Optimizer, learning_rate: float, weight_decay: float) -> None:
-    """Set learning rate and weight decay of the next step; biases and norms have no decay."""
+    """Set the learning rate and weight decay of the next step; biases and norms do not decay."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_factor", 1.0)
         group |= _decay(group["name"], weight_decay)
 
 
 def set_batch_size(engine: TrainEngine, batch_size: int) -> int:
-    """Set the number of sequences of the next step, and return the micro batches of each rank.
+    """Set the number of sequences of the next step, and return the number of micro batches of each rank.
 
     DeepSpeed averages over the micro batches, but finds the last one by counting all micro batches since the
     engine was built, modulo the number in a step. If that number changed, the weights would be updated in the
-    middle of a step. So the plain engine marks the micro batch that ends a step; a pipeline's schedule knows
-    it.
+    middle of a step. The plain engine therefore marks the micro batch that ends a step; a pipeline's schedule
+    knows its last micro batch.
     """
     deepspeed = engine.deepspeed
     # To DeepSpeed, Ulysses ranks are data-parallel ranks: each of them counts the sequence again.

@@ -1,4 +1,4 @@
-"""List of everything in DeepSpeed that nbtrain replaces, installed in one place (train/build.py).
+"""The list of everything in DeepSpeed that nbtrain replaces, installed in one place (train/build.py).
 
 A row without `install` works by inheritance, or is called where it is needed; `where` names its file. After
 an update of DeepSpeed, check each row: if its test passes without the row, remove the row.
@@ -14,12 +14,12 @@ from nbtrain.train.health.stability import StepGuard
 
 @dataclass(frozen=True)
 class Patch:
-    """One replaced part of DeepSpeed."""
+    """A replaced part of DeepSpeed."""
 
     replaces: str
     reason: str
     test: str
-    """Test, file::function, that fails without the patch."""
+    """Test that fails without the patch, as file::function."""
     where: str
     """File that holds the replacement."""
     install: Callable[[Saver, StepGuard], None] | None = None
@@ -28,7 +28,7 @@ class Patch:
 
 
 def install_patches(saver: Saver, guard: StepGuard) -> None:
-    """Install every row of PATCHES that is installed, in their order, in the engine of both."""
+    """Install the rows of PATCHES that have `install`, in order, in the engine of `saver` and `guard`."""
     for patch in PATCHES:
         if patch.install is not None:
             patch.install(saver, guard)

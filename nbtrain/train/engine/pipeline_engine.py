@@ -1,11 +1,11 @@
 """Steps of a model that is split into stages: DeepSpeed's PipelineEngine runs 1F1B (arXiv:2104.04473).
 
 The first stage takes tokens and the last stage labels from an iterator of micro batches; the stages between
-take none. The last stage sends its loss to all.
+them take none. The last stage sends its loss to all stages.
 
-Each instruction of a step is timed (PART_OF). A stage that has nothing to do waits in a receive, so
-"pipeline" is the bubble (section 2.2 of the paper) plus the transfers. LoadMicroBatch is not timed here: the
-reader of its batches times them.
+Each instruction of a step is timed (PART_OF). A stage without work waits in a receive, so "pipeline" is the
+bubble (section 2.2 of the paper) plus the transfers. LoadMicroBatch is not timed here, because the reader of
+its batches measures it.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ PART_OF = {
 
 
 class PipelineEngine(TrainEngine):
-    """An engine that sends all micro batches of a step through the stages, then steps the optimizer."""
+    """An engine that passes all micro batches of a step through the stages, then steps the optimizer."""
 
     def train_step(self, work: StepWork) -> StepLoss:
         losses, factor = work.losses, work.loss_factor
@@ -76,7 +76,7 @@ class PipelineEngine(TrainEngine):
 
 
 def pipeline_timers(engine: Any, timer: StepTimer) -> AbstractContextManager[Any]:
-    """Time the instructions that DeepSpeed's PipelineEngine runs inside."""
+    """Time the instructions of DeepSpeed's PipelineEngine while the context is open."""
     table: Any = {
         instruction: _timed(execute, timer, PART_OF[instruction]) if instruction in PART_OF else execute
         for instruction, execute in engine._INSTRUCTION_MAP.items()

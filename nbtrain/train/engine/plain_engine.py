@@ -1,4 +1,6 @@
-"""Steps of a model whose layers all run on this rank, whole or as its tensor-parallel or Ulysses part."""
+"""Steps of a model all of whose layers run on this rank, either completely or as tensor-parallel or Ulysses
+parts.
+"""
 
 from collections.abc import Callable
 

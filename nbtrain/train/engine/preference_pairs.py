@@ -11,7 +11,7 @@ from nbtrain.train.engine.batches import Batch
 
 
 class PairFigures:
-    """Log-probabilities of the answers of micro batches, computed from their tokens' losses."""
+    """Computes the log-probabilities of the answers in micro batches from the losses of their tokens."""
 
     def __init__(self, dpo: DpoConfig, device: torch.device):
         self._dpo, self._device = dpo, device
@@ -25,11 +25,11 @@ class PairFigures:
 
     @property
     def noted(self) -> "_Noted":
-        """Return a receiver that fills these figures in a validation."""
+        """Return a receiver that collects these results in a validation."""
         return _Noted(self)
 
     def log_probabilities(self) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Yield (micro batch, float64 [P, 2]) for each micro batch."""
+        """Yield (micro batch, log-probabilities float64 [P, 2]) for each micro batch."""
         for batch, token_losses in self._noted:
             assert batch.loss_mask is not None
             yield batch, answer_log_probabilities(token_losses, batch.loss_mask, _pairs_of(batch))

@@ -1,12 +1,15 @@
-"""Patches that let the host run ahead of a GPU: DeepSpeed's optimizer step does not wait for the device.
+"""Patches that let the host run ahead of a GPU, so that DeepSpeed's optimizer step does not wait for the
+device.
 
-In every step, DeepSpeed's ZeRO 1 and 2 check on the host whether the gradients' norm is finite, to skip the
-step if it is not, and its BF16_Optimizer checks whether there is anything to clip. Both replace a norm that
-is NaN or Inf by -1, from a tensor that torch reads on the host. Each of these operations waits for the whole
-backward pass, and then the device waits for the host to launch the rest. StepGuard (stability.py) checks loss
-and norm anyway, from a copy and one step later. If its policy is to stop or to roll back, DeepSpeed's checks
-have no effect: the weights after a bad step are never saved. The checks stay for fp16, whose loss scale
-depends on them, for `skip`, which must know before the weights change, and in ZeRO 3.
+In every step, DeepSpeed's ZeRO 1 and 2 check on the host whether the norm of the gradients is finite, to skip
+the step if it is not, and its BF16_Optimizer checks whether there is anything to clip. Both replace a norm
+that is NaN or Inf by -1, from a tensor that torch reads on the host. Each of these operations waits for the
+whole backward pass, and then the device waits for the host to launch the rest.
+
+StepGuard (stability.py) checks loss and norm anyway, from a copy and one step later. If its policy is to stop
+or to roll back, DeepSpeed's checks have no effect, because the weights after a bad step are never saved. The
+checks are kept for fp16, whose loss scale depends on them, for the policy `skip`, which must decide before
+the weights change, and for ZeRO 3.
 
 The arithmetic is bit for bit the same: gradients that need no clipping are multiplied by 1.
 """
@@ -24,13 +27,13 @@ from nbtrain.config.schema import RunConfig
 
 
 def may_run_ahead(config: RunConfig) -> bool:
-    """Return whether the result of a step is not needed before the next step."""
+    """Return whether the next step can start before the result of a step is known."""
     policies = (config.stability.on_nan, config.stability.on_loss_spike)
     return config.precision.dtype != "fp16" and "skip" not in policies
 
 
 def let_run_ahead(engine: Any) -> None:
-    """Let the optimizer of an engine step without waiting, for ZeRO 1 and 2 and BF16_Optimizer only."""
+    """Let an engine's optimizer step without waiting; affects only ZeRO 1 and 2 and BF16_Optimizer."""
     optimizer = engine.optimizer
     if not isinstance(optimizer, BF16_Optimizer | DeepSpeedZeroOptimizer):
         return
@@ -56,7 +59,9 @@ def _unseen(norm: torch.Tensor | float) -> bool:
 
 
 def _mask(input: torch.Tensor, device: Any = None, val: float = -1.0) -> None:
-    """Replace deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace, with a number on the host."""
+    """Replacement of deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace that uses a number on the
+    host.
+    """
     input.masked_fill_(input.isfinite().logical_not(), val)
 
 
@@ -67,7 +72,9 @@ def _clip(
     mpu: Any = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """Replace deepspeed.runtime.utils.clip_tensors_by_global_norm; the factor is 1 if nothing is clipped."""
+    """Replacement of deepspeed.runtime.utils.clip_tensors_by_global_norm, with a factor of 1 if nothing is
+    clipped.
+    """
     assert global_norm is not None
     factor = (max_norm / (global_norm + eps)).clamp(max=1.0)
     for tensor in input_tensors:

@@ -25,9 +25,9 @@ THRESHOLDS = {
 
 
 class Alerts:
-    """Writer of alerts: an event and a log line when a threshold is crossed.
+    """Reports when a metric crosses a threshold: as an event and a log line.
 
-    An alert is repeated only after CLEAR_INTERVALS clear checks.
+    An alert is repeated only after CLEAR_INTERVALS checks below the threshold.
     """
 
     def __init__(self, config: RunConfig, events: EventWriter):
@@ -41,7 +41,7 @@ class Alerts:
         return name in self._raised
 
     def check(self, name: str, crossed: bool, message: str, step: int) -> None:
-        """Report `message` if it is new. Called at every check of the metric."""
+        """Report `message` if `crossed` is new. Call it at every check of the metric."""
         if crossed:
             if name not in self._raised:
                 logger.warning("alert: %s", message)
@@ -58,7 +58,9 @@ class Alerts:
                 self._events.write("alert_over", over, alert=name, step=step)
 
     def check_all(self, step: int, **figures: float | None) -> None:
-        """Check each of THRESHOLDS that is set; `figures` have their names without min_ or max_."""
+        """Check each of THRESHOLDS that is set; the keyword arguments are metrics, named without min_ or
+        max_.
+        """
         for name, title in THRESHOLDS.items():
             value, limit = figures.get(name[len("min_") :]), getattr(self._limits, name)
             if value is None or limit is None:
@@ -71,7 +73,9 @@ class Alerts:
 
 
 def device_utilization(device: torch.device) -> float | None:
-    """Return the fraction of time that the GPU was busy; None without a GPU, or if NVML does not know it."""
+    """Return the fraction of time that the GPU was busy; None without a GPU, or if NVML does not report
+    it.
+    """
     if device.type != "cuda":
         return None
     use = nvml.utilization_fraction(str(torch.cuda.get_device_properties(device).uuid))

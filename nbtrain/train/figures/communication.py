@@ -1,13 +1,13 @@
-"""Measurement of a step's collectives: on logged steps, each collective is waited for and timed.
+"""Measures a step's collectives: on logged steps, the host waits for each collective and times it.
 
-DeepSpeed calls collectives through one backend object; our tensor-parallel and Ulysses layers call them
+DeepSpeed calls collectives through one backend object; nbtrain's tensor-parallel and Ulysses layers call them
 through torch.distributed. While a step is measured, these functions wait until their collective has ended.
 Nothing overlaps in such a step, so the measured time is an upper bound. The results stay the same.
 (DeepSpeed's own communication log counts a collective inside another one twice.)
 
 The time that an early rank waits in a collective for the others counts as communication here. Sending between
-pipeline stages does not count: it cannot be distinguished from waiting for the neighbor, so
-pipeline_engine.py counts both.
+pipeline stages does not count, because it cannot be distinguished from waiting for the neighbour;
+pipeline_engine.py counts both together.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ COLLECTIVES = (
 
 
 class CommunicationTimer:
-    """A timer of all collectives inside `measured`, by the part of the step that they are in."""
+    """Times all collectives inside `measured`, and counts them for the part of the step that they are in."""
 
     def __init__(self) -> None:
         self._timer: StepTimer | None = None
@@ -47,7 +47,7 @@ class CommunicationTimer:
 
     @contextlib.contextmanager
     def measured(self, world: World, wanted: bool, timer: StepTimer) -> Iterator[None]:
-        """Fill in timer.communication with the collectives of the body, if it is wanted."""
+        """Time the collectives of the body into timer.communication if `wanted`."""
         if not wanted or world.size == 1:
             yield
             return

@@ -1,4 +1,4 @@
-"""Result of one optimizer step, from which the report writes a log line and scalars."""
+"""The result of an optimizer step, from which the report writes a log line and scalars."""
 
 from dataclasses import dataclass, field
 
@@ -9,13 +9,13 @@ from nbtrain.train.figures.throughput import StepTimer
 
 @dataclass
 class StepResult:
-    """Result of one step for the report; tensors may still be computing."""
+    """The result of one step, for the report; its tensors may not be computed yet."""
 
     step: int
     batch_size: int
-    """Sequences of this step."""
+    """Number of sequences in this step."""
     consumed_samples: int
-    """Sequences trained on, this step's included."""
+    """Number of sequences trained on so far, including this step."""
     learning_rate: float
     loss: torch.Tensor
     """Mean over this step's tokens in the loss, of all micro batches and ranks."""
@@ -31,8 +31,8 @@ class StepResult:
     dataset_losses: torch.Tensor | None = None
     """[named datasets, 2], over all ranks: each dataset's sum of losses and number of tokens in the loss."""
     pair_sums: torch.Tensor | None = None
-    """Sums of preference pairs over all ranks, with dpo: PairFigures.sums()."""
+    """Sums over preference pairs of all ranks, with dpo; see PairFigures.sums()."""
     overflowed_scale: float | None = None
-    """Loss scale at which fp16 overflowed, so that the weights were not updated; None without an overflow."""
+    """Loss scale at which fp16 overflowed, which prevented the update; None without an overflow."""
     stability_counts: dict[str, int] = field(default_factory=dict)
-    """Bad steps of the run so far, by their names in metrics.py; empty while there are none."""
+    """Numbers of bad steps of the run so far, by their names in metrics.py; empty while there are none."""

@@ -1,10 +1,11 @@
-"""Detection of the rank that slows the others down, from every rank's computing time on logged steps.
+"""Detects the rank that slows the others down, from every rank's computing time on logged steps.
 
-All ranks wait for the slowest one, and their clocks count the wait as communication. So the ranks' own work
-is compared: forward and backward pass without the collectives inside (StepTimer.compute_seconds). It is
-compared among the ranks of one pipeline stage, which do the same work; stages may differ in their work.
+All ranks wait for the slowest one, and their clocks count the wait as communication. The ranks are therefore
+compared by their own work: forward and backward pass without the collectives inside
+(StepTimer.compute_seconds). The comparison is among the ranks of one pipeline stage, which do the same work,
+because the work of stages may differ.
 
-The times are collected by one small gather over gloo, so that NCCL's streams never see it.
+The times are collected by one small gather over gloo, so that NCCL's streams are not involved.
 """
 
 import socket
@@ -21,18 +22,20 @@ from nbtrain.train.figures.throughput import StepTimer
 
 @dataclass(frozen=True)
 class Spread:
-    """Own seconds of all ranks in one step."""
+    """The computing seconds of all ranks in one step."""
 
     seconds: tuple[float, ...]
     """Computing seconds by rank."""
     slowdowns: tuple[float, ...]
-    """Slowdown by rank against the median of its stage, as a fraction; below 0 if the rank is faster."""
+    """Slowdown of each rank against the median of its stage, as a fraction; negative if the rank is
+    faster.
+    """
     hosts: tuple[str, ...]
-    """Hosts by rank."""
+    """Host name of each rank."""
 
     @classmethod
     def of(cls, seconds: list[float], stages: list[int], hosts: list[str]) -> "Spread":
-        """Return the spread of all ranks' seconds, given their pipeline stages and host names, by rank."""
+        """Compare the ranks' seconds, given each rank's pipeline stage and host name."""
         # The lower of the two middle values: with two ranks, the faster one is the reference.
         pairs = list(zip(seconds, stages, strict=True))
         medians = {
@@ -48,7 +51,7 @@ class Spread:
 
     @property
     def slowest_rank(self) -> int:
-        """The rank that takes longest compared with the other ranks of its stage."""
+        """The rank with the largest slowdown."""
         return max(range(len(self.slowdowns)), key=self.slowdowns.__getitem__)
 
     @property
@@ -65,7 +68,7 @@ class Spread:
 
 
 class Stragglers:
-    """A collector of the seconds of all ranks on rank 0."""
+    """Collects the seconds of all ranks on rank 0."""
 
     def __init__(self, world: World, config: RunConfig):
         """Set up the collection. All ranks call it together."""
@@ -78,7 +81,9 @@ class Stragglers:
         dist.all_gather_object(self._hosts, socket.gethostname(), group=self._group)
 
     def gather(self, timer: StepTimer) -> Spread | None:
-        """Return the spread on rank 0, else None, as with one rank. All ranks call it; waits for a GPU."""
+        """Return the spread on rank 0; None on other ranks, or if there is only one. All ranks call it; waits
+        for a GPU.
+        """
         if self._world.size == 1:
             return None
         own = torch.tensor([timer.compute_seconds()], dtype=torch.float64)

@@ -1,13 +1,13 @@
 """Throughput of the training, and the parts of a step's time.
 
-There are three measures of speed. Each device has an equal share of the FLOPs in config/arithmetic/flops.py:
+Speed is reported in three ways. Each device has an equal share of the FLOPs in config/arithmetic/flops.py.
 
     MFU                                  model FLOPs / datasheet peak: useful work of the hardware
     HFU                                  hardware FLOPs, recomputation included / datasheet peak: how busy the
                                          units are
     fraction of the measured matrix rate model FLOPs / rate of a large matrix product on this device at start
 
-MFU and HFU are absent if no peak is known, as on CPUs. The third measure shows the possible gain there too.
+MFU and HFU are missing if no peak is known, as on CPUs. The third measure shows the possible gain there too.
 """
 
 import collections
@@ -37,10 +37,10 @@ Mark = float | torch.cuda.Event
 
 
 class StepTimer:
-    """A timer of the parts of one step. On a GPU it uses events that are read later: the host never waits.
+    """Times the parts of one step. On a GPU it uses events that are read later, so the host never waits.
 
-    A part inside another stops the outer part's clock: no second counts twice. On a GPU the seconds are the
-    device's, so waiting for data counts only while the device is idle.
+    A part inside another one stops the outer part's clock, so no second counts twice. On a GPU the seconds
+    are the device's, so waiting for data counts only while the device is idle.
     """
 
     def __init__(self, device: torch.device):
@@ -57,7 +57,7 @@ class StepTimer:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what happens inside for `name`."""
+        """Count the time of the context for the part `name`."""
         if name not in self._seconds:
             raise KeyError(name)
         outer = self.part_now
@@ -69,28 +69,32 @@ class StepTimer:
             self._switch(outer)
 
     def end(self) -> None:
-        """Stop the timer: the step is done, or on a GPU in flight."""
+        """Stop the timer: the step is done or, on a GPU, launched."""
         self._end = self._mark()
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each part; on a GPU, wait for the end of the step."""
+        """Return the seconds of each part. On a GPU, waits for the end of the step."""
         for name, begin, end in self._stretches:
             self._seconds[name] += self._between(begin, end)
         self._stretches.clear()
         return self._seconds
 
     def wall_seconds(self) -> float | None:
-        """Return the seconds of the whole step, None before end(); on a GPU, wait for the step's end."""
+        """Return the seconds of the whole step; None before end(). On a GPU, waits for the end of the
+        step.
+        """
         return None if self._end is None else self._between(self._begin, self._end)
 
     def compute_seconds(self) -> float:
-        """Return the seconds of this rank's forward and backward pass, without collectives if measured."""
+        """Return the seconds of this rank's forward and backward pass, without collectives if these are
+        measured.
+        """
         seconds, waited = self.seconds(), self.communication or {}
         return sum(seconds[name] - waited.get(name, 0.0) for name in ("forward", "backward"))
 
     @property
     def communication_seconds(self) -> float | None:
-        """Seconds of all collectives of the step; None if they are not measured."""
+        """Return the seconds of all collectives of the step; None if they are not measured."""
         return None if self.communication is None else sum(self.communication.values())
 
     def _switch(self, name: str | None) -> None:
@@ -137,7 +141,7 @@ class Rate:
 
 
 class Pauses:
-    """Seconds for which the validations, tasks and checkpoints still to come will hold up the loop."""
+    """Estimates how long the remaining validations, tasks and checkpoints will pause the training loop."""
 
     def __init__(self, config: RunConfig) -> None:
         self._steps = config.train_steps
@@ -150,11 +154,13 @@ class Pauses:
         self._seconds: dict[str, float] = {}
 
     def add(self, kind: str, seconds: float) -> None:
-        """Record a pause of this kind; later ones are expected to take the same `seconds`."""
+        """Record a pause of this kind; later pauses are expected to take the same `seconds`."""
         self._seconds[kind] = seconds
 
     def left(self, step: int) -> float:
-        """Return the seconds of pauses after `step`: one per interval and one at the end, if one was seen."""
+        """Return the seconds of the pauses after `step`: one per interval and one at the end, for each kind
+        seen so far.
+        """
         if step >= self._steps:
             return 0.0
         return sum(
@@ -165,7 +171,7 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Speeds:
-    """One device's share of the FLOP/s, with the utilizations."""
+    """A device's share of the FLOP/s, and its utilization."""
 
     model_flops: float
     """FLOP/s of forward and backward pass."""
@@ -174,11 +180,11 @@ class Speeds:
     hfu: float | None
     """Hardware FLOP/s, recomputation included, over the datasheet peak; None if no peak is known."""
     matmul_fraction: float
-    """model_flops over the measured matrix rate."""
+    """model_flops divided by the measured matrix rate."""
 
 
 class Speedometer:
-    """A converter of all ranks' tokens per second to Speeds."""
+    """Converts all ranks' tokens per second to Speeds."""
 
     def __init__(self, config: RunConfig, device: torch.device):
         """Measure the matrix rate, which takes milliseconds on a GPU and up to a second on a slow CPU."""
@@ -197,7 +203,7 @@ class Speedometer:
 
 
 class TimeSplit:
-    """Seconds of a job on this rank by part; the time of a step that is in no part is "other"."""
+    """Seconds of a job on this rank by part; the time of a step outside all parts is "other"."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -215,14 +221,14 @@ class TimeSplit:
             self._communication_seconds += communication_seconds
 
     def add(self, **seconds: float) -> None:
-        """Add seconds by name."""
+        """Add seconds to parts, given by name."""
         for name, more in seconds.items():
             self._sums[name] += more
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds by name.
+        """Return the seconds by part.
 
-        "communication" is contained in the other parts, and is estimated from the steps that measured it.
+        "communication" is contained in the other parts; it is estimated from the steps that measured it.
         """
         share = self._communication_seconds / self._measured_seconds if self._measured_seconds else 0.0
         in_steps = sum(self._sums.values()) - self._sums["checkpoint"] - self._sums["evaluation"]
@@ -257,10 +263,11 @@ class Throughput:
 
 
 class PerfClock:
-    """A clock of mode: perf: it times the steps after the first quarter, which allocates and compiles.
+    """The clock of mode: perf, which times the steps after the first quarter; that quarter allocates and
+    compiles.
 
-    It waits for the device at the beginning and at the end, so that work still running on a GPU is counted.
-    Only rank 0's clock is read.
+    It waits for the device at the beginning and at the end, so that unfinished work on a GPU is counted. Only
+    rank 0's clock is read.
     """
 
     def __init__(self, train_steps: int, device: torch.device):
@@ -271,7 +278,7 @@ class PerfClock:
         """Set by the last step."""
 
     def at(self, step: int, consumed_samples: int) -> None:
-        """Record that `step` steps are done, with `consumed_samples` sequences."""
+        """Record that `step` steps are complete, with `consumed_samples` sequences."""
         if step == self._first:
             self._begun = self._now(), consumed_samples
         elif step == self._last and self._begun is not None:
@@ -284,10 +291,11 @@ class PerfClock:
 
 
 def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure FLOP/s of large square products in `dtype`: the best of a few attempts.
+    """Measure the FLOP/s of large square products in `dtype`: the best of a few attempts.
 
     On a GPU an attempt is ten products in a row, long enough to reach the clock rate of training. A processor
-    without units for `dtype` takes seconds for one attempt: no further one begins after the first second.
+    without units for `dtype` takes seconds for one attempt, so no further attempt begins after the first
+    second.
     """
     on_gpu = device.type == "cuda"
     size, products = (8192, 10) if on_gpu else (1024, 1)
@@ -304,7 +312,7 @@ def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def settle(device: torch.device) -> None:
-    """Wait until all work of the device is done."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""Job and attempt of this rank, and its final report to the wrapper that started it.
+"""The job and attempt of this rank, and its final report to the wrapper process that started it.
 
 The environment carries only names: NBTRAIN_JOB, NBTRAIN_ATTEMPT, and NBTRAIN_EXIT_FD for the wrapper's pipe.
 Everything that changes between attempts is in job.json.
@@ -25,12 +25,14 @@ def find_job(run: RunDir) -> JobDir:
 
 
 def this_attempt_number() -> int:
-    """Return the attempt's number from 0; 0 for a rank that is started manually."""
+    """Return the number of this attempt, from 0; 0 for a rank that was started manually."""
     return int(os.environ.get("NBTRAIN_ATTEMPT", "0"))
 
 
 def this_attempt(run: RunDir) -> AttemptRecord:
-    """Return the record of this rank's attempt; for a manually started rank, made from the configuration."""
+    """Return the record of this rank's attempt. For a manually started rank, it is built from the
+    configuration.
+    """
     number = this_attempt_number()
     record = JobRecord.read(find_job(run).job_json)
     found = record.attempt_record(number) if record else None
@@ -38,9 +40,10 @@ def this_attempt(run: RunDir) -> AttemptRecord:
 
 
 def report_outcome(outcome: str, step: int | None, message: str, detail: str = "") -> None:
-    """Send outcome, step, message and detail, as in records.ExitRecord, as one line of JSON.
+    """Send outcome, step, message and detail (see records.ExitRecord) to the wrapper as one line of JSON.
 
-    A rank cannot report that it was killed. Without a wrapper this does nothing: the message is in the log.
+    A rank that is killed cannot report it. Without a wrapper this does nothing, because the message is in the
+    log.
     """
     number = os.environ.get("NBTRAIN_EXIT_FD")
     if number is None:

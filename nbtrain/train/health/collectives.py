@@ -1,4 +1,4 @@
-"""Record of the collective that this rank is in, for the heartbeat and for the diagnosis of a hang.
+"""Records which collective this rank is in, for the heartbeat and for the diagnosis of a hang.
 
 install() replaces the functions of torch.distributed once. The replacements record the collective's name,
 group and number before they call the original. DeepSpeed and nbtrain both call collectives through that
@@ -46,7 +46,7 @@ PAIRED = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 
 
 class CollectiveWatch:
-    """A recorder of the collectives of this process, from install() on."""
+    """Records the collectives of this process, once install() has been called."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -65,11 +65,13 @@ class CollectiveWatch:
         dist.Work.wait = self._waited(dist.Work.wait)  # type: ignore[method-assign]
 
     def name_group(self, kind: str, group: dist.ProcessGroup | None) -> None:
-        """Register the kind of a group, so that reports can name it."""
+        """Register what kind of group this is, so that reports can name it."""
         self._groups[group] = (kind, *_ranks_and_name(group))
 
     def current(self) -> Collective | None:
-        """Return the collective that this rank is in, or its last one, or None. Another thread calls it."""
+        """Return the collective that this rank is in, else its last one; None before the first. Called by
+        another thread.
+        """
         last, waiting = self._last, self._waiting
         if last is None:
             return None

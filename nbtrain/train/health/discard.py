@@ -1,4 +1,4 @@
-"""Discarding of a bad step's gradients in every kind of DeepSpeed engine."""
+"""Discards a bad step's gradients, in every kind of DeepSpeed engine."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID, DeepSpee
 def discard_gradients(engine: Any) -> None:
     """Discard the gradients accumulated for the coming step, as if the step had never begun.
 
-    Weights, masters, moments and the optimizer's step count stay unchanged; DeepSpeed's counters are as after
-    a step that DeepSpeed skips. For every optimizer that nbtrain builds, this does what DeepSpeed does after
-    an fp16 overflow, except that the loss scale stays. All ranks call it instead of engine._take_model_step
-    (deepspeed/runtime/engine.py; the branches on `overflow` in zero/stage_1_and_2.py, zero/stage3.py and
-    bf16_optimizer.py, 0.19). Raises TypeError for an unknown optimizer.
+    Weights, master weights, moments and the optimizer's step count do not change; DeepSpeed's counters are as
+    after a step that DeepSpeed skips. For every optimizer that nbtrain builds, this does what DeepSpeed does
+    after an fp16 overflow, except that the loss scale does not change. All ranks call it instead of
+    engine._take_model_step (deepspeed/runtime/engine.py; the branches on `overflow` in zero/stage_1_and_2.py,
+    zero/stage3.py and bf16_optimizer.py, 0.19). Raises TypeError for an unknown optimizer.
     """
     optimizer = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
@@ -42,7 +42,7 @@ def discard_gradients(engine: Any) -> None:
 
 
 def gradient_norm(module: torch.nn.Module) -> torch.Tensor:
-    """Return the norm over all gradients of this rank, as a scalar on the device."""
+    """Return the norm over all gradients of this rank, a scalar on the device."""
     gradients = [parameter.grad for parameter in module.parameters()]
     return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
 
@@ -62,8 +62,8 @@ def _discard_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> None:
 def finish_own_skip(optimizer: Any) -> None:
     """Clear the sums of gradients that DeepSpeed 0.19 keeps when it skips a step by itself.
 
-    With 16-bit weights, fp32 accumulation and offload to the CPU they hold the NaN or Inf of the overflow, so
-    every later step would overflow too.
+    With 16-bit weights, fp32 accumulation and CPU offload, the sums would keep the NaN or Inf of the
+    overflow, and every later step would overflow too.
     """
     if not isinstance(optimizer, DeepSpeedZeroOptimizer):
         return

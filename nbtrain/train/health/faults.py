@@ -1,9 +1,10 @@
-"""Fault injection, to show the handling of faults on a healthy run: for tests and docs/try-a-fault.md.
+"""Fault injection, to show how faults are handled on a healthy run: for tests and docs/try-a-fault.md.
 
     NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'
 
 The variable is set in backend.env; the supervisor copies it into the attempt's record. Without it this module
-does nothing. Without `rank` or `attempt` the fault is for every rank or attempt. `do` is one of
+does nothing. A fault without `rank` or `attempt` applies to every rank or attempt. `do` is one of
+
     nan              the step's loss, and with it its gradient, becomes NaN
     spike            the step's loss, and with it its gradient, is multiplied by `factor` (100)
     weights          a weight of this rank becomes NaN after the step
@@ -26,7 +27,7 @@ _PIECE_BYTES = 64 << 20
 
 
 class Faults:
-    """Faults of this rank in this attempt."""
+    """The faults of this rank in this attempt."""
 
     def __init__(self, orders: Sequence[dict[str, Any]], rank: int, attempt: int):
         self._mine = [
@@ -42,16 +43,18 @@ class Faults:
         return None
 
     def spoils_weights(self, step: int) -> bool:
-        """Return whether a weight must become NaN after `step`."""
+        """Return whether a weight is to become NaN after `step`."""
         return bool(list(self._due(step, lambda do: do == "weights")))
 
     def at(self, step: int) -> None:
-        """Execute the faults for the beginning of `step`."""
+        """Cause the faults that are due at the beginning of `step`."""
         for fault in self._due(step, lambda do: do not in ("nan", "spike", "weights")):
             _suffer(fault)
 
     def _due(self, step: int, wanted: Callable[[str], bool]) -> Iterator[dict[str, Any]]:
-        """Yield the faults of `step`; the rank's log records each with its time, to measure the recovery."""
+        """Yield the faults of `step`. The rank's log records the time of each, so that the recovery can be
+        measured.
+        """
         for fault in self._mine:
             if fault["step"] == step and wanted(fault["do"]):
                 print(f"fault on order: {fault['do']} at step {step}, time {time.time():.3f}", flush=True)

@@ -1,4 +1,4 @@
-"""Check for finite weights: others must not be saved, and skipping steps does not fix them."""
+"""Checks that weights are finite: others must not be saved, and skipping steps does not fix them."""
 
 import math
 from typing import Any
@@ -13,10 +13,10 @@ NAMES_SHOWN = 3
 
 
 def bad_weights(module: torch.nn.Module, world: World) -> str:
-    """Return the names of parameters that hold a NaN or an Inf on any rank; "" if none does.
+    """Return the names of parameters that hold a NaN or an Inf on any rank; "" if there are none.
 
-    All ranks call it together. Each rank reads its own part of the weights, except on NVMe, and waits for the
-    device.
+    All ranks call it together, and each waits for its device. Each rank reads its own part of the weights;
+    weights offloaded to NVMe are not read.
     """
     parts = {name: local_part(parameter) for name, parameter in module.named_parameters()}
     parts = {name: part for name, part in parts.items() if part.numel()}
@@ -34,7 +34,7 @@ def bad_weights(module: torch.nn.Module, world: World) -> str:
 
 
 def local_part(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return the parameter, or under ZeRO 3 this rank's part of it without the uninitialized padding."""
+    """Return the parameter or, under ZeRO 3, this rank's part of it without the uninitialized padding."""
     if not hasattr(parameter, "ds_tensor"):
         return parameter.detach()
     zero: Any = parameter

@@ -1,8 +1,9 @@
-"""Heartbeat of a rank: its phase, its step, its collective and, on rank 0, the progress of the training.
+"""The heartbeat of a rank: its phase, its step, its collective and, on rank 0, the progress of the training.
 
-The file is renewed at every change of phase, and once a second by a thread, which also runs while the rank
-hangs in a collective. So a fresh file does not prove that the rank makes progress; a rising progress count
-does. Phases nest (a save inside the training); the time of an inner phase does not count for the outer one.
+The file is written again at every change of phase, and once a second by a thread, which also runs while the
+rank hangs in a collective. A recent file therefore does not prove that the rank makes progress; a rising
+progress count does. Phases nest (a save inside the training); the time of an inner phase does not count for
+the outer one.
 """
 
 import contextlib
@@ -28,12 +29,12 @@ BEAT_SECONDS = 1.0
 
 
 class HeartbeatWriter:
-    """A writer of heartbeat/<rank>.json, and of an event for each phase if `events` is set."""
+    """Writes heartbeat/<rank>.json and, if `events` is set, an event for each phase."""
 
     events: EventWriter | None = None
-    """Writer of phase events; rank 0 only."""
+    """Writer of phase events; only on rank 0."""
     progress: TrainingProgress | None = None
-    """Progress in every heartbeat; rank 0 only."""
+    """Progress that every heartbeat contains; only on rank 0."""
     collectives: "CollectiveWatch | None" = None
     """Recorder of the collective that this rank is in, and of the number begun or ended."""
     compute_seconds: float | None = None
@@ -61,14 +62,16 @@ class HeartbeatWriter:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Renew the file from a thread from now on, and write all stacks to stderr on STACK_SIGNAL."""
+        """Start the thread that writes the file, and make STACK_SIGNAL write all stacks to stderr."""
         faulthandler.register(STACK_SIGNAL, file=sys.stderr, all_threads=True)
         self._dumps_stack = True
         self._thread = threading.Thread(target=self._renew, name="heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and renew the file once more, so that it shows the same step as the exit record."""
+        """End the thread and write the file a last time, so that it shows the same step as the exit
+        record.
+        """
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -76,7 +79,9 @@ class HeartbeatWriter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Run the body as a phase, and write an event with its own seconds unless it raises."""
+        """Run the body as a phase, and write an event with the seconds of the phase itself, unless it
+        raises.
+        """
         assert name in PHASES
         outer, outer_inner = self._phase, self._inner_seconds
         started = time.monotonic()
@@ -99,7 +104,7 @@ class HeartbeatWriter:
                 self._enter(outer)
 
     def beat(self, step: int | None = None) -> None:
-        """Count one more sign of progress; cheap enough for every micro batch."""
+        """Count a sign of progress; cheap enough to be called for every micro batch."""
         if step is not None:
             self.step = step
         self._beats += 1
@@ -107,7 +112,9 @@ class HeartbeatWriter:
             self.write()
 
     def write(self) -> None:
-        """Renew the file now. A failed write does not end the rank, because important data is elsewhere."""
+        """Write the file now. A failed write does not end the rank, because all important data is in other
+        files.
+        """
         with self._lock:
             self._written = time.monotonic()
             # A network disk may fail once and recover: the next heartbeat tries again.

@@ -2,21 +2,22 @@
 
     stop      the job fails and reports step, loss, norm, ranks and samples
     skip      the gradients are discarded before the weights are updated; weights, moments and Adam's step
-              count stay, so the next step is bit for bit the same as without the bad step. If the weights
-              themselves are NaN or Inf, skipping cannot help: the job ends.
+              count do not change, so the next step is bit for bit the same as without the bad step. If the
+              weights themselves are NaN or Inf, skipping cannot help: the job ends.
     rollback  the ranks exit cleanly; the supervisor starts them again from the newest checkpoint and skips
               the samples up to the bad step (rollbacks.json, DataState.skipped_sample_ranges)
 
-Time at which a step is checked:
+When a step is checked:
 
     skip             inside DeepSpeed's _take_model_step, which both of its engines call at the end of
                      accumulation: one all-reduce of three numbers and one wait for the device in every step
     stop, rollback   after the step, once its averaged loss and norm have arrived: on a GPU during the next
                      step, from a pinned copy, and always before anything is saved (settle). No wait.
 
-The numbers are averages over all ranks, so every rank sees the same ones and decides alike. With ZeRO 1 to 3
-DeepSpeed skips a step whose gradient norm is NaN or Inf without a report: that counts as a bad step here. The
-exception is fp16 with a dynamic loss scale, which finds its scale by overflows: they are counted apart.
+The numbers are averages over all ranks, so every rank has the same numbers and decides alike. With ZeRO 1 to
+3, DeepSpeed skips a step whose gradient norm is NaN or Inf without a report; here that counts as a bad step.
+The exception is fp16 with a dynamic loss scale, which finds its scale by overflows: these are counted
+separately.
 """
 
 import logging
@@ -54,10 +55,10 @@ DONE = {
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """Outcome of a step."""
+    """The outcome of a step."""
 
     skipped: bool = False
-    """Whether the weights were not updated because of the policy."""
+    """Whether the policy prevented the update of the weights."""
     overflowed: bool = False
     """Whether the weights were not updated because fp16's loss scale was too high."""
     reason: str = ""
@@ -65,7 +66,7 @@ class StepVerdict:
 
 @dataclass
 class _Step:
-    """A step that is computed or checked; its tensors may still be in flight."""
+    """A step that is being computed or checked; its tensors may not be computed yet."""
 
     number: int
     positions: tuple[int, int]
@@ -73,7 +74,7 @@ class _Step:
     loss: torch.Tensor | None = None
     norm: torch.Tensor | None = None
     tokens_in_loss: torch.Tensor | None = None
-    """0: the step has no loss; None: every token is in it."""
+    """Number of tokens in the loss: 0 if the step has no loss, None if every token is in it."""
     copied: torch.cuda.Event | None = None
 
     @property
@@ -82,11 +83,11 @@ class _Step:
 
     @property
     def has_loss(self) -> bool:
-        """Whether a token of the step is in the loss; waits for the device."""
+        """Return whether a token of the step is in the loss; waits for the device."""
         return self.tokens_in_loss is None or float(self.tokens_in_loss) > 0
 
     def copy(self, loss: torch.Tensor, norm: torch.Tensor | float | None, on_gpu: bool) -> None:
-        """Keep loss and norm; on a GPU in host memory, once `copied` has happened."""
+        """Store loss and norm; on a GPU they are in host memory once the event `copied` has happened."""
         self.loss, self.norm = loss.detach(), None if norm is None else torch.as_tensor(norm).detach()
         if on_gpu:
             self.loss = _pinned(self.loss)
@@ -97,7 +98,7 @@ class _Step:
 
 
 class StepHistory:
-    """Record of earlier steps, and the rules by which a step counts as bad compared with them."""
+    """The losses of earlier steps, and the rules by which a step counts as bad compared with them."""
 
     def __init__(self, stability: StabilityConfig, rollbacks: int):
         self.counts = {
@@ -127,7 +128,7 @@ class StepHistory:
     def kind(self, loss: float, norm: float | None, has_loss: bool = True) -> str:
         """Return "nan", "spike", or "" for a good step. DeepSpeed reports a NaN norm as -1.
 
-        Losses that were all 0, as preference losses can become, do not define a threshold for a spike.
+        If all earlier losses were 0, as preference losses can become, there is no threshold for a spike.
         """
         if not math.isfinite(loss) or (norm is not None and (not math.isfinite(norm) or norm < 0)):
             return "nan"
@@ -141,7 +142,7 @@ class StepHistory:
         return "spike" if mean > 0 and loss > self._stability.loss_spike_factor * mean else ""
 
     def skip(self, step: int) -> int:
-        """Count a skipped step; how many of the last loss_spike_window_steps steps were skipped."""
+        """Count a skipped step; return how many of the last loss_spike_window_steps steps were skipped."""
         self.counts["skipped_steps"] += 1
         self._skipped.append(step)
         while self._skipped[0] <= step - self._stability.loss_spike_window_steps:
@@ -149,18 +150,18 @@ class StepHistory:
         return len(self._skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON: recent losses, skipped steps and counts."""
+        """Return the state for a checkpoint as JSON values: recent losses, skipped steps and counts."""
         return {"losses": list(self.losses), "skipped": list(self._skipped), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what state_dict() returned; rollbacks are counted by the job, not by the checkpoint."""
+        """Restore the result of state_dict(). Rollbacks are counted by the job, not by the checkpoint."""
         self.losses.extend(state["losses"])
         self._skipped.extend(state["skipped"])
         self.counts |= {**state["counts"], "rollbacks": self.counts["rollbacks"]}
 
 
 class StepGuard:
-    """A guard that checks every step of one engine. All ranks call all methods together.
+    """Checks every step of one engine. All ranks call all methods together.
 
     begin_step -> forward, backward, engine.step() or train_batch() -> end_step; settle() before a save.
     """
@@ -173,7 +174,7 @@ class StepGuard:
         events: EventWriter | None,
         run: RunDir | None = None,
     ):
-        """Set up the guard; `run` has the record of rollbacks."""
+        """Set up the guard; `run` provides the record of rollbacks."""
         self.config = config
         self.world = world
         self.events = events
@@ -194,7 +195,9 @@ class StepGuard:
         self._take_model_step: Callable[..., None] = engine._take_model_step
 
     def install(self) -> None:
-        """Run the guard between the last backward pass and the optimizer (train/engine/patches.py)."""
+        """Have the engine run the guard between the last backward pass and the optimizer
+        (train/engine/patches.py).
+        """
         self._engine._take_model_step = self._guarded
 
     def begin_step(
@@ -204,11 +207,12 @@ class StepGuard:
         local_loss: Callable[[], torch.Tensor | None],
         tokens_in_loss: Callable[[], torch.Tensor | None] = lambda: None,
     ) -> None:
-        """Prepare for the first forward pass of `step`, which reads the positions [first, last) of the order.
+        """Prepare for the first forward pass of `step`, which reads positions [first, last) of the order.
 
-        `local_loss`, called once after all micro batches, returns this rank's own mean loss (fp32 scalar on
-        the device), or None if another pipeline stage computes the loss. `tokens_in_loss`, called after them
-        too, returns the number of tokens of all ranks in the mean loss; None stands for all tokens.
+        `local_loss` is called once, after all micro batches. It returns this rank's own mean loss (fp32
+        scalar on the device), or None if another pipeline stage computes the loss. `tokens_in_loss` is called
+        after them too. It returns the number of tokens of all ranks in the mean loss, where None means all
+        tokens.
         """
         self._step, self._local_loss = _Step(step, positions), local_loss
         self._tokens_in_loss = tokens_in_loss
@@ -217,10 +221,11 @@ class StepGuard:
         self._faults.at(step)
 
     def end_step(self, loss: torch.Tensor, grad_norm: torch.Tensor | float | None) -> StepVerdict:
-        """Judge the step; `loss` and `grad_norm` are over all ranks and may still be in flight.
+        """Decide whether the step was good; `loss` and `grad_norm` are over all ranks and may not be computed
+        yet.
 
-        Raises StabilityError if the step, or on a GPU the one before it, ends the job, and RollbackError if
-        the job rolls back to a checkpoint.
+        Raises StabilityError if the step or, on a GPU, the step before it ends the job, and RollbackError if
+        the job is rolled back to a checkpoint.
         """
         step, precision = self._step, self.config.precision
         step.tokens_in_loss = self._tokens_in_loss()
@@ -244,13 +249,14 @@ class StepGuard:
         return StepVerdict()
 
     def settle(self) -> None:
-        """Check every step that was computed; waits for the device. Raises like end_step."""
+        """Check every step computed so far; waits for the device. Raises the errors of end_step."""
         self._look(keep=0)
 
     def check_weights(self) -> None:
-        """Raise before a save, by the policy for NaN, if a weight is NaN or Inf. Waits for the device.
+        """Raise before a save if a weight is NaN or Inf, according to the policy for NaN. Waits for the
+        device.
 
-        A good loss does not suffice: the last update, or faulty memory, may have damaged the weights later.
+        A good loss is not enough: the last update, or faulty memory, may have damaged the weights later.
         """
         if not (names := bad_weights(self._engine.module, self.world)):
             return
@@ -269,7 +275,7 @@ class StepGuard:
         )
 
     def _guarded(self, lr_kwargs: dict[str, Any] | None = None) -> None:
-        """Call DeepSpeed's _take_model_step, unless the step is bad and can still be discarded."""
+        """Call DeepSpeed's _take_model_step unless the step is bad and can still be discarded."""
         own = self._local_loss()
         self._step.own_loss = None if own is None else own.detach().float().clone()
         if self._acts_before_the_step:
@@ -285,7 +291,9 @@ class StepGuard:
             finish_own_skip(self._engine.optimizer)
 
     def _over_ranks(self, own_loss: torch.Tensor | None) -> tuple[float, bool]:
-        """Return the mean loss over ranks, and whether the gradients are finite, unless ZeRO checks that."""
+        """Return (mean loss over ranks, whether the gradients are finite); ZeRO checks the gradients
+        itself.
+        """
         sums = torch.zeros(3, dtype=torch.float32, device=self.world.device)
         if own_loss is not None:
             sums[0], sums[1] = own_loss, 1.0
@@ -310,7 +318,7 @@ class StepGuard:
     def _act(
         self, step: _Step, kind: str, loss: float | None, norm: float | None, scale_advice: str = ""
     ) -> StepVerdict:
-        """Carry out the policy for a bad step: return for skip, raise for the others."""
+        """Apply the policy to a bad step: return for skip, raise for the others."""
         stability, field = self.config.stability, "on_nan" if kind == "nan" else "on_loss_spike"
         policy = getattr(stability, field)
         own = None if step.own_loss is None else float(step.own_loss)
@@ -369,7 +377,7 @@ def _describe(
 ) -> str:
     """Describe what is wrong with a step, on which ranks and samples.
 
-    `own_losses`: the losses of all ranks, None for a rank without one.
+    `own_losses` holds the losses of all ranks, with None for a rank without a loss.
     """
     losses = {rank: own for rank, own in enumerate(own_losses) if own is not None}
     if kind == "spike":
@@ -393,7 +401,7 @@ def _describe(
 
 
 def _scale_advice(config: RunConfig, loss: float | None) -> str:
-    """Return the fix for an fp16 overflow with a fixed loss scale; "" if the scale is not at fault."""
+    """Return the fix for an fp16 overflow with a fixed loss scale; "" if the scale is not the cause."""
     precision = config.precision
     # A scale of 1 or less does not make the gradient of a good loss infinite.
     is_scale = precision.dtype == "fp16" and precision.fp16.loss_scale > 1

@@ -1,1 +1,1 @@
-"""Profile of a few steps, with a summary and a picture."""
+"""Profiles of a few steps, with a summary and a picture."""

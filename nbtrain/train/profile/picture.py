@@ -1,4 +1,4 @@
-"""A profile as one SVG picture: time by category, phases, the costliest operators, memory over time.
+"""Draws a profile as one SVG picture: time by category, phases, most expensive operators, memory over time.
 
 A browser and JupyterLab show it without further help, and a training run loads no plotting library.
 """
@@ -24,7 +24,7 @@ INK, SOFT = "#1f2328", "#6b7280"
 
 
 def picture(summary: dict[str, Any]) -> str:
-    """Return the SVG document of a ProfileSummary, given as a dict."""
+    """Return a ProfileSummary, given as a dict, as an SVG document."""
     seconds, steps = summary["seconds"], summary["steps"]
     line = f"{summary['device']}, {amounts.counted(steps, 'step')}, {seconds / steps * 1e3:.4g} ms a step"
     parts = [_text(MARGIN, 30, summary["title"], size=16, weight="600"), _text(MARGIN, 50, line, color=SOFT)]
@@ -43,7 +43,7 @@ def picture(summary: dict[str, Any]) -> str:
 
 
 def _categories(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
-    """Return the pieces of one bar by category, from `y` down, and their lower end."""
+    """Return (the SVG elements of a bar by category whose top is at `y`, its lower end)."""
     whole = summary["seconds"] or 1.0
     x, width = float(MARGIN), WIDTH - 2 * MARGIN
     shown = [(name, own) for name, own in summary["categories"].items() if own > 0]

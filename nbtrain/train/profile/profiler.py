@@ -1,12 +1,13 @@
-"""torch.profiler over a few steps, into output/<run>/profiling/.
+"""Runs torch.profiler over a few steps and writes into output/<run>/profiling/.
 
     rank0.step<N>.trace.json.gz     the timeline of one cycle, for Perfetto or chrome://tracing
-    rank0.step<N>.txt, .json, .svg  what it says, in a page, as data and as a picture (summary.py)
+    rank0.step<N>.txt, .json, .svg  its summary as a page, as data and as a picture (summary.py)
     rank0.step<N>.memory.pickle     on a GPU, with profile.memory_snapshot: every allocation, for
                                     pytorch.org/memory_viz
 
-N is the last step of the cycle. The cycle is profile.wait_steps, warmup_steps, active_steps, `repeat` times:
-by default steps 2 to 4 and 7 to 9 of the job are kept, counted from 0, as the upstream example does.
+N is the last step of the cycle. A cycle is profile.wait_steps, warmup_steps and active_steps, and is repeated
+`repeat` times. By default steps 2 to 4 and 7 to 9 of the job are kept, counted from 0, as in the upstream
+example.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 def profiling(
     settings: ProfileConfig, run: RunDir, rank: int, first_step: int, events: EventWriter | None
 ) -> Iterator[Callable[[], None]]:
-    """Profile the body, if this rank is profiled; call the yielded function after each step."""
+    """Profile the body if this rank is to be profiled. Call the yielded function after each step."""
     if not settings.enabled or (rank != 0 and not settings.all_ranks):
         yield lambda: None
         return
@@ -111,7 +112,9 @@ def write_trace(trace: profiler.profile, stem: Path, title: str) -> Path:
 
 @contextlib.contextmanager
 def _hidden_until_whole(path: Path) -> Iterator[str]:
-    """Return a temporary name for `path`, which torch opens itself; its suffix makes torch compress."""
+    """Yield a temporary name for `path`, renamed when complete: torch opens the file itself, and its suffix
+    selects gzip.
+    """
     temporary = path.with_name(f".{path.name}")
     try:
         yield str(temporary)
@@ -121,14 +124,14 @@ def _hidden_until_whole(path: Path) -> Iterator[str]:
 
 
 class Snapshots:
-    """A recorder of a GPU allocator's history, from a cycle's warm-up to its end."""
+    """Records a GPU allocator's history from a cycle's warm-up to its end."""
 
     def __init__(self, wanted: bool):
         self._wanted = wanted
         self._recording = False
 
     def begin(self) -> None:
-        """Start recording, if it is enabled and has not started."""
+        """Start recording if it is enabled and has not started."""
         if self._wanted and not self._recording:
             torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
             self._recording = True

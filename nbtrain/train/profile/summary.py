@@ -1,16 +1,16 @@
-"""Summary of a profile on one page: sentences, time shares, costliest operators, memory over time.
+"""Summarizes a profile on one page: sentences, time shares, most expensive operators, memory over time.
 
     chrome trace of torch.profiler -> ProfileSummary -> rank<r>.step<n>.txt, .json and .svg (picture.py)
 
-Every moment of the profiled steps goes to one category, so that the shares add up to the whole:
+Every moment of the profiled steps belongs to one category, so that the shares add up to the whole:
 
-    on a GPU   the kernel that runs; of several at once the first in CATEGORIES, so that communication is only
-               what no computation hides; idle if nothing runs
+    on a GPU   the kernel that runs; if several run at once, the first in CATEGORIES, so that communication
+               is only the part that no computation hides; idle if nothing runs
     on a CPU   the innermost operator of the training's thread; between operators communication if gloo's
-               threads are in a collective, else idle
+               threads are in a collective, otherwise idle
 
-What runs inside attention or the optimizer's step counts as attention or optimizer. An operator's time is its
-own, without the operators that it calls.
+Work inside attention or the optimizer's step counts as attention or optimizer. An operator's time excludes
+the operators that it calls.
 """
 
 import gzip
@@ -43,7 +43,7 @@ TIMELINE_BARS = 500
 
 @dataclass
 class Operator:
-    """Calls of one operator, products with one set of shapes."""
+    """The calls of one operator; matrix products have an entry per set of shapes."""
 
     name: str
     category: str
@@ -66,13 +66,13 @@ class ProfileSummary:
     categories: dict[str, float]
     """Seconds by name in CATEGORIES; they add up to `seconds`."""
     hidden_communication_seconds: float
-    """Communication hidden by computation, on a GPU."""
+    """Seconds of communication that computation hides, on a GPU."""
     parts: dict[str, float]
-    """Seconds by part of the step, on the host's clock; time outside of all parts is omitted."""
+    """Seconds by part of the step, on the host's clock; time outside all parts is omitted."""
     operators: list[Operator]
-    """The costliest ones."""
+    """The most expensive operators."""
     flops: float
-    """FLOPs of all matrix products, by their shapes."""
+    """FLOPs of all matrix products, computed from their shapes."""
     memory: list[tuple[float, int]]
     """(seconds from the first step's start, bytes allocated); on CPU since the profile began."""
     peak_memory_bytes: int
@@ -80,15 +80,15 @@ class ProfileSummary:
     timeline: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Intervals in which each part ran, on the host's clock: seconds from the first step's start."""
     step_ends: list[float] = field(default_factory=list)
-    """Seconds from the first step's start."""
+    """End of each step, in seconds from the first step's start."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary as its file holds it, with the sentences."""
+        """Return the content of the summary's JSON file, which includes the sentences."""
         own = asdict(self)
         return {**own, "words": words(own)}
 
     def text(self) -> str:
-        """Return the page as text."""
+        """Return the summary as a page of text."""
         lines = [
             f"{self.title} | {self.device} | {amounts.counted(self.steps, 'step')}, {self.seconds:.4g} s, "
             f"{self.seconds / self.steps * 1e3:.4g} ms a step",
@@ -125,7 +125,7 @@ class ProfileSummary:
 
 
 def write_summary(trace_path: Path, title: str) -> Path:
-    """Summarize a chrome trace in <stem>.txt, .json and .svg next to it, and return the path of the text."""
+    """Summarize a chrome trace in <stem>.txt, .json and .svg next to it, and return the path of the .txt."""
     with gzip.open(trace_path) as stream:
         summary = summarize(json.load(stream), title)
     stem = trace_path.name.removesuffix(".trace.json.gz")
@@ -183,7 +183,9 @@ def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
 
 
 def _timeline(parts: dict[str, list[Interval]], window: Interval) -> dict[str, list[tuple[float, float]]]:
-    """Return the intervals of each part; if over TIMELINE_BARS, neighbors with the shortest gaps merge."""
+    """Return the intervals of each part. Beyond TIMELINE_BARS intervals, neighbours with the shortest gaps
+    are merged.
+    """
     found = {}
     for name, intervals in parts.items():
         clipped = [(max(begin, window[0]), min(end, window[1])) for begin, end in intervals]
@@ -199,7 +201,7 @@ def _timeline(parts: dict[str, list[Interval]], window: Interval) -> dict[str, l
 
 
 def _shares(stretches: dict[str, list[Interval]], window: Interval) -> tuple[dict[str, float], float]:
-    """Return the seconds by category, each moment counted once, and the hidden communication."""
+    """Return (seconds by category, each moment counted once; seconds of hidden communication)."""
     covered: list[Interval] = []
     shares, hidden = {}, 0.0
     for name in list(CATEGORIES)[:-1]:
@@ -226,7 +228,7 @@ def _memory(events: list[dict[str, Any]], window: Interval, device: str) -> list
 
 
 def _thinned(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return at most TIMELINE_POINTS points, the highest of each chunk, so that no peak is lost."""
+    """Return at most TIMELINE_POINTS points: the highest of each chunk, so that no peak is lost."""
     size = -(-len(points) // TIMELINE_POINTS) or 1
     return [max(points[at : at + size], key=lambda point: point[1]) for at in range(0, len(points), size)]
 

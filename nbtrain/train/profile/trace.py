@@ -1,4 +1,4 @@
-"""The events of a chrome trace: which part of a step and which kind of work each belongs to."""
+"""The events of a chrome trace, each assigned to a part of the step and a kind of work."""
 
 import bisect
 import collections
@@ -64,7 +64,7 @@ Stretch = tuple[str, str, Interval, float, bool]
 
 
 def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Interval]]) -> Iterator[Stretch]:
-    """Return the innermost operators of the training thread, and the collectives on the other threads."""
+    """Yield the innermost operators of the training thread, and the collectives on the other threads."""
     for event in events:
         if event["tid"] != thread and category_of(event["name"]) == "communication":
             yield _name(event), "communication", (event["ts"], event["ts"] + event["dur"]), 0.0, True
@@ -105,7 +105,7 @@ def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Int
 def on_device(
     events: list[dict[str, Any]], kernels: list[dict[str, Any]], parts: dict[str, list[Interval]]
 ) -> Iterator[Stretch]:
-    """Return kernels and copies, named by the operator that launched them."""
+    """Yield kernels and copies, named by the operator that launched them."""
     launchers = {
         event["args"]["External id"]: event
         for event in events
@@ -137,7 +137,7 @@ def on_device(
 
 
 def product_flops(event: dict[str, Any]) -> float:
-    """Return the FLOPs of a matrix product by its recorded shapes; 0 for anything else."""
+    """Return the FLOPs of a matrix product by its recorded shapes; 0 for other operators."""
     dims = [dim for dim in event.get("args", {}).get("Input Dims", []) if isinstance(dim, list)]
     name = event["name"]
     try:
@@ -164,7 +164,7 @@ def product_flops(event: dict[str, Any]) -> float:
 
 
 def parts_of(events: list[dict[str, Any]]) -> dict[str, list[Interval]]:
-    """Return the intervals of the step's parts, where a part inside another is subtracted from it."""
+    """Return the intervals of each part of the step, without the intervals of parts inside it."""
     marked = [
         event
         for event in events
@@ -205,7 +205,9 @@ def _name(event: dict[str, Any]) -> str:
 
 
 def shortened(name: str, letters: int) -> str:
-    """Shorten a name to this many characters: the end of a kernel's template arguments matters little."""
+    """Shorten a name to this many characters. The end is cut, because a kernel's template arguments matter
+    little.
+    """
     return name if len(name) <= letters else name[: letters - 3] + "..."
 
 

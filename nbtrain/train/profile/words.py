@@ -1,4 +1,4 @@
-"""Sentences about a profile: where the time goes, what holds up a step, when memory peaks."""
+"""Sentences about a profile: how the time is spent, what delays a step, when memory peaks."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""Trials of DeepSpeed's autotuner with the run's own model, data and engine."""
+"""Trials for DeepSpeed's autotuner, with the run's own model, data and engine."""

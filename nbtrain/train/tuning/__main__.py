@@ -1,11 +1,12 @@
-"""Program that DeepSpeed's autotuner starts on every rank: one trial, or after the tuning the job itself.
+"""The program that DeepSpeed's autotuner starts on every rank: a trial or, after the tuning, the job itself.
 
     deepspeed --autotuning tune JOB_FOLDER/autotune.py RUN_DIR --deepspeed_config JOB_FOLDER/autotune.json
     deepspeed --autotuning run  ... --then python3 -m nbtrain.jobs.node RUN_DIR JOB_ID ...
 
-DeepSpeed starts the best trial's command again for the training (mode run), with the same JSON as base64, in
-which the tuner is still on: it would measure once more and train nothing. The file with what was found tells
-the two apart: the tuner removes it before the first trial, and writes it before that last start.
+For the training (mode run), DeepSpeed starts the best trial's command again. It passes the same JSON as
+base64, in which the tuner is still enabled, so the process would measure once more instead of training. The
+tuner's result file tells the two cases apart: the tuner removes it before the first trial, and writes it
+before that last start.
 """
 
 import argparse
@@ -51,9 +52,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train(run: RunDir, command: list[str]) -> None:
-    """Become the agent of this node with the tuner's result; ranks other than a node's first one end.
+    """Replace this process by the node's agent, with the tuner's result. Only a node's first rank does so;
+    others end.
 
-    Rank 0 changes the run's configuration: the supervisor, which it starts, is the first to read it.
+    Rank 0 first changes the run's configuration, because the supervisor, which this rank starts, is the first
+    to read it.
     """
     if os.environ["LOCAL_RANK"] != "0":
         return
@@ -72,9 +75,9 @@ def train(run: RunDir, command: list[str]) -> None:
 
 
 def _only_verdicts_on_stderr() -> int:
-    """Send stderr to stdout, and return a descriptor of the former stderr.
+    """Redirect stderr to stdout, and return a descriptor of the former stderr.
 
-    The tuner takes a trial for failed if its stderr holds the word "error" anywhere, in a warning too.
+    The tuner treats a trial as failed if its stderr contains the word "error" anywhere, even in a warning.
     """
     sys.stderr.flush()
     verdict = os.dup(2)

@@ -1,4 +1,4 @@
-"""One trial of DeepSpeed's autotuner: real steps of the run, until DeepSpeed has measured and exits."""
+"""A trial of DeepSpeed's autotuner: real steps of the run, until DeepSpeed has measured them and exits."""
 
 from typing import Any, NoReturn
 
@@ -23,9 +23,9 @@ class NoHeartbeat(HeartbeatWriter):
 
 
 def trial_config(config: RunConfig, given: dict[str, Any]) -> RunConfig:
-    """Return the run's configuration with the tuner's values, and with the tuner's section for DeepSpeed.
+    """Return the run's configuration with the tuner's values and the tuner's section for DeepSpeed.
 
-    Raises ConfigError if a rule forbids it, or if DeepSpeed would not end the trial.
+    Raises ConfigError if a rule forbids the values, or if DeepSpeed would not end the trial.
     """
     autotuning = given.get("autotuning", {})
     if autotuning.get("enabled") is not True:
@@ -42,7 +42,7 @@ def trial_config(config: RunConfig, given: dict[str, Any]) -> RunConfig:
 
 
 def run_trial(run: RunDir, config: RunConfig) -> NoReturn:
-    """Train until DeepSpeed exits by SystemExit. Called by all ranks together."""
+    """Train until DeepSpeed raises SystemExit. All ranks call it together."""
     refuse_unsupported(config)
     world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
     try:

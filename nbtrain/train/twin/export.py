@@ -23,10 +23,10 @@ ANSWER = "export.json"
 
 
 def main(trained: str, whole: str) -> int:
-    """Put the newest weights of the run `trained` into one file, and evaluate them as the run `whole`.
+    """Write the newest weights of the run `trained` into one file, and evaluate them as the run `whole`.
 
-    `whole` has the configuration of one process for the same model. The answer is export/export.json of
-    `trained`: {"validation_loss", "num_parameters", "num_tensors", "bytes"}.
+    `whole` is the configuration of a single process for the same model. The result is in export/export.json
+    of `trained`: {"validation_loss", "num_parameters", "num_tensors", "bytes"}.
     """
     run, config = RunDir(trained), load_resolved(RunDir(whole).config_yaml)
     run.export.mkdir(exist_ok=True)

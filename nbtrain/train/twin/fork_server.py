@@ -1,21 +1,22 @@
-"""Ranks forked from one process that has torch and DeepSpeed loaded: all launches pay for the imports once.
+"""Forks ranks from one process that has torch and DeepSpeed loaded, so that the imports are paid for only
+once.
 
-    python -m nbtrain.train.twin.fork_server         proof/fork_client.py starts it and asks
+    python -m nbtrain.train.twin.fork_server         proof/fork_client.py starts it and sends requests
+        {"id": 1, "ranks": 4, "function": "nbtrain.train.__main__:main", "arguments": ["output/gpt"],
+         "log": "{rank}.log", ...}
+            -> {"kind": "started", "id": 1, "pids": [...]}
+            -> {"kind": "ended", "id": 1, "exit_codes": [0, 0, 0, 0], "timed_out": false, ...}
+        {"id": 1, "signal": 15, "rank": 0}
+            -> the signal, to one rank or (rank null) to all that are left
 
-    {"id": 1, "ranks": 4, "function": "nbtrain.train.__main__:main", "arguments": ["output/gpt"],
-     "log": "{rank}.log", ...}
-      -> {"kind": "started", "id": 1, "pids": [...]}
-      -> {"kind": "ended", "id": 1, "exit_codes": [0, 0, 0, 0], "timed_out": false, ...}
-    {"id": 1, "signal": 15, "rank": 0}
-      -> the signal, to one rank or (rank null) to all that are left
+It serves proofs and tests of many ranks on few cores, on CPU only, where the imports of a rank cost more than
+a few steps of a small model. A fork is safe before there is a second thread, a process group or a parallel
+region, and the server has none of these: it imports, forks and waits. If there is a second thread, it refuses
+to fork. Every launch begins as if the ranks had just been started: with their own environment, their own log
+and a new port.
 
-For proofs and tests of many ranks on few cores, on CPU only: imports cost a rank more than a few steps of a
-small model. A fork is safe before there is a second thread, a process group or a parallel region, and the
-server has none of these: it imports, forks and waits. If there is a second thread, it refuses to fork. Every
-launch begins as if the ranks had just been started: their own environment, their own log, a new port.
-
-A rank that dies leaves the others waiting for it in a collective: they are killed `linger_seconds` later. The
-server ends, and its ranks with it, when its standard input is closed or the process that holds it dies.
+If a rank dies, the other ranks wait for it in a collective; they are killed after `linger_seconds`. The
+server ends, together with its ranks, when its standard input is closed or the process that holds it dies.
 """
 
 import contextlib
@@ -68,16 +69,16 @@ class ForkedRanks:
     deadline: float
     linger_seconds: float
     running: dict[int, int]
-    """Ranks that have not ended, {pid: rank}."""
+    """{pid: rank} of the ranks that have not ended."""
     exit_codes: list[int | None]
-    """Exit codes by rank; the negative signal number if a signal ended it, None while it runs."""
+    """Exit codes by rank: the negative signal number if a signal ended the rank, None while it runs."""
     cpu_seconds: float = 0.0
     timed_out: bool = False
     kill_at: float = field(default=float("inf"))
 
 
 class Server:
-    """Reads requests, forks, reaps and answers; one thread."""
+    """Reads requests, forks ranks, waits for their end and sends answers, in one thread."""
 
     def __init__(self, requests: int, answers: int):
         """Set up the server; `requests` and `answers` are file descriptors of JSON lines."""
@@ -86,7 +87,7 @@ class Server:
         self._launches: dict[int, ForkedRanks] = {}
 
     def serve(self) -> None:
-        """Serve until the requests are closed, and then kill what still runs."""
+        """Serve until the requests end, then kill the ranks that still run."""
         self.answer({"kind": "ready", **_abilities()})
         try:
             while True:
@@ -104,7 +105,7 @@ class Server:
             line = line[os.write(self._answers, line) :]
 
     def _read(self) -> bool:
-        """Return whether more requests may follow."""
+        """Read pending requests and carry them out. Return whether more may follow."""
         content = os.read(self._requests, 1 << 16)
         *lines, self._unread = (self._unread + content).split(b"\n")
         for line in lines:
@@ -174,7 +175,7 @@ def _signal(launch: ForkedRanks, number: int, rank: int | None = None) -> None:
 
 
 def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
-    """Run as a forked rank; never returns."""
+    """Run as a forked rank. Never returns."""
     code = 1
     try:
         # This comes first: from here on, all output and the exit code belong to this rank.
@@ -223,7 +224,9 @@ def _abilities() -> dict[str, Any]:
 
 
 def main(modules: list[str]) -> None:
-    """Import, then serve. `modules` are imported before any fork, besides those that every run needs."""
+    """Import everything, then serve. `modules` are imported before any fork, in addition to those that every
+    run needs.
+    """
     die_with_parent(signal.SIGKILL)
     # Output of libraries during their import must not appear among the answers.
     answers = os.dup(1)

@@ -163,7 +163,7 @@ def test_frames_to_be_skipped_before_the_text(sizes, workspace):
         with open_bytes(workspace / name, "here") as stream:
             assert stream.read() == CONTENT
     (workspace / "a").write_bytes(frames + b"\x04\x22\x4d\x18" + bytes(30))
-    with pytest.raises(DataError, match="a: is an lz4 file, which is not read"):
+    with pytest.raises(DataError, match="a: is an lz4 file, which is not supported"):
         open_bytes(workspace / "a", "here")
     (workspace / "a").write_bytes(frames)
     with open_bytes(workspace / "a", "here") as stream:
@@ -195,9 +195,8 @@ def test_what_is_not_read_is_named(name, workspace, refusal):
     for file in ("a.jsonl", "a.bin"):
         (workspace / file).write_bytes(content)
         assert refusal(JsonlSource(kind="jsonl", path=file)) == (
-            f"run.yaml:7: data.sources[0]: {file}: is {name}, which is not read; .gz, .zst, .bz2 and .xz "
-            f"files are. "
-            f"Unpack it with `{command}`, and name what comes out."
+            f"run.yaml:7: data.sources[0]: {file}: is {name}, which is not supported (compressed text may be "
+            f".gz, .zst, .bz2 or .xz). Unpack it with `{command}`, and use the unpacked file."
         )
 
 
@@ -210,10 +209,14 @@ def test_a_tar_archive_is_named(mode, workspace, refusal):
         archive.add(workspace / "inside.txt", "inside.txt")
     for name in (f"a.tar{suffix}", f"a.jsonl{suffix}"):
         (workspace / f"a.tar{suffix}").rename(workspace / name)
-        assert f"{name}: is a tar archive, which is not read" in refusal(JsonlSource(kind="jsonl", path=name))
+        assert f"{name}: is a tar archive, which is not supported" in refusal(
+            JsonlSource(kind="jsonl", path=name)
+        )
         (workspace / name).rename(workspace / f"a.tar{suffix}")
     (workspace / f"a.tar{suffix}").rename(workspace / "a.tgz")
-    assert "a.tgz: is a tar archive, which is not read" in refusal(JsonlSource(kind="jsonl", path="a.tgz"))
+    assert "a.tgz: is a tar archive, which is not supported" in refusal(
+        JsonlSource(kind="jsonl", path="a.tgz")
+    )
 
 
 def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
@@ -238,8 +241,15 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
 @pytest.mark.parametrize(
     ("content", "remedy"),
     [
-        (b"PAR1" + bytes(30), "is a Parquet file, which is not read. Read it with kind: parquet."),
-        (b"%PDF-1.7\n", "is a PDF document, which is not read. Extract its text to a .txt or .jsonl file."),
+        (
+            b"PAR1" + bytes(30),
+            "is a Parquet file, which this kind of source does not read. Read it with kind: parquet.",
+        ),
+        (
+            b"%PDF-1.7\n",
+            "is a PDF document, which this kind of source does not read. Extract its text to a .txt or "
+            ".jsonl file.",
+        ),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n",
             "is a Git LFS pointer, not the file (12,345 bytes, which are not on this disk): run `git lfs "

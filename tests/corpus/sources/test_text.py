@@ -203,8 +203,11 @@ def test_where_a_cut_file_is_not_utf_8(workspace, read):
         (b"a\n---\nb\n", None),
         (b"a\n---\n", None),
         (b"a\nb\n", ""),
-        (b"a\nb---c\n", " in/a.txt:2 has it in a longer line, but a separator must fill its line."),
-        (b"a\nb\nc\n--- \nd", " in/a.txt:4 has it in a longer line, but a separator must fill its line."),
+        (b"a\nb---c\n", " in/a.txt:2 contains it in a longer line, but a separator must be a whole line."),
+        (
+            b"a\nb\nc\n--- \nd",
+            " in/a.txt:4 contains it in a longer line, but a separator must be a whole line.",
+        ),
     ],
 )
 def test_a_separator_that_is_never_met(workspace, part_bytes, content, doubt, size):

@@ -109,7 +109,7 @@ def test_unknown_dataset(make_config, texts):
         data_card("smal")
     assert (
         str(caught.value)
-        == "smal: no dataset of this name in data/dataset and no smal.idx. There are: small."
+        == "smal: no dataset of this name in data/dataset and no smal.idx. Existing datasets: small."
     )
 
 
@@ -122,10 +122,10 @@ def test_damaged_manifest(make_config, texts):
     for content, said in (
         ("{", "not JSON"),
         ('{"schema_version": 7}', "schema_version 7, must be 1"),
-        ('{"schema_version": 1}', "not a whole manifest"),
+        ('{"schema_version": 1}', "not a complete manifest"),
         ("[1]", "schema_version None, must be 1"),
         (json.dumps({**whole, "files": {"x.bin": {"bytes": 1}}}), "files must hold bytes and sha256 of each"),
-        (json.dumps({**whole, "files": 3}), "not a whole manifest"),
+        (json.dumps({**whole, "files": 3}), "not a complete manifest"),
         (json.dumps({**whole, "counts": {}}), "counts must hold documents, tokens, bytes and dropped"),
     ):
         manifest.write_text(content)

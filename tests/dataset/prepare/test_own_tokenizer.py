@@ -118,7 +118,7 @@ def test_a_brought_tokenizer_is_named(files):
     prepared("demo.yaml")
     tokenizer_dir("demo-300").rename(tokenizer_dir("books"))
     (tokenizer_dir("books") / "manifest.json").unlink()
-    message = "data/tokenizer/books: holds an imported tokenizer. This run names no tokenizer, "
+    message = "data/tokenizer/books: holds an imported tokenizer. This run does not set tokenizer.name, "
     assert refusal("books.yaml").startswith(message)
     prepared("books.yaml", "tokenizer.name=books")
     assert refusal("books.yaml", force=True).startswith(message)
@@ -133,7 +133,7 @@ def test_weights_keep_their_tokenizer(files):
     assert (
         prepare(config)
         .steps[0]
-        .reason.endswith("other sources; the weights of init_from (demo) know its ids")
+        .reason.endswith("other sources; the weights of init_from (demo) were trained with its ids")
     )
     assert not [one for one in plan(config).findings if one.rule == "tokenizer_is_of_this_text"]
 

@@ -383,7 +383,8 @@ def test_weights_that_leave_nothing(write):
     with pytest.raises(DataError) as caught:
         build(write({"a": (0.05, examples(1, 4)), "b": (0.1, examples(5, 5))}))
     assert str(caught.value) == (
-        "data.sources: weights [0.05, 0.1] of [4, 5] examples are 0.7 examples an epoch, must be at least 1. "
+        "data.sources: weights [0.05, 0.1] of [4, 5] examples give 0.7 examples per epoch, "
+        "must be at least 1. "
         "Raise the weights: only their ratio shapes the mixture."
     )
 

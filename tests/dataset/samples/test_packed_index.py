@@ -222,7 +222,8 @@ def test_weights_must_leave_an_example_an_epoch():
     with pytest.raises(DataError) as caught:
         epochs_per_pass(pieces, [0.1, 0.05], SEQ)
     assert str(caught.value) == (
-        "data.sources: weights [0.1, 0.05] of [4, 6] examples are 0.7 examples an epoch, must be at least 1. "
+        "data.sources: weights [0.1, 0.05] of [4, 6] examples give 0.7 examples per epoch, "
+        "must be at least 1. "
         "Raise the weights: only their ratio shapes the mixture."
     )
 

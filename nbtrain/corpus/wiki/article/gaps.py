@@ -1,4 +1,4 @@
-"""Sentences around a gap: the text shown there is unknown, so the whole sentence is dropped."""
+"""Drops the sentences around a gap, a place where the article shows text that is unknown here."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -29,7 +29,7 @@ Segment = Callable[[str, str], list[str]]
 
 
 def without_notes(line: str) -> str:
-    """Return a line without the gaps that directly follow the end of a sentence: the marks of notes."""
+    """Remove the gaps that directly follow the end of a sentence: they are marks of notes."""
     return GAP_MARK.sub(lambda match: DROPPED if _is_note(match) else GAP, line)
 
 
@@ -45,9 +45,9 @@ def _is_note(gap: re.Match[str]) -> bool:
 
 
 def drop_sentences(lines: list[str], language: str, segment: Segment) -> list[str]:
-    """Drop the sentences that hold a gap, in place; return what was dropped. A line may become empty.
+    """Drop the sentences that contain a gap, in place, and return them. A line may become empty.
 
-    A sentence may begin on an earlier line, so lines of one paragraph are examined together.
+    A sentence may begin on an earlier line, so the lines of a paragraph are examined together.
     """
     dropped: list[str] = []
     for index, line in enumerate(lines):
@@ -89,12 +89,14 @@ def _is_text(line: str) -> bool:
 
 
 def _continues(line: str) -> bool:
-    """Return whether a sentence of this line continues in the next one."""
+    """Return whether the last sentence of a line continues in the next line."""
     return _is_text(line) and not ENDS_SENTENCE.search(line.rstrip(f"{GAP}{DROPPED} "))
 
 
 def _sentences(text: str, language: str, segment: Segment) -> list[str]:
-    """Return the sentences of a text, joining one that holds a gap with everything that may belong to it."""
+    """Return the sentences of a text; a sentence with a gap is joined with everything that may belong to
+    it.
+    """
     is_ideographic = language.partition("-")[0] in IDEOGRAPHIC
     pieces = segment(language, text.replace("\n", " ").replace(GAP, STAND_IN))
     sentences: list[str] = []

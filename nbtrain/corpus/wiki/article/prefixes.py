@@ -1,7 +1,7 @@
-"""Prefixes of a link before the colon: namespaces in many languages, languages, sister projects.
+"""Prefixes of links before the colon: namespaces in many languages, language codes, sister projects.
 
-A dump's own <siteinfo> names its namespaces; these lists serve dumps without one, and the older names that
-<siteinfo> lacks (German "Bild" for "Datei").
+A dump's own <siteinfo> lists its namespaces. The lists here serve dumps without it, and contain older names
+that <siteinfo> lacks (German "Bild" for "Datei").
 """
 
 # ruff: noqa: SIM905 (word lists read best as words; letters that look alike are meant)
@@ -62,7 +62,9 @@ FILE_ENDINGS = (
 
 
 def normalized(prefix: str) -> str:
-    """Return a prefix as the lists hold it: spaces and underscores are equal, case is ignored."""
+    """Return a prefix in the spelling of the lists: in lower case, with spaces and underscores treated
+    alike.
+    """
     return " ".join(prefix.replace("_", " ").split()).casefold()
 
 
@@ -70,6 +72,8 @@ _BUILT_IN = frozenset(map(normalized, (*FILE_NAMES, *CATEGORY_NAMES, *LANGUAGES)
 
 
 def invisible_prefixes(namespaces: Mapping[int, str]) -> frozenset[str]:
-    """Return prefixes of links that show no words of the article; `namespaces`: {key: name} of <siteinfo>."""
+    """Return prefixes of links that show no words of the article. `namespaces` is {key: name} of
+    <siteinfo>.
+    """
     named = (namespaces[key] for key in (MEDIA, FILE, CATEGORY) if namespaces.get(key))
     return _BUILT_IN | frozenset(map(normalized, named))

@@ -1,11 +1,12 @@
-"""Wikitext -> text: markup.py's scans in their order, the text of links, and the remaining lines.
+"""Converts wikitext to text: runs markup.py's scans in order, and adds the text of links and the remaining
+lines.
 
 Kept: paragraphs with an empty line between them; headings as lines after an empty line; list items as lines
-("- " before items of * and #); labels of links; LaTeX of formulas between dollars; code; and what templates
-show (templates/). Dropped: tables, references, galleries, files, categories, links to other languages,
-comments, magic words, quotes of bold and italic, templates of which a reader sees nothing in the text, and
-what these leave behind: "( , )", double spaces, list items and sections without a word. A sentence with a
-template that cannot be evaluated is dropped as a whole (gaps.py).
+("- " before items of * and #); labels of links; LaTeX of formulas between dollar signs; code; and the text
+that templates show (templates/). Dropped: tables, references, galleries, files, categories, links to other
+languages, comments, magic words, quotes of bold and italic, templates that show nothing in the text, and
+leftovers of these: "( , )", double spaces, list items and sections without a word. A sentence with a template
+that cannot be evaluated is dropped as a whole (gaps.py).
 """
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
@@ -54,8 +55,8 @@ SENTENCE_ENDS = (". ", "。")
 class Walker:
     """Converts the wikitext of one dump to text.
 
-    `namespaces`: {key: name} of its <siteinfo>, may be empty. `wiki`: its language and name. `segment` splits
-    text into sentences; without it a line with a gap is dropped entirely.
+    `namespaces` is {key: name} of its <siteinfo> and may be empty. `wiki` holds its language and name.
+    `segment` splits text into sentences; without it, a line with a gap is dropped as a whole.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Walker:
         return self._library.unknown
 
     def text(self, wikitext: str, title: str = "") -> str:
-        """Return the article's text without its title; empty if nothing is left."""
+        """Return the article's text without its title; "" if no text remains."""
         self._library.begin(title)
         aside: list[str] = []
         text = markup.without_marks(wikitext)
@@ -96,7 +97,7 @@ class Walker:
         return self._finish(text, aside)
 
     def _link(self, inside: str) -> str:
-        """Return what [[inside]] leaves in the sentence."""
+        """Return the text that replaces [[inside]] in the sentence."""
         title, bar, label = inside.partition("|")
         target = title.strip(f" \t\n{DROPPED}")
         if "\n" in target:
@@ -117,7 +118,9 @@ class Walker:
         return target.lstrip("#").replace("_", " ")
 
     def _finish(self, text: str, aside: list[str]) -> str:
-        """Remove lines' markers, leftovers and spaces, drop empty sections, restore what was put aside."""
+        """Remove marker lines, leftovers and spaces, drop empty sections, and restore the text that was put
+        aside.
+        """
         text = text.replace("&nbsp;", " ")
         text = _with_plain_spaces(text)
         if BAR in text:
@@ -180,7 +183,7 @@ class Walker:
 
 
 def _first_variant(match: re.Match[str]) -> str:
-    """Return the variant of -{zh-hans:A; zh-hant:B}- that readers see; nothing for a hidden -{H|...}-."""
+    """Return the variant of -{zh-hans:A; zh-hant:B}- that is shown to readers; "" for a hidden -{H|...}-."""
     flags, bar, _ = match[1].partition("|")
     if bar and any(flag.strip() in HIDDEN for flag in flags.split(";")):
         return ""
@@ -197,7 +200,7 @@ def _list_mark(match: re.Match[str]) -> str:
 
 
 def _with_plain_spaces(text: str) -> str:
-    """Return a text without invisible characters; a run of spaces of any kind becomes one space."""
+    """Remove invisible characters, and replace each run of spaces of any kind by one space."""
     for mark in INVISIBLE:
         if mark in text:
             text = text.replace(mark, "")
@@ -222,9 +225,10 @@ def _cleaned(line: str) -> str:
 
 
 def _without_plain_dropped(text: str) -> str:
-    """Remove the marks of removed content where they leave nothing over.
+    """Remove the marks of removed content in places where it leaves no leftovers.
 
-    Most marks are notes after a word or a full stop, with a space behind, or fill a whole line.
+    These are most marks: notes after a word or a full stop with a space behind, and marks that fill a whole
+    line.
     """
     first, *others = text.split(DROPPED)
     kept = [first]
@@ -262,7 +266,7 @@ def _run(match: re.Match[str]) -> str:
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
-    """Return the lines without headings that have no text below, with one empty line between paragraphs."""
+    """Drop headings that have no text below, and separate paragraphs by one empty line."""
     kept: list[str] = []  # backwards
     text_below = 7  # the highest section, as a level, that has text below this line; 7 is none
     blank = True

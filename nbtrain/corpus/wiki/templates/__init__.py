@@ -1,1 +1,1 @@
-"""The text that {{...}} shows in an article, by the documented rule of each template."""
+"""The text that templates ({{...}}) show in an article, by the documented rule of each template."""

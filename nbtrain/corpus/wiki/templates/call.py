@@ -1,7 +1,7 @@
-"""One {{name|arguments}} as a rule reads it.
+"""A template call {{name|arguments}} in the form that rules read.
 
-A rule returns the text that readers see, "" if there is none, and None if it cannot tell: the sentence around
-the template is then dropped.
+A rule returns the text that readers see, which is "" if the template shows nothing. It returns None if it
+cannot determine the text; the sentence around the template is then dropped.
 """
 
 # ruff: noqa: SIM905 (word lists read best as words)
@@ -29,7 +29,7 @@ sort debug lang label_style nolink nb template
 
 @dataclass(frozen=True)
 class Wiki:
-    """Facts that rules need to know about the wiki and the page."""
+    """Facts about the wiki and the page that rules need."""
 
     language: str = ""
     """Language of the wiki, as in xml:lang; empty if unknown."""
@@ -39,12 +39,12 @@ class Wiki:
 
     @cached_property
     def numbers(self) -> NumberFormat | None:
-        """The wiki's number format; None if it is not known."""
+        """Return the wiki's number format; None if it is unknown."""
         return NumberFormat.of(self.language)
 
 
 class Call:
-    """A template's arguments: positional ones from 1, and named ones, without the spaces around them."""
+    """A template's arguments, without surrounding spaces: positional ones, counted from 1, and named ones."""
 
     __slots__ = ("after", "before", "name", "named", "wiki", "words")
 
@@ -82,15 +82,17 @@ class Call:
             self.words.pop()
 
     def __getitem__(self, number: int) -> str:
-        """Return the positional argument `number`, empty if missing."""
+        """Return the positional argument `number`; "" if it is missing."""
         return self.words[number - 1] if len(self.words) >= number else ""
 
     def get(self, *names: str) -> str:
-        """Return the first of some named arguments that is not empty."""
+        """Return the first non-empty value among some named arguments."""
         return next((value for name in names if (value := self.named.get(name, ""))), "")
 
     def has_only(self, *names: str, most: int = 99) -> bool:
-        """Return whether no other named argument could change the text, and at most `most` are positional."""
+        """Return whether there are at most `most` positional arguments and no other named ones that change
+        the text.
+        """
         return len(self.words) <= most and all(
             name in names or name in LOOKS for name, value in self.named.items() if value
         )
@@ -105,12 +107,12 @@ def is_yes(value: str) -> bool:
 
 
 def is_known(*values: str) -> bool:
-    """Return whether no value holds something that could not be evaluated."""
+    """Return whether every argument could be evaluated."""
     return not any(GAP in value for value in values)
 
 
 def argument(number: int, *names: str) -> Rule:
-    """A rule: the template shows its argument `number`, or the first of `names`."""
+    """Return the rule that shows the argument `number`, or the first non-empty one of `names`."""
 
     def rule(call: Call) -> str | None:
         return call.get(*names) or call[number]
@@ -119,17 +121,17 @@ def argument(number: int, *names: str) -> Rule:
 
 
 def last(call: Call) -> str | None:
-    """A rule: the template shows its last positional argument."""
+    """Apply the rule that shows a template's last positional argument."""
     return call.words[-1] if call.words else ""
 
 
 def constant(text: str) -> Rule:
-    """A rule: the template shows `text`."""
+    """Return the rule that shows `text`."""
     return lambda call: text
 
 
 def around(before: str, after: str = "", number: int = 1, *names: str) -> Rule:
-    """A rule: the template shows its argument between two texts, and nothing without it."""
+    """Return the rule that shows an argument between two texts, or nothing if the argument is empty."""
 
     def rule(call: Call) -> str | None:
         value = call.get(*names) or call[number]
@@ -139,12 +141,12 @@ def around(before: str, after: str = "", number: int = 1, *names: str) -> Rule:
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the names in a text that separates them by | and line breaks."""
+    """Return the names in a text in which they are separated by | and line breaks."""
     return frozenset(
         name for part in text.split("\n") for entry in part.split("|") if (name := entry.strip())
     )
 
 
 def rules(names_of_rule: str | Collection[str], rule: Rule) -> dict[str, Rule]:
-    """Return one rule for several names: a collection, or a text as `names` takes it."""
+    """Return {name: rule} for several names, given as a collection or as a text for `names`."""
     return dict.fromkeys(names(names_of_rule) if isinstance(names_of_rule, str) else names_of_rule, rule)

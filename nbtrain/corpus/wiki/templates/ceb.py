@@ -1,4 +1,4 @@
-"""Templates of the Cebuano Wikipedia: some of the English one. A program wrote most of its articles."""
+"""Templates of the Cebuano Wikipedia: a subset of the English ones. A program wrote most of its articles."""
 
 from nbtrain.corpus.wiki.templates import en
 from nbtrain.corpus.wiki.templates.call import Rule, names

@@ -1,4 +1,4 @@
-"""Templates with one meaning in most Wikipedias, and rules that the modules of languages share."""
+"""Templates that mean the same in most Wikipedias, and rules that the language modules share."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -34,28 +34,30 @@ def spaced(text: str) -> str:
 
 
 def named_text(call: Call) -> str | None:
-    """A rule: {{lang|de|Text}}, {{lang|de|text=Text}}."""
+    """Apply the rule of {{lang|de|Text}} and {{lang|de|text=Text}}, which shows the text."""
     return call.get("text") or call[2] or None
 
 
 def mark(call: Call) -> str | None:
-    """A rule: the mark of a doubt shows nothing; words in it may be the doubted text."""
+    """Apply the rule for marks of doubt: no text; unknown if they contain words, perhaps the text itself."""
     return None if any(letter.isalpha() for word in call.words for letter in word) else ""
 
 
 def joined(call: Call) -> str | None:
-    """A rule: {{linktext|中|文}} is 中文; between words with spaces the spacing is uncertain."""
+    """Apply the rule that joins arguments: {{linktext|中|文}} is 中文; with spaced words, the spacing is
+    uncertain.
+    """
     return "".join(call.words) if len(call.words) == 1 or not "".join(call.words).isascii() else None
 
 
 def sup(call: Call) -> str | None:
-    """A rule: {{sup|2}}."""
+    """Apply the rule of {{sup|2}}, which shows a superscript."""
     shown = superscript(call[1], call.before) if is_known(call[1]) else None
     return None if shown == GAP else shown
 
 
 def sub(call: Call) -> str | None:
-    """A rule: {{sub|2}}."""
+    """Apply the rule of {{sub|2}}, which shows a subscript."""
     # A template that follows may show a digit.
     return (
         subscript(call[1], call.before, "0" if call.after == "{" else call.after)
@@ -65,7 +67,7 @@ def sub(call: Call) -> str | None:
 
 
 def power_of_ten(before: str = "×") -> Rule:
-    """A rule: {{e|6}} shows ×10^6."""
+    """Return the rule by which {{e|6}} shows ×10^6."""
 
     def rule(call: Call) -> str | None:
         number = plain(call[1])
@@ -75,7 +77,7 @@ def power_of_ten(before: str = "×") -> Rule:
 
 
 def frac(call: Call) -> str | None:
-    """A rule: {{frac|3}} is 1/3, {{frac|1|2}} 1/2, {{frac|5|1|2}} 5 1/2."""
+    """Apply the rule by which {{frac|3}} shows 1/3, {{frac|1|2}} 1/2, and {{frac|5|1|2}} 5 1/2."""
     words = call.words
     if not call.has_only(most=3) or not words or not is_known(*words):
         return None
@@ -93,7 +95,9 @@ CHARGE = re.compile(r"([0-9]*[+\-−])|[0-9]+")
 
 
 def chem(call: Call) -> str | None:
-    """A rule: {{chem|SO|4|2-}} is SO4²⁻; the last argument is a charge if it ends in a sign."""
+    """Apply the rule by which {{chem|SO|4|2-}} shows SO4²⁻; the last argument is a charge if it ends in a
+    sign.
+    """
     words = list(call.words)
     if not words or not is_known(*words):
         return None
@@ -105,7 +109,7 @@ CHEM2 = re.compile(r"\(([0-9]*[+\-−])\)|(?<=[A-Za-z\])])([+\-−])(?=\s|$)|(<?
 
 
 def chem2(call: Call) -> str | None:
-    """A rule: {{chem2|SO4(2-) + 2 H+}} is SO4²⁻ + 2 H⁺."""
+    """Apply the rule by which {{chem2|SO4(2-) + 2 H+}} shows SO4²⁻ + 2 H⁺."""
 
     def part(match: re.Match[str]) -> str:
         charge = match[1] or match[2]
@@ -122,19 +126,20 @@ def chem2(call: Call) -> str | None:
 
 
 def math_text(call: Call) -> str | None:
-    """A rule: {{math|x {{=}} 1}}."""
+    """Apply the rule of {{math|x {{=}} 1}}, which shows its argument."""
     return call.get("1") or call[1]
 
 
 def overlined(call: Call) -> str | None:
-    """A rule: a line above repeats digits (0.{{overline|3}}), which plain text cannot show."""
+    """Apply the rule of {{overline|x}}: its argument; unknown for digits, where the line means repetition."""
     return None if any(letter.isdigit() for letter in call[1] + call.before[-1:]) else call[1]
 
 
 def language_label(text: str, format: str) -> Rule:
-    """A rule for {{lang-de|Wort}}: `format` of the language's name in the wiki's language, and of the word.
+    """Return the rule for {{lang-de|Wort}}; `format` takes the language's name in the wiki's language and the
+    word.
 
-    `text`: the language whose names are meant.
+    `text` is the code of the language whose name is shown.
     """
 
     def rule(call: Call) -> str | None:
@@ -148,19 +153,19 @@ def language_label(text: str, format: str) -> Rule:
 
 
 def labels(text: str, format: str, beginning: str = "lang-") -> dict[str, Rule]:
-    """{{lang-xx}} for all languages whose names are known."""
+    """Return the rules of {{lang-xx}} for all languages with a known name."""
     from nbtrain.corpus.wiki.templates.language_names import NAMES
 
     return rules([f"{beginning}{code}" for code in NAMES], language_label(text, format))
 
 
 def quoted(opening: str, closing: str, *names: str) -> Rule:
-    """A rule: the first argument in quotation marks."""
+    """Return the rule that shows the first argument in quotation marks."""
     return around(opening, closing, 1, *names)
 
 
 def inline_quote(call: Call) -> str | None:
-    """A rule: a quotation as a separate paragraph."""
+    """Apply the rule for a quotation that forms a separate paragraph."""
     text = call.get("text", "quote", "1") or call[1]
     return f"\n{text}\n" if text else ""
 
@@ -169,7 +174,9 @@ LATITUDE, LONGITUDE = ("N", "S"), ("E", "W")
 
 
 def coord(call: Call) -> str | None:
-    """A rule: {{coord|13|19|N|169|9|W}} is 13°19′N 169°9′W; with display=title it is not in the text."""
+    """Apply the rule by which {{coord|13|19|N|169|9|W}} shows 13°19′N 169°9′W; with display=title it shows
+    nothing.
+    """
     display = call.get("display").replace(" ", "").lower()
     if display in ("title", "t"):
         return ""
@@ -210,7 +217,7 @@ def ordinal_suffix(number: int) -> str:
 
 
 def listed(separator: str, end: str = "") -> Rule:
-    """A rule: all positional arguments with a separator between them."""
+    """Return the rule that shows all positional arguments with a separator between them."""
 
     def rule(call: Call) -> str | None:
         words = [word for word in call.words if word]
@@ -224,7 +231,7 @@ def listed(separator: str, end: str = "") -> Rule:
 
 
 def identifier(label: str) -> Rule:
-    """A rule: {{ISBN|978...}} is ISBN 978...; one number alone."""
+    """Return the rule by which {{ISBN|978...}} shows ISBN 978...; it takes a single number."""
 
     def rule(call: Call) -> str | None:
         return f"{label}{call[1]}" if call[1] and call.has_only("id", most=1) else None
@@ -233,7 +240,7 @@ def identifier(label: str) -> Rule:
 
 
 def english_number(call: Call) -> str | None:
-    """A rule: {{nts|12345}} shows a number as {{formatnum:}} does."""
+    """Apply the rule by which {{nts|12345}} shows a number in the format of {{formatnum:}}."""
     number = plain(call[1])
     if number is None or not call.has_only("prefix", "suffix", most=1) or call.wiki.numbers is None:
         return None
@@ -241,7 +248,7 @@ def english_number(call: Call) -> str | None:
 
 
 def in_english_format(call: Call) -> str | None:
-    """A rule: a number with commas."""
+    """Apply the rule that shows a number with commas between thousands."""
     number = plain(call[1])
     return None if number is None or not call.has_only(most=1) else ENGLISH_FORMAT.write(number)
 

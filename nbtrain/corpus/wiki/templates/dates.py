@@ -1,4 +1,4 @@
-"""Dates as templates accept them and as the largest Wikipedias write them."""
+"""Dates in the forms that templates accept and that the largest Wikipedias write."""
 
 # ruff: noqa: SIM905 (word lists read best as words; letters that look alike are meant)
 
@@ -56,7 +56,9 @@ MONTH_FIRST = re.compile(r"([^\W\d_]{3,12})\.?\s+([0-9]{1,2}),?\s+([0-9]{3,4})")
 
 
 def month_number(text: str, language: str = "en") -> int | None:
-    """Return the number of a month, from a number or its name in a language or in English."""
+    """Return the number of a month given as a number or by its name in `language` or English; None if
+    unknown.
+    """
     text = text.strip().lower()
     if text.isdecimal():
         return int(text) if 1 <= int(text) <= 12 else None
@@ -68,7 +70,7 @@ def month_number(text: str, language: str = "en") -> int | None:
 
 
 def date_of(year: str, month: str = "", day: str = "", language: str = "en") -> Date | None:
-    """Return the date of three parameters, the last ones perhaps empty; None if it is not one."""
+    """Return the date of three parameters, of which the last may be empty; None if they are not a date."""
     year = year.strip()
     if not year.isdecimal() or not 1 <= len(year) <= 4 or int(year) == 0:
         return None
@@ -98,7 +100,7 @@ def parsed_date(text: str, language: str = "en") -> Date | None:
 
 
 def written(date: Date, language: str, is_day_first: bool = True) -> str | None:
-    """Return a date as the language's Wikipedia writes it; None for an unknown language."""
+    """Return a date in the format of the language's Wikipedia; None for an unknown language."""
     year, month, day = date
     if month is None:
         return f"{year}年" if language in ("ja", "zh") else str(year)
@@ -119,25 +121,25 @@ def written(date: Date, language: str, is_day_first: bool = True) -> str | None:
 
 
 def years_between(born: Date, end: Date) -> int | None:
-    """Return full years from one day to another; None if a day is missing, or if the end comes first."""
+    """Return the full years between two dates; None if a day is missing or the second date is earlier."""
     if None in born or None in end or born > end:
         return None
     return end[0] - born[0] - ((end[1], end[2]) < (born[1], born[2]))  # type: ignore[operator]
 
 
 def ordinal_day(date: Date) -> int | None:
-    """Return days since the year 1, None without a day."""
+    """Return the number of days since the year 1; None if the date has no day."""
     year, month, day = date
     return None if month is None or day is None else datetime.date(year, month, day).toordinal()
 
 
 def is_day_first(call: Call) -> bool:
-    """Return whether df=y selects 1 May 2000 (in English, where templates otherwise write May 1, 2000)."""
+    """Return whether df=y selects the order 1 May 2000; English templates otherwise write May 1, 2000."""
     return call.get("df").lower() in ("y", "yes", "1", "true", "dmy")
 
 
 def date_rule(first: int = 1) -> Rule:
-    """A rule: arguments year, month and day, from number `first` on, shown as a date, without an age.
+    """Return the rule that shows a date without an age, from the arguments `first` (year) and the next two.
 
     The age that {{birth date and age}} shows depends on the day on which the page is read.
     """

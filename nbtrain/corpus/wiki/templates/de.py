@@ -1,4 +1,4 @@
-"""Templates of the German Wikipedia, after their documentation pages (Vorlage:<Name>)."""
+"""Templates of the German Wikipedia, according to their documentation pages (Vorlage:<Name>)."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 

@@ -1,4 +1,4 @@
-"""Templates of the English Wikipedia, after their documentation pages (Template:<name>/doc)."""
+"""Templates of the English Wikipedia, according to their documentation pages (Template:<name>/doc)."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -95,7 +95,7 @@ def langx(call: Call) -> str | None:
 
 
 def lang_xx(call: Call) -> str | None:
-    """{{lang-de|München}}: as langx."""
+    """{{lang-de|München}}: the same text as {{langx|de|München}}."""
     if not call.has_only("text", "translit", "translation", "lit", "label", "script", "sc", most=3):
         return None
     code = call.name.partition("-")[2]
@@ -575,7 +575,7 @@ def ten_to(call: Call) -> str | None:
 
 
 def inflated(call: Call) -> str | None:
-    """{{inflation|US|5|1929}}: its value on the day of reading."""
+    """{{inflation|US|5|1929}}: unknown, because the value depends on the day on which the page is read."""
     return None
 
 

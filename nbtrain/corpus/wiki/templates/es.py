@@ -1,4 +1,4 @@
-"""Templates of the Spanish Wikipedia, after their documentation pages (Plantilla:<nombre>)."""
+"""Templates of the Spanish Wikipedia, according to their documentation pages (Plantilla:<nombre>)."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 

@@ -1,4 +1,4 @@
-"""Templates of the French Wikipedia, after their documentation pages (Modèle:<Nom>)."""
+"""Templates of the French Wikipedia, according to their documentation pages (Modèle:<Nom>)."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 

@@ -1,7 +1,7 @@
 """Parser functions and magic words: {{#if:...}}, {{formatnum:...}}, {{PAGENAME}}.
 
-After Help:Magic words and Help:Extension:ParserFunctions on mediawiki.org. Values that depend on the day of
-reading or on the state of the wiki ({{CURRENTYEAR}}, {{NUMBEROFARTICLES}}) are unknown.
+Sources: Help:Magic words and Help:Extension:ParserFunctions on mediawiki.org. Values that depend on the day
+on which a page is read, or on the state of the wiki ({{CURRENTYEAR}}, {{NUMBEROFARTICLES}}), are unknown.
 """
 
 # ruff: noqa: SIM905 (word lists read best as words; letters that look alike are meant)
@@ -75,7 +75,9 @@ Function = Callable[[list[str], Wiki], str | None]
 
 
 def evaluated(name: str, rest: str, wiki: Wiki) -> str | None:
-    """Return what {{name:rest}} shows; None if unknown. Raises KeyError if `name` is not a function."""
+    """Return the text of {{name:rest}}; None if unknown. Raises KeyError if `name` is not a parser
+    function.
+    """
     name = ALIASES.get(name, name)
     if name in UNSEEN_FUNCTIONS:
         return ""
@@ -83,7 +85,7 @@ def evaluated(name: str, rest: str, wiki: Wiki) -> str | None:
 
 
 def magic_word(name: str, wiki: Wiki) -> str | None:
-    """Return what {{NAME}} shows; None if it is not a magic word, or one whose value is not known."""
+    """Return the text of {{NAME}}; None if it is not a magic word, or if its value is unknown."""
     if name in PAGE_NAMES:
         return wiki.title or None
     return wiki.site_name if name in SITE_NAMES else None
@@ -348,7 +350,7 @@ MAX_EXPRESSION_CHARS, MAX_NESTING = 1000, 50
 
 
 def calculated(expression: str) -> float | None:
-    """Return the value of a {{#expr:}}; None if it is not an expression, or has no value."""
+    """Return the value of an expression in {{#expr:}}; None if it is malformed or has no value."""
     text = expression.translate(MINUS_SIGNS).replace("&minus;", "-").replace("&lt;", "<").replace("&gt;", ">")
     text = text.replace(LESS_THAN, "<").strip()
     if len(text) > MAX_EXPRESSION_CHARS or GAP in text or BAR in text:
@@ -372,7 +374,9 @@ def calculated(expression: str) -> float | None:
 
 
 def _expression(tokens: list[float | str], position: int, least: int, depth: int) -> tuple[float, int]:
-    """Return (value of operands from `position` with at least this precedence, the position after them)."""
+    """Parse operands from `position` with operators of at least this precedence; return (value, end
+    position).
+    """
     token = tokens[position]
     if depth > MAX_NESTING:
         raise ValueError
@@ -404,7 +408,7 @@ def _expression(tokens: list[float | str], position: int, least: int, depth: int
 
 
 def _round(value: float, digits: int) -> float:
-    """Round half away from zero, by the shortest digits of the number, as PHP does."""
+    """Round half away from zero, using the shortest digits of the number, as PHP does."""
     from decimal import ROUND_HALF_UP, Decimal
 
     step = Decimal(1).scaleb(-digits)
@@ -412,7 +416,7 @@ def _round(value: float, digits: int) -> float:
 
 
 def php_number(value: float) -> str:
-    """Return a number as PHP writes it: 14 significant digits, 1.0E+25."""
+    """Return a number in PHP's format: 14 significant digits, 1.0E+25."""
     text = f"{value:.14G}"
     digits, exponent, power = text.partition("E")
     if not exponent:

@@ -1,4 +1,4 @@
-"""Templates of the Italian Wikipedia, after their documentation pages (Template:<nome>/man)."""
+"""Templates of the Italian Wikipedia, according to their documentation pages (Template:<nome>/man)."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 

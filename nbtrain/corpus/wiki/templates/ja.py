@@ -1,4 +1,4 @@
-"""Templates of the Japanese Wikipedia, after their documentation pages (Template:<名前>/doc)."""
+"""Templates of the Japanese Wikipedia, according to their documentation pages (Template:<名前>/doc)."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 

@@ -111,5 +111,5 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def language_name(code: str, language: str) -> str | None:
-    """Return the name of the language `code` (de, de-AT) in a language; None if unknown."""
+    """Return the name of the language `code` (de, de-AT) in `language`; None if unknown."""
     return NAMES.get(code.lower().partition("-")[0], {}).get(language)

@@ -1,4 +1,4 @@
-"""The templates of one wiki: templates that all wikis share, its language's own, and the unknown ones."""
+"""The templates of one wiki: shared by all wikis, specific to its language, or unknown."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,20 +18,20 @@ MAX_NAMES = 20_000
 
 
 class Tables(NamedTuple):
-    """Templates of a language and their rules."""
+    """The templates of a language and their rules."""
 
     rules: dict[str, Rule]
     unseen: frozenset[str]
-    """Names of templates that readers do not see in the text."""
+    """Names of templates that show nothing in the text."""
     unseen_beginnings: tuple[str, ...]
     unseen_endings: tuple[str, ...]
     unlisted: Callable[[str, Call], str | None] | None
-    """Function (name as written, call) for templates that no table lists."""
+    """Function (name as written, call) that evaluates templates which no table contains."""
 
 
 @cache
 def tables(language: str) -> Tables:
-    """Return the templates that all wikis share and a language's own, which come first."""
+    """Return the tables of a language: its own templates take precedence over shared ones."""
     if language not in LANGUAGES:
         begins, ends = common.UNSEEN_BEGINNINGS, common.UNSEEN_ENDINGS
         return Tables(common.RULES, common.UNSEEN - common.RULES.keys(), begins, ends, None)
@@ -48,7 +48,7 @@ def tables(language: str) -> Tables:
 
 
 class Library:
-    """Templates of a wiki and the text that they show; see markup.Templates."""
+    """Expands the templates of a wiki; implements markup.Templates."""
 
     def __init__(self, wiki: Wiki):
         self.wiki = wiki
@@ -58,11 +58,11 @@ class Library:
         self.is_unseen = lru_cache(MAX_NAMES)(self._is_unseen)
 
     def begin(self, title: str) -> None:
-        """Begin the page `title`."""
+        """Start the page `title`."""
         self.wiki = replace(self.wiki, title=title)
 
     def _is_unseen(self, head: str) -> bool:
-        """See markup.Templates."""
+        """Implement markup.Templates.is_unseen; `is_unseen` caches the results."""
         name = _name(head)
         if name in self._tables.unseen:
             return True
@@ -74,7 +74,7 @@ class Library:
         return bool(colon) and functions.ALIASES.get(function, function) in functions.UNSEEN_FUNCTIONS
 
     def expand(self, inside: str, before: str, after: str) -> str:
-        """See markup.Templates."""
+        """Implement markup.Templates.expand, and count templates whose text is unknown."""
         shown = self._shown(inside, before, after)
         if shown is None:
             self.unknown[_name(inside.partition("|")[0])[:60]] += 1
@@ -105,5 +105,5 @@ class Library:
 
 @lru_cache(MAX_NAMES)
 def _name(head: str) -> str:
-    """Return the name of a template, in lower case and with single spaces."""
+    """Return the name of a template in lower case and with single spaces."""
     return " ".join(head.replace("_", " ").replace(DROPPED, "").split()).lower()

@@ -1,4 +1,4 @@
-"""Templates of the Dutch Wikipedia, after their documentation pages (Sjabloon:<naam>)."""
+"""Templates of the Dutch Wikipedia, according to their documentation pages (Sjabloon:<naam>)."""
 
 from nbtrain.corpus.wiki.markup import fraction
 from nbtrain.corpus.wiki.templates.call import Call, Rule, argument, names, rules

@@ -1,8 +1,8 @@
 """The number formats of wikis, and numbers as editors type them.
 
 The formats come from MediaWiki's language files (separatorTransformTable, minimumGroupingDigits and
-digitGroupingPattern of version 1.39), by which {{formatnum:}} writes. Languages that have digits other than
-0 to 9 are not supported: each wiki may switch those off.
+digitGroupingPattern of version 1.39), which {{formatnum:}} uses. Languages with digits other than 0 to 9 are
+not supported, because each wiki may switch those digits off.
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
@@ -44,18 +44,18 @@ ENGLISH = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """The separators of a language."""
+    """The number separators of a language."""
 
     thousands: str = ","
     decimal: str = "."
     least_digits: int = 4
-    """Least number of digits of a number whose thousands are separated."""
+    """Least number of digits at which thousands are separated."""
     is_lakh: bool = False
 
     @staticmethod
     @cache
     def of(language: str) -> "NumberFormat | None":
-        """Return the format of a language, None if unknown."""
+        """Return the number format of a language; None if it is unknown."""
         if language in COMMA_AND_POINT:
             return NumberFormat()
         if language in POINT_AND_COMMA:
@@ -67,7 +67,7 @@ class NumberFormat:
         return NumberFormat(is_lakh=True) if language in LAKHS else None
 
     def write(self, number: str) -> str:
-        """Return a number from `plain` with this language's separators."""
+        """Return a number in plain form with this language's separators."""
         sign, digits = (number[0], number[1:]) if number[:1] in "+-" else ("", number)
         whole, point, fraction = digits.partition(".")
         if len(whole) >= self.least_digits:
@@ -83,7 +83,7 @@ class NumberFormat:
         return self.thousands.join(reversed(groups))
 
     def read(self, text: str) -> str | None:
-        """Return the plain form of a number written with these separators, None if it is not one."""
+        """Convert a number with these separators to plain form; None if the text is not such a number."""
         text = text.translate(MINUS_SIGNS)
         if self.thousands == " ":
             text = SPACES.sub("", text)
@@ -107,9 +107,10 @@ ENGLISH_FORMAT = NumberFormat()
 
 
 def plain(text: str) -> str | None:
-    """Return a number as a template's parameter has it (digits, a point, perhaps commas), without commas.
+    """Return a number of a template's parameter (digits, a point, perhaps commas) without its commas.
 
-    None if it is not a number, and for 1,5, which one template reads as 15 and another as one and a half.
+    Returns None if it is not a number, and for 1,5, which some templates read as 15 and others as one and a
+    half.
     """
     text = text.strip().translate(MINUS_SIGNS)
     if PLAIN.fullmatch(text):
@@ -118,13 +119,13 @@ def plain(text: str) -> str | None:
 
 
 def shortest(number: Decimal | float) -> str:
-    """Return a number in plain digits without trailing zeros after its point."""
+    """Return a number in plain form without trailing zeros after its point."""
     text = f"{number:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def rounded(number: Decimal, digits: int) -> Decimal:
-    """Round a number half away from zero, as MediaWiki's `round` does, to so many decimals (may be < 0)."""
+    """Round half away from zero to `digits` decimals, which may be negative, as MediaWiki's `round` does."""
     from decimal import ROUND_HALF_UP
 
     step = Decimal(1).scaleb(-digits)

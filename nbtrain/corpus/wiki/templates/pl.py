@@ -1,4 +1,4 @@
-"""Templates of the Polish Wikipedia, after their documentation pages (Szablon:<nazwa>/opis)."""
+"""Templates of the Polish Wikipedia, according to their documentation pages (Szablon:<nazwa>/opis)."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 

@@ -1,4 +1,4 @@
-"""Templates of the Russian Wikipedia, after their documentation pages (Шаблон:<имя>)."""
+"""Templates of the Russian Wikipedia, according to their documentation pages (Шаблон:<имя>)."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 

@@ -1,4 +1,4 @@
-"""Templates of the Swedish Wikipedia, after their documentation pages (Mall:<namn>)."""
+"""Templates of the Swedish Wikipedia, according to their documentation pages (Mall:<namn>)."""
 
 from nbtrain.corpus.wiki.templates.call import Call, Rule, argument, constant, names, rules
 from nbtrain.corpus.wiki.templates.common import english_number, inline_quote, labels, mark, power_of_ten

@@ -1,8 +1,7 @@
-"""Amounts with units: {{convert}}, {{val}} and the like.
+"""Amounts with units: {{convert}}, {{val}} and similar templates.
 
-{{convert}} shows the amount as the editor wrote it, and its conversion to other units in brackets. Here the
-amount is written with the unit's symbol, but not the conversion, which Module:Convert rounds by special
-rules.
+{{convert}} shows the amount that the editor wrote, and a conversion to other units in brackets. Here the
+amount is shown with the unit's symbol, without the conversion, which Module:Convert rounds by special rules.
 """
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
@@ -77,7 +76,9 @@ MIXED_NUMBER = re.compile(r"([+-]?)(?:([0-9,]+)[+ ])?([0-9]+)//?([0-9]+)")
 
 
 def amount(text: str, numbers: NumberFormat = ENGLISH_FORMAT) -> str | None:
-    """Return a number of {{convert}} as it is shown: 1,234.5, 5 1/2; None if it is not one."""
+    """Return a number of {{convert}} in the form that it shows: 1,234.5, 5 1/2; None if it is not a
+    number.
+    """
     text = text.strip().translate(MINUS_SIGNS)
     if match := MIXED_NUMBER.fullmatch(text):
         return match[1] + fraction(match[2] or "", match[3], match[4])
@@ -86,7 +87,7 @@ def amount(text: str, numbers: NumberFormat = ENGLISH_FORMAT) -> str | None:
 
 
 def symbol(code: str) -> str | None:
-    """Return the symbol of a unit's code; None if unknown."""
+    """Return the symbol of a unit code; None if it is unknown."""
     if known := SYMBOLS.get(code):
         return known
     for beginning, multiple in MULTIPLES.items():
@@ -99,7 +100,7 @@ SINGULARS = {"acres": "acre", "carats": "carat", "long tons": "long ton", "short
 
 
 def with_unit(number: str, unit: str) -> str:
-    """Return a number with a unit after it."""
+    """Return a number followed by its unit."""
     if number == "1":
         unit = SINGULARS.get(unit, unit)
     return (
@@ -158,7 +159,7 @@ UNIT_POWER = re.compile(r"([A-Za-zµμΩ])\^?(-?[0-9])(?![0-9])")
 
 
 def unit_text(code: str) -> str | None:
-    """Return a unit of {{val}} as text: m/s2 as m/s²; None if it is something else."""
+    """Return a unit of {{val}} as text, e.g. m/s2 as m/s²; None if it is not a unit."""
     code = code.strip("'")
     if known := SYMBOLS.get(code):
         return known

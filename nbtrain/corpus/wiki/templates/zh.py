@@ -1,4 +1,4 @@
-"""Templates of the Chinese Wikipedia, after their documentation pages (Template:<名称>/doc)."""
+"""Templates of the Chinese Wikipedia, according to their documentation pages (Template:<名称>/doc)."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 

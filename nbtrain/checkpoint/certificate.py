@@ -1,6 +1,6 @@
 """Resume report: how exactly a resume continues its run, written after each resume and proven where possible.
 
-    bit-exact    same layout, settings, versions and device: every number is what it would have been
+    bit-exact    same layout, settings, versions and device: every number is as without the interruption
     data-exact   the next batch is the same, to the token; sums round differently, or dropout is reseeded
     changed      the run continues differently; the reasons say how
 
@@ -40,7 +40,9 @@ FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_sta
 
 
 def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str | None:
-    """Return the SHA-256 of the global batch after `data` in hex; None if the order ends before it does."""
+    """Return the SHA-256 in hex of the global batch after `data`; None if the order ends before the batch
+    does.
+    """
     positions = data.step_positions(batch_size)
     digest = hashlib.sha256(positions.astype("<i8").tobytes())
     for position in positions.tolist():
@@ -63,7 +65,7 @@ def software() -> dict[str, str]:
 
 
 def device(kind: torch.device) -> dict[str, Any]:
-    """Return the device properties that decide which kernels run: the kind of device and its name."""
+    """Return the device properties that determine which kernels run: the kind of device and its name."""
     if kind.type == "cuda":
         return {"kind": "gpu", "name": torch.cuda.get_device_name(kind)}
     return {
@@ -74,7 +76,7 @@ def device(kind: torch.device) -> dict[str, Any]:
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """Return {dotted key: value} of every field, as in JSON."""
+    """Return {dotted key: JSON value} of every field of the configuration."""
     return dict(flatten(config.model_dump(mode="json")))
 
 
@@ -86,7 +88,9 @@ def certify(
     next_batch: str | None,
     random_reseeded: bool,
 ) -> ResumeCertificate:
-    """Return the report of a resume from the checkpoint of `manifest`; other arguments describe the run."""
+    """Return the report of a resume from the checkpoint with this manifest; the other arguments describe the
+    run.
+    """
     changed: list[str] = []
     inexact: list[str] = []
     for key, before, now in _differences(manifest["settings"], settings(config)):
@@ -113,7 +117,7 @@ def certify(
 
 
 def layout_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences of two layouts, named as in the YAML: ["parallel.zero_stage: 1 -> 3", ...]."""
+    """Return the differences of two layouts under their YAML keys: ["parallel.zero_stage: 1 -> 3", ...]."""
     changed = {key: (old, new) for key, old, new in _differences(before, now)}
     return [
         f"{LAYOUT_KEYS.get(key, key)}: {'none' if old is None else old} -> {'none' if new is None else new}"

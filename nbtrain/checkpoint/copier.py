@@ -1,4 +1,6 @@
-"""Copying of files from a node's disk to the run directory: hashed, at low priority and a limited rate."""
+"""Copies files from a node's disk to the run directory, with hashing, at low priority and at a limited
+rate.
+"""
 
 import contextlib
 import hashlib
@@ -19,14 +21,14 @@ NICENESS = 10
 
 
 class Pace:
-    """A limit of the copying rate in bytes per second, over all files that are copied with it."""
+    """Limits the copying rate in bytes per second, over all files that are copied with it."""
 
     def __init__(self, bytes_per_second: float | None):
         self._rate = bytes_per_second
         self._began, self._spent = time.monotonic(), 0
 
     def spend(self, count: int) -> None:
-        """Count `count` bytes, and sleep if they exceed the rate."""
+        """Count `count` bytes, and sleep if the rate would be exceeded."""
         if self._rate is None:
             return
         self._spent += count
@@ -36,7 +38,7 @@ class Pace:
 
 
 def copy_file(source: Path, target: Path, expected: dict[str, Any], pace: Pace) -> None:
-    """Copy one file; it appears by rename, when it is on the disk.
+    """Copy one file, which appears by rename once it is on the disk.
 
     Raises CheckpointError if the source differs from its record ({bytes, sha256}), or on a disk error.
     """
@@ -59,6 +61,6 @@ def copy_file(source: Path, target: Path, expected: dict[str, Any], pace: Pace) 
 
 
 def lower_priority() -> None:
-    """Lower the priority of the calling thread alone: on Linux niceness belongs to a thread."""
+    """Lower the priority of only the calling thread: on Linux, niceness belongs to a thread."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,4 +1,4 @@
-"""Description of a checkpoint: its manifest, and the contents of DeepSpeed's files other than tensors."""
+"""Describes a checkpoint: its manifest, and the contents of DeepSpeed's files other than tensors."""
 
 import time
 from typing import Any
@@ -21,14 +21,16 @@ UNIVERSAL_CHECKPOINT_VERSION = 0.2
 
 
 def architecture(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that decide the shapes and the meaning of the parameters, except the vocabulary."""
+    """Return the settings that determine the shapes and the meaning of the parameters, except the
+    vocabulary.
+    """
     return {name: config.model.recorded(name) for name in marked(ModelConfig, Architecture)}
 
 
 def layout(config: RunConfig) -> dict[str, Any]:
-    """Return the layout by which the state is split into files.
+    """Return the layout that determines how the state is split into files.
 
-    DeepSpeed itself loads a checkpoint only into the same layout.
+    DeepSpeed itself can load a checkpoint only into the same layout.
     """
     parallel, precision = config.parallel, config.precision
     found: dict[str, Any] = {key: getattr(parallel, key) for key in certificate.SIZES}
@@ -44,7 +46,9 @@ def layout(config: RunConfig) -> dict[str, Any]:
 
 
 def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest of a checkpoint of `state` without its files; see described_parameters()."""
+    """Return the manifest of a checkpoint of `state` without its files; `parameters` from
+    described_parameters().
+    """
     config = live.config
     return {
         "schema_version": SCHEMA_VERSION,
@@ -96,7 +100,7 @@ def described_parameters(live: LiveRun) -> dict[str, Any]:
 
 
 def optimizer_names(live: LiveRun) -> list[list[str]] | None:
-    """Return the names of the indices in torch's optimizer state for ZeRO 0; None for other stages."""
+    """Return the names behind the indices in torch's optimizer state for ZeRO 0; None for other stages."""
     if live.config.parallel.zero_stage:
         return None
     names = {id(parameter): name for name, parameter in trained_parameters(live.engine.module)}
@@ -107,7 +111,7 @@ def optimizer_names(live: LiveRun) -> list[list[str]] | None:
 
 
 def universal_checkpoint_info(config: RunConfig) -> dict[str, Any]:
-    """Return what DeepSpeed's own converter (ds_to_universal) needs to know about the parameters."""
+    """Return the facts about parameters that DeepSpeed's own converter (ds_to_universal) needs."""
     learned = config.model.position_embedding_type == "learned_absolute"
     untied = config.model.untie_embeddings_and_output_weights
     info: dict[str, Any] = {
@@ -129,7 +133,7 @@ def universal_checkpoint_info(config: RunConfig) -> dict[str, Any]:
 
 
 def _vocabulary_patterns(config: RunConfig) -> list[str]:
-    """Return patterns of the parameters whose rows are tokens; a pipeline names its layers by number."""
+    """Return patterns for the parameters whose rows are tokens; a pipeline names its layers by number."""
     if not config.model.untie_embeddings_and_output_weights:
         return [r"word_embeddings\.weight"]
     if config.parallel.pipeline_parallel_size == 1:

@@ -1,4 +1,4 @@
-"""Parameters of a model's folder, by canonical name, readable like a checkpoint.
+"""The parameters in a model's folder by canonical name, readable like a checkpoint.
 
     weights = FolderWeights(open_model(path), vocab_size)
     weights.read(name, "fp32", TensorPart(1, 4, dim=0), 0, 1000)    as CheckpointStore.read
@@ -29,7 +29,9 @@ PIECE_ELEMENTS = 16 << 20
 
 
 class FolderWeights:
-    """A folder's parameters, with the rows of `vocab_size` tokens: new rows are the mean of the old ones."""
+    """The parameters of a folder, with the rows of `vocab_size` tokens; new rows are the mean of the old
+    ones.
+    """
 
     def __init__(self, model: PretrainedModel, vocab_size: int):
         self.model = model
@@ -89,7 +91,7 @@ class FolderWeights:
         return block.flatten()[first - top * width : end - top * width]
 
     def block(self, name: str, rows: Range, columns: Range | None = None) -> torch.Tensor:
-        """Return a copy of some rows, and of a matrix some columns, of a whole parameter, as fp32."""
+        """Return a copy of some rows (of a matrix, also of some columns) of a whole parameter, in fp32."""
         shape = self.parameters[name].shape
         columns = (columns or (0, shape[1])) if len(shape) > 1 else None
         out = torch.empty(rows[1] - rows[0], *(() if columns is None else (columns[1] - columns[0],)))
@@ -111,7 +113,7 @@ class FolderWeights:
         return out
 
     def _piece(self, piece: Piece, rows: Range, columns: Range | None) -> torch.Tensor:
-        """Return a view into the file."""
+        """Return rows and columns of a tensor in the file, as a view if possible."""
         view = self._slice(piece.tensor)
         there = slice(piece.there + rows[0], piece.there + rows[1])
         if columns is None:
@@ -120,7 +122,7 @@ class FolderWeights:
         return view[across, there].T if piece.transposed else view[there, across]
 
     def _mean(self, name: str) -> torch.Tensor:
-        """Return the mean row of a parameter in the folder."""
+        """Return the mean row of one of the folder's parameters."""
         if name not in self._means:
             rows, width = self.model.map.shapes[name]
             total = torch.zeros(width, dtype=torch.float64)
@@ -131,7 +133,7 @@ class FolderWeights:
         return self._means[name]
 
     def _slice(self, name: str) -> Any:
-        """Return a tensor of the file that can be sliced without reading all of it."""
+        """Return a tensor of the file that can be sliced without reading it completely."""
         tensor = self.model.tensors[name]
         if tensor.path not in self._files:
             self._files[tensor.path] = safe_open(tensor.path, framework="pt", device="cpu")

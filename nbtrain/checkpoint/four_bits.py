@@ -1,10 +1,10 @@
 """Matrices that a run stores in 4 bits (lora.load_in_4bit): quantized loading, and their restored values.
 
-load_four_bits(engine, weights, tensor, piece_elements)   loads initial matrices and quantizes each of them
-FourBitWeights(base, config)                              initial weights, quantized and restored
+    load_four_bits(engine, weights, tensor, piece_elements)   loads initial matrices and quantizes each one
+    FourBitWeights(base, config)                              initial weights, quantized and restored
 
-A part of a matrix has the same bits as in the whole matrix, because it is split between blocks
-(config/rules/lora.py), so that no layout changes the model.
+A part of a matrix has the same bits as in the whole matrix, because matrices are split only between blocks
+(config/rules/lora.py). Therefore no layout changes the model.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def load_four_bits(engine: Any, weights: Weights, tensor: tuple[int, int], piece
     """Load this rank's part of `weights` into each 4-bit matrix of `engine`.
 
     Only one matrix at a time is in memory in the run's format, and `piece_elements` of it in fp32. The
-    arguments are the same as for reshape.load_masters.
+    arguments are the same as in reshape.load_masters.
     """
     for name, matrix in engine.module.named_modules():
         if not isinstance(matrix, FourBitMatrix):
@@ -39,7 +39,9 @@ def load_four_bits(engine: Any, weights: Weights, tensor: tuple[int, int], piece
 
 
 class FourBitWeights(MadeWhole):
-    """The parameters of `base`, with the blocks' matrices as restored from 4 bits."""
+    """The parameters of `base`, with the matrices of the blocks replaced by their values restored from 4
+    bits.
+    """
 
     def __init__(self, base: Weights, config: RunConfig):
         assert config.lora is not None
@@ -53,7 +55,7 @@ class FourBitWeights(MadeWhole):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format of the base."""
+        """Format of the base weights."""
         return self.base.dtype
 
     @property
@@ -66,15 +68,17 @@ class FourBitWeights(MadeWhole):
         return self.base.parameters
 
     def full(self, name: str) -> torch.Tensor:
-        """Return a whole matrix of a block as restored from 4 bits, in fp32."""
+        """Return a whole matrix of a block, restored from 4 bits, in fp32."""
         whole = self.base.read(name, MASTER).view(self.parameters[name].shape).to(self.held_as)
         return rounded(whole, self.how).float()
 
     def unchanged(self, name: str) -> Weights | None:
-        """Return the base for embeddings, norms and biases, which are not quantized; else None."""
+        """Return the base for parameters that are not quantized (embeddings, norms, biases); None for
+        others.
+        """
         return None if is_block_matrix(name) else self.base
 
 
 def how_of(lora: LoraConfig) -> FourBits:
-    """Return the 4-bit format of frozen matrices that a run's section `lora` sets."""
+    """Return the 4-bit format that a run's section `lora` sets for frozen matrices."""
     return FourBits(lora.bnb_4bit_quant_type, lora.bnb_4bit_use_double_quant)

@@ -1,8 +1,9 @@
-"""`init_from`: a new run starts from the weights of another run or a model's folder, sharded to its layout.
+"""`init_from`: starts a new run from the weights of another run or a model's folder, sharded to the run's
+layout.
 
 The weights are loaded into the optimizer's masters once the engine exists, like a checkpoint of another
-layout: in the file's own precision, whatever format the model computes in. Before the engine exists they
-would be rounded to that format first. Each rank reads its own parts, PIECE_ELEMENTS at a time.
+layout. They keep the file's own precision, whatever format the model computes in; loaded before the engine
+exists, they would be rounded to that format first. Each rank reads its own parts, PIECE_ELEMENTS at a time.
 """
 
 import logging
@@ -37,9 +38,9 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
     """Load the weights of `init_from`, and report them. All ranks call it together.
 
     With adapters, they are loaded into the frozen weights at every start, because checkpoints do not hold
-    frozen weights. A run that `is_fresh` then also gets its trained token rows from there, and the adapters
-    of lora.init_from. Raises CheckpointError if the weights cannot be used, do not fit the run, or have
-    changed since the run was submitted.
+    frozen weights. If the run `is_fresh`, its trained token rows are then loaded from there too, and the
+    adapters from lora.init_from. Raises CheckpointError if the weights cannot be used, do not fit the run, or
+    have changed since the run was submitted.
     """
     start, weights = _opened(live)
     config = live.config
@@ -66,7 +67,9 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
 
 
 class RowsOfTokens(MadeWhole):
-    """The initial values of the token rows that a run trains along with adapters. `tokens` are ascending."""
+    """The initial values of the token rows that a run trains along with adapters; `tokens` are ascending
+    ids.
+    """
 
     def __init__(self, weights: Weights, tokens: tuple[int, ...]):
         self.weights, self.tokens = weights, tokens
@@ -84,7 +87,7 @@ class RowsOfTokens(MadeWhole):
         }
 
     def full(self, name: str) -> torch.Tensor:
-        """Return the rows of one matrix, fp32."""
+        """Return the rows of one matrix in fp32."""
         matrix = self._matrices[name]
         width = self.weights.parameters[matrix].shape[1]
         read = (self.weights.read(matrix, MASTER, WHOLE, one * width, width) for one in self.tokens)

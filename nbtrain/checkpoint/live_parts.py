@@ -1,7 +1,7 @@
-"""Positions of each parameter's elements in the tensors that a live optimizer steps, for every ZeRO stage.
+"""Finds each parameter's elements in the tensors that a live optimizer steps, for every ZeRO stage.
 
 ZeRO 0                  every parameter is a separate tensor
-ZeRO 1, 2               one flat tensor for each group; it has a fragment of the parameter, or none
+ZeRO 1, 2               one flat tensor for each group; it has a fragment of the parameter, or none of it
 (and BF16_Optimizer)
 ZeRO 3                  one flat tensor for each sub-group: the parameters' padded parts, concatenated
 """
@@ -20,23 +20,24 @@ class LivePart(NamedTuple):
     start: int
     count: int  # type: ignore[assignment]  # not tuple's method
     offset: int
-    """Offset of the first element in the tensor that the optimizer steps."""
+    """Index of the first element in the tensor that the optimizer steps."""
 
 
 class LiveTensor(NamedTuple):
-    """One tensor that the optimizer steps."""
+    """A tensor that the optimizer steps."""
 
     group: dict[str, Any]
-    """Group of the optimizer."""
+    """Name of the optimizer's group."""
     tensor: torch.Tensor
-    """fp32: the masters, or in ZeRO 0 the parameter itself."""
+    """fp32: the master weights or, in ZeRO 0, the parameter itself."""
     parts: list[LivePart]
     names: list[str]
-    """Names of the parameters that any rank has a part of in it."""
+    """Names of the parameters of which any rank has a part in this tensor."""
 
 
 def misplaced(tensors: Iterable[LiveTensor], parameters: dict[str, nn.Parameter]) -> list[str]:
-    """Return the names of parameters whose elements are not where their parts say, before the first step.
+    """Return the names of parameters whose elements are not where their parts say. Call it before the first
+    step.
 
     Parts on another device or on a disk are not checked.
     """
@@ -66,9 +67,10 @@ def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def local_elements(parameter: Any) -> tuple[torch.Tensor, int]:
-    """Return (this rank's elements of a parameter, flat; the first one's index in the tensor rank's part).
+    """Return (this rank's elements of a parameter, flat; the index of the first one in the tensor rank's
+    part).
 
-    Under ZeRO 3 these are the rank's own part without the padding, else all elements.
+    Under ZeRO 3 these are the rank's own part without the padding, otherwise all elements.
     """
     if not hasattr(parameter, "ds_tensor"):
         return parameter.data.view(-1), 0
@@ -78,7 +80,7 @@ def local_elements(parameter: Any) -> tuple[torch.Tensor, int]:
 
 
 def live_tensors(engine: Any, parameters: dict[str, nn.Parameter]) -> Iterator[LiveTensor]:
-    """Return the tensors that this rank's optimizer steps; `parameters` are by canonical name."""
+    """Yield the tensors that this rank's optimizer steps; `parameters` are given by canonical name."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp16_partitioned_groups_flat"):

@@ -1,4 +1,4 @@
-"""A running job as saving and loading see it, and the progress of its training."""
+"""A running job in the form that saving and loading need, and the progress of its training."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ from nbtrain.parallel.startup import World
 
 @dataclass
 class TrainState:
-    """Progress of the training: the state of a run that the engine does not hold."""
+    """Progress of the training: the part of a run's state that the engine does not hold."""
 
     step: int
     data: DataState
@@ -38,12 +38,12 @@ class TrainState:
 
 @dataclass
 class LiveRun:
-    """State of a running job that is saved as a checkpoint or into which one is loaded."""
+    """The state of a running job, which is saved as a checkpoint or loaded from one."""
 
     run: RunDir
     config: RunConfig
     engine: Any
-    """Engine of DeepSpeed."""
+    """DeepSpeed's engine."""
     world: World
     tokenizer_sha256: str | None
     events: EventWriter | None
@@ -55,12 +55,12 @@ class LiveRun:
     """Number of this attempt of its job."""
 
     def tell(self, kind: str, message: str, **fields: Any) -> None:
-        """Write an event, on ranks that write events."""
+        """Write an event if this rank writes events."""
         if self.events is not None:
             self.events.write(kind, message, **fields)
 
     def next_batch_sha256(self, data: DataState) -> str | None:
-        """Return the SHA-256 of the global batch after `data` in hex; None without samples."""
+        """Return the SHA-256 in hex of the global batch after `data`; None without samples."""
         if self.samples is None:
             return None
         batch_size = self.config.batch_schedule.size_at(data.consumed_samples)
@@ -72,13 +72,15 @@ class LiveRun:
         return state if self.stream is None else {**state, "stream": self.stream.get_state()}
 
     def restore_random(self, state: dict[str, Any]) -> None:
-        """Restore what random_state() returned."""
+        """Restore the result of random_state()."""
         random.set_state(state)
         if self.stream is not None:
             self.stream.set_state(state["stream"])
 
     def reseed(self, step: int) -> None:
-        """Start new random streams from seed and step, the same at each load, for another layout."""
+        """Start new random streams from seed and step, the same at each load; used when the layout has
+        changed.
+        """
         digest = hashlib.sha256(f"{self.config.model.seed} {step}".encode()).digest()
         seed = int.from_bytes(digest[:4])
         place, tensor = divmod(self.world.rank, self.config.parallel.tensor_parallel_size)

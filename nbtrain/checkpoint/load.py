@@ -1,4 +1,4 @@
-"""Loading a checkpoint into a live engine.
+"""Loads a checkpoint into a live engine.
 
 choose  the newest complete folder; incomplete ones are skipped, with an event
 load    checks that it fits the run -> same layout: DeepSpeed's own load, bit for bit; another layout:
@@ -32,8 +32,8 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
     """Return the manifest of the newest complete checkpoint; None if there is no checkpoint at all.
 
     All ranks call it together; each reads a share of the files. An incomplete checkpoint is skipped, with an
-    event and a log line. A checkpoint that holds code, or whose contents differ from its manifest, is
-    permanently rejected. Raises CheckpointError if there are checkpoints but none is complete.
+    event and a log line. A checkpoint that contains code, or whose contents differ from its manifest, is
+    rejected permanently. Raises CheckpointError if there are checkpoints but none is complete.
     """
     steps = broadcast_object(run.checkpoint_steps())
     assert isinstance(steps, list)
@@ -68,11 +68,11 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
 def load(
     live: LiveRun, manifest: dict[str, Any], data: DataState, folder: Path | None = None, source: str = ""
 ) -> TrainState:
-    """Load the checkpoint of `manifest`, and write the resume report. All ranks call it together.
+    """Load the checkpoint with this manifest, and write the resume report. All ranks call it together.
 
     `data` is the data state of a new run on the current dataset. `folder` has this rank's files if they are
-    not in model/; `source` says why it was chosen. Raises CheckpointError if the checkpoint does not fit the
-    run.
+    not in model/; `source` says why the checkpoint was chosen. Raises CheckpointError if the checkpoint does
+    not fit the run.
     """
     step, config = manifest["step"], live.config
     folder = folder or live.run.checkpoint(step)
@@ -95,7 +95,7 @@ def load(
 
 
 def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
-    """Raise CheckpointError that names every bound field (config/resume.py) whose value differs."""
+    """Raise CheckpointError with every bound field (config/resume.py) whose value differs."""
     config = live.config
     found = misfits(
         manifest,
@@ -116,7 +116,9 @@ def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: Data
 
 
 def layout_changes(live: LiveRun, manifest: dict[str, Any]) -> list[str]:
-    """Return the differences between the layouts of checkpoint and run; [] if DeepSpeed can load it."""
+    """Return the differences between the layouts of checkpoint and run; [] if DeepSpeed can load the
+    checkpoint.
+    """
     words = certificate.layout_words(manifest["layout"], layout(live.config))
     before, now = manifest["padded_vocab_size"], live.config.padded_vocab_size
     return words + ([f"padded vocabulary: {before:,} -> {now:,}"] if before != now else [])
@@ -133,7 +135,7 @@ def _train_state(saved: dict[str, Any], manifest: dict[str, Any]) -> TrainState:
 
 
 def _load_native(live: LiveRun, folder: Path) -> dict[str, Any]:
-    """Load with DeepSpeed, but keep the configuration's values, which DeepSpeed would overwrite."""
+    """Load with DeepSpeed, then restore the configuration's values, which DeepSpeed overwrites."""
     optimizer = live.engine.optimizer
     groups = [
         {key: value for key, value in group.items() if key not in ("params", "step")}

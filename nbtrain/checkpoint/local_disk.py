@@ -1,14 +1,13 @@
 """Checkpoints on this node's own disk (checkpoint.local_dir): files of its ranks, part records, pruning.
 
     <local_dir>/<run>-<run id>/
-      global_step<N>/
-        mp_rank_00_model_states.pt, ...   files written by this node's ranks
-        parts/<rank>.json                 by rename, when all files of that rank are on the disk
-      view/global_step<N>/                links to the files that a resume reads: here, or in model/
+        global_step<N>/
+            mp_rank_00_model_states.pt, ...   files written by this node's ranks
+            parts/<rank>.json                 by rename, when all files of that rank are on the disk
+        view/global_step<N>/                  links to the files that a resume reads: here, or in model/
 
-A part without its record does not count. This module does not know about the parts of other nodes:
-local_resume.py asks all nodes. An OSError of this disk never ends a run, because the state can still be
-written to model/.
+A part without its record does not count. This module knows only the parts of its node; local_resume.py asks
+all nodes. An OSError of this disk never ends a run, because the state can still be written to model/.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ VIEW = "view"
 
 @dataclass
 class Part(Record):
-    """parts/<rank>.json: the files that one rank has written for one checkpoint."""
+    """The content of parts/<rank>.json: the files that one rank has written for one checkpoint."""
 
     rank: int
     world_size: int
@@ -47,19 +46,19 @@ class Part(Record):
     job_id: str
     attempt: int
     coordinate: list[int]
-    """[pipeline, data, tensor] of the rank."""
+    """Coordinate [pipeline, data, tensor] of the rank."""
     files: Described
     is_whole: bool = False
-    """Whether these files are the complete checkpoint, which every node has with ZeRO 0."""
+    """Whether these files form a complete checkpoint, which with ZeRO 0 every node has."""
     manifest: dict[str, Any] = field(default_factory=dict)
-    """Manifest of the complete checkpoint without its list of files; {} in parts that do not need it."""
+    """Manifest of the complete checkpoint without its list of files; {} in parts that need none."""
 
 
 class LocalDisk:
-    """The folder of one run on this node's disk, and the ranks that share it."""
+    """A run's folder on this node's disk, and the ranks that share it."""
 
     def __init__(self, config: RunConfig, run: RunDir, world: World, job_id: str, attempt: int):
-        """Find the ranks of each node. All ranks call it together; no folder is created."""
+        """Determine the ranks of each node. All ranks call it together; no folder is created."""
         assert config.checkpoint.local_dir is not None
         self.config, self.run, self.rank = config, run, world.rank
         self.job_id, self.attempt = job_id, attempt
@@ -90,14 +89,14 @@ class LocalDisk:
         return Pace(limit / len(self.ranks_here) if limit else None)
 
     def steps(self) -> list[int]:
-        """Return the steps of all folders here, complete or not, ascending."""
+        """Return the steps of all checkpoint folders on this disk, complete or not, ascending."""
         with contextlib.suppress(OSError):
             found = (CHECKPOINT_PATTERN.fullmatch(entry.name) for entry in self.root.iterdir())
             return sorted(int(match[1]) for match in found if match)
         return []
 
     def make_room(self, step: int) -> str:
-        """Remove an earlier attempt's files of this step; return why the disk has no room, or "".
+        """Remove an earlier attempt's files of this step. Return why the disk has too little room, or "".
 
         Called by the node's first rank.
         """
@@ -124,7 +123,7 @@ class LocalDisk:
         part.write(folder / f"{part.rank}.json")
 
     def parts(self) -> Iterator[Part]:
-        """Yield every part on this disk whose files have the recorded sizes; unreadable parts are skipped."""
+        """Yield every part on this disk whose files have the recorded sizes. Unreadable parts are skipped."""
         for step in self.steps():
             folder = self.checkpoint(step)
             for path in sorted((folder / PARTS).glob("*.json")):
@@ -136,7 +135,7 @@ class LocalDisk:
                         yield part
 
     def prune(self, keep: Collection[int]) -> None:
-        """Remove all checkpoints except at the steps `keep`. Called by the node's first rank."""
+        """Remove all checkpoints except the steps in `keep`. Called by the node's first rank."""
         for step in self.steps():
             if step not in keep:
                 # Remove the records first, so that a partly removed part does not count.
@@ -144,11 +143,12 @@ class LocalDisk:
                 shutil.rmtree(self.checkpoint(step), ignore_errors=True)
 
     def clear(self) -> None:
-        """Remove all files of the finished run here. Called by the node's first rank."""
+        """Remove all files of the finished run from this disk. Called by the node's first rank."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def view(self, step: int, names: Collection[str], sound: Collection[str]) -> Path:
-        """Create the folder of links to a checkpoint's files: to `sound` ones here, else to files in model/.
+        """Create the folder of links to a checkpoint's files: intact (`sound`) files on this disk, all others
+        in model/.
 
         Called by the node's first rank. Raises OSError.
         """
@@ -164,7 +164,9 @@ class LocalDisk:
 
 
 def note_local(disk: LocalDisk, step: int, save_id: str, copied: bool) -> None:
-    """List a checkpoint that is on all nodes' disks, or (`copied`) now complete in model/. Rank 0 only."""
+    """List a checkpoint that is on all nodes' disks or, if `copied`, is now complete in model/. Rank 0
+    only.
+    """
     listed = LocalSaves.of(disk.run)
     known = next((save for save in listed.saves if save.save_id == save_id), None)
     if known is None:
@@ -179,7 +181,7 @@ def note_local(disk: LocalDisk, step: int, save_id: str, copied: bool) -> None:
 
 
 def note_resumed(run: RunDir, step: int, job_id: str, attempt: int) -> None:
-    """Record that this attempt continues from `step`: later local saves no longer count. Rank 0 only."""
+    """Record that this attempt continues from `step`, which makes later local saves invalid. Rank 0 only."""
     if run.local_json.exists():
         saves = [save for save in LocalSaves.of(run).saves if save.step <= step]
         LocalSaves(saves, job_id, attempt).keep(run)

@@ -1,12 +1,13 @@
-"""Resume from a checkpoint on the nodes' own disks: the choice of the step, and each rank's files.
+"""Resumes from a checkpoint on the nodes' own disks: chooses the step, and gives each rank its files.
 
     every node lists its parts -> the newest step that is complete across nodes -> SHA-256 of the files read
-    same layout      files that a rank needs from another node are copied to model/; each rank reads a folder
-                     of links, and the rest is copied in the background (Saver.complete)
-    another layout   all files are copied to model/, where reshape.py reads them
+        same layout      files that a rank needs from another node are copied to model/; each rank reads a
+                         folder of links, and the rest is copied in the background (Saver.complete)
+        another layout   all files are copied to model/, where reshape.py reads them
 
-A part counts on whichever node it is: nodes may have changed their numbers. If a part is missing, the step is
-skipped with an event that names the part, and an older step or the newest complete one in model/ is used.
+A part counts on whichever node it is, because nodes may have changed their numbers. If a part is missing, the
+step is skipped with an event that names the part, and an older step or the newest complete one in model/ is
+used.
 """
 
 import logging
@@ -38,21 +39,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Start:
-    """Point from which a run continues."""
+    """The point from which a run continues."""
 
     manifest: dict[str, Any] | None
-    """Manifest of the checkpoint; None to start from the beginning."""
+    """Manifest of the checkpoint; None if the run starts from the beginning."""
     folder: Path | None = None
     """Folder that this rank reads; None for model/."""
     source: str = ""
-    """Disk that was chosen, and why; "" without checkpoint.local_dir."""
+    """The chosen disk and the reason; "" without checkpoint.local_dir."""
     rest: "Rest | None" = None
     """Files that are still to be copied to model/."""
 
 
 @dataclass
 class Rest:
-    """A checkpoint that is used from the local disks, and the files that this rank must copy to model/."""
+    """A checkpoint used from the local disks, and the files of it that this rank must still copy to
+    model/.
+    """
 
     step: int
     save_id: str
@@ -63,14 +66,16 @@ class Rest:
 
 @dataclass
 class Candidate:
-    """One save of one step, with the parts that all nodes together have."""
+    """One save of one step, with its parts on all nodes together."""
 
     step: int
     save_id: str
     parts: dict[int, Part]
-    """Parts of the checkpoint by the rank that wrote them."""
+    """Parts of the checkpoint, by the rank that wrote them."""
     holders: dict[int, list[int]]
-    """First ranks of the nodes that have a part now, its writer's node first; by the rank that wrote it."""
+    """For each writing rank: the first ranks of the nodes that have its part now, the writer's own node
+    first.
+    """
 
     def missing(self) -> str:
         """Describe the parts that no node has; "" if the checkpoint is complete."""
@@ -84,7 +89,9 @@ class Candidate:
         return f"what {'rank' if len(lost) == 1 else 'ranks'} {named} wrote is on none of the nodes"
 
     def chosen(self) -> dict[int, Part]:
-        """Return the parts that make up the checkpoint, by rank: one complete part, or all parts."""
+        """Return the parts that make up the checkpoint, by rank: a single part that is complete, or all
+        parts.
+        """
         for rank, part in sorted(self.parts.items()):
             if part.is_whole and self.holders[rank]:
                 return {rank: part}
@@ -102,8 +109,8 @@ def choose_start(
 ) -> Start:
     """Choose the newest complete checkpoint in model/ or on the nodes' own disks. All ranks call it together.
 
-    If not `trains` (mode: eval), a checkpoint on the nodes is completely copied to model/ before it is read.
-    Raises CheckpointError if there are checkpoints in model/ but none anywhere is complete.
+    If `trains` is false (mode: eval), a checkpoint on the nodes is copied to model/ completely before it is
+    read. Raises CheckpointError if there are checkpoints in model/ but none anywhere is complete.
     """
     # Before the choice: checkpoints that the choice would refuse are no longer listed as complete.
     wanted = only_on_nodes(run) if world.rank == 0 else None
@@ -154,7 +161,9 @@ def _choose_start(run: RunDir, world: World, events: EventWriter | None, disk: L
 def _newest_local(
     disk: LocalDisk, events: EventWriter | None, newer_than: int, passed_over: list[str]
 ) -> Start | None:
-    """Return the newest complete checkpoint on the nodes' disks, if newer; otherwise events say why not."""
+    """Return the newest complete checkpoint on the nodes' disks, if it is newer; otherwise write events with
+    the reason.
+    """
     found = _candidates(disk)
     if disk.rank == 0 and not found and (save := only_on_nodes(disk.run)) and save.step > newer_than:
         hosts, now = ", ".join(save.hosts), ", ".join(disk.hosts)
@@ -200,7 +209,7 @@ def _pass_over(step: int, reason: str, events: EventWriter | None, passed_over: 
 
 
 def _candidates(disk: LocalDisk) -> list[Candidate]:
-    """Return every save that has a part on some node, the newest step first; the same on all ranks."""
+    """Return every save that has a part on some node, newest step first, the same on all ranks."""
     listed = gather_objects([asdict(part) for part in disk.parts()] if disk.is_lead else [])
     found: dict[tuple[int, str], Candidate] = {}
     for lead, parts in enumerate(listed):
@@ -217,7 +226,7 @@ def _candidates(disk: LocalDisk) -> list[Candidate]:
 
 
 def _why_void(run: RunDir, candidate: Candidate) -> str:
-    """Return why a save must not be used, although it may be complete; "" if it may. Rank 0 only."""
+    """Return why a save must not be used even if it is complete; "" if it may be used. Rank 0 only."""
     known = LocalSaves.of(run)
     listed = next((save for save in known.saves if save.save_id == candidate.save_id), None)
     part = next(iter(candidate.parts.values()))
@@ -232,7 +241,7 @@ def _why_void(run: RunDir, candidate: Candidate) -> str:
 
 
 def _check_contents(disk: LocalDisk, candidate: Candidate) -> str:
-    """Verify the nodes' files, with all ranks sharing the work; damaged copies no longer count."""
+    """Verify the files on all nodes, with all ranks sharing the work. Damaged copies no longer count."""
     damaged: list[tuple[int, int, str]] = []
     lead, folder = disk.lead_of[disk.rank], disk.checkpoint(candidate.step)
     here = [
@@ -260,7 +269,7 @@ def _check_contents(disk: LocalDisk, candidate: Candidate) -> str:
 
 
 def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
-    """Give every rank access to the files that it needs. Raises CheckpointError, on all ranks."""
+    """Give every rank access to the files that it needs. Raises CheckpointError on all ranks if one fails."""
     config, run, step = disk.config, disk.run, candidate.step
     chosen = candidate.chosen()
     body = next(part.manifest for part in chosen.values() if part.manifest)
@@ -305,7 +314,7 @@ def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
 def _shares(
     disk: LocalDisk, candidate: Candidate, chosen: dict[int, Part], same: bool
 ) -> tuple[Described, Described]:
-    """Return the files that this rank must copy before reading, and those that it can copy later."""
+    """Return (files that this rank must copy before anything is read, files that it can copy later)."""
     first: Described = {}
     later: Described = {}
     leads = sorted(set(disk.lead_of))
@@ -325,7 +334,7 @@ def _shares(
 
 
 def _has(candidate: Candidate, lead: int, name: str) -> bool:
-    """Return whether a node has a file of this name, from any rank."""
+    """Return whether the node with first rank `lead` has a file of this name, from any rank."""
     return any(
         lead in candidate.holders[rank] and name in part.files for rank, part in candidate.parts.items()
     )
@@ -338,7 +347,7 @@ def _copy(disk: LocalDisk, step: int, wanted: Described, folder: Path) -> None:
 
 
 def _agree(work: Callable[[], object]) -> None:
-    """Run this rank's share of `work`; if it fails on any rank, raise CheckpointError on all."""
+    """Do this rank's share of `work`. If it fails on any rank, raise CheckpointError on all."""
     said = ""
     try:
         work()

@@ -1,12 +1,12 @@
-"""Saving to the nodes' own disks first (checkpoint.local_dir), and copying from there to the run directory.
+"""Saves to the nodes' own disks first (checkpoint.local_dir), and copies from there to the run directory.
 
     begin    checks the free space on every node and chooses the folder for this rank's files
     keep     writes this rank's part record, which makes its part valid on its node
     confirm  checks that all ranks have their parts, writes model/local.json, then prunes
     copy     copies this rank's files to model/, in the background
 
-A full disk costs its node's ranks only the local part, never the run: their files are written to model/
-directly, and a save that was to stay on the nodes is skipped. Either case is reported as an event.
+A full disk never ends the run. The ranks of its node write their files directly to model/, and a save that
+was meant to stay on the nodes is skipped. Either case is reported as an event.
 """
 
 import contextlib
@@ -25,7 +25,9 @@ from nbtrain.parallel.agreement import broadcast_object, gather_objects
 
 
 class LocalPart:
-    """This rank's part of one checkpoint: first on its node's disk, then, with a `folder`, in model/."""
+    """This rank's part of one checkpoint, written to its node's disk first and then, with a `folder`, to
+    model/.
+    """
 
     def __init__(self, saves: "NodeSaves", step: int, save_id: str, folder: Path | None, refused: str):
         self._saves, self._disk = saves, saves.disk
@@ -42,7 +44,7 @@ class LocalPart:
 
     @contextlib.contextmanager
     def written_by(self, engine: Any) -> Iterator[None]:
-        """Make DeepSpeed's `engine` write the node's files; a copy is not written to model/."""
+        """Let DeepSpeed's `engine` write files on this rank too if the rank writes its node's copy."""
         if not self.is_copy:
             yield
             return
@@ -53,13 +55,13 @@ class LocalPart:
             engine.save_non_zero_checkpoint = before
 
     def describe(self, writer: CheckpointWriter, manifest: dict[str, Any]) -> None:
-        """Store the writer's lists and the manifest ({} on most ranks), once DeepSpeed has begun to save."""
+        """Take the writer's lists and the manifest ({} on most ranks) once DeepSpeed has begun to save."""
         self._writer, self._manifest = writer, manifest
         # The next save creates separate lists; these may still be filled in the background.
         self._files, self._direct = writer.described, writer.direct
 
     def keep(self) -> None:
-        """Write the part's record, if the files are on the node's disk."""
+        """Write the part's record if the files are on the node's disk."""
         self.refused = self.refused or self._writer.refused
         if self.refused:
             return
@@ -84,7 +86,7 @@ class LocalPart:
             self.refused = f"{disk.host}: {error}"
 
     def copy(self) -> Described:
-        """Copy missing files to model/, and return this rank's files. Raises CheckpointError."""
+        """Copy missing files to model/ and return this rank's files. Raises CheckpointError."""
         assert self.folder is not None
         if self.is_copy:
             return {}
@@ -103,7 +105,7 @@ class LocalPart:
 
 
 class NodeSaves:
-    """The checkpoints of one run on the nodes' disks, as this rank writes them."""
+    """The checkpoints of a run on the nodes' disks, from the view of one writing rank."""
 
     def __init__(self, disk: LocalDisk, live: LiveRun):
         self.disk, self.live = disk, live
@@ -115,11 +117,12 @@ class NodeSaves:
         self._listing = threading.Lock()
 
     def copying(self, step: int) -> None:
-        """Keep the checkpoint of `step` until it is in model/."""
+        """Keep the checkpoint of `step` until it has been copied to model/."""
         self._copying = step
 
     def begin(self, step: int, writer: CheckpointWriter, folder: Path | None) -> LocalPart | None:
-        """Return the part to write of the checkpoint of `step`; with `folder` None it stays on the nodes.
+        """Return the part of the checkpoint of `step` that this rank is to write; if `folder` is None, it
+        stays on the nodes.
 
         Returns None if it should stay on the nodes but one of them has no room. All ranks call it together.
         """
@@ -139,7 +142,7 @@ class NodeSaves:
         return part
 
     def keep_in_background(self, writer: CheckpointWriter, part: LocalPart) -> None:
-        """Write the writer's copies to the node's disk while training continues."""
+        """Write the writer's in-memory copies to the node's disk while training continues."""
         self._keeping = BackgroundSave(
             writer, part.target, self.disk.rank, self.live.world.size, None, keep=part.keep
         )
@@ -186,7 +189,9 @@ class NodeSaves:
         return kept
 
     def _tell_refused(self, step: int, refused: str, folder: Path | None) -> None:
-        """Report every copy to model/ that is redirected, but a repeated failure of local saves only once."""
+        """Write an event for each redirected copy; repeated failures of local saves are reported only
+        once.
+        """
         if folder is None and self._is_refused:
             return
         self._is_refused = True

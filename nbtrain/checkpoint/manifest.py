@@ -1,8 +1,9 @@
-"""Complete checkpoints: manifest.json, written last, names every file; prune() chooses those to keep.
+"""Complete checkpoints: manifest.json, written last, lists every file; prune() chooses the checkpoints to
+keep.
 
     model/global_step<N>/
-      mp_rank_00_model_states.pt, *_optim_states.pt, ...    DeepSpeed's
-      manifest.json                                         ours: size and SHA-256 of each; by rename, last
+        mp_rank_00_model_states.pt, *_optim_states.pt, ...    DeepSpeed's
+        manifest.json                                         ours: size and SHA-256 of each; by rename, last
 
 A folder without a manifest, or whose files differ from the manifest, does not count: it is skipped with the
 reason, and the next older one is used. If the trainer rejects the contents, the manifest is moved to
@@ -51,7 +52,7 @@ def payload(folder: Path) -> list[Path]:
 
 
 def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
-    """Return {name: {bytes, sha256}} of files, each flushed to the disk first."""
+    """Return {name: {bytes, sha256}} of files, after flushing each to the disk."""
     described = {}
     for name in names:
         path = folder / name
@@ -62,9 +63,9 @@ def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
 
 
 def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """Return the problem with the contents of the part-th of `parts` shares of the files, or None.
+    """Return what is wrong with the contents of the files in share `part` of `parts`; None if they are valid.
 
-    A file is a problem if its SHA-256 differs from the manifest, or if it holds code: the author of the code
+    A file is invalid if its SHA-256 differs from the manifest, or if it contains code: the author of the code
     could have written the manifest too.
     """
     manifest = files.read_json(folder / MANIFEST)
@@ -78,7 +79,7 @@ def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
 
 
 def add_validation(run: RunDir, step: int, loss: float | None) -> None:
-    """Write the validation loss after `step` into the manifest of its checkpoint."""
+    """Add the validation loss after `step` to the manifest of the step's checkpoint."""
     path = run.checkpoint_manifest(step)
     manifest = files.read_json(path)
     assert manifest is not None
@@ -86,19 +87,19 @@ def add_validation(run: RunDir, step: int, loss: float | None) -> None:
 
 
 def reject(folder: Path, reason: str) -> None:
-    """Invalidate a checkpoint: its manifest is moved to rejected.json; its other files stay."""
+    """Invalidate a checkpoint by moving its manifest to rejected.json; its other files stay."""
     manifest = files.read_json(folder / MANIFEST)
     files.write_json(folder / REJECTED, {"reason": reason, "manifest": manifest})
     (folder / MANIFEST).unlink()
 
 
 def problem(folder: Path) -> str | None:
-    """Return the reason why the checkpoint in `folder` is not valid, or None. Reads all of it."""
+    """Return why the checkpoint in `folder` is not valid; None if it is. Reads all of its files."""
     return size_problem(folder) or content_problem(folder)
 
 
 def whole_step(run: RunDir, step: int | None = None) -> tuple[int, list[tuple[int, str]]]:
-    """Return (`step`, or for None the newest complete step; newer incomplete steps with their reasons).
+    """Return (`step` or, for None, the newest complete step; newer incomplete steps with their reasons).
 
     Reads all of the checkpoint. Raises CheckpointError if it is not complete, or if there is none.
     """

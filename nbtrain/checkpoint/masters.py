@@ -1,4 +1,4 @@
-"""Master weights that are read by canonical name, piece by piece, from a disk or after being computed."""
+"""Master weights that are read by canonical name, chunk by chunk, from a disk or after being computed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,18 +10,18 @@ from nbtrain.checkpoint.store import MASTER, WHOLE, StoredParameter, TensorPart
 
 
 class Weights(Protocol):
-    """Source of master weights: a CheckpointStore, a run's initial weights (initial.py), or MadeWhole."""
+    """A source of master weights: a CheckpointStore, a run's initial weights (initial.py), or MadeWhole."""
 
     @property
     def folder(self) -> Path: ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Format that the weights were trained in."""
+        """Format in which the weights were trained."""
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the word embedding that belong to a token."""
+        """Number of rows of the word embedding that belong to tokens."""
 
     @property
     def parameters(self) -> Mapping[str, StoredParameter]: ...
@@ -38,16 +38,16 @@ class Weights(Protocol):
 
 
 class MadeWhole:
-    """Parameters that are first computed whole: full(name) is called once for all pieces that are read."""
+    """Parameters that are computed as a whole: full(name) is called once for all chunks that are read."""
 
     _newest: tuple[str, torch.Tensor] | None = None
 
     def full(self, name: str) -> torch.Tensor:
-        """Return a whole parameter, fp32, in its shape."""
+        """Return a whole parameter, fp32, in its own shape."""
         raise NotImplementedError
 
     def unchanged(self, name: str) -> Weights | None:
-        """Return the weights that have this parameter unchanged; None if full() computes it."""
+        """Return weights that contain this parameter unchanged; None if full() computes it."""
         return None
 
     def read(

@@ -1,4 +1,4 @@
-"""Weights of a run with adapters merged into one model.
+"""The weights of a run with adapters, merged into one model.
 
     W + s B A                            s is lora.scale
     W + s [B_q A_q; B_k A_k; B_v A_v]    packed queries, keys and values, in the rows of each group
@@ -24,7 +24,7 @@ from nbtrain.model.names import adapters_of, trained_rows_of
 
 
 class MergedWeights(MadeWhole):
-    """Parameters of `base`, merged with the adapters in a checkpoint of `config`'s run."""
+    """The parameters of `base`, merged with the adapters in a checkpoint of the run with `config`."""
 
     def __init__(self, base: Weights, adapters: CheckpointStore, config: RunConfig):
         assert config.lora is not None
@@ -43,11 +43,11 @@ class MergedWeights(MadeWhole):
         return self.base.parameters
 
     def weights(self, name: str) -> torch.Tensor:
-        """Return a whole weight in the format that the run computes with."""
+        """Return a whole weight in the number format that the run computes with."""
         return self.full(name).to(self.dtype)
 
     def full(self, name: str) -> torch.Tensor:
-        """Return a whole weight, fp32, in its shape."""
+        """Return a whole weight, fp32, in its own shape."""
         weight = self.base.read(name, MASTER).view(self.parameters[name].shape)
         if (vector := self._vector(name)) is not None:
             parts = self.qkv_parts if "query_key_value" in name else None
@@ -60,7 +60,7 @@ class MergedWeights(MadeWhole):
         return weight + self.scale * product(a, b, self.qkv_parts)
 
     def unchanged(self, name: str) -> Weights | None:
-        """Return the base if no adapter changes this parameter, else None."""
+        """Return the base if no adapter changes this parameter; None otherwise."""
         beside = (adapters_of(name)[0], trained_rows_of(name), self._vector(name))
         return None if any(one in self.adapters.parameters for one in beside) else self.base
 
@@ -73,7 +73,7 @@ class MergedWeights(MadeWhole):
 
 
 def rescaled(weight: torch.Tensor, vector: torch.Tensor, parts: tuple[int, ...] | None) -> torch.Tensor:
-    """Multiply a matrix or bias with a vector of IA3: rows of keys and values, or all columns.
+    """Multiply a matrix or bias by an IA3 vector: its rows of keys and values, or all of its columns.
 
     `parts` are the numbers of rows of queries, keys and values of a group; None means all columns.
     """
@@ -85,7 +85,7 @@ def rescaled(weight: torch.Tensor, vector: torch.Tensor, parts: tuple[int, ...] 
 
 
 def product(a: torch.Tensor, b: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:
-    """Return the matrix that an adapter adds, without the scale; `parts`: rows of packed projections."""
+    """Return the unscaled matrix that an adapter adds; `parts` are the rows of packed projections."""
     rank = b.shape[1]
     if len(a) == rank:
         return b @ a

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint, or of the model that `init_from` names, opened to be read by any layout.
+"""Opens the weights of a checkpoint, or of the model that `init_from` names, to be read by any layout.
 
 open_checkpoint(run, step)    a checkpoint; for a run with adapters, the adapters and the frozen weights
 weights_of(start, config)     a folder or a checkpoint of another run, with this run's vocabulary
@@ -49,20 +49,20 @@ def refuse_changed(start: Start, sha256: str) -> None:
             else "its config.json or the heads of its files"
         )
         raise CheckpointError(
-            f"init_from: {display(start.path)}: has changed since the run was submitted: {what} are others. "
-            "Restore it, or train from the new one under another name."
+            f"init_from: {display(start.path)}: has changed since the run was submitted: {what} differ. "
+            "Restore the old files, or train from the new ones in a run with another name."
         )
 
 
 def weights_of(start: Start, config: RunConfig) -> Weights:
-    """Open the parameters of initial weights, with the run's vocabulary."""
+    """Open initial weights with the run's vocabulary."""
     if isinstance(start, RunStart):
         return RunWeights(open_checkpoint(start.run, start.step), config.tokenizer.vocab_size)
     return FolderWeights(start, config.tokenizer.vocab_size)
 
 
 class RunWeights:
-    """A checkpoint's masters with the rows of `vocab_size` tokens: new rows are the mean of the old ones."""
+    """A checkpoint's masters with the rows of `vocab_size` tokens; new rows are the mean of the old ones."""
 
     def __init__(self, store: CheckpointStore | MergedWeights, vocab_size: int):
         self.store, self.vocab_size = store, vocab_size
@@ -74,7 +74,7 @@ class RunWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Format that the checkpoint was trained in."""
+        """Format in which the checkpoint was trained."""
         return self.store.dtype
 
     @property
@@ -97,12 +97,12 @@ class RunWeights:
         rows: int | None = None,
     ) -> torch.Tensor:
         """Return elements [start, start + count) of a part of a parameter, like CheckpointStore.read."""
-        assert state == MASTER, "a start has no moments"
+        assert state == MASTER, "initial weights have no moments"
         if name not in OF_VOCABULARY:
             return self.store.read(name, state, part, start, count, rows)
         width = torch.Size(self.store.parameters[name].shape[1:]).numel()
         rank, size, dim = part if part.dim is not None else WHOLE
-        assert dim != 1, "the vocabulary's rows are cut"
+        assert dim != 1, "the vocabulary is sharded by rows"
         total = (rows or self.vocab_size) * width // size
         count = total - start if count is None else count
         # Sharded along the first dimension, the parts are consecutive in the whole tensor.
@@ -119,7 +119,7 @@ class RunWeights:
         return torch.cat(parts) if parts else torch.empty(0)
 
     def _mean(self, name: str) -> torch.Tensor:
-        """Return the mean row of the tokens that the checkpoint has."""
+        """Return the mean row of the checkpoint's tokens."""
         if name not in self._means:
             rows, width = self.store.vocab_size, torch.Size(self.store.parameters[name].shape[1:]).numel()
             total, step = torch.zeros(width, dtype=torch.float64), max(PIECE_ELEMENTS // width, 1)

@@ -1,8 +1,8 @@
-"""Loading of a checkpoint of any layout into a live DeepSpeed engine of any other layout.
+"""Loads a checkpoint of any layout into a live DeepSpeed engine of any other layout.
 
 Each rank reads its own elements of each parameter from the store: masters and moments, byte for byte, and the
 step. The weights that the model computes with are rounded from the masters, as DeepSpeed does after each
-step. Hyperparameters and clipping are not loaded: the run's configuration decides them.
+step. Hyperparameters and clipping are not loaded, because the run's configuration decides them.
 
 The vocabulary's padding rows, which the loss ignores, depend on the number of tensor ranks
 (config.padded_vocab_size). A layout with more padding rows initializes the new rows as for a new model, with
@@ -37,7 +37,7 @@ class Target:
     start: int
     count: int
     states: dict[str, torch.Tensor]
-    """fp32 and the moments: flat views into the live state."""
+    """fp32 and the moments, as flat views into the live state."""
 
 
 def load_masters(
@@ -52,7 +52,7 @@ def load_masters(
 
     `tensor` is the same as for load_into. `names` selects the parameters to load, if this stage has them;
     None means all trained ones. At most `piece_elements` of a parameter are read at one time. All ranks call
-    it together. Raises CheckpointError like load_into.
+    it together. Raises the errors of load_into.
     """
     parameters = dict(trained_parameters(engine.module))
     loaded = parameters if names is None else {name: parameters[name] for name in names if name in parameters}
@@ -74,9 +74,10 @@ def load_masters(
 def load_frozen(
     engine: Any, weights: Weights, tensor: tuple[int, int], padded_vocab_size: int, piece_elements: int
 ) -> None:
-    """Load the rounded `weights` into the frozen parameters of `engine`; arguments as for load_masters.
+    """Load the rounded `weights` into the frozen parameters of `engine`; the arguments are those of
+    load_masters.
 
-    Raises CheckpointError like load_into.
+    Raises the errors of load_into.
     """
     frozen = {
         name: parameter
@@ -97,7 +98,7 @@ def load_frozen(
 
 @contextlib.contextmanager
 def _open_masters(optimizer: Any) -> Iterator[None]:
-    """Allow writing masters inside the context; afterwards the model has the weights that they round to."""
+    """Allow writing masters inside the context; afterwards, the model's weights are rounded from them."""
     with _partitioned(optimizer), torch.no_grad():
         yield
         _round_weights(optimizer)
@@ -105,7 +106,9 @@ def _open_masters(optimizer: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _partitioned(optimizer: Any) -> Iterator[None]:
-    """Partition all parameters inside the context under ZeRO 3, even small ones that stay gathered."""
+    """Keep all parameters partitioned inside the context under ZeRO 3, even small ones that usually stay
+    gathered.
+    """
     is_partitioned = hasattr(optimizer, "fp16_partitioned_groups_flat")
     if is_partitioned:
         optimizer.checkpoint_event_prologue()
@@ -139,7 +142,7 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
 
 
 def keep_loss_scaler(optimizer: Any, own: Any, saved: Any) -> None:
-    """Give an optimizer the run's `own` loss scaler, which continues from the scale of the `saved` one.
+    """Give an optimizer the run's `own` loss scaler, starting from the scale of the `saved` one.
 
     precision.fp16 may change on a resume. A fixed scale comes from the run, and a dynamic scale that was
     fixed before starts from its initial value.
@@ -175,7 +178,7 @@ def _check_shapes(
 
 
 def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointStore) -> Iterator[Target]:
-    """Yield everything that this rank's optimizer holds, with room for its state and with its step set."""
+    """Yield all elements that this rank's optimizer holds, with their state allocated and their step set."""
     optimizer = engine.optimizer
     if getattr(optimizer, "swap_optimizer", False) or getattr(optimizer, "params_in_nvme_and_cpu", False):
         raise CheckpointError(
@@ -194,7 +197,7 @@ def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointS
 
 
 def _common_step(store: CheckpointStore, names: list[str]) -> float:
-    """Return the common step of the parameters of one flat tensor. A rank may hold nothing but padding."""
+    """Return the common step of one flat tensor's parameters; a rank's part may consist of padding only."""
     steps = {store.step(name) for name in names}
     if len(steps) > 1:
         raise CheckpointError(f"{store.folder}: its parameters are at different steps: {sorted(steps)}.")
@@ -206,8 +209,8 @@ def _moments(
 ) -> dict[str, torch.Tensor]:
     """Return Adam's moments or Muon's momentum of one tensor, created if missing, and set its step.
 
-    The step is a separate tensor for each parameter: torch increments it in place, so a shared one would
-    advance too often.
+    Each parameter gets its own step tensor: torch increments it in place, so a shared one would advance too
+    often.
     """
     state, keys = optimizer.state[parameter], moments_of(group["name"])
     for key in keys:

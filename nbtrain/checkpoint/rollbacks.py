@@ -1,4 +1,4 @@
-"""Samples that are skipped permanently after a rollback."""
+"""Samples that are skipped permanently because of a rollback."""
 
 import logging
 from typing import Any
@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = None) -> DataState:
-    """Return a checkpoint's or a new data state without the samples of the run's rollbacks.
+    """Return a data state (a checkpoint's or a new one) that skips the samples of the run's rollbacks.
 
-    Samples that are already trained or skipped change nothing, so this may be called at every load.
+    Samples that are already trained or skipped are ignored, so this may be called at every load.
     """
     for entry in Rollback.read_all(run.rollbacks_json):
         reached = data.position(data.consumed_samples)
@@ -28,7 +28,9 @@ def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = 
 
 
 def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
-    """Return the maximum number of samples that the run skips; `manifest` belongs to its checkpoint."""
+    """Return the most samples that the run skips, now or by the state in `manifest` of one of its
+    checkpoints.
+    """
     ranges = [(entry.first, entry.last) for entry in Rollback.read_all(run.rollbacks_json)]
     if manifest is not None:
         ranges += DataState.from_dict(manifest["data_state"]).skipped_sample_ranges
@@ -36,7 +38,7 @@ def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
 
 
 def _outside(first: int, last: int, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """Return the parts of [first, last) outside of the ascending ranges."""
+    """Return the parts of [first, last) that are outside the ascending ranges."""
     pieces = []
     for begin, end in ranges:
         if first < min(begin, last):

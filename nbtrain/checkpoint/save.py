@@ -1,11 +1,11 @@
-"""Saving of checkpoints: DeepSpeed writes the state of the engine, and our manifest makes it valid.
+"""Saves checkpoints: DeepSpeed writes the state of the engine, and our manifest makes it valid.
 
     check of the disk space -> DeepSpeed's files, hashed while written -> manifest.json -> latest
-    -> prune (manifest.py)
+        -> prune (manifest.py)
 
 With checkpoint.async_save the state is copied to host memory; files and manifest follow in the background
 (writer.py). With checkpoint.local_dir the files are written to the node's own disk first and are copied to
-the run directory in the background, or stay there (local_save.py). In addition to the engine's state, a
+the run directory in the background, or stay on the node (local_save.py). In addition to the engine's state, a
 checkpoint holds the data state and every rank's random state, so that a resumed run computes the same steps
 bit for bit, and universal_checkpoint_info for DeepSpeed's converter.
 """
@@ -41,20 +41,20 @@ SLICE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint."""
+    """A checkpoint that is complete."""
 
     step: int
     bytes: int
     stall_seconds: float
     """Seconds that training paused for the save."""
     seconds: float
-    """Seconds until the checkpoint was complete, including those in which training continued."""
+    """Seconds until the checkpoint was complete, including seconds in which training continued."""
     removed_steps: list[int]
     """Older checkpoints that were removed."""
 
 
 class Saver:
-    """A saver of the checkpoints of one run, one after the other."""
+    """Saves the checkpoints of one run, one after the other."""
 
     def __init__(self, live: LiveRun, disk: LocalDisk | None = None):
         self.live = live
@@ -69,17 +69,21 @@ class Saver:
         self._local: NodeSaves | None = None if disk is None else NodeSaves(disk, live)
 
     def wish(self) -> int:
-        """Return SAVE if this rank's part of a background save failed, to inform all ranks, else NOTHING."""
+        """Return SAVE if this rank's part of a background save failed, to inform all ranks; NOTHING
+        otherwise.
+        """
         return SAVE if self._in_flight is not None and self._in_flight.error else NOTHING
 
     def poll(self) -> Saved | None:
-        """Return the checkpoint that was completed since the last call. Rank 0 only; costs no time."""
+        """Return the checkpoint that was completed since the last call, or None. Rank 0 only; does not
+        wait.
+        """
         self._announce()
         announced, self._announced = self._announced, None
         return announced
 
     def save(self, state: TrainState) -> float:
-        """Write the checkpoint of `state.step`, or begin to, and return the seconds that training paused.
+        """Write the checkpoint of `state.step`, or start to, and return the seconds that training paused.
 
         Raises CheckpointError, on all ranks, if the disk is too small or the previous save has failed.
         """
@@ -130,7 +134,7 @@ class Saver:
         return stall
 
     def save_locally(self, state: TrainState) -> float:
-        """Write the checkpoint of `state.step` to the nodes' own disks only, and return the seconds it took.
+        """Write the checkpoint of `state.step` only to the nodes' own disks, and return the seconds it took.
 
         If a disk is full, an event reports it and the run continues. Raises CheckpointError on other errors.
         """
@@ -149,7 +153,9 @@ class Saver:
     def complete(
         self, step: int, save_id: str, manifest: dict[str, Any], copy: Callable[[], Described]
     ) -> None:
-        """Copy the rest of a checkpoint that was used on the nodes' disks, in the background."""
+        """Copy the remaining files of a checkpoint that was resumed from the nodes' disks, in the
+        background.
+        """
         assert self._local is not None
         local, live, started = self._local, self.live, time.monotonic()
         local.copying(step)
@@ -175,21 +181,21 @@ class Saver:
             write_state(self.live, state, part.target)
 
     def _keep(self, part: LocalPart, manifest: dict[str, Any]) -> None:
-        """Write the part's record: at once, or with async_save in the background."""
+        """Write the part's record, at once or, with async_save, in the background."""
         part.describe(self.writer, manifest)
         if not self.writer.background:
             part.keep()
             self._confirm()
 
     def _confirm(self) -> None:
-        """Wait until the writer is free, and confirm the newest checkpoint on the nodes' disks."""
+        """Wait until the writer is free, then confirm the newest checkpoint on the nodes' disks."""
         if self._local is not None:
             if self._in_flight is not None:
                 self._in_flight.wait_kept()
             self._local.confirm()
 
     def finish(self) -> None:
-        """Wait until the checkpoint in flight is complete; do nothing if there is none.
+        """Wait until the unfinished checkpoint is complete; do nothing if there is none.
 
         Raises CheckpointError, on all ranks, if it could not be written; its folder is removed.
         """
@@ -218,7 +224,7 @@ class Saver:
         self._announce()
 
     def _manifest(self, state: TrainState, part: LocalPart | None) -> dict[str, Any]:
-        """Return the manifest without its files; {} on ranks that do not write it."""
+        """Return the manifest without its list of files; {} on ranks that do not write it."""
         if self._parameters is None:
             self._parameters = describe.described_parameters(self.live)
         writes = self.live.world.rank == 0 or (part is not None and part.is_copy)
@@ -232,7 +238,7 @@ class Saver:
 
 
 def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
-    """Remove an incomplete folder of the step; return a message if the disk is too small. Rank 0 only."""
+    """Remove an incomplete folder of the step. Return a message if the disk is too small. Rank 0 only."""
     run.model.mkdir(parents=True, exist_ok=True)
     if manifests.size_problem(folder) is None:
         return None
@@ -251,7 +257,7 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
 
 
 def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
-    """Write DeepSpeed's files to `folder`, or their copies to memory. All ranks call it together.
+    """Write DeepSpeed's files to `folder`, or copy their contents to memory. All ranks call it together.
 
     Raises CheckpointError.
     """
@@ -285,7 +291,7 @@ def publish(
     started: float,
     stall_seconds: float | None,
 ) -> Saved:
-    """Write the manifest, which makes the checkpoint valid, and remove older ones. Rank 0 only.
+    """Write the manifest, which makes the checkpoint valid, and remove older checkpoints. Rank 0 only.
 
     `shares` are the files that each rank has written. If stall_seconds is None, training has paused since
     `started`.
@@ -315,7 +321,7 @@ def publish_manifest(run: RunDir, step: int, manifest: dict[str, Any]) -> None:
 def pruned(
     live: LiveRun, step: int, described: Described, started: float, stall_seconds: float | None
 ) -> Saved:
-    """Remove checkpoints that are older than the new one of `step` and need not be kept. Rank 0 only."""
+    """Remove checkpoints older than the new one of `step` that need not be kept. Rank 0 only."""
     options = live.config.checkpoint
     removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, options.keep_best)
     seconds = time.monotonic() - started
@@ -324,7 +330,7 @@ def pruned(
 
 
 def add_validation(live: LiveRun, state: TrainState) -> None:
-    """Write the loss of a validation after the save to the manifest, for keep_best and a resume.
+    """Add the loss of a validation after the save to the manifest, for keep_best and for a resume.
 
     Only rank 0 writes.
     """

@@ -10,9 +10,9 @@ and exp_avg_sq, for Muon momentum_buffer. The parameter's group says which optim
 (pipeline, tensor) rank, DeepSpeed partitions the state across the data-parallel ranks:
 
     ZeRO 0                  not at all: the model's file holds torch's own optimizer state
-    ZeRO 1, 2               all parameters of a group, concatenated and cut into equal parts; each file lists
-    (and BF16_Optimizer)    the parameters that it has a fragment of (param_slice_mappings)
-    ZeRO 3                  each parameter cut into equal, padded parts, concatenated in the order of
+    ZeRO 1, 2               all parameters of a group, concatenated, split into equal parts; each file lists
+    (and BF16_Optimizer)    the parameters of which it has a fragment (param_slice_mappings)
+    ZeRO 3                  each parameter split into equal, padded parts, concatenated in the order of
                             param_shapes
 
 A parameter is joined over tensor ranks along its partition_dim. Only the tied word embedding is on two
@@ -43,7 +43,9 @@ LAYER_FILE = re.compile(r"^layer_(\d+)-.*model_states\.pt$")
 
 
 def moments_of(group: str) -> tuple[str, ...]:
-    """Return the states that the optimizer keeps of this group (model/names.py), besides master and step."""
+    """Return the states, besides master and step, that the optimizer keeps for this group
+    (model/names.py).
+    """
     return MUON if group == MATRICES else ADAM
 
 
@@ -52,17 +54,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """One parameter of the whole model."""
+    """A parameter of the whole model."""
 
     name: str
     shape: tuple[int, ...]
     """Shape of the whole tensor, vocabulary padding included."""
     partition_dim: int | None
-    """Dimension along which tensor ranks shard it; None if each holds all of it."""
+    """Dimension along which tensor ranks shard it; None if each rank holds all of it."""
     stage: int
-    """First pipeline stage that has it."""
+    """First pipeline stage that holds it."""
     group: str = DECAY
-    """Group of the optimizer."""
+    """Name of the optimizer's group."""
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -75,12 +77,12 @@ class StoredParameter:
 
 
 class TensorPart(NamedTuple):
-    """The part of a parameter that one of the reader's tensor ranks holds."""
+    """The part of a parameter that is held by one of the reader's tensor ranks."""
 
     rank: int = 0
     size: int = 1
     dim: int | None = None
-    """Dimension along which the reader's ranks shard it; None if each holds all of it."""
+    """Dimension along which the reader's ranks shard it; None if each rank holds all of it."""
 
 
 WHOLE = TensorPart()
@@ -88,7 +90,7 @@ WHOLE = TensorPart()
 
 @dataclass(frozen=True)
 class _Piece:
-    """Consecutive elements of one tensor rank's part of a parameter, and the tensors with their state."""
+    """Consecutive elements of a tensor rank's part of a parameter, and the tensors that hold their state."""
 
     start: int
     count: int
@@ -98,7 +100,7 @@ class _Piece:
 
 
 class CheckpointStore:
-    """One checkpoint folder, opened for reading.
+    """A checkpoint folder, opened for reading.
 
     Raises CheckpointError if it cannot be read into another layout.
     """
@@ -152,7 +154,9 @@ class CheckpointStore:
 
     @property
     def hyperparameters(self) -> list[dict[str, Any]]:
-        """Hyperparameters of the groups that DeepSpeed steps (train/engine/optimizer.py), as at the save."""
+        """Hyperparameters of the groups that DeepSpeed steps (train/engine/optimizer.py), as they were
+        saved.
+        """
         if not self.zero_stage:
             base = self._model_file(0, 0)["optimizer"]
         else:
@@ -164,16 +168,16 @@ class CheckpointStore:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the word embedding that belong to a token; the rest is padding."""
+        """Number of rows of the word embedding that belong to tokens; the other rows are padding."""
         known = self.manifest["vocab_size"]
         return known or self._model_file(0, 0)["universal_checkpoint_info"]["original_vocab_size"]
 
     def step(self, name: str) -> float:
-        """Return the optimizer's step of one parameter."""
+        """Return the optimizer's step count of one parameter."""
         return self._pieces_of(name, 0)[0].step
 
     def full(self, name: str, state: str = MASTER) -> torch.Tensor:
-        """Return one state of a whole parameter, fp32, in its shape."""
+        """Return one state of a whole parameter, fp32, in its own shape."""
         return self.read(name, state).view(self._parameter(name).shape)
 
     def read(
@@ -187,9 +191,10 @@ class CheckpointStore:
     ) -> torch.Tensor:
         """Return elements [start, start + count) of a part of a parameter, flat, fp32.
 
-        `rows` is the number of rows of the whole tensor in the reader's layout. It is for the vocabulary's
-        tensors, whose padding depends on the number of tensor ranks; rows that are not stored are omitted.
-        Raises CheckpointError for an unknown name, or a state that its optimizer does not keep.
+        `rows` is the number of rows of the whole tensor in the reader's layout. It is needed for the
+        vocabulary's tensors, whose padding depends on the number of tensor ranks; rows that are not stored
+        are omitted. Raises CheckpointError for an unknown name, or a state that the parameter's optimizer
+        does not keep.
         """
         parameter = self._parameter(name)
         if state not in parameter.states:
@@ -253,7 +258,9 @@ class CheckpointStore:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def weights(self, name: str) -> torch.Tensor:
-        """Return a whole weight in the format it was trained in; with ZeRO 3, masters are rounded to it."""
+        """Return a whole weight in the format in which it was trained; with ZeRO 3, masters are rounded to
+        it.
+        """
         dim = self._parameter(name).partition_dim
         if self.zero_stage == 3:
             return self.full(name).to(self.dtype)
@@ -268,7 +275,7 @@ class CheckpointStore:
 
     @cached_property
     def _piped(self) -> dict[int, dict[str, torch.Tensor]]:
-        """{tensor rank: {canonical name: weight}} of a pipeline, which writes one file per layer."""
+        """Return {tensor rank: {canonical name: weight}} of a pipeline, which writes one file per layer."""
         found: dict[int, dict[str, torch.Tensor]] = {rank: {} for rank in range(self.tensor_parallel_size)}
         for file, entry in sorted(self.manifest["files"].items()):
             if (matched := LAYER_FILE.match(file)) is None:
@@ -299,7 +306,7 @@ class CheckpointStore:
         try:
             return self._pieces[coordinate][name]
         except KeyError:
-            raise CheckpointError(f"{self.folder}: its optimizer files hold nothing of {name}.") from None
+            raise CheckpointError(f"{self.folder}: its optimizer files have no state of {name}.") from None
 
     def _pieces_0(self, pipeline: int, tensor: int) -> Iterator[tuple[str, _Piece]]:
         common = self._model_file(pipeline, tensor)
@@ -379,7 +386,9 @@ class CheckpointStore:
 
 
 def _step(state: dict[str, Any], group: dict[str, Any]) -> float:
-    """Return the step, stored with the moments by torch, with the group by DeepSpeed; 0 before the first."""
+    """Return the step, which torch stores with the moments and DeepSpeed with the group; 0 before the first
+    step.
+    """
     return float(state.get("step", group.get("step", 0)))
 
 

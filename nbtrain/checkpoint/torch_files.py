@@ -1,4 +1,6 @@
-"""Files of a checkpoint: written with torch.save and hashed while writing, read without running code."""
+"""Files of a checkpoint: written with torch.save and hashed while they are written, read without running
+code.
+"""
 
 import hashlib
 import pickle
@@ -63,8 +65,8 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
 def load_file(path: Path, mmap: bool = False) -> Any:
     """Load a file of a checkpoint to the CPU; with `mmap` its tensors are read on access.
 
-    No code of the file runs. Raises CheckpointError if it holds code, or anything but tensors, plain values
-    and the classes of DeepSpeed that are named here.
+    No code in the file runs. Raises CheckpointError if it contains code, or anything but tensors, plain
+    values and the DeepSpeed classes that are allowed here.
     """
     try:
         with torch.serialization.safe_globals(_deepspeed_types()), warnings.catch_warnings():
@@ -83,7 +85,7 @@ def load_file(path: Path, mmap: bool = False) -> Any:
 
 
 def code_problem(path: Path) -> str | None:
-    """Return the reason why a file cannot be loaded safely, or None. Tensors are not read."""
+    """Return why a file cannot be loaded safely; None if it can. Tensors are not read."""
     try:
         load_file(path, mmap=True)
     except CheckpointError as error:
@@ -100,7 +102,7 @@ def _why_refused(error: Exception) -> str:
 
 
 def _deepspeed_types() -> list[Any]:
-    """Return the types that DeepSpeed's files hold besides tensors and plain values."""
+    """Return the classes that DeepSpeed's files contain besides tensors and plain values."""
     if "deepspeed" not in sys.modules:
         prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
@@ -111,7 +113,7 @@ def _deepspeed_types() -> list[Any]:
 
 
 class _HashedStream:
-    """A stream for torch.save that writes to `file`, counting and hashing on the way."""
+    """A stream for torch.save that writes to `file`, and counts and hashes the bytes."""
 
     file: IO[bytes]
 

@@ -1,18 +1,18 @@
-"""A checkpoint of any layout in DeepSpeed's universal form, for its own loader and for other tools.
+"""A checkpoint of any layout in DeepSpeed's universal format, for its own loader and for other tools.
 
     <to>/zero/<canonical name>/{fp32,exp_avg,exp_avg_sq,step}.pt    whole tensors; the vocabulary without its
                                                                     padding; for a matrix that Muon steps
                                                                     {fp32,momentum_buffer,step}.pt
     <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a pipeline of these layers
                                                                     loads it too
-    <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   what else the loader reads
+    <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   further files that the loader reads
     <to>/../latest_universal                                        the folder's name
 
 DeepSpeed's converter (ds_to_universal) joins the files of each layout by different rules. This converter
 reads our store, one tensor after the other, so the result does not depend on the layout. To resume with
-nbtrain, no conversion is needed (reshape.py). DeepSpeed loads the result with
-{"checkpoint": {"load_universal": true}} for ZeRO 1 and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step
-once for each parameter and gives all groups the first group's weight decay.
+nbtrain, no conversion is needed (reshape.py). DeepSpeed loads the result with {"checkpoint":
+{"load_universal": true}} for ZeRO 1 and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step once for each
+parameter and gives all groups the first group's weight decay.
 
     python -m nbtrain.checkpoint.universal < {"run_dir": ..., "step": null, "to": null}  answers as JSON lines
 """
@@ -71,7 +71,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int]]:
-    """Write `store` to the folder `to`, visible once complete, and yield (elements done, elements).
+    """Write `store` to the folder `to`, visible once complete, and yield (elements done, total elements).
 
     One tensor is in memory at a time. Raises CheckpointError if `to` exists or does not fit on its disk.
     """
@@ -124,7 +124,7 @@ def _write_parameter(store: CheckpointStore, folder: Path, name: str) -> None:
 
 
 def _optimizer_state(store: CheckpointStore) -> dict[str, Any]:
-    """Return the state that all ranks share: hyperparameters by group, loss scale, and Adam's step."""
+    """Return the state shared by all ranks: hyperparameters by group, loss scale, and Adam's step."""
     groups = [{**group, "params": [number]} for number, group in enumerate(store.hyperparameters)]
     step = torch.tensor(store.step(next(iter(store.parameters))))
     shared = {
@@ -143,7 +143,7 @@ def _optimizer_state(store: CheckpointStore) -> dict[str, Any]:
 
 
 def _model_state(store: CheckpointStore) -> dict[str, Any]:
-    """Return the trainer's state and DeepSpeed's counters, without the weights, which are in zero/."""
+    """Return the trainer's state and DeepSpeed's counters without the weights, which are in zero/."""
     return {
         "module": {},
         "optimizer": None,

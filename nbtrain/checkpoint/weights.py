@@ -1,4 +1,6 @@
-"""Weights of a checkpoint without the optimizer's state, for a model that is not trained further."""
+"""Loads the weights of a checkpoint without the optimizer's state, for a model that is not trained
+further.
+"""
 
 from pathlib import Path
 
@@ -17,13 +19,14 @@ def load_model_weights(
     masters: bool = False,
     padded_vocab_size: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return the whole weights of a checkpoint of any layout by canonical name, on the CPU, adapters merged.
+    """Return the whole weights of a checkpoint of any layout by canonical name, on the CPU, with adapters
+    merged.
 
-    The weights are in the format that they were trained in; with `masters` they are the optimizer's fp32
-    masters. If step is None, the newest complete checkpoint is read. Word embedding and output layer have as
-    many rows as in the layout that saved them; with `unpadded` only the rows of tokens; with
-    padded_vocab_size that many rows, new rows being 0. No process group is needed. Raises CheckpointError if
-    the checkpoint is not complete, or if there is none.
+    The weights are in the format in which they were trained; with `masters` they are the optimizer's fp32
+    masters. If `step` is None, the newest complete checkpoint is read. Word embedding and output layer have
+    the number of rows that was saved; with `unpadded`, only the rows of tokens; with `padded_vocab_size`,
+    that number of rows, where new rows are 0. No process group is needed. Raises CheckpointError if the
+    checkpoint is not complete, or if there is none.
     """
     run = RunDir(run_dir)
     store = open_checkpoint(run, whole_step(run, step)[0])

@@ -1,4 +1,4 @@
-"""Writing of DeepSpeed's checkpoint files: at once, or from a copy in the background.
+"""Writes DeepSpeed's checkpoint files: at once, or from a copy in the background.
 
     DeepSpeed calls save(state, path)  at once:      the file, with its SHA-256 computed while writing
                                        background:   a copy in host memory; later, in a thread, the file
@@ -7,9 +7,10 @@
     every rank                         reports in shares/<rank>.json what it wrote, or why it could not
     rank 0                             when all ranks have reported, publishes the manifest by rename
 
-The copies share no memory with the live state: the next step may update every weight while its file is being
-written. Their memory is reused for the next save, and page-locked if the state is on a GPU. No call here is
-collective: a rank that is still writing does not delay any step, and only files decide what is published.
+The copies share no memory with the live state, because the next step may update every weight while its file
+is being written. Their memory is reused for the next save, and page-locked if the state is on a GPU. No call
+here is collective: a rank that is still writing does not delay any step, and only files decide what is
+published.
 """
 
 import copy
@@ -35,7 +36,7 @@ Described = dict[str, dict[str, Any]]
 class CheckpointWriter:
     """The engine.checkpoint_engine of a run, with all methods of DeepSpeed's CheckpointEngine (0.19).
 
-    It is not derived from it, because DeepSpeed is imported after the accelerator is chosen
+    It does not inherit from that class, because DeepSpeed is imported after the accelerator is chosen
     (parallel/startup.py).
     """
 
@@ -55,20 +56,20 @@ class CheckpointWriter:
         self._host = _HostMemory()
 
     def aim(self, is_local: bool = False, instead: Path | None = None) -> None:
-        """Set the destination of the next checkpoint, before DeepSpeed begins it.
+        """Set the destination of the next checkpoint, before DeepSpeed starts it.
 
-        With `is_local`, it is the node's own disk, whose errors do not end the run. A file that this disk
-        cannot hold is written to the folder `instead`, or not at all if that is None.
+        With `is_local`, it is the node's own disk, whose errors do not end the run. A file that does not fit
+        on this disk is written to the folder `instead`, or skipped if that is None.
         """
         self._is_local, self._instead, self.refused, self.direct = is_local, instead, "", set()
 
     def create(self, info: Any) -> None:
-        """Begin a checkpoint; DeepSpeed calls it."""
+        """Start a checkpoint; called by DeepSpeed."""
         self.described, self._copies = {}, []
         self._host.rewind()
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Write one file, or copy its content for later."""
+        """Write one file, or copy its content to be written later."""
         if self.background:
             self._copies.append((Path(path), _mapped(state_dict, self._host.copy)))
         else:
@@ -86,24 +87,26 @@ class CheckpointWriter:
         return True
 
     def is_data_parallel_writer(self, rank: int) -> bool:
-        """Return whether `rank` writes the weights that several ranks have."""
+        """Return whether `rank` writes the weights that several ranks hold."""
         return rank == 0
 
     def is_decoupled(self) -> bool:
-        """Return False: Saver does the remaining work after save_checkpoint()."""
+        """Return False, because Saver does the remaining work after save_checkpoint()."""
         return False
 
     def preserves_storage_sharing(self) -> bool:
-        """Return False: DeepSpeed need not clone every tensor before save(), which copies if necessary."""
+        """Return False, so that DeepSpeed does not clone every tensor before save(), which copies where
+        necessary.
+        """
         return False
 
     def wait_for_copies(self) -> None:
-        """Wait until the copies are complete: copying from a GPU runs in the background until then."""
+        """Wait until the copies are complete; copies from a GPU are made in the background."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
     def write_copies(self) -> None:
-        """Write the copies of save(), in the background thread."""
+        """Write the copies made by save(); runs in the background thread."""
         while self._copies:
             path, state = self._copies.pop(0)
             self._write(path, state)
@@ -124,7 +127,7 @@ class CheckpointWriter:
 
 
 class BackgroundSave:
-    """One checkpoint that is being written; rank 0 calls publish({rank: its files}) in its thread."""
+    """A checkpoint that is being written. On rank 0 its thread calls publish({rank: its files})."""
 
     def __init__(
         self,
@@ -136,9 +139,9 @@ class BackgroundSave:
         keep: Callable[[], None] | None = None,
         copy: Callable[[], Described] | None = None,
     ):
-        """Prepare the save; `keep` and `copy` are called in the thread, once the files are written.
+        """Prepare the save; the thread calls `keep` and `copy` once the files are written.
 
-        keep() completes the part on the node's own disk; afterwards copy() copies its files to `folder` and
+        keep() completes the part on the node's own disk. Afterwards copy() copies its files to `folder` and
         returns this rank's files there. If publish is None, the checkpoint stays on the nodes.
         """
         self.folder = folder
@@ -159,16 +162,16 @@ class BackgroundSave:
         return self.error
 
     def is_written(self, seconds: float) -> bool:
-        """Wait at most `seconds`; return whether this rank's files are written, or have failed."""
+        """Wait at most `seconds`. Return whether this rank's files have been written, or have failed."""
         return self._written.wait(seconds)
 
     def wait_published(self) -> str | None:
-        """Wait until the thread is done, and return its error."""
+        """Wait until the thread has ended, and return its error."""
         self._thread.join()
         return self.error
 
     def cancel(self) -> None:
-        """Stop waiting for the other ranks, because one has failed."""
+        """Stop waiting for the other ranks, because one of them has failed."""
         self._cancelled.set()
         self._thread.join()
 
@@ -197,7 +200,7 @@ class BackgroundSave:
             self._written.set()
 
     def _all_shares(self) -> dict[int, Described] | None:
-        """Return what every rank has written, once all have reported; None if one has failed."""
+        """Return the files that every rank has written, once all have reported; None if one has failed."""
         shares: dict[int, Described] = {}
         while len(shares) < self._size:
             for rank in range(self._size):
@@ -210,7 +213,9 @@ class BackgroundSave:
 
 
 class _HostMemory:
-    """Copies of tensors in host memory, allocated once: the n-th copy of each save reuses its buffer."""
+    """Buffers in host memory for copies of tensors, allocated once: the n-th copy of each save reuses its
+    buffer.
+    """
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
@@ -232,7 +237,7 @@ class _HostMemory:
 
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without the rest of its buffer, which torch.save would write too."""
+    """Return the tensor without the rest of its storage, which torch.save would write too."""
     tensor = tensor.detach()
     # A rank's part of ZeRO's flat buffers lacks only the padding of its storage: not worth a copy.
     if tensor.untyped_storage().nbytes() <= tensor.nbytes * 1.01 + 4096:
@@ -241,7 +246,7 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the same tree of dicts and sequences with changed tensors; other values are copied."""
+    """Return the same nested dicts and sequences with `change` applied to the tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -1,9 +1,9 @@
 """Beam search: the continuations with the largest log-probability are extended together.
 
 Scores and the end of the search follow transformers' generate (num_beams, early_stopping=False,
-length_penalty). The score of a text that has ended is its log-probability divided by its number of new
-tokens, the end included, to the power length_penalty. The search is over when no beam can beat the worst of
-num_beams ended texts.
+length_penalty). The score of a finished text is its log-probability divided by its number of new tokens, the
+end included, to the power of length_penalty. The search is over when no beam can beat the worst of num_beams
+finished texts.
 
 Shapes: b beams, v vocabulary
 """
@@ -17,7 +17,7 @@ from nbtrain.config.generation import Generation
 
 
 class Ended(NamedTuple):
-    """A text that has ended: its score, its new tokens, and whether an end token ended it."""
+    """A finished text: its score, its new tokens, and whether an end token ended it."""
 
     score: float
     tokens: list[int]
@@ -39,10 +39,10 @@ class Beams:
     end_ids: frozenset[int]
     """Tokens that end a text."""
     room: int
-    """Number of new tokens that fit the model's positions."""
+    """Number of new tokens for which the model has positions."""
     prompt: tuple[int, ...] = ()
     tokens: list[list[int]] = field(default_factory=lambda: [[]])
-    """New tokens of each beam. In the beginning there is one, the prompt."""
+    """New tokens of each beam. At the start there is a single beam, the prompt."""
     ended: list[Ended] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,7 +54,9 @@ class Beams:
         return self.generation.num_beams
 
     def advance(self, logits: torch.Tensor) -> Step:
-        """Choose the next token of each beam from logits [b, v]; after the first step there are num_beams."""
+        """Choose the next token of each beam from logits [b, v]. After the first step there are num_beams
+        beams.
+        """
         values = logits.float().log_softmax(-1)
         if self.generation.repetition_penalty != 1:
             values = self._penalized(values)

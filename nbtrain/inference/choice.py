@@ -1,4 +1,4 @@
-"""A request and the texts that continue its prompt: their tokens, log-probabilities and ends."""
+"""A request, and the texts that continue its prompt: their tokens, log-probabilities and ends."""
 
 import random
 from collections import Counter
@@ -21,17 +21,19 @@ Event = dict[str, Any]
 
 @dataclass(eq=False)
 class Request:
-    """One prompt with the settings of its continuation."""
+    """A prompt with the settings for its continuation."""
 
     id: str
     prompt: list[int]
     generation: Generation
     slides: bool
-    """Whether the text may exceed the model's positions: then the newest half of the window is read again."""
+    """Whether the text may exceed the model's positions. If it does, the newest half of the window is read
+    again.
+    """
     before_text: int = 0
     """Number of tokens that the tokenizer has put before the prompt's text."""
     kept: int = 0
-    """Number of prompt tokens that stay at the start of a sliding window: the tokens before the text."""
+    """Number of prompt tokens, those before the text, that stay at the start of a sliding window."""
     choices: "list[Choice]" = field(default_factory=list)
     new_tokens: int = 0
     ended: int = 0
@@ -42,11 +44,13 @@ class Request:
         return self.generation.echo and self.generation.logprobs is not None
 
     def text_prompt(self, eod_id: int) -> list[int]:
-        """Return the text tokens of the prompt; empty for a prompt that is only a document's end."""
+        """Return the text tokens of the prompt; empty if the prompt is only an end-of-document token."""
         return [] if self.prompt == [eod_id] else self.prompt[self.before_text :]
 
     def shown_prompt(self, tokenizer: Tokenizer) -> Event:
-        """Return the prompt of an echo: {"text", "tokens", "first", ["offsets"]}, offsets with logprobs."""
+        """Return the prompt for an echo: {"text", "tokens", "first", ["offsets"]}, with offsets for
+        log-probabilities.
+        """
         text, first = self.text_prompt(tokenizer.eod_id), shown(tokenizer.bytes_of(self.prompt[0]))
         # New text begins with the character that the prompt's last tokens leave unfinished.
         is_continued = self.generation.max_new_tokens > 0
@@ -63,7 +67,7 @@ class Request:
 
 
 class Choice:
-    """One continuation of a prompt."""
+    """A continuation of a prompt."""
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class Choice:
         text_prompt: list[int],
         end_ids: frozenset[int],
     ):
-        """Begin a text; `text_prompt` is the prompt as text, empty if it is only the end of a document."""
+        """Start a text; `text_prompt` is the prompt as text, empty if it is only an end-of-document token."""
         self.request, self.index, self.end_ids = request, index, end_ids
         self.tokens = list(request.prompt)
         self.pending = list(request.prompt)
@@ -97,12 +101,14 @@ class Choice:
 
     @property
     def wants_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt's own tokens are still to be given."""
+        """Whether log-probabilities of the prompt's own tokens are still to be returned."""
         return self.request.wants_prompt and self.index == 0 and self.num_new == 0
 
     @property
     def shareable(self) -> list[int]:
-        """Tokens that need not be read if another slot holds them: no scores are requested."""
+        """Return the tokens that need not be read if another slot holds them, because no scores are requested
+        for them.
+        """
         return [] if self.wants_prompt else self.pending[:-1]
 
     def wanted(self, start: int, count: int) -> range:
@@ -112,7 +118,7 @@ class Choice:
         return range(count - 1, count) if count == len(self.pending) else range(0)
 
     def newest(self, count: int) -> list[int]:
-        """Return the last `count` tokens, after the tokens that the tokenizer puts before a text."""
+        """Return the tokens that the tokenizer puts before a text, followed by the last `count` tokens."""
         kept = min(self.request.kept, count - 1)
         return self.tokens[:kept] + self.tokens[len(self.tokens) - count + kept :]
 
@@ -121,18 +127,18 @@ class Choice:
         return len(self.tokens) - len(self.request.prompt)
 
     def present(self, device: torch.device) -> torch.Tensor:
-        """Return the ids in the prompt and the new text, each once."""
+        """Return the distinct ids in the prompt and the new text."""
         if self._present is None:
             self._present = torch.tensor(sorted(set(self.tokens)), device=device)
         return self._present
 
     @property
     def counts(self) -> Counter[int]:
-        """Number of times that each token is in the new text."""
+        """Return how often each token occurs in the new text."""
         return self._counts
 
     def add(self, token: int, logprob: Event | None = None) -> Event | None:
-        """Add the next token; return the event of the text that it completes, or of the end, or None."""
+        """Add the next token. Return an event if it completes new text or ends the text; None otherwise."""
         generation = self.request.generation
         if token in self.end_ids and not generation.ignore_eod:
             event = self.end(STOP)
@@ -157,11 +163,11 @@ class Choice:
         return self._event(text) if text else None
 
     def _placed(self, logprob: Event) -> Event:
-        """Return a token's entry, with the position in the text where the token begins."""
+        """Return a token's entry, with the position in the text at which the token begins."""
         return {**logprob, "offset": self._seen_chars}
 
     def end(self, reason: str) -> Event:
-        """Return the event of an end without another token."""
+        """End the text without another token, and return the event."""
         return self._ended(reason, self._stops.rest())
 
     def _ended(self, reason: str, text: str) -> Event:

@@ -1,4 +1,5 @@
-"""Continuous batching: requests join and leave at every step; a beginning that a slot holds is copied.
+"""Continuous batching: requests join and leave at every step, and a beginning that another slot holds is
+copied.
 
     engine = Engine(runner, tokenizer)
     engine.add(Request("a", prompt, generation, slides=False))
@@ -6,16 +7,16 @@
         for event in engine.step(): ...
 
 A step reads the newest token of every text and, up to prefill_tokens, parts of new prompts, in one pass; then
-each text gets its next token. Slots 0 .. n-1 of the cache belong to the n texts; if a text ends, the last one
-moves into its slot. A prompt with the same beginning as another slot starts with a copy of that slot: several
-texts of one prompt, and the next question of a conversation, read only the new tokens.
+each text gets its next token. Slots 0 .. n-1 of the cache belong to the n texts; if a text ends, the last
+text moves into its slot. A prompt with the same beginning as another slot starts with a copy of that slot.
+Several texts of one prompt, and the next question of a conversation, therefore read only the new tokens.
 
 Events: {"id", "index", "text", "tokens", ["logprobs"]} for new text. The last event of a text also has
 "finish_reason", "new_tokens" and, if one of end_ids ended it, the entry of that token as "end_logprob".
 {"id", "prompt"} comes first if the prompt is requested. {"id", "end": True, "prompt_tokens", "new_tokens"}
 follows once all texts of a request have ended. An entry (logprobs.py) also has an "offset": the position in
-prompt and new text at which its token begins. For texts that are scored (scored.py), there is
-{"id", "index", "logprobs", "greedy"} for each continuation, then the end.
+prompt and new text at which its token begins. For texts that are scored (scored.py), there is {"id", "index",
+"logprobs", "greedy"} for each continuation, then the end.
 """
 
 from collections import deque
@@ -44,7 +45,7 @@ LEAST_SHARED_TOKENS = 8
 
 
 class Engine:
-    """An engine with the texts that are generated with one model, and the waiting requests."""
+    """Generates texts with one model: the running texts and the waiting requests."""
 
     def __init__(
         self,
@@ -113,7 +114,9 @@ class Engine:
         self.waiting.append(Scored(request))
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request, which then yields no more events. An unknown request has already ended."""
+        """Cancel a request, which then produces no more events. Unknown ids are ignored: their request has
+        ended.
+        """
         if (request := self._requests.pop(request_id, None)) is None:
             return
         self._beams.pop(request_id, None)
@@ -207,7 +210,7 @@ class Engine:
         choice.pending = choice.pending[shared:]
 
     def _next_pass(self) -> tuple[list[Reading], list[Choice | Scored]]:
-        """Return the tokens to read now, single tokens first, and the requests that they belong to."""
+        """Return (the tokens to read now, single tokens first; the requests that they belong to)."""
         singles: list[tuple[Reading, Choice | Scored]] = []
         longer: list[tuple[Reading, Choice | Scored]] = []
         only_scored = all(isinstance(choice, Scored) for choice in self.running)
@@ -229,7 +232,9 @@ class Engine:
         return [reading for reading, _ in both], [choice for _, choice in both]
 
     def _slide(self, slot: int, choice: Choice) -> None:
-        """Read the newest half of the window again from position 0: learned positions cannot be shifted."""
+        """Read the newest half of the window again, from position 0, because learned positions cannot be
+        shifted.
+        """
         choice.pending = choice.newest(max(1, self.runner.positions // 2))
         self._past[slot] = []
 
@@ -263,7 +268,7 @@ class Engine:
             self._choose(ready, logits if len(last) == len(logits) else logits[last])
 
     def _give_scores(self, readers: list[tuple[Scored, Reading, slice]], logits: torch.Tensor) -> None:
-        """Add the scores of the tokens read to the events; a request ends after its last continuation."""
+        """Add the scores of the tokens read to the events. A request ends after its last continuation."""
         labels: list[int] = []
         at: list[int] = []
         for scored, reading, part in readers:
@@ -365,7 +370,7 @@ class Engine:
             self._events.append({"id": choice.request.id, "prompt_logprobs": found})
 
     def _advance_beams(self, ready: list[Choice], logits: torch.Tensor) -> list[Choice | Scored]:
-        """Advance every search by one step, and return the choices of finished searches."""
+        """Advance every search by one step. Return the choices of finished searches."""
         ended: list[Choice | Scored] = []
         requests = {choice.request.id: choice.request for choice in ready}
         for request in requests.values():
@@ -394,7 +399,7 @@ class Engine:
         return ended
 
     def _end_beams(self, request: Request, search: Beams) -> None:
-        """Add the events of the best texts, each complete."""
+        """Add the events of the best texts of a search, one event for each complete text."""
         for index, best in enumerate(search.best()):
             whole = self._choice(request, index)
             pieces = []
@@ -433,7 +438,7 @@ class Engine:
         }
 
     def _leave(self, choices: list[Choice | Scored]) -> None:
-        """Free the slots of finished choices; the last texts move into them."""
+        """Free the slots of finished choices, and move the last texts into them."""
         slots = sorted((slot for slot, choice in enumerate(self.running) if choice in choices), reverse=True)
         for slot in slots:
             last = len(self.running) - 1

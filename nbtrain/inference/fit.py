@@ -1,4 +1,4 @@
-"""Fit of a model into this machine's memory: the number of GPUs to shard it across, and of texts at once.
+"""Fits a model into this machine's memory: the number of GPUs to shard it across, and of texts at once.
 
 Each GPU, or the machine's memory, holds its part of the weights and, for each text, its part of the keys and
 values of all positions. A tenth is reserved for activations and the allocator.
@@ -22,22 +22,24 @@ MOST_SLOTS_ON_GPU = 64
 
 @dataclass(frozen=True)
 class Needed:
-    """Bytes of a model while it generates, over all ranks."""
+    """Bytes that a model needs during generation, over all ranks."""
 
     weights: int
     slot: int
-    """Bytes of one text, whose keys and values are stored once."""
+    """Bytes of one text, with its keys and values stored once."""
     groups: int
-    """Number of key and value heads: with more ranks, several ranks hold copies of the same head."""
+    """Number of key and value heads. With more ranks than heads, several ranks hold copies of the same
+    head.
+    """
 
     @classmethod
     def of(cls, config: GPTConfig, num_parameters: int, bytes_per_number: int, positions: int) -> "Needed":
-        """Return the memory that a model with this many parameters needs."""
+        """Return the memory needed by a model with this number of parameters."""
         numbers = 2 * config.num_layers * config.query_groups * config.head_size * positions
         return cls(num_parameters * bytes_per_number, numbers * bytes_per_number, config.query_groups)
 
     def slot_over(self, ranks: int) -> int:
-        """Return the bytes of one text over `ranks` ranks, copies included."""
+        """Return the bytes of one text over `ranks` ranks, including copies."""
         return self.slot * max(ranks // self.groups, 1)
 
 
@@ -67,7 +69,7 @@ def fit(
 
 
 def cuts_of(config: GPTConfig, most: int) -> list[int]:
-    """Return the numbers of tensor-parallel ranks, up to `most`, that a model can be sharded across."""
+    """Return the numbers of tensor-parallel ranks, up to `most`, across which a model can be sharded."""
     heads, groups = config.num_attention_heads, config.query_groups
     rows = (heads + 2 * groups) * config.head_size
     return [

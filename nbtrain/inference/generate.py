@@ -63,7 +63,7 @@ LOOK_SECONDS = 10.0
 
 
 def main() -> int:
-    """Generate until stdin ends, and return the exit code."""
+    """Generate text until stdin ends, and return the exit code."""
     # Output of libraries goes to stderr, because stdout is for lines of JSON.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 class Service:
-    """An engine for the requested checkpoint, sharded across tensor-parallel ranks."""
+    """The engine of the requested checkpoint, sharded across tensor-parallel ranks."""
 
     def __init__(self, asked: Message):
         run = RunDir(asked["run_dir"])
@@ -156,7 +156,7 @@ def _ranks_and_slots(
 
 
 def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> Iterator[Message]:
-    """Yield the engine's messages until the commands end (None)."""
+    """Yield the engine's messages until there are no more commands (None)."""
     parent, said = os.getppid(), (0, 0)
 
     def counts() -> tuple[int, int]:
@@ -198,7 +198,8 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
 
 
 def request_of(command: Message, tokenizer: Tokenizer, positions: int) -> Request:
-    """Convert a command to a request. An empty prompt starts a document, as the tokenizer or training does.
+    """Convert a command to a request. An empty prompt becomes the start of a document, as the tokenizer or
+    training has it.
 
     Without max_new_tokens, the limit is the model's positions and most_new_tokens.
     """

@@ -1,8 +1,8 @@
-"""A run's model, loaded for generation from a checkpoint of any layout, and sharded across the ranks here.
+"""Loads a run's model for generation from a checkpoint of any layout, and shards it across the ranks here.
 
 Each rank reads its own part of every weight by canonical name (checkpoint/store.py), whatever layout wrote
-it. On a CPU the weights are fp32 unless bf16 is requested, and are packed for few rows (packed.py); on a GPU
-they keep the format that they were trained in.
+it. On a CPU the weights are fp32 unless bf16 is requested, and their layout suits products with few rows
+(packed.py); on a GPU they keep the format of training.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def load(
     """Load the model of a run's checkpoint, or this rank's part of it; step None is the newest complete one.
 
     `dtype` is fp32, bf16, fp16, or auto, which is fp32 on a CPU and the training's format on a GPU. With
-    `is_checked`, the step's checksums are not compared again. Raises CheckpointError if no checkpoint is
+    `is_checked`, the checksums of the step are not compared again. Raises CheckpointError if no checkpoint is
     complete, DataError if the tokenizer is not the one used in training, and ConfigError if the model cannot
     be sharded across the ranks of `group`.
     """

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens for readers: from the model itself, before temperature, cuts and penalties."""
+"""Log-probabilities of tokens for clients: the model's own, before temperature, truncation and penalties."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 def logprobs_of(
     logits: torch.Tensor, tokens: list[int | None], alternatives: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any] | None]:
-    """Return the entry of each of r tokens, from logits [r, v]; a token of None is skipped.
+    """Return the entry of each of r tokens, from logits [r, v]; a token of None gives None.
 
-    {"id", "token", "bytes", "logprob", "top": entries of the likeliest tokens at this position}
+    An entry is {"id", "token", "bytes", "logprob", "top": entries of the likeliest tokens at this position}.
     """
     wanted = [row for row, token in enumerate(tokens) if token is not None]
     found: list[dict[str, Any] | None] = [None] * len(tokens)
@@ -36,7 +36,9 @@ def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def shown(written: bytes) -> str:
-    """Return a token's text; bytes of a partial character are written as in OpenAI's API, to be distinct."""
+    """Return a token's text. Bytes of a partial character are written as in OpenAI's API, so that they are
+    distinct.
+    """
     try:
         return written.decode()
     except UnicodeDecodeError:

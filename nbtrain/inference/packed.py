@@ -1,11 +1,11 @@
-"""Weight layout for a CPU that multiplies weights with a few rows, as in decoding, in fp32.
+"""A weight layout for a CPU that multiplies weights with a few rows, as in decoding, in fp32.
 
     one row       wide matrices are stored by columns: they are read once, and faster (gemv)
     some rows     a second copy in oneDNN's own order, 1.1 to 1.4 times as fast as torch's product, and twice
                   as fast for the output matrix
 
-Measured by tests/benchmarks/generate_cpu.py. torch has these products for its compiler (torch.ops.mkldnn);
-without them, or if memory is short, the weights are unchanged.
+The speeds are measured by tests/benchmarks/generate_cpu.py. torch has these products for its compiler
+(torch.ops.mkldnn); without them, or if memory is short, the weights are unchanged.
 """
 
 import logging
@@ -30,7 +30,7 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 def pack(model: GPT) -> bool:
-    """Change the weight layout of a model on the CPU, for inference only; return whether it was done."""
+    """Change the weight layout of a model on the CPU, for inference only. Return whether it was changed."""
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     is_plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
     needed = sum(weight.nbytes for weight in weights)
@@ -60,7 +60,7 @@ def _both(gate: Linear, linear: Linear) -> Callable[[torch.Tensor], tuple[torch.
 
 
 def _packed(weight: nn.Parameter, bias: torch.Tensor | None) -> Linear:
-    """Return the function that computes x W^T + b."""
+    """Return a function that computes x W^T + b."""
     outputs, inputs = weight.shape
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
     if outputs > inputs:

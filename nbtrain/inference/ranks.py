@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks of one engine: rank 0 is the engine's process, and starts the others.
+"""The tensor-parallel ranks of one engine: rank 0 is the engine's process and starts the others.
 
     python -m nbtrain.inference.ranks      one of the other ranks: {"rank", "size", "store", ...} on stdin
 
@@ -34,7 +34,7 @@ NOT_ENDED = "a tensor-parallel rank of the model has ended: its last output is a
 
 
 class GlooOrders:
-    """A channel for lists of integers from rank 0 to all others."""
+    """A channel for lists of integers from rank 0 to all other ranks."""
 
     def send(self, numbers: list[int]) -> None:
         """Send an order; only rank 0 calls it."""
@@ -51,10 +51,10 @@ class GlooOrders:
 
 
 class Ranks:
-    """The other ranks, started by rank 0."""
+    """The other ranks, which rank 0 starts."""
 
     def __init__(self, size: int, request: dict[str, Any]):
-        """Start the ranks; `request` says what each of them loads, as `follow` reads it."""
+        """Start the ranks; `request` says what each of them loads (see `follow`)."""
         self._folder = tempfile.TemporaryDirectory(prefix="nbtrain-ranks-")
         store = str(Path(self._folder.name) / "store")
         self._is_ending = False
@@ -80,7 +80,7 @@ class Ranks:
             os._exit(1)
 
     def will_end(self) -> None:
-        """Expect the ranks to end from now on, so that their end is not an error."""
+        """Expect the ranks to end from now on, so that their end is not reported as an error."""
         self._is_ending = True
 
     def wait(self) -> None:
@@ -92,7 +92,7 @@ class Ranks:
 
 
 def join(rank: int, size: int, store: str) -> Group:
-    """Join the group of all ranks, and return it; every rank calls it."""
+    """Join the group of all ranks and return it. Every rank calls it."""
     # Otherwise gloo looks up the host's name, which may wait for DNS.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -107,7 +107,7 @@ def leave() -> None:
 
 
 def device_of(rank: int) -> torch.device:
-    """Return the device that a rank computes on."""
+    """Return the device on which a rank computes."""
     return torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
 
 

@@ -1,4 +1,5 @@
-"""A model with its cache: it reads tokens of many sequences and returns logits, on all tensor-parallel ranks.
+"""Runs a model with its cache: reads tokens of many sequences and returns logits, on all tensor-parallel
+ranks.
 
     runner.read([Reading(slot=0, start=5, tokens=[17])], wanted=[0])     logits [1, v], fp32
     runner.copy([2], [0], [9])                                           slot 2 begins with 9 tokens of slot 0
@@ -20,12 +21,12 @@ class Reading(NamedTuple):
 
     slot: int
     start: int
-    """Position of the first token; later tokens of the slot are discarded."""
+    """Position of the first token; tokens that the slot holds from there on are discarded."""
     tokens: list[int]
 
 
 class Orders(Protocol):
-    """A sender of integers from rank 0 to the others."""
+    """Sends integers from rank 0 to the other ranks."""
 
     def send(self, numbers: list[int]) -> None: ...
 
@@ -36,7 +37,7 @@ READ, COPY, END = range(3)
 
 
 class Runner:
-    """A runner of passes of one model over one cache."""
+    """Runs passes of one model over one cache."""
 
     def __init__(self, model: GPT, slots: int, positions: int | None = None, orders: Orders | None = None):
         self.model = model.eval()
@@ -51,9 +52,9 @@ class Runner:
         return self.model.config.vocab_size or self.model.config.padded_vocab_size
 
     def read(self, readings: Sequence[Reading], wanted: Sequence[int]) -> torch.Tensor:
-        """Return logits [wanted, v] in fp32 of the tokens at these positions among all that are read.
+        """Read tokens, and return logits [wanted, v] in fp32 at the `wanted` positions among all tokens read.
 
-        Readings of one token come first.
+        Readings of a single token must come first.
         """
         if self.orders is not None:
             numbers = [READ, len(wanted), *wanted]
@@ -76,7 +77,9 @@ class Runner:
 
     @torch.inference_mode()
     def copy(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copy the first tokens of each source to its target; all sources are read first."""
+        """Copy the first tokens of each source to its target; all sources are read before any target is
+        written.
+        """
         if self.orders is not None:
             self.orders.send([COPY, *targets, *sources, *lengths])
         self._copy(targets, sources, lengths)
@@ -85,7 +88,7 @@ class Runner:
         self.cache.reorder(targets, sources, lengths)
 
     def follow(self) -> None:
-        """Execute the orders of rank 0 until it ends."""
+        """Execute the orders of rank 0 until it sends the end."""
         assert self.orders is not None
         while (numbers := self.orders.receive())[0] != END:
             if numbers[0] == COPY:
@@ -102,6 +105,6 @@ class Runner:
             self._read(readings, wanted)
 
     def end(self) -> None:
-        """Let the other ranks end."""
+        """Let the other ranks end their follow()."""
         if self.orders is not None:
             self.orders.send([END])

@@ -20,12 +20,14 @@ LEAST_TEMPERATURE = 1e-6
 
 
 def how(generation: Generation) -> tuple[float, int, float, float]:
-    """Return the settings that choose a token; sequences with equal ones are sampled together."""
+    """Return the settings that choose a token; sequences with equal settings are sampled together."""
     return generation.temperature, generation.top_k, generation.top_p, generation.min_p
 
 
 def choose(logits: torch.Tensor, generation: Generation, drawn: torch.Tensor | None) -> torch.Tensor:
-    """Choose token ids [r] from logits [r, v]; drawn [r]: uniform in [0, 1), fp64, unless greedy."""
+    """Choose token ids [r] from logits [r, v]; `drawn` [r] is uniform in [0, 1), fp64, and unused if
+    greedy.
+    """
     if generation.is_greedy or drawn is None:
         return logits.argmax(-1)
     probabilities, ids = distribution(logits, generation)
@@ -38,7 +40,9 @@ def choose(logits: torch.Tensor, generation: Generation, drawn: torch.Tensor | N
 
 
 def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return (probabilities [r, k], ids [r, k], the likeliest first; None for all ids in order), fp32."""
+    """Return (probabilities [r, k] in fp32, likeliest first; their ids [r, k], or None for all ids in
+    order).
+    """
     temperature, vocabulary = max(generation.temperature, LEAST_TEMPERATURE), logits.shape[-1]
     scaled = logits.float() / temperature
     top_k, top_p, ids = generation.top_k, generation.top_p, None
@@ -60,7 +64,7 @@ def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Te
 
 
 def _likeliest(probabilities: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return descending probabilities with their ids, as many as sum to `share` in every row."""
+    """Return descending probabilities with their ids: enough of them to sum to `share` in every row."""
     if probabilities.device.type == "cpu" and probabilities.shape[-1] > LIKELIEST:
         few, ids = probabilities.topk(LIKELIEST)
         if bool((few.sum(-1) >= share).all()):

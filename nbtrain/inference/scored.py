@@ -1,4 +1,4 @@
-"""Continuations of one context whose log-probabilities are requested, read one after the other in one slot.
+"""Scores continuations of one context: their log-probabilities are read one after the other in one slot.
 
     ScoreRequest("a", context=[3, 1, 4], continuations=[[1, 5], [9]])
 
@@ -19,7 +19,7 @@ ROWS = 256
 
 @dataclass(eq=False)
 class ScoreRequest:
-    """A context of at least one token, and what may follow it; each continuation has a token at least."""
+    """A context and its possible continuations; each has at least one token."""
 
     id: str
     context: list[int]
@@ -32,11 +32,11 @@ class Scores(NamedTuple):
     logprobs: list[float]
     """Natural logarithms of the model's own probabilities."""
     are_likeliest: list[bool]
-    """Whether no other token has a larger logit, or the same one and a smaller id."""
+    """Whether each token is the likeliest; among equal logits, the smallest id counts."""
 
 
 class Scored:
-    """A request while it has a slot, with the same interface to the engine as a Choice."""
+    """A score request in a slot, with the same interface to the engine as a Choice."""
 
     def __init__(self, request: ScoreRequest):
         self.request = request
@@ -57,7 +57,9 @@ class Scored:
 
     @property
     def shareable(self) -> list[int]:
-        """Tokens that need not be read if another slot holds them: no scores are requested."""
+        """Return the tokens that need not be read if another slot holds them, because no scores are requested
+        for them.
+        """
         return self.request.context[:-1]
 
     def wanted(self, start: int, count: int) -> range:
@@ -70,12 +72,12 @@ class Scored:
         return [self._continuation[start + place - first] for place in self.wanted(start, count)]
 
     def take(self, scores: Scores) -> None:
-        """Add the next scores of this continuation."""
+        """Add scores of the current continuation."""
         self._logprobs += scores.logprobs
         self._is_greedy = self._is_greedy and all(scores.are_likeliest)
 
     def end_of_one(self) -> Event:
-        """Return the event of a continuation that was read."""
+        """Return the event of a continuation that was read completely."""
         return {
             "id": self.request.id,
             "index": self.index,
@@ -84,7 +86,9 @@ class Scored:
         }
 
     def next(self) -> bool:
-        """Start the next continuation, after all of the context but its last token; False without one."""
+        """Start the next continuation, after all of the context but its last token. Return False if there is
+        none.
+        """
         self.index += 1
         if self.index == len(self.request.continuations):
             return False
@@ -93,7 +97,7 @@ class Scored:
 
 
 def scores_of(logits: torch.Tensor, labels: Sequence[int]) -> Scores:
-    """Return the scores for logits [r, v] and the token that follows in each row."""
+    """Return the scores for logits [r, v], given the token that follows in each row."""
     logprobs: list[float] = []
     likeliest: list[bool] = []
     for first in range(0, len(labels), ROWS):

@@ -1,10 +1,10 @@
-"""Stop strings in a streamed text: no part of one is released, wherever the pieces are split."""
+"""Stop strings in a streamed text: no part of a stop string is released, wherever the pieces are split."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """A filter of stop strings: `add(piece)` returns the text that cannot be part of a stop string."""
+    """Filters stop strings: `add(piece)` returns the text that cannot be part of a stop string."""
 
     def __init__(self, stops: Sequence[str] = ()):
         self.stops = tuple(stops)
@@ -28,7 +28,7 @@ class StopStrings:
         return text[: len(text) - kept]
 
     def rest(self) -> str:
-        """Return the text that was held back, once no more text follows."""
+        """Return the text that was held back, after the last piece."""
         held, self._held = self._held, ""
         return held
 

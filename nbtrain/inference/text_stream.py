@@ -1,4 +1,4 @@
-"""Streaming text from generated tokens: only complete characters, each once."""
+"""Streams text from generated tokens: only complete characters, each once."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from nbtrain.corpus.tokenizer.unfinished import REPLACEMENT
 
 
 class TextStream:
-    """A decoder of tokens to text: `add(token)` returns the new text, and all pieces follow `prompt`.
+    """Decodes tokens to text: `add(token)` returns the new text, and all pieces together follow `prompt`.
 
     A character that no token completes is never returned. Bytes that are not UTF-8 are returned as U+FFFD. A
-    token's text depends on its neighbors (SentencePiece puts the space between words into the second word and
-    drops the very first space), so each token is decoded after the tokens of the previous piece.
+    token's text depends on its neighbours (SentencePiece puts the space between words into the second word
+    and drops the very first space), so each token is decoded after the tokens of the previous piece.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):

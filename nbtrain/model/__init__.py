@@ -1,1 +1,1 @@
-"""The GPT: layer list, loss, initialization; independent of paths and DeepSpeed's settings."""
+"""The GPT model: layers, loss and initialization, independent of paths and of DeepSpeed's settings."""

@@ -1,4 +1,4 @@
-"""Adapters on the layers of a GPT (the section `lora` of a run), and freezing of all other parameters."""
+"""Adds adapters to the layers of a GPT (the section `lora` of a run) and freezes all other parameters."""
 
 import functools
 from collections.abc import Iterable
@@ -25,9 +25,11 @@ def adapt(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Add an adapter to the layer called `name` if the run trains one there, and store the layer in 4 bits.
+    """Add an adapter to the layer called `name` if the run trains one there, and store the layer in 4 bits if
+    requested.
 
-    Raises ValueError if tensor-parallel ranks share a group of queries, because its rows would be split.
+    Raises ValueError if tensor-parallel ranks share a group of queries, because the group's rows would be
+    split.
     """
     lora, target = config.lora, name.rpartition(".")[2]
     if lora is None:
@@ -68,7 +70,7 @@ def _rescale(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Add the vectors of IA3 to keys, values and the MLP's inner activations."""
+    """Add IA3's vectors to the keys, the values and the MLP's inner activations."""
     if target == "query_key_value":
         if config.query_groups % parallel.tensor.size:
             raise ValueError(f"{parallel.tensor.size} ranks share {config.query_groups} groups")

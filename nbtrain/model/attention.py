@@ -1,4 +1,4 @@
-"""Causal self-attention through torch's scaled_dot_product_attention, or a kernel of our own.
+"""Causal self-attention through torch's scaled_dot_product_attention, or a kernel of ours.
 
 Documents of one sequence are kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal; on CUDA,
 in 16-bit formats without dropout, by torch's kernel for sequences of varying lengths.
@@ -9,8 +9,8 @@ in 16-bit formats without dropout, by torch's kernel for sequences of varying le
     softcap    scores are softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118): torch has no kernel
                for it, so our own is always used
 
-Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, g groups, d head size,
-m documents
+Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, g groups, d head size, m
+documents
 """
 
 import contextlib
@@ -42,7 +42,7 @@ LENGTHS_CAPABILITY, LENGTHS_HEAD_MULTIPLE, LENGTHS_HEAD_SIZE = (8, 0), 8, 256
 BLOCK_ROWS = 128
 # On a GPU larger products; not measured.
 GPU_BLOCK_ROWS = 256
-# Of backend_problem.
+# Tokens of the trial in backend_problem.
 TRIAL_TOKENS = 16
 
 
@@ -52,15 +52,15 @@ class Documents(NamedTuple):
     mask: torch.Tensor | None
     """bool [b, 1, s, s]: the keys that each query sees."""
     cu_seqlens: torch.Tensor | None = None
-    """int32 [m + 1], if there is no mask: cumulative lengths of the documents of all sequences."""
+    """int32 [m + 1], used without a mask: cumulative lengths of the documents of all sequences."""
     max_seqlen: int = 0
-    """Tokens of the longest document."""
+    """Number of tokens in the longest document."""
 
 
 def documents_of(
     cu_seqlens: torch.Tensor, max_seqlen: int, batch: int, tokens: int, as_lengths: bool
 ) -> Documents:
-    """Documents from cumulative lengths over the b * s tokens, int32 [m + 1].
+    """Build Documents from cumulative lengths over the b * s tokens, int32 [m + 1].
 
     Each sequence begins a document. Equal entries, such as padding at the end, are documents without a token.
     """
@@ -70,21 +70,21 @@ def documents_of(
 
 
 def document_numbers(cu_seqlens: torch.Tensor, batch: int, tokens: int) -> torch.Tensor:
-    """Return each token's document number, int32 [b, s], from the cumulative lengths of documents_of."""
+    """Return each token's document number, int32 [b, s], from cumulative lengths as in documents_of."""
     begins = torch.zeros(batch * tokens + 1, dtype=torch.int32, device=cu_seqlens.device)
     begins.index_fill_(0, cu_seqlens.long(), 1)
     return begins[:-1].cumsum(0, dtype=torch.int32).view(batch, tokens)
 
 
 def mask_of(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the mask, causal and within a document: bool [b, 1, s, s] from document_numbers."""
+    """Return the mask that is causal and separates documents, bool [b, 1, s, s], from document_numbers."""
     return (numbers[:, :, None] == numbers[:, None, :]).tril_().unsqueeze(1)
 
 
 def takes_lengths(device: str, dtype: torch.dtype, head_size: int, dropout: float, backend: str) -> bool:
     """Return whether torch's kernel for varying lengths can be used; otherwise a mask must be built.
 
-    It is the flash kernel, called directly: unlike scaled_dot_product_attention, it does not pad heads.
+    The flash kernel is called directly, which unlike scaled_dot_product_attention does not pad heads.
     """
     return (
         device == "cuda"
@@ -121,13 +121,13 @@ def causal_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d), causal) v.
+    """Compute causal attention: softmax(q k^T / sqrt(d), causal) v.
 
     query [b, n, s, d], key and value [b, g, p + s, d] -> [b, n, s, d].
 
-    `backend` is auto, flash, efficient or math. torch raises RuntimeError if a named kernel does not support
-    the device, the dtype, a mask or the dropout (on CPU only math has dropout). Raises ValueError for a
-    softcap with dropout.
+    `backend` is auto, flash, efficient or math. torch raises RuntimeError if a requested kernel does not
+    support the device, the dtype, a mask or the dropout (on CPU only math has dropout). Raises ValueError for
+    a softcap with dropout.
     """
     queries = query.shape[-2]
     window, key, value = _in_sight(window, queries, key, value)
@@ -165,10 +165,10 @@ def _repeats(
     is_causal: bool,
     backend: str,
 ) -> bool:
-    """Return whether keys and values are repeated for the queries of their group.
+    """Return whether keys and values must be repeated for the queries of their group.
 
-    Of torch's fused CUDA kernels, only flash supports groups: without it only math would remain, or nothing
-    if only efficient is allowed.
+    Of torch's fused CUDA kernels, only flash supports groups. Without flash only math would remain, or no
+    kernel if only efficient is allowed.
     """
     if query.shape[1] == key.shape[1] or not query.is_cuda:
         return False
@@ -179,8 +179,9 @@ def _repeats(
 
 
 def repeated(x: torch.Tensor, heads: int, dim: int = 1) -> torch.Tensor:
-    """Key or value heads of groups, each as often as makes `heads` of them, in a row: [.., g, ..] -> [.., n,
-    ..]."""
+    """Repeat each key or value head for the queries of its group, [.., g, ..] -> [.., n, ..] with `heads` =
+    n.
+    """
     return x if x.shape[dim] == heads else x.repeat_interleave(heads // x.shape[dim], dim)
 
 
@@ -194,9 +195,10 @@ def keeps_weights(
     window: int | None = None,
     softcap: float | None = None,
 ) -> bool:
-    """Whether causal_attention keeps the weights [b, n, s, s] for its backward pass, as the math kernel does.
+    """Return whether causal_attention keeps the weights [b, n, s, s] for its backward pass, as the math
+    kernel does.
 
-    False inside a compiled layer, in which the compiler decides.
+    Returns False inside a compiled layer, where the compiler decides.
     """
     if torch.compiler.is_compiling():
         return False
@@ -221,7 +223,9 @@ def keeps_weights(
 def _in_sight(
     window: int | None, queries: int, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[int | None, torch.Tensor, torch.Tensor]:
-    """(window, key, value) without keys that no query sees; None for a window that hides none."""
+    """Return (window, key, value) without the keys that no query sees; window is None if it then hides no
+    key.
+    """
     if window is None:
         return None, key, value
     seen = queries + window - 1
@@ -240,7 +244,7 @@ def _kernel_of(
     window: int | None,
     softcap: float | None,
 ) -> Literal["lengths", "blocked", "torch"]:
-    """Choose the attention kernel: torch's for varying lengths, our own, or scaled_dot_product_attention."""
+    """Choose the attention kernel: torch's for varying lengths, ours, or scaled_dot_product_attention."""
     if softcap is not None:
         return "blocked"
     if documents is not None and documents.cu_seqlens is not None:
@@ -275,10 +279,10 @@ def backend_problem(
     grouped: bool = False,
     window: int | None = None,
 ) -> str | None:
-    """Return torch's reason why attention `backend` cannot be used, or None if a tiny trial succeeds.
+    """Return torch's reason why attention `backend` cannot be used; None if a tiny trial succeeds.
 
-    dtype is the products' format: bf16 under autocast. With `grouped`, queries share keys. Random generators
-    are left unchanged.
+    dtype is the format of the products: bf16 under autocast. With `grouped`, queries share keys. Random
+    generators are left unchanged.
     """
     if backend == "auto":
         return None
@@ -289,7 +293,7 @@ def backend_problem(
     ends = torch.tensor([0, TRIAL_TOKENS], dtype=torch.int32, device=device)
     as_lengths = takes_lengths(query.device.type, dtype, head_size, dropout, backend)
     bounds = documents_of(ends, TRIAL_TOKENS, 1, TRIAL_TOKENS, as_lengths) if documents else None
-    # One that hides something.
+    # The window must hide some of the trial's tokens.
     window = None if window is None else min(window, TRIAL_TOKENS // 2)
     with preserved(), warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
@@ -340,12 +344,12 @@ def _bf16_training(query: torch.Tensor) -> bool:
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """Attention that computes a block of queries at a time and keeps only query, key and value.
+    """Attention that computes one block of queries at a time and keeps only query, key and value.
 
-    Each block is multiplied with the keys from its window's beginning up to its own end, so that memory grows
-    with s, not s^2, and products with the window. Softmax and its gradient are torch's fused kernels. As in
-    torch's math kernel, scores are rounded to the format of the queries. Query heads of a group are rows of
-    one product.
+    Each block is multiplied with the keys from the beginning of its window to its own end, so that memory
+    grows with s, not s^2, and products with the window. Softmax and its gradient are torch's fused kernels.
+    As in torch's math kernel, scores are rounded to the format of the queries. Query heads of a group are
+    rows of one product.
 
     Without mask, window and softcap the forward pass is torch's flash kernel, and only the backward pass is
     ours: for bf16 on a CPU it takes half the time of torch's.
@@ -401,9 +405,9 @@ _uncompiled_blocks = uncompiled(_BlockedAttention.apply)
 
 class _Block(NamedTuple):
     rows: slice
-    """Rows of the queries."""
+    """Range of the queries."""
     columns: slice
-    """Columns of the keys that any of these queries attends to."""
+    """Range of the keys to which any of these queries attends."""
 
 
 class _Blocks:
@@ -429,7 +433,9 @@ class _Blocks:
             yield _Block(slice(start, end), slice(first, end + before))
 
     def weights(self, block: _Block) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(the weights of a block, [b g, n/g rows, columns]; with a softcap tanh(scores / softcap))."""
+        """Return (the weights of a block, [b g, n/g rows, columns]; tanh(scores / softcap) if there is a
+        softcap).
+        """
         rows, columns = block
         size, capped = rows.stop - rows.start, None
         scores = torch.bmm(self.query[:, :, rows].flatten(1, 2), self.key[:, columns].mT)
@@ -439,7 +445,7 @@ class _Blocks:
         of_rows = scores.unflatten(1, (self.shared, size))
         of_rows[..., -size:] += self.later[:size, :size]
         if self.hidden is not None:
-            # Of the first columns the later rows have lost sight.
+            # The later rows no longer see the first columns.
             lost = rows.start + self.keys - self.queries - self.window - columns.start
             of_rows[..., :size] += self.hidden[:size, :size].tril(lost)
         if self.mask is not None:

@@ -1,4 +1,6 @@
-"""Dropout with random numbers that are the same on all ranks, or separate for each tensor-parallel rank."""
+"""Dropout with random numbers that are either the same on all ranks or different on each tensor-parallel
+rank.
+"""
 
 from collections.abc import Callable
 
@@ -12,12 +14,12 @@ from nbtrain.parallel.random import TensorParallelStream
 def dropout(
     x: torch.Tensor, probability: float, training: bool, stream: TensorParallelStream | None
 ) -> torch.Tensor:
-    """F.dropout, with random numbers from `stream` if there is one."""
+    """Apply F.dropout, with random numbers from `stream` if there is one."""
     return drawing(stream if training and probability else None, F.dropout, x, probability, training)
 
 
 def drawing(stream: TensorParallelStream | None, function: Callable, *arguments) -> torch.Tensor:
-    """function(*arguments), with random numbers from `stream` if there is one."""
+    """Call function(*arguments), with random numbers from `stream` if there is one."""
     return function(*arguments) if stream is None else _drawing_from(stream, function, *arguments)
 
 

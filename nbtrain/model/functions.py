@@ -19,26 +19,26 @@ from torch.autograd.function import once_differentiable
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """RMSNorm (arXiv:1910.07467), computed in fp32 and rounded once.  [.., h], [h] -> [.., h]."""
+    """Apply RMSNorm (arXiv:1910.07467), computed in fp32 and rounded once. [.., h], [h] -> [.., h]."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.rms_norm(x, weight.shape, weight, epsilon)
     return _RMSNorm.apply(x, weight, epsilon)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU (arXiv:1606.08415) in the tanh form, which is GPT-2's and Megatron's.  [.., f] -> [.., f]."""
+    """Apply GELU (arXiv:1606.08415) in the tanh form of GPT-2 and Megatron. [.., f] -> [.., f]."""
     return F.gelu(x, approximate="tanh")
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up (arXiv:2002.05202).  [.., f], [.., f] -> [.., f]."""
+    """Compute silu(gate) * up (arXiv:2002.05202). [.., f], [.., f] -> [.., f]."""
     if torch.compiler.is_compiling():
         return F.silu(gate) * up
     return _SwiGLU.apply(gate, up)
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
-    """relu(x)^2 (arXiv:2109.08668).  [.., f] -> [.., f]."""
+    """Compute relu(x)^2 (arXiv:2109.08668). [.., f] -> [.., f]."""
     if torch.compiler.is_compiling():
         return F.relu(x).square()
     return _SquaredReLU.apply(x)

@@ -1,14 +1,15 @@
-"""A decoder-only transformer: GPT-3 (arXiv:2005.14165, section 2.1), or with the layers that its fields name.
+"""A decoder-only transformer: GPT-3 (arXiv:2005.14165, section 2.1), with the variants that GPTConfig
+selects.
 
     tokens -> word embedding -> + positions, dropout -> num_layers x layer -> final norm -> output
 
     build_model(config, parallel)             a GPT with its initial weights, or one rank's part of it
-    model(tokens, labels)                     mean loss, fp32; what training calls
+    model(tokens, labels)                     mean loss, fp32, as training calls it
     model(tokens, labels, cu_seqlens=...)     mean loss with documents kept apart (train/engine/batches.py)
     model(tokens)                             logits of every position
     model(tokens, cache=model.new_cache(1))   logits of tokens that follow those in the cache
 
-Every rank is given whole sequences and takes its own part of them. Under Ulysses its loss is the mean over
+Every rank receives whole sequences and selects its own part of them. Under Ulysses its loss is the mean over
 its own tokens; the mean over the ranks is the loss of all tokens.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u Ulysses ranks
@@ -38,15 +39,16 @@ from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
 
 
 def build_model(config: Any, parallel: ModelParallel = WHOLE, init: Initializer | None = None) -> "GPT":
-    """Build the GPT of a RunConfig, or this rank's part, with initial weights, in fp32 and training mode.
+    """Build the GPT of a RunConfig, or this rank's part of it, with initial weights, in fp32 and training
+    mode.
 
-    The weights are on the CPU; under deepspeed.zero.Init, it decides their device and format.
+    The weights are on the CPU; under deepspeed.zero.Init, DeepSpeed decides their device and format.
     """
     return GPT(GPTConfig.of(config), parallel, init)
 
 
 class GPT(nn.Module):
-    """Decoder-only transformer; the names of its parameters are the canonical ones (names.py)."""
+    """A decoder-only transformer whose parameters have the canonical names (names.py)."""
 
     def __init__(self, config: GPTConfig, parallel: ModelParallel = WHOLE, init: Initializer | None = None):
         super().__init__()
@@ -82,11 +84,10 @@ class GPT(nn.Module):
         answers: torch.Tensor | None = None,
         reference: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the mean loss (fp32 scalar) if labels [b, s] are given, else logits [b, s, v].
+        """Return the mean loss (fp32 scalar) if labels [b, s] are given, otherwise logits [b, s, v].
 
         Logits are [b, 1, v] with last_token_only, or [b, i, v] for the tokens at logits_at [i]; logits of
         padding ids are -inf. The tokens follow the tokens in the cache, and are added to it (kv_cache.py).
-
         Without a cache, position_ids [b, s] are needed unless they are 0 .. s-1. cu_seqlens, int32 cumulative
         lengths over the b * s tokens, and max_seqlen, the longest length, keep documents apart
         (attention.documents_of). loss_mask [b, s], loss_denominator, token_losses and likeliest [b, s] are
@@ -214,7 +215,7 @@ class GPT(nn.Module):
 
 
 def products_in(config: GPTConfig, device: str) -> contextlib.AbstractContextManager:
-    """Return the context of a forward pass: autocast if the configuration sets it."""
+    """Return the context for a forward pass: autocast if the configuration sets it."""
     return torch.autocast(device, dtype=torch.bfloat16) if config.autocast else contextlib.nullcontext()
 
 
@@ -234,12 +235,13 @@ def language_model_loss(
 ) -> torch.Tensor:
     """Return the mean loss from the last hidden states, computed by parallel/cross_entropy.py.
 
-    hidden has this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight is [v/t, h], with the trained `rows` of
-    config.trained_tokens if there are any; all other arguments are [b, s]. Under Ulysses the loss is the mean
-    over this rank's tokens; with loss_mask, it is the sum over the rank's unmasked tokens divided by
-    loss_denominator or, without one, by 1/u of the unmasked tokens of all ranks. token_losses and likeliest
-    are filled for this rank's tokens and are 0 elsewhere. With answers and reference, the loss is the
-    preference loss, which does not support Ulysses.
+    hidden has this rank's tokens, [b, s/t, h] or [b, s/u, h]. weight is [v/t, h], with the trained `rows` of
+    config.trained_tokens if there are any. All other arguments are [b, s].
+
+    Under Ulysses the loss is the mean over this rank's tokens. With loss_mask, it is the sum over the rank's
+    unmasked tokens divided by loss_denominator or, without one, by 1/u of the unmasked tokens of all ranks.
+    token_losses and likeliest are filled for this rank's tokens and are 0 elsewhere. With answers and
+    reference, the loss is the preference loss, which does not support Ulysses.
     """
     ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
     if ulysses.size > 1:

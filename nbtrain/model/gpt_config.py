@@ -59,12 +59,14 @@ class GPTConfig:
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     num_query_groups: int | None = None
-    """Heads of key and value; None: num_attention_heads."""
+    """Number of key and value heads; None means num_attention_heads."""
     kv_channels: int | None = None
-    """Size of a head; None: hidden_size / num_attention_heads."""
+    """Size of a head; None means hidden_size / num_attention_heads."""
     qk_layernorm: bool = False
     windows: tuple[int | None, ...] = ()
-    """Tokens that a query of each layer sees, itself included; None, or (): all before it."""
+    """Number of tokens that a query of each layer sees, itself included; None or () means all tokens before
+    it.
+    """
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     normalization: str = "LayerNorm"
@@ -73,33 +75,37 @@ class GPTConfig:
     position_embedding_type: str = "learned_absolute"
     rotary_base: float = 10000.0
     rotary_size: int = 0
-    """Numbers of each head that rope rotates."""
+    """Number of elements of each head that rope rotates."""
     rope_scaling: RopeScaling | None = None
     unturned: frozenset[int] = frozenset()
-    """Layers without rotary positions, from 0 on."""
+    """Layers without rotary positions, counted from 0."""
     attention_backend: str = "auto"
     cross_entropy_chunk_tokens: int = 1024
     seed: int = 1234
     autocast: bool = False
-    """Keep the weights as they are and cast to bf16 inside each product."""
+    """Whether to keep the weights in their format and cast to bf16 inside each product."""
     checkpoint_interval_layers: int = 0
-    """Recompute this many layers at a time in the backward pass; 0 keeps their activations."""
+    """Number of layers that are recomputed together in the backward pass; 0 keeps all activations."""
     selective_recompute: bool = False
-    """Recompute what is large and cheap in each layer (recompute.py), unless whole layers are recomputed."""
+    """Whether to recompute large and cheap activations (recompute.py) when whole layers are not
+    recomputed.
+    """
     fp8: bool = False
-    """Multiply the blocks' matrices in FP8 (parallel/fp8.py)."""
+    """Whether to multiply the blocks' matrices in FP8 (parallel/fp8.py)."""
     fpdt_chunk_tokens: int = 0
-    """Attention and MLP take chunks of this many tokens of the whole sequence (parallel/fpdt.py); 0: off."""
+    """Tokens of the whole sequence that attention and MLP process at a time (parallel/fpdt.py); 0 means
+    off.
+    """
     vocab_size: int | None = None
-    """Number of ids in use; ids from here on are padding and ignored. None: all ids are in use."""
+    """Number of ids in use. Larger ids are padding and are ignored; None means that all ids are in use."""
     lora: Lora | None = None
-    """Adapters; if set, only they are trained."""
+    """Settings of the adapters; if set, only adapters are trained."""
     dpo: Dpo | None = None
     """Settings of the preference loss."""
 
     @classmethod
     def of(cls, config: Any) -> "GPTConfig":
-        """Build the settings from a RunConfig; its section `model` sets the fields of the same names."""
+        """Build the settings from a RunConfig, whose `model` section has fields of the same names."""
         model, recompute = config.model, config.parallel.activation_checkpointing
         of_model = {
             entry.name: model.resolved(entry.name) for entry in fields(cls) if hasattr(model, entry.name)
@@ -125,7 +131,7 @@ class GPTConfig:
 
     @property
     def turns(self) -> bool:
-        """Whether queries and keys of any layer are rotated (rotary.py)."""
+        """Return whether queries and keys of any layer are rotated (rotary.py)."""
         return self.position_embedding_type == "rope"
 
     @property
@@ -139,11 +145,13 @@ class GPTConfig:
 
     @property
     def query_groups(self) -> int:
-        """Groups of queries, each with a key and a value."""
+        """Number of query groups, each with its own key and value."""
         return self.num_query_groups or self.num_attention_heads
 
     def window_of(self, layer: int) -> int | None:
-        """Tokens that a query of a layer sees, itself included; None: all before it."""
+        """Return how many tokens a query of a layer sees, itself included; None means all tokens before
+        it.
+        """
         return self.windows[layer] if self.windows else None
 
     def turns_in(self, layer: int) -> bool:

@@ -6,11 +6,13 @@
     L + 2        final norm
     L + 3        output                     hidden states and output matrix, for the loss function
 
-The pipeline itself, for any layer list, is parallel/pipeline.py. The first and the last layer are one, unless
-model.untie_embeddings_and_output_weights is set. Only the word embedding is tied: any other
-parameter of a tied module would be on the last stage too, unused and trained separately. The logits never
-exist at full size, because the loss is linear + cross entropy in one function. Documents are sent along with
-the activations as numbers, [b, s] whatever their count, and each stage makes its mask from them.
+The pipeline itself, for any layer list, is parallel/pipeline.py.
+
+The first and the last layer share one matrix, unless model.untie_embeddings_and_output_weights is set. Only
+the word embedding is tied: any other parameter of a tied module would be on the last stage too, unused and
+trained separately. The logits never exist at full size, because the loss is linear + cross entropy in one
+function. Documents are sent along with the activations as numbers, [b, s] whatever their count, and each
+stage builds its mask from them.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks
 """
@@ -46,11 +48,12 @@ def build_pipeline(
     stage_layers: Sequence[int],
     init: Initializer | None = None,
 ) -> "Pipeline":
-    """This rank's stage of a GPT, with build_model's initial weights, for deepspeed.initialize.
+    """Build this rank's stage of a GPT, with build_model's initial weights, for deepspeed.initialize.
 
-    `stage_layers`: blocks of each stage (config/arithmetic/stages.py). All ranks call this together, because
-    it makes process groups. The engine must send activations and gradients uncut (`pipe_partitioned`,
-    `grad_partitioned`: false): with sequence parallelism each tensor-parallel rank has its own.
+    `stage_layers` are the blocks of each stage (config/arithmetic/stages.py). All ranks call this together,
+    because it creates process groups. The engine must send activations and gradients unsharded
+    (`pipe_partitioned` and `grad_partitioned` false): with sequence parallelism each tensor-parallel rank has
+    its own.
     """
     # A late import: DeepSpeed is prepared first (startup.py), and only pipelines need it.
     from nbtrain.parallel.pipeline import LayerSpec, Pipeline, TiedLayerSpec
@@ -94,7 +97,8 @@ def pipeline_inputs(
     """Return (inputs of the first stage, inputs of the loss) of a micro batch of train/engine/batches.py.
 
     loss_denominator, token_losses and likeliest are the same as in GPT.forward. Either all micro batches of a
-    run have documents, or none has: at the first micro batch the stages agree on the tensors that they send.
+    run have documents, or none has them: at the first micro batch the stages agree on the tensors that they
+    send.
     """
     inputs = [batch.tokens, _or_nothing(batch.position_ids)]
     if batch.cu_seqlens is not None:
@@ -104,14 +108,16 @@ def pipeline_inputs(
 
 
 def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(canonical name, parameter) of a GPT or a stage of it; the tied one is on the first and last stage."""
+    """Yield (canonical name, parameter) of a GPT or a stage; a tied parameter is on the first and the last
+    stage.
+    """
     repeated = getattr(model, "repeated", None)  # a Pipeline's
     for name, parameter in model.named_parameters():
         yield name if repeated is None else canonical_name(name, len(repeated)), parameter
 
 
 def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield canonical_parameters without the parameters that adapters freeze."""
+    """Yield the parameters of canonical_parameters that adapters do not freeze."""
     return ((name, parameter) for name, parameter in canonical_parameters(model) if parameter.requires_grad)
 
 
@@ -141,17 +147,17 @@ def _with_output_matrix(
 
 class _ExtraInputs(NamedTuple):
     position_ids: torch.Tensor | None
-    """int64 [b, s], on the first stage; with rotary positions on all of them."""
+    """int64 [b, s], on the first stage; with rotary positions on all stages."""
     numbers: torch.Tensor | None
     """int32 [b, s]: the document of each token."""
     documents: Documents | None
-    """The mask or lengths made from document_numbers, for attention."""
+    """Mask or lengths for attention, built from the document numbers."""
     turned: torch.Tensor | None = None
-    """Positions of all tokens, [s] or [b, s], with rotary positions."""
+    """Positions of all tokens, [s] or [b, s], if positions are rotary."""
 
 
 class _Program:
-    """Program of parallel/pipeline.py that runs the stages of a GPT."""
+    """The Program of parallel/pipeline.py that runs the stages of a GPT."""
 
     def __init__(self, config: GPTConfig, parallel: ModelParallel):
         self.config = config
@@ -198,7 +204,7 @@ class _Program:
 
 
 def _loss(config: GPTConfig, parallel: ModelParallel, outputs: tuple, labels: tuple) -> torch.Tensor:
-    """The loss of the last layer's output; DeepSpeed calls it with outputs and labels."""
+    """Compute the loss of the last layer's output. DeepSpeed calls it with outputs and labels."""
     (hidden, weight, *rows), (targets, *losses) = outputs, labels
     with products_in(config, hidden.device.type):
         more = {"rows": rows[0]} if rows else {}

@@ -1,12 +1,12 @@
-"""Initial weights: each parameter from its own stream, so that no layout changes them.
+"""Initial weights: each parameter is drawn from its own random stream, so that no layout changes them.
 
     matrices and embeddings     normal(0, std)                        GPT-2, GPT-3
     residual projections        normal(0, std / sqrt(2 num_layers))   GPT-2, section 2.3
     biases 0, LayerNorm weights 1
     adapters                              uniform within 1 / sqrt(inputs), and 0     parallel/lora.py
 
-A parameter's generator is seeded from the model's seed and the parameter's canonical name: in every layout a
-parameter starts with the same numbers, and a part of it with the same part of them.
+A parameter's generator is seeded from the model's seed and the parameter's canonical name. In every layout a
+parameter therefore starts with the same numbers, and a part of it with the same part of them.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import torch
 
 
 class Initializer:
-    """An initializer of all parameters of one model."""
+    """Creates the initial values of all parameters of one model."""
 
     def __init__(self, seed: int, std: float, num_layers: int):
         self.seed = seed
@@ -25,14 +25,16 @@ class Initializer:
         self.residual_std = std / math.sqrt(2 * num_layers)
 
     def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
-        """A matrix or an embedding; `residual` for projections that write to the residual stream."""
+        """Create a matrix or an embedding; `residual` is for projections that write to the residual
+        stream.
+        """
         std = self.residual_std if residual else self.std
         return self._drawn(
             name, shape, lambda weight, generator: weight.normal_(0.0, std, generator=generator)
         )
 
     def uniform(self, name: str, bound: float, *shape: int) -> torch.nn.Parameter:
-        """The first matrix of an adapter (parallel/lora.py)."""
+        """Create the first matrix of an adapter (parallel/lora.py)."""
         return self._drawn(
             name, shape, lambda weight, generator: weight.uniform_(-bound, bound, generator=generator)
         )
@@ -40,7 +42,7 @@ class Initializer:
     def _drawn(self, name: str, shape: tuple[int, ...], draw: Callable[..., object]) -> torch.nn.Parameter:
         target = torch.empty(shape)
         if target.is_meta:
-            # Of a model that gets its weights from elsewhere.
+            # The model gets its weights from elsewhere.
             return torch.nn.Parameter(target)
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
@@ -57,10 +59,12 @@ class Initializer:
 
 
 class Zeros(Initializer):
-    """Initializer for a run that loads its weights next: zeros and ones in the model's format and device.
+    """Initializer for a run that loads its weights next: zeros and ones in the model's format and on its
+    device.
 
-    No matrix is drawn, and the host has no second copy of the model. The load does not set the padding of the
-    vocabulary, which no softmax uses and stays 0. `seed` is the run's, for parameters that no folder has.
+    No matrix is drawn, and the host has no second copy of the model. Loading does not set the padding of the
+    vocabulary, which no softmax uses and which remains 0. `seed` is the run's, for parameters that no folder
+    contains.
     """
 
     def __init__(self, seed: int, device: str, dtype: torch.dtype) -> None:
@@ -82,7 +86,7 @@ class Zeros(Initializer):
 
 
 class Unset(Initializer):
-    """Initializer for parameters whose weights are loaded: memory that is allocated but not touched."""
+    """Initializer for parameters whose weights are loaded: memory is allocated but not written."""
 
     def __init__(self) -> None:
         super().__init__(seed=0, std=0.0, num_layers=1)

@@ -1,14 +1,13 @@
-"""Cache of the keys and values of earlier tokens, with a slot for each sequence.
+"""A cache of the keys and values of earlier tokens, with a slot for each sequence.
 
     cache = model.new_cache(2)
     model(tokens, cache=cache)                    [2, s]: the next s tokens of slots 0 and 1, of equal length
-
     cache.place([0, 3], [1, 5])                   the next pass reads 1 token of slot 0 and 5 of slot 3
     model(tokens, cache=cache, logits_at=last)    [1, 6]: the token of slot 0, then the tokens of slot 3
-    cache.lengths                                 tokens that each slot holds; lower it to forget the newest
+    cache.lengths                                 number of tokens in each slot; lower it to drop the newest
 
 Placed tokens are concatenated: there is no padding, and each weight is read once for the tokens of all
-sequences. Attention is computed sequence by sequence. Single tokens, which decoding adds, are computed
+sequences. Attention is computed sequence by sequence. The single tokens that decoding adds are computed
 together if that reads few unneeded keys; on a GPU always, because starting a kernel takes longer than reading
 them.
 
@@ -22,9 +21,9 @@ from typing import NamedTuple
 
 import torch
 
-# Of the keys that are read: with more of them read in vain, one call for each sequence is quicker on a CPU.
+# Largest share of keys that a joint call may read in vain: beyond it, one call per sequence is faster on a CPU.
 PADDED_SHARE = 0.2
-# So many at a time.
+# Positions of a slot that are initialized at a time.
 CLEARED_POSITIONS = 128
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -42,7 +41,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Singles:
-    """Sequences with one token each, which come first in a pass."""
+    """The sequences of a pass with one token each, which come first in the pass."""
 
     count: int
     slots: torch.Tensor
@@ -50,20 +49,22 @@ class Singles:
     positions: torch.Tensor
     """[count]"""
     in_order: slice | None
-    """Their slots, if they follow each other."""
+    """The range of their slots, if the slots are consecutive."""
     longest: int
     """Number of keys of the longest sequence."""
     are_equal: bool
-    """Whether all sequences have this many keys."""
+    """Whether all sequences have this number of keys."""
     together: bool
-    """Whether their attention is computed in one call."""
+    """Whether attention for all of them is computed in one call."""
     ends: torch.Tensor
-    """[count, 1, 1, 1]: the keys of each, the new one included."""
+    """[count, 1, 1, 1]: number of keys of each sequence, including the new one."""
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
     """Masks by window size."""
 
     def mask(self, window: int | None) -> torch.Tensor | None:
-        """The keys that each sees, bool [count, 1, 1, longest]; None if all have equally many."""
+        """Return the keys that each sequence sees, bool [count, 1, 1, longest]; None if it sees all of
+        them.
+        """
         if self.are_equal:
             return None
         if window not in self.masks:
@@ -75,20 +76,22 @@ class Singles:
 
 @dataclass(frozen=True)
 class Placed:
-    """Assignment of the tokens of one pass to slots."""
+    """The assignment of a pass's tokens to slots."""
 
     singles: Singles | None
     spans: list[Span]
-    """Spans of all sequences, the spans of single tokens first."""
+    """Spans of all sequences; sequences with a single token come first."""
     position_ids: torch.Tensor
     """[1, T]"""
 
 
 class KVCache:
-    """A cache made by GPT.new_cache. A pass reads the placed tokens, or else [b, s] tokens of all slots."""
+    """A cache created by GPT.new_cache. A pass reads the placed tokens or, without these, [b, s] tokens of
+    all slots.
+    """
 
     def __init__(self, tensor: torch.Tensor):
-        """`tensor`: [layers, 2, b, g, p, d], whatever is in it."""
+        """Use `tensor`, [layers, 2, b, g, p, d], as memory; its content does not matter."""
         self.tensor = tensor
         self.lengths = [0] * tensor.shape[2]
         # Positions of each slot that hold numbers. The rest is memory as it was found, perhaps NaN, and a
@@ -99,13 +102,13 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Number of tokens in each slot. Raises ValueError if the slots do not hold equally many."""
+        """Number of tokens in each slot. Raises ValueError if the slots hold different numbers."""
         if len(set(self.lengths)) > 1:
             raise ValueError(f"slots of {sorted(set(self.lengths))} tokens: place the next ones")
         return self.lengths[0]
 
     def place(self, slots: Sequence[int], counts: Sequence[int]) -> None:
-        """Make the next pass read counts[i] tokens of slots[i]; sequences with one token come first."""
+        """Let the next pass read counts[i] tokens of slots[i]. Sequences with one token must come first."""
         starts = [self.lengths[slot] for slot in slots]
         stops = list(accumulate(counts))
         spans = [
@@ -141,13 +144,15 @@ class KVCache:
                 self._written[slot] = end
 
     def reach(self, tokens: torch.Tensor) -> tuple[int, int, torch.Tensor | None]:
-        """(start, end, position ids or None for start, start + 1, ...) of the tokens of the next pass."""
+        """Return (start, end, position ids) of the next pass's tokens; ids of None mean start, start + 1,
+        ...
+        """
         if self.placed is not None:
             return 0, max(span.end for span in self.placed.spans), self.placed.position_ids
         return self.length, self.length + tokens.shape[1], None
 
     def read(self, tokens: torch.Tensor) -> None:
-        """Record that a pass is done and its tokens are in the cache."""
+        """Record that a pass is complete and its tokens are in the cache."""
         if self.placed is None:
             self.lengths = [self.length + tokens.shape[1]] * len(self.lengths)
         else:
@@ -157,7 +162,7 @@ class KVCache:
         self.placed = None
 
     def reorder(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copy the first lengths[i] tokens of sources[i], as before the call, to targets[i]."""
+        """Copy the first lengths[i] tokens of sources[i] to targets[i], all as they were before the call."""
         longest = max(lengths)
         index = torch.tensor([*sources], device=self.tensor.device)
         taken = self.tensor[:, :, :, :, :longest].index_select(2, index)
@@ -174,7 +179,7 @@ class LayerCache:
     cache: KVCache
     keys: torch.Tensor
     values: torch.Tensor
-    """[b, g, p, d] each"""
+    """Keys and values, [b, g, p, d] each."""
 
     def attend(
         self,
@@ -184,9 +189,9 @@ class LayerCache:
         window: int | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Store the keys and values of this pass, and attend with its queries to all that their slots hold.
+        """Store the keys and values of this pass, and let its queries attend to all keys in their slots.
 
-        query [b, n, s, d], key and value [b, g, s, d] or, of placed tokens, [1, n, T, d] and [1, g, T, d].
+        query [b, n, s, d], key and value [b, g, s, d]; for placed tokens [1, n, T, d] and [1, g, T, d].
         """
         if (placed := self.cache.placed) is None:
             start = self.cache.length

@@ -1,6 +1,6 @@
-"""The layers of GPT-3 in the order they run: embeddings, pre-LN transformer layers, final LayerNorm.
+"""The layers of GPT-3 in the order in which they run: embeddings, pre-LN transformer layers, final LayerNorm.
 
-Each layer takes and returns the residual stream, so that a pipeline can be cut between any two layers. The
+Each layer takes and returns the residual stream, so that a pipeline can be split between any two layers. The
 stream is [b, s, h], where s counts the tokens of this rank: all of them in one process, 1/t under Megatron's
 sequence parallelism, 1/u under Ulysses. Matrices are the layers of parallel/tensor.py, sharded across the
 tensor-parallel ranks: a rank has some of the heads and some columns of the MLP.
@@ -44,7 +44,7 @@ from nbtrain.parallel.tensor import (
 
 
 class WordEmbedding(VocabParallelEmbedding):
-    """Token ids [b, s] -> [b, s, h].
+    """Word embedding: token ids [b, s] -> [b, s, h].
 
     If embeddings are tied, its weight [v/t, h], with the rows that are trained along with adapters, is also
     the output matrix, so the layer has no other parameter.
@@ -63,7 +63,7 @@ class WordEmbedding(VocabParallelEmbedding):
 
 
 class OutputLayer(nn.Module):
-    """The output matrix [v/t, h] of a model that is not tied; its product is in parallel/cross_entropy.py."""
+    """The output matrix [v/t, h] of an untied model; parallel/cross_entropy.py computes its product."""
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
@@ -74,7 +74,9 @@ class OutputLayer(nn.Module):
 
 
 class _OfOwnPart(nn.Module):
-    """Base of layers whose uncut weights see a part, this rank's tokens or heads, if `cuts` says so."""
+    """Base class of layers with unsharded weights that see only this rank's tokens or heads if `cuts` is
+    true.
+    """
 
     def __init__(self, parallel: ModelParallel, cuts: bool):
         super().__init__()
@@ -115,7 +117,9 @@ class Norm(_OfOwnPart):
 
 
 class PositionEmbedding(_OfOwnPart):
-    """Adds the learned position vectors [p, h], if there are any, then dropout.  [b, s, h] -> [b, s, h]."""
+    """Adds the learned position vectors [p, h], if there are any, and applies dropout. [b, s, h] -> [b, s,
+    h].
+    """
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__(parallel, parallel.cuts_tokens)
@@ -131,7 +135,9 @@ class PositionEmbedding(_OfOwnPart):
     def forward(
         self, x: torch.Tensor, start: int = 0, position_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`position_ids` are of all tensor-parallel ranks' tokens; None means start, start + 1, ..."""
+        """Add positions. `position_ids` are of all tensor-parallel ranks' tokens; None means start, start +
+        1, ...
+        """
         if self.weight is None:
             return dropout(x, self.dropout, self.training, self.stream)
         (weight,) = self._weights(self.weight)
@@ -148,9 +154,9 @@ class PositionEmbedding(_OfOwnPart):
 
 
 class Attention(nn.Module):
-    """Causal self-attention of layer `index`.  [b, s, h] -> [b, s, h].
+    """Causal self-attention of layer `index`. [b, s, h] -> [b, s, h].
 
-    The rows of query_key_value are packed by group: n/g queries, a key and a value of d numbers each.
+    The rows of query_key_value are packed by group: n/g queries, a key and a value, with d rows each.
     """
 
     def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
@@ -225,7 +231,7 @@ class Attention(nn.Module):
         return self.dense(attended.flatten(2))
 
     def _heads(self, x: torch.Tensor, rotation: Rotation | None) -> tuple[torch.Tensor, ...]:
-        """(queries [b, n, s, d], keys, values [b, g, s, d]) of this rank's heads and all tokens."""
+        """Return (queries [b, n, s, d], keys and values [b, g, s, d]) of this rank's heads and all tokens."""
         packed, size = self.query_key_value(x), self.head_size
         if self.shares_groups:
             packed = query_groups.own_queries(packed, self.heads, self.groups, size, self.tensor)
@@ -261,7 +267,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """h -> f, the activation, f -> h; gated: h -> two times f, where one is the gate of the other."""
+    """MLP: h -> f, the activation, f -> h. If it is gated, h -> twice f, where one half gates the other."""
 
     def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
@@ -296,7 +302,9 @@ class MLP(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm x), then x + MLP(norm x), dropout on both branches (pre-LN, GPT-2 section 2.3)."""
+    """Transformer layer: x + attention(norm x), then x + MLP(norm x), dropout on both branches (pre-LN, GPT-2
+    section 2.3).
+    """
 
     def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()

@@ -52,24 +52,28 @@ OF_VOCABULARY = frozenset({WORD_EMBEDDINGS, OUTPUT_LAYER})
 
 
 def is_block_matrix(name: str) -> bool:
-    """Whether a parameter is a matrix of a block, which lora.load_in_4bit holds in 4 bits."""
+    """Return whether a parameter is a matrix of a block, which lora.load_in_4bit stores in 4 bits."""
     module, _, kind = name.rpartition(".")
     linear = module.endswith((".query_key_value", ".dense", ".dense_h_to_4h", ".dense_4h_to_h"))
     return linear and kind in ("weight", "gate_weight")
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter belongs to an adapter."""
+    """Return whether a parameter belongs to an adapter."""
     return name.endswith((".lora.a", ".lora.b", ".gate_lora.a", ".gate_lora.b", ".ia3", f".{TRAINED_ROWS}"))
 
 
 def trained_rows_of(weight: str) -> str:
-    """The trained rows of a vocabulary: "output_layer.weight" -> "output_layer.trained_rows"."""
+    """Return the name of a vocabulary's trained rows: "output_layer.weight" ->
+    "output_layer.trained_rows".
+    """
     return weight.removesuffix("weight") + TRAINED_ROWS
 
 
 def adapters_of(weight: str) -> tuple[str, str]:
-    """The adapter of a matrix: "layers.0.mlp.dense.weight" -> "... .dense.lora.a", "... .dense.lora.b"."""
+    """Return a matrix's adapter: "layers.0.mlp.dense.weight" -> ("... .dense.lora.a", "...
+    .dense.lora.b").
+    """
     stem = weight.removesuffix("weight") + "lora"
     return f"{stem}.a", f"{stem}.b"
 
@@ -82,14 +86,14 @@ def optimizer_group(name: str, muon: bool = False) -> str:
     """
     module, _, kind = name.rpartition(".")
     if kind == "ia3":
-        return NO_DECAY  # around 1
+        return NO_DECAY  # its elements are around 1, so they must not decay to 0
     if kind.endswith("bias") or module.endswith("layernorm"):
         return NO_DECAY
     return MATRICES if muon and name.startswith("layers.") else DECAY
 
 
 def canonical_name(piped: str, num_layers: int) -> str:
-    """The canonical name of a pipeline module's parameter: layers.1.<rest> for "3.<rest>".
+    """Return the canonical name of a pipeline module's parameter: layers.1.<rest> for "3.<rest>".
 
     Raises ValueError unless the name is a parameter of a pipeline of `num_layers` blocks.
     """
@@ -112,7 +116,9 @@ def canonical_name(piped: str, num_layers: int) -> str:
 
 
 def piped_name(canonical: str, num_layers: int, tied: bool = True) -> str:
-    """A parameter's name in a pipeline module whose output is `tied`; the inverse of canonical_name."""
+    """Return a parameter's name in a pipeline module whose output is `tied`: the inverse of
+    canonical_name.
+    """
     first, _, rest = canonical.partition(".")
     if first == "layers":
         index, _, rest = rest.partition(".")

@@ -1,6 +1,6 @@
 """Matrices that are packed in one parameter: queries, keys and values, group after group.
 
-An optimizer that works on whole matrices (Muon) separates them, because in a packed matrix it would mix the
+An optimizer that works on whole matrices (Muon) separates them: in a packed matrix it would mix the
 directions of queries, keys and values.
 """
 
@@ -10,7 +10,7 @@ from nbtrain.model.gpt_config import GPTConfig
 
 
 def matrices_of(config: GPTConfig, name: str, weight: torch.Tensor) -> list[torch.Tensor]:
-    """Views of a block's whole matrix [o, i], each [.., i]: its rows in any order make one matrix.
+    """Return views of a block's whole matrix [o, i] as matrices [.., i]; all leading dimensions are rows.
 
     `name` is canonical (names.py).
     """

@@ -1,12 +1,12 @@
-"""Loss of direct preference optimization (DPO, arXiv:2305.18290, eq. 7; label smoothing: cDPO).
+"""The loss of direct preference optimization (DPO, arXiv:2305.18290, eq. 7; label smoothing: cDPO).
 
     log p(y)    sum of the log-probabilities of an answer's tokens in the loss
     margin      beta ((log p(chosen) - reference) - (log p(rejected) - reference))
     loss        -(1 - e) log sigmoid(margin) - e log sigmoid(-margin), the mean over pairs
 
 The output layer's loss function (parallel/cross_entropy.py) computes gradients in its forward pass, and needs
-each token's weight there. So it runs twice. The first pass computes only the log-probabilities, which give
-each token's weight: the derivative of the loss by its log-probability. The second pass computes the
+each token's weight there. It therefore runs twice. The first pass computes only the log-probabilities, which
+give each token's weight: the derivative of the loss by its log-probability. The second pass computes the
 gradients. Only the output layer is computed twice, and no additional activations are kept.
 
 Shapes: b sequences, s tokens, P pairs of the batch
@@ -22,10 +22,12 @@ from nbtrain.model.gpt_config import Dpo
 
 
 class Pairs(NamedTuple):
-    """Assignment of tokens to answers (train/engine/batches.py: Batch)."""
+    """The answer that each token belongs to, and the reference's log-probabilities (train/engine/batches.py:
+    Batch).
+    """
 
     answers: torch.Tensor
-    """int64 [b, s]: 2 p for the chosen, 2 p + 1 for the rejected answer of pair p."""
+    """int64 [b, s]: 2 p for tokens of the chosen, 2 p + 1 for tokens of the rejected answer of pair p."""
     reference: torch.Tensor
     """fp32 [P, 2]."""
 
@@ -40,8 +42,8 @@ def preference_loss(
 ) -> torch.Tensor:
     """Return the mean loss of pairs, or their sum divided by `denominator`: an fp32 scalar.
 
-    token_losses_of(loss_mask, denominator, token_losses) is linear_cross_entropy of this batch. loss_mask
-    [b, s] selects the tokens in the loss; token_losses (fp32 [b, s]) is filled with each token's loss.
+    token_losses_of(loss_mask, denominator, token_losses) is linear_cross_entropy of this batch. loss_mask [b,
+    s] selects the tokens in the loss; token_losses (fp32 [b, s]) is filled with each token's loss.
     """
     if token_losses is None:
         token_losses = torch.empty(loss_mask.shape, device=loss_mask.device)
@@ -67,7 +69,9 @@ def preference_loss(
 def answer_log_probabilities(
     token_losses: torch.Tensor, loss_mask: torch.Tensor, pairs: Pairs
 ) -> torch.Tensor:
-    """Return float64 [P, 2]: the sum over each answer's tokens in the loss, always added in one order."""
+    """Return float64 [P, 2]: the sum over each answer's tokens in the loss, always added in the same
+    order.
+    """
     learnt = (token_losses * loss_mask).flatten()
     number = torch.arange(2 * len(pairs.reference), device=learnt.device)
     of_answer = pairs.answers.flatten() == number[:, None]
@@ -75,7 +79,9 @@ def answer_log_probabilities(
 
 
 def rewards(log_probabilities: torch.Tensor, pairs: Pairs, dpo: Dpo) -> torch.Tensor:
-    """float64 [P, 2]: how much likelier each answer is than in the reference, times beta."""
+    """Return float64 [P, 2]: beta times the difference between each answer's log-probability and the
+    reference's.
+    """
     return dpo.beta * (log_probabilities - pairs.reference)
 
 

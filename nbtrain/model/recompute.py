@@ -1,12 +1,12 @@
-"""Activations that the backward pass computes again, so that they need not be kept.
+"""Activations that are computed again in the backward pass instead of being kept.
 
     full         consecutive layers, of which only the input is kept (arXiv:1604.06174)
-    selective    what is large and cheap (arXiv:2205.05198, section 5): the attention weights, [b, n, s, s],
+    selective    large, cheap activations (arXiv:2205.05198, section 5): the attention weights, [b, n, s, s],
                  with dropout three times over, if the kernel keeps them (flash and efficient do not); and the
                  output of the MLP's activation, [b, s, f], whose input is kept anyway
 
 In both cases the recomputation draws the same dropout and gives the same bits. Inside a compiled layer
-`selective` does nothing: there the compiler itself decides what to keep and what to compute again.
+`selective` does nothing: there the compiler itself decides which activations to keep.
 
 Shapes: b sequences, s tokens, n heads, f MLP width
 """
@@ -31,10 +31,10 @@ def without_keeping(
     consumer: Callable[[torch.Tensor], torch.Tensor],
     *x: torch.Tensor,
 ) -> torch.Tensor:
-    """consumer(activation(*x)), whose backward pass computes activation(*x) again from x.
+    """Return consumer(activation(*x)), whose backward pass computes activation(*x) again from x.
 
     torch's checkpoint cannot do that: around the activation it would keep the output for the consumer, and
-    around both it would run the consumer twice. Here the consumer keeps the output's shape in its place.
+    around both it would run the consumer twice. Here the consumer keeps only the output's shape.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return consumer(activation(*x))

@@ -1,7 +1,8 @@
-"""Rotary positions (RoPE, arXiv:2104.09864): queries and keys are rotated by angles that grow by position.
+"""Rotary positions (RoPE, arXiv:2104.09864): queries and keys are rotated by angles that grow with the
+position.
 
-The first r numbers of a head are r / 2 pairs (j, j + r / 2), as in Megatron and Hugging Face; pair j is
-rotated by position * base^(-2j/r). Scaling makes the angles smaller, for sequences longer than in an earlier
+The first r elements of a head are r / 2 pairs (j, j + r / 2), as in Megatron and Hugging Face; pair j is
+rotated by position * base^(-2j/r). Scaling reduces the angles, for sequences longer than in an earlier
 training:
 
     linear    all angles are divided by the factor (arXiv:2306.15595)
@@ -24,7 +25,7 @@ from nbtrain.model.gpt_config import GPTConfig, RopeScaling
 
 
 class Rotation(NamedTuple):
-    """Rotation of the queries and keys at some positions: [s, r] each, or [b, 1, s, r]."""
+    """Cosines and sines for the queries and keys at some positions: [s, r] each, or [b, 1, s, r]."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -41,7 +42,7 @@ def rotation_of(config: GPTConfig, positions: torch.Tensor, dtype: torch.dtype) 
 
 
 def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Rotate queries or keys [b, n, s, d]; numbers from r on are unchanged."""
+    """Rotate queries or keys [b, n, s, d]; elements from r on are unchanged."""
     size = rotation.cosine.shape[-1]
     part = x[..., :size]
     first, second = part.chunk(2, dim=-1)
@@ -50,7 +51,7 @@ def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def inverse_frequencies(config: GPTConfig) -> tuple[torch.Tensor, float]:
-    """Return (radians of each pair per position, fp32 [r / 2], on the CPU; factor of cosines and sines)."""
+    """Return (radians of each pair per position, fp32 [r / 2], on the CPU; factor for cosines and sines)."""
     size, base, scaling = config.rotary_size, config.rotary_base, config.rope_scaling
     plain = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     if scaling is None:
@@ -71,7 +72,7 @@ def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 def _yarn(plain: torch.Tensor, size: int, base: float, scaling: RopeScaling) -> torch.Tensor:
     def pair(turns: float) -> float:
-        """Return the pair that makes this many turns over the original length, as a real number."""
+        """Return the pair, as a real number, that makes this many turns over the original length."""
         length = scaling.original_max_position_embeddings
         return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 

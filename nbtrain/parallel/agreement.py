@@ -1,8 +1,8 @@
-"""Agreement of all ranks on one decision at each step boundary, at no cost to the step.
+"""Lets all ranks agree on one decision at each step boundary, without delaying the step.
 
-Each rank has a wish (a larger number is a stronger wish), and the decision is the largest wish. The
+Each rank has a wish, where a larger number is a stronger wish, and the decision is the largest wish. The
 all-reduce of this integer uses a separate gloo group. It starts with the step and is awaited at the step's
-end, so that training never waits for it and NCCL's streams never see it. A single process decides by its own
+end, so training does not wait for it and NCCL's streams are not involved. A single process decides by its own
 wish.
 """
 
@@ -17,7 +17,9 @@ NOTHING, SAVE, LEAVE, STOP = 0, 1, 2, 3
 
 
 class Agreement:
-    """begin(wish) at the start of a step, finish(wish) at its end; both on every rank."""
+    """A vote of all ranks: begin(wish) at the start of a step, finish(wish) at its end, both on every
+    rank.
+    """
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
@@ -39,7 +41,7 @@ class Agreement:
         return int(self._wish.item())
 
     def now(self, wish: Callable[[], int]) -> int:
-        """Vote and wait, between two steps."""
+        """Vote between two steps, and wait for the result."""
         self.begin(wish)
         return self.finish(wish)
 

@@ -44,23 +44,22 @@ def linear_cross_entropy(
     softcap: float | None = None,
     trained: TrainedRows | None = None,
 ) -> torch.Tensor:
-    """Return the mean of -log softmax(hidden weight^T)[label] over all tokens.
+    """Return the mean of -log softmax(hidden weight^T)[label] over all tokens, an fp32 scalar that is equal
+    on all ranks.
 
-    The result is an fp32 scalar, equal on all ranks.
-
-    hidden is [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]; weight is [v/t, h]; labels
+    hidden is [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]. weight is [v/t, h]. labels
     has valid ids for all tokens. Rows from `vocab_size` on are padding and are ignored. chunk_tokens 0 means
     all tokens at once. hidden's gradient is summed over the ranks here: the caller must not sum it again.
     Under autocast the products are in the autocast dtype, as in nn.Linear.
 
     With loss_mask (fp32, 0 or 1), the result is the sum over the tokens with 1, divided by their number or by
-    the scalar `denominator`; with a denominator, the mask may also hold weights of any sign. It is needed for
-    a step with several micro batches, because the mean over all unmasked tokens of the step is not the mean
-    of the micro batches' means.
+    the scalar `denominator`. With a denominator, the mask may also hold weights of any sign. A denominator is
+    needed for a step with several micro batches, because the mean over all unmasked tokens of the step is not
+    the mean of the micro batches' means.
 
-    token_losses (fp32) is filled with each token's own loss, whatever the mask, and likeliest (fp32) with 1
-    if the label is the likeliest token (of equals, the one with the smallest id), else 0. All have the shape
-    of labels.
+    token_losses (fp32) is filled with each token's own loss, whatever the mask. likeliest (fp32) is filled
+    with 1 if the label is the likeliest token (among equals, the one with the smallest id), otherwise with 0.
+    All have the shape of labels.
     """
     if group.size > 1:
         enter = (
@@ -191,14 +190,16 @@ def _forward(
 
 
 def _taken_out(gradient: torch.Tensor, own: OwnRows) -> torch.Tensor:
-    """Return the gradient of the trained rows' logits, [c, m], and set it to 0 for the frozen matrix."""
+    """Return the gradient of the trained rows' logits, [c, m], and set it to 0 in the gradient for the frozen
+    matrix.
+    """
     found = gradient.index_select(1, own.columns)
     gradient.index_fill_(1, own.columns, 0)
     return found
 
 
 def _likeliest(logits: torch.Tensor, first_id: int, group: Group) -> torch.Tensor:
-    """Return the id of each row's largest logit over all ranks, the smallest of equals; int64 [c]."""
+    """Return the id of each row's largest logit over all ranks, int64 [c]; among equals, the smallest id."""
     largest, ids = logits.float().max(dim=1)
     if group.size == 1:
         return ids
@@ -218,7 +219,8 @@ def _blocks(logits: torch.Tensor) -> list[slice]:
 def _softmax(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, _group: Group
 ) -> torch.Tensor:
-    """Return the losses of a chunk, fp32 [c]; `logits` becomes d loss / d logits = softmax - onehot.
+    """Return the losses of a chunk, fp32 [c]; `logits` is overwritten with d loss / d logits = softmax -
+    onehot.
 
     The gradient is not divided by n, which would underflow in fp16.
     """
@@ -256,7 +258,9 @@ def _softmax_over_ranks(
 def _statistics(
     logits: torch.Tensor, label: torch.Tensor, is_here: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log sum exp over the whole vocabulary and the label's logit, fp32 [c] each."""
+    """Return the log of the sum of exponentials over the whole vocabulary and the label's logit, fp32 [c]
+    each.
+    """
     own = torch.empty(2, len(logits), dtype=torch.float32, device=logits.device)
     for rows in _blocks(logits):
         torch.logsumexp(logits[rows].float(), dim=1, out=own[0, rows])

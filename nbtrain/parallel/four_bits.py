@@ -25,7 +25,7 @@ NESTED_BLOCK_ELEMENTS = 256
 
 
 class FourBits(NamedTuple):
-    """Format of 4-bit matrices, with the names of transformers' BitsAndBytesConfig."""
+    """The format of 4-bit matrices, with the names of transformers' BitsAndBytesConfig."""
 
     quant_type: str
     """nf4 or fp4."""
@@ -60,7 +60,7 @@ class FourBitMatrix(nn.Module):
 
     @torch.no_grad()
     def hold(self, weight: torch.Tensor) -> None:
-        """Quantize `weight`, of this matrix's shape, after rounding it to the matrix's format."""
+        """Quantize `weight`, which has this matrix's shape, after rounding it to the matrix's format."""
         packed, state = quantized(weight.to(self.packed.device, self.dtype).view(self.shape), self.how)
         self.packed.copy_(packed.view(-1))
         self.absmax.copy_(state.absmax)
@@ -72,7 +72,7 @@ class FourBitMatrix(nn.Module):
         return bitsandbytes().matmul_4bit(x, self.packed, self._state(), bias=bias)
 
     def dequantized(self) -> torch.Tensor:
-        """Return the matrix that products are computed with, in its format."""
+        """Return the matrix, in its own format, with which products are computed."""
         return bitsandbytes().functional.dequantize_4bit(self.packed.view(-1, 1), self._state())
 
     def _state(self) -> Any:
@@ -108,7 +108,7 @@ def quantized(weight: torch.Tensor, how: FourBits) -> tuple[torch.Tensor, Any]:
 
 
 def rounded(weight: torch.Tensor, how: FourBits) -> torch.Tensor:
-    """Return a matrix after a round trip through 4 bits, in its own format."""
+    """Return a matrix after quantizing it to 4 bits and restoring it, in its own format."""
     return bitsandbytes().functional.dequantize_4bit(*quantized(weight, how))
 
 

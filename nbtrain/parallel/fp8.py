@@ -1,7 +1,7 @@
 """Linear products in FP8 for the matrices of a block (arXiv:2209.05433), twice as fast as bf16 on Hopper.
 
 Inputs and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range). For every
-product each tensor has a new scale that maps its largest number to the format's largest (the "tensorwise
+product, each tensor has a new scale that maps its largest number to the format's largest (the "tensorwise
 dynamic" recipe of torchao and torchtitan); under tensor parallelism each rank scales its own part. Sums are
 computed in fp32 and rounded to bf16. Everything outside of these products is the same as without FP8.
 
@@ -39,7 +39,10 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _product(
     a: torch.Tensor, b: torch.Tensor, of_a: torch.dtype, of_b: torch.dtype, use_fast_accum: bool = False
 ) -> torch.Tensor:
-    """Return a b^T.  [m, k], [n, k] -> [m, n]; rounded first, so that the copy moves one byte per element."""
+    """Return a b^T. [m, k], [n, k] -> [m, n].
+
+    The operands are rounded first, so that a copy moves only one byte per element.
+    """
     if a.shape[1] % MULTIPLE or b.shape[0] % MULTIPLE:
         raise ValueError(
             f"a product of {tuple(a.shape)} and {tuple(b.T.shape)} cannot be computed in FP8: tokens, inputs "

@@ -1,8 +1,8 @@
-"""FPDT (arXiv:2408.16978): attention over millions of tokens, a chunk of them at a time.
+"""FPDT (arXiv:2408.16978): attention over millions of tokens, one chunk of them at a time.
 
-Queries, keys and values of the other chunks wait in host memory. DeepSpeed's layer does the work, with
+Queries, keys and values of the other chunks are kept in host memory. DeepSpeed's layer does the work, with
 flash-attn's kernels and on GPUs only; this module connects it to our layers. Ulysses is part of FPDT: each
-rank holds an equal piece of every chunk, so that all ranks have equal shares of the causal triangle
+rank holds an equal part of every chunk, so that all ranks have equal shares of the causal triangle
 (ulysses.own_tokens).
 
 Not yet run on a GPU; its CPU test replaces flash-attn's kernels by plain attention.
@@ -21,7 +21,9 @@ from nbtrain.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 
 def problem(device: torch.device | str, dropout: float = 0.0) -> str | None:
-    """Return why FPDT cannot run here, or None. Its backward pass cannot repeat attention's `dropout`."""
+    """Return why FPDT cannot run here; None if it can. Its backward pass cannot repeat attention's
+    `dropout`.
+    """
     if torch.device(device).type != "cuda":
         return f"FPDT streams between GPU and host memory, and the device is {torch.device(device).type}"
     if dropout:
@@ -40,7 +42,7 @@ def attention(
     chunk_tokens: int,
     group: Group,
 ) -> torch.Tensor:
-    """Causal self-attention of [b, s/u, h] -> [b, s/u, h], both projections included.
+    """Compute causal self-attention, including both projections. [b, s/u, h] -> [b, s/u, h].
 
     `chunk_tokens` counts tokens of the whole sequence. `group` must be a real process group, even for one
     rank. Raises RuntimeError if FPDT cannot run here.

@@ -1,10 +1,10 @@
-"""Process groups of a layout, created once on every rank, in the same order.
+"""The process groups of a layout, created once on every rank, in the same order.
 
-    tensor_model_parallel     share each layer's weights; neighbors, so on one node
+    tensor_model_parallel     share each layer's weights; neighbouring ranks, so on one node
     pipeline_model_parallel   hold the stages of one model
     model_parallel            tensor times pipeline: the ranks that hold one whole model
     data_parallel             hold the same weights and take different samples
-    sequence_parallel         Ulysses: take parts of the same sequences; neighbors on the data axis
+    sequence_parallel         Ulysses: take parts of the same sequences; neighbours on the data axis
     sequence_data_parallel    data times sequence, the whole data axis: ZeRO shards the optimizer across it
     tensor_and_data_parallel  tensor times the data axis: all ranks of one pipeline stage
 
@@ -28,7 +28,7 @@ class Group:
     rank: int = 0
     """This process's rank in the group, not its global rank."""
     process_group: dist.ProcessGroup | None = None
-    """Process group of torch; None only in ALONE, because torch treats None as all ranks."""
+    """torch's process group. It is None only in ALONE, because torch interprets None as all ranks."""
 
     @property
     def size(self) -> int:
@@ -40,9 +40,9 @@ ALONE = Group()
 
 
 def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str, list[tuple[int, ...]]]:
-    """Return {kind: all its groups, each as global ranks}; every rank is in exactly one group of each kind.
+    """Return all groups of each kind, each as global ranks; every rank is in exactly one group of each kind.
 
-    The topology's data axis includes the Ulysses ranks: `sequence_parallel_size` neighbors on it share their
+    The topology's data axis includes the Ulysses ranks: `sequence_parallel_size` neighbours on it share their
     sequences. Raises ValueError unless the axis is a multiple of that size.
     """
     axis = topology.data_parallel_size
@@ -81,7 +81,7 @@ def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str
 
 @dataclass(frozen=True)
 class ParallelGroups:
-    """This rank's group of each kind."""
+    """The groups to which this rank belongs, one of each kind."""
 
     tensor_model_parallel: Group
     pipeline_model_parallel: Group
@@ -98,8 +98,9 @@ class ParallelGroups:
         """Create the groups. All ranks call it together, once. Nothing is sent until a group is used.
 
         Groups with the same ranks share a process group, a group of all ranks is the world's, and a group of
-        one rank is a real group, never None. `timeout_seconds` holds for each collective: torch does not
-        inherit the world's. Raises ValueError if the layout needs another number of ranks than there are.
+        one rank is a real group, never None. `timeout_seconds` applies to each collective, because torch does
+        not inherit the world's timeout. Raises ValueError if the layout needs a number of ranks other than
+        the world's.
         """
         world, me = dist.get_world_size(), dist.get_rank()
         if topology.world_size != world:
@@ -129,16 +130,16 @@ KINDS = tuple(field.name for field in fields(ParallelGroups))
 class MegatronUnits:
     """The `mpu` of deepspeed.initialize and deepspeed.zero.Init; its method names are Megatron's.
 
-    For engines without a pipeline; a PipelineModule makes its own mpu from its topology.
+    It is for engines without a pipeline; a PipelineModule creates its own mpu from its topology.
     """
 
     def __init__(self, groups: ParallelGroups):
         self._groups = groups
 
     def __getattr__(self, name: str):
-        """Return get_<kind>_{group,rank,world_size,group_ranks,src_rank} for any kind of ParallelGroups.
+        """Return get_<kind>_{group,rank,world_size,group_ranks,src_rank} for any kind in ParallelGroups.
 
-        An unknown name raises AttributeError: DeepSpeed recognizes kinds of mpu by hasattr.
+        Raises AttributeError for an unknown name, because DeepSpeed recognizes kinds of mpu by hasattr.
         """
         asked = name.removeprefix("get_")
         if asked != name:

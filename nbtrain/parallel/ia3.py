@@ -3,8 +3,8 @@
     output_scale    for some rows of a ColumnParallelLinear's packed output: keys and values of each group
     input_scale     for a RowParallelLinear's input: the activations inside the MLP
 
-A rank has the numbers of its own rows or columns, and every tensor-parallel rank sees all tokens there, so
-that no gradient is sent between ranks. All vectors start at 1, so that they change nothing at first.
+A rank has the elements for its own rows or columns, and every tensor-parallel rank sees all tokens there, so
+no gradient is sent between ranks. All vectors start at 1, so that they change nothing at first.
 
 Shapes: b sequences, s tokens, o outputs, i inputs, t ranks of the group
 """

@@ -1,4 +1,4 @@
-"""Layout of a model: the groups in which its layers communicate, and their dropout streams."""
+"""The layout of a model: the groups in which its layers communicate, and their dropout streams."""
 
 from dataclasses import dataclass
 
@@ -8,25 +8,33 @@ from nbtrain.parallel.random import TensorParallelStream
 
 @dataclass(frozen=True)
 class ModelParallel:
-    """Groups that shard a model, as one rank sees them; WHOLE is a model in one process."""
+    """The groups that shard a model, from the view of one rank; WHOLE is a model in one process."""
 
     tensor: Group = ALONE
     """Ranks that share each layer's matrices."""
     sequence_parallel: bool = False
-    """Megatron's sequence parallelism: between the regions of `tensor` each rank holds s/t tokens."""
+    """Whether Megatron's sequence parallelism is on: each rank holds s/t tokens between the regions of
+    `tensor`.
+    """
     ulysses: Group = ALONE
-    """Ranks that share each sequence: each holds s/u tokens, and inside attention n/u heads of all tokens."""
+    """Ranks that share each sequence. Each holds s/u tokens and, inside attention, n/u heads of all
+    tokens.
+    """
     stream: TensorParallelStream | None = None
-    """Random stream for dropout on activations that differ between the ranks of `tensor`, if any do."""
+    """Random stream for dropout on activations that differ between the ranks of `tensor`; None if none
+    differ.
+    """
 
     @property
     def cuts_tokens(self) -> bool:
-        """Whether each rank of `tensor` holds different tokens of the residual stream."""
+        """Return whether each rank of `tensor` holds different tokens of the residual stream."""
         return self.sequence_parallel and self.tensor.size > 1
 
     @property
     def hidden_stream(self) -> TensorParallelStream | None:
-        """Random stream for dropout on the residual stream; None if the ranks of `tensor` hold it alike."""
+        """Return the random stream for dropout on the residual stream; None if it is equal on the ranks of
+        `tensor`.
+        """
         return self.stream if self.cuts_tokens else None
 
 

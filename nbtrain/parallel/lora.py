@@ -4,12 +4,12 @@
     RowLowRank       A [r, i/t] sharded by columns, B [o, r] whole              for a RowParallelLinear
 
 The activations that enter or leave the tensor-parallel region are [b, s, r], which is small compared with [b,
-s, h]. A whole matrix has the same gradient on every rank: without sequence parallelism because all ranks have
-all tokens and the gradient is summed at the boundary, with it because the matrix is marked and its gradient
-is summed like a LayerNorm's.
+s, h]. A whole matrix must have the same gradient on every rank. Without sequence parallelism it does, because
+all ranks have all tokens and the gradient is summed at the boundary. With sequence parallelism the matrix is
+marked, and its gradient is summed like a LayerNorm's.
 
 A layer that packs several projections (queries, keys and values) has an adapter for each: A is [p r, i], and
-each part of B's rows reads its own r numbers.
+each part of B's rows reads its own r columns.
 
 A is initialized like torch's linear layers, uniformly within 1 / sqrt(i), and B is 0, so that the adapter
 changes nothing at first (peft's LoraLayer.reset_lora_parameters).
@@ -43,7 +43,7 @@ class Rank(NamedTuple):
     rank: int
     scale: float
     dropout: Callable[[torch.Tensor, bool], torch.Tensor]
-    """(x, training) -> x, with the random numbers of what x is: this rank's own, or all ranks'."""
+    """(x, training) -> x with dropout, whose random numbers differ between ranks if x does."""
 
 
 class _LowRank(nn.Module):
@@ -53,9 +53,9 @@ class _LowRank(nn.Module):
         self.sequence_parallel = sequence_parallel and group.size > 1
 
     def _whole(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return a matrix that every rank holds whole; with sequence parallelism, ranks sum its gradients.
+        """Return a matrix that is whole on every rank; with sequence parallelism, ranks sum its gradients.
 
-        Each rank applies it only to its own tokens then.
+        In that case each rank applies it only to its own tokens.
         """
         if not self.sequence_parallel:
             return weight
@@ -64,9 +64,10 @@ class _LowRank(nn.Module):
 
 
 class ColumnLowRank(_LowRank):
-    """[b, s, i] (sequence_parallel: [b, s/t, i]) -> [b, s, o/t].
+    """The adapter of a ColumnParallelLinear. [b, s, i] (sequence_parallel: [b, s/t, i]) -> [b, s, o/t].
 
-    `parts`: rows of each projection within a unit of the packed outputs, e.g. (n/g d, d, d); () is one.
+    `parts` are the rows of each projection within a unit of the packed outputs, e.g. (n/g d, d, d); () means
+    one projection.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class ColumnLowRank(_LowRank):
 
 
 class RowLowRank(_LowRank):
-    """[b, s, i/t] -> [b, s, o] (sequence_parallel: [b, s/t, o])."""
+    """The adapter of a RowParallelLinear. [b, s, i/t] -> [b, s, o] (sequence_parallel: [b, s/t, o])."""
 
     def __init__(
         self,

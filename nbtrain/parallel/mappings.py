@@ -1,12 +1,13 @@
-"""Boundaries of a tensor-parallel region: a collective in the forward pass, its conjugate in the backward.
+"""Boundaries of a tensor-parallel region: a collective in the forward pass, its conjugate in the backward
+pass.
 
     function                                        forward            backward
-    copy_to_tensor_model_parallel_region            as it is           sum
-    reduce_from_tensor_model_parallel_region        sum                as it is
+    copy_to_tensor_model_parallel_region            unchanged          sum
+    reduce_from_tensor_model_parallel_region        sum                unchanged
     gather_from_tensor_model_parallel_region        gather columns     own columns
     gather_from_sequence_parallel_region            gather tokens      sum, own tokens
     reduce_scatter_to_sequence_parallel_region      sum, own tokens    gather tokens
-    copy_parameters_to_sequence_parallel_region     as they are        sum
+    copy_parameters_to_sequence_parallel_region     unchanged          sum
 
 Names and pairs: Megatron-LM (arXiv:1909.08053, figure 3; arXiv:2205.05198, section 4.2.2). Activations are
 [b, s, h]: tokens are dimension 1 and columns the last one. Inputs are never changed; a single rank does
@@ -27,9 +28,10 @@ TOKENS, COLUMNS = 1, -1
 
 
 def uncompiled(function: Callable) -> Callable:
-    """Exclude `function` from compiled graphs, because the compiler cannot follow collectives in flight.
+    """Exclude `function` from compiled graphs, because the compiler cannot follow unfinished collectives.
 
-    torch.compiler.disable is called on the first call, because it imports the compiler, which takes a second.
+    torch.compiler.disable is applied at the first call, because it imports the compiler, which takes a
+    second.
     """
     made: list[Callable] = []
 
@@ -49,7 +51,9 @@ def all_reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def own_part(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """Return a view of this rank's part of t equal ones. Raises ValueError if t does not divide `dim`."""
+    """Return a view of this rank's part of t equal parts. Raises ValueError if t does not divide the
+    dimension.
+    """
     if x.shape[dim] % group.size:
         raise ValueError(
             f"dimension {dim} of {tuple(x.shape)} cannot be cut into {group.size} equal parts: "
@@ -151,17 +155,19 @@ _copy_parameters = uncompiled(_CopyParameters.apply)
 
 
 def region(x: torch.Tensor, group: Group, forward: Callable, conjugate: Callable, *dim: int) -> torch.Tensor:
-    """forward(x, *dim, group), whose gradient is conjugate(gradient, *dim, group); x itself on one rank."""
+    """Apply forward(x, *dim, group), whose gradient is conjugate(gradient, *dim, group); on one rank return x
+    itself.
+    """
     return _cross(x, forward, conjugate, (*dim, group)) if group.size > 1 else x
 
 
 def copy_to_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Enter a region whose ranks all read x for their own columns: gradients are summed."""
+    """Enter a region in which each rank reads x for its own columns; gradients are summed."""
     return region(x, group, _unchanged, _summed)
 
 
 def reduce_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Sum the results that each rank computed from its rows."""
+    """Sum the partial results that each rank computed from its rows."""
     return region(x, group, _summed, _unchanged)
 
 
@@ -171,21 +177,24 @@ def gather_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> t
 
 
 def gather_from_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Gather [b, s/t, ..] to [b, s, ..] for ranks that compute different columns: gradients are summed."""
+    """Gather [b, s/t, ..] to [b, s, ..] for ranks that compute different columns; gradients are summed."""
     return region(x, group, all_gather, reduce_scatter, TOKENS)
 
 
 def reduce_scatter_to_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Sum the results that each rank computed from its rows.  [b, s, ..] -> this rank's [b, s/t, ..]."""
+    """Sum the partial results that each rank computed from its rows. [b, s, ..] -> this rank's [b, s/t,
+    ..].
+    """
     return region(x, group, reduce_scatter, all_gather, TOKENS)
 
 
 def copy_parameters_to_sequence_parallel_region(
     *parameters: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, ...]:
-    """Pass through parameters that are equal on all ranks and are applied only to this rank's tokens.
+    """Return parameters that are equal on all ranks but are applied only to this rank's tokens, and sum their
+    gradients.
 
-    These are LayerNorms and the biases of row layers. Each rank has the gradient of its own tokens, and the
-    backward pass sums the gradients. Without the sum the copies would drift apart without an error.
+    These are LayerNorms and the biases of row layers. Each rank has the gradient of its own tokens. Without
+    the sum in the backward pass, the copies would drift apart without an error.
     """
     return _copy_parameters(group, *parameters) if group.size > 1 else parameters

@@ -1,11 +1,11 @@
 """Pipeline stages from a list of layers, on top of DeepSpeed's PipelineModule.
 
-model/gpt_pipe.py passes the GPT's layers. This module adds to PipelineModule:
+model/gpt_pipe.py passes the GPT's layers. This module changes PipelineModule as follows:
 
 - The split into stages is an argument: PipelineModule would build every layer to count its parameters.
 - Inputs that layers need in addition to the activations are sent from stage to stage; a Program defines how.
-- Only the repeated layers are recomputed, and not reentrantly. DeepSpeed's own recomputation includes the
-  embedding, whose input has no gradient, and fails there by default.
+- Only the repeated layers are recomputed, without reentrant checkpointing. DeepSpeed's own recomputation
+  includes the embedding, whose input has no gradient, and fails there by default.
 
 DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next stage, and the gradients of its
 floating-point tensors back. Shapes and formats are fixed by the first micro batch.
@@ -28,27 +28,27 @@ __all__ = ["LayerSpec", "Pipeline", "Program", "TiedLayerSpec"]
 class Program(Protocol):
     """The steps that a stage runs.
 
-    `extra` is the value that enter() builds from the inputs other than the activations; no layer changes it.
+    `extra` is a value that enter() builds from the inputs other than the activations; no layer changes it.
     """
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, Any]:
-        """Return (the first layer's input, extra), from a micro batch or the previous stage's output."""
+        """Return (the first layer's input, extra) from a micro batch or from the previous stage's output."""
 
     def run(self, layers: Sequence[Callable], x: torch.Tensor, extra: Any) -> Any:
         """Run the layers in order."""
 
     def run_again(self, layers: Sequence[Callable], x: torch.Tensor, extra: Any) -> Any:
-        """Run the layers in order and keep only x: the backward pass runs them again."""
+        """Run the layers in order and keep only x; the backward pass runs them again."""
 
     def leave(self, x: Any, extra: Any) -> torch.Tensor | tuple:
-        """Return the tensors for the next stage, or on the last stage the input of the loss."""
+        """Return the tensors for the next stage or, on the last stage, the input of the loss."""
 
 
 class Pipeline(PipelineModule):
-    """This rank's stage of `specs`: each LayerSpec is built on its own stage only.
+    """This rank's stage of `specs`; each LayerSpec is built only on its own stage.
 
-    bounds[i] is the first layer of stage i; the last bound is the number of layers. Only the layers of the
-    indices `repeated` are recomputed, `interval_layers` at a time; 0 keeps all activations.
+    bounds[i] is the first layer of stage i; the last bound is the number of layers. Only the layers whose
+    indices are in `repeated` are recomputed, `interval_layers` at a time; 0 keeps all activations.
     """
 
     def __init__(
@@ -84,21 +84,21 @@ class Pipeline(PipelineModule):
             super()._synchronize_tied_weights()
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
-        """Return the gradient of the shared parameter, wherever ZeRO keeps it; the engine sums it.
+        """Return the gradient of the shared parameter, wherever ZeRO keeps it, to be summed by the engine.
 
-        DeepSpeed 0.19.8 sums `grad` (of its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights the
-        gradients are in `grad_accum` by then and `grad` is None: the copies would drift apart silently.
+        DeepSpeed 0.19.8 sums `grad` (in its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights the
+        gradients are in `grad_accum` by then and `grad` is None, so the copies would drift apart silently.
         """
         return [(_TiedGradient(weight), group) for weight, group in super().get_tied_weights_and_groups()]
 
     @property
     def own_repeated(self) -> range:
-        """Indices of the repeated layers on this stage."""
+        """Return the indices of the repeated layers on this stage."""
         return range(max(self._local_start, self.repeated.start), min(self._local_stop, self.repeated.stop))
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The repeated layers on this stage, in running order."""
+        """Return the repeated layers on this stage, in running order."""
         return [self.forward_funcs[index - self._local_start] for index in self.own_repeated]
 
     def forward(self, forward_input: torch.Tensor | tuple) -> torch.Tensor | tuple:
@@ -116,7 +116,7 @@ class Pipeline(PipelineModule):
 
 
 class _TiedGradient:
-    """A tied parameter in the form that DeepSpeed's engine reads."""
+    """A tied parameter with the attributes that DeepSpeed's engine reads."""
 
     def __init__(self, weight: nn.Parameter):
         self._weight: Any = weight

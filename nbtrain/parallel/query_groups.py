@@ -1,6 +1,6 @@
-"""Grouped queries (arXiv:2305.13245) across ranks: groups that several ranks share.
+"""Grouped queries (arXiv:2305.13245) across ranks, for groups that several ranks share.
 
-Queries, keys and values are packed by group, [n/g queries | key | value] of d numbers each. Ranks that have
+Queries, keys and values are packed by group, [n/g queries | key | value], with d rows each. Ranks that have
 whole groups do not need this module. Otherwise:
 
     tensor ranks     shard the packed rows evenly, like the rows of any other matrix, and gather the outputs.

@@ -1,8 +1,8 @@
-"""Random state of a rank: seeded for dropout, saved, restored, and protected from side effects.
+"""The random state of a rank: seeded for dropout, saved, restored, and protected from side effects.
 
 Tensor-parallel ranks have two streams. Outside of sharded regions they hold equal activations and must drop
-the same ones: seed_rank gives them the same seed. Inside a sharded region each rank holds different heads,
-columns or tokens and must drop different ones: TensorParallelStream.
+the same ones, so seed_rank gives them the same seed. Inside a sharded region each rank holds different heads,
+columns or tokens and must drop different ones (TensorParallelStream).
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import torch
 def seed_rank(seed: int, data_parallel_rank: int) -> None:
     """Seed every generator. Data-parallel ranks drop different activations, so each has its own stream.
 
-    Tensor-parallel ranks, which share a model's activations, must be given the same data_parallel_rank.
+    Tensor-parallel ranks, which share a model's activations, must receive the same data_parallel_rank.
     """
     seed = (seed + 1_000_003 * data_parallel_rank) % 2**32
     random.seed(seed)
@@ -39,7 +39,7 @@ def get_state() -> dict:
 
 
 def set_state(state: dict) -> None:
-    """Restore what get_state returned."""
+    """Restore the result of get_state."""
     _set_torch_state((state["torch"], state["cuda"]))
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
@@ -88,13 +88,13 @@ class TensorParallelStream:
         return {"torch": self._state[0], "cuda": self._state[1]}
 
     def set_state(self, state: dict) -> None:
-        """Restore what get_state returned."""
+        """Restore the result of get_state."""
         self._state = (state["torch"], state["cuda"])
 
     def recompute_contexts(self) -> tuple["_Remembered", "_Remembered"]:
         """Return `context_fn` for torch's checkpoint(use_reentrant=False), so that dropout is repeated.
 
-        checkpoint itself restores the generators' own stream only. Without this context, the gradient would
+        checkpoint itself restores only the generators' own stream. Without this context, the gradient would
         belong to other dropout masks than the loss, and no error would show it.
         """
         first = _Remembered(self)
@@ -102,7 +102,9 @@ class TensorParallelStream:
 
 
 class _Remembered(contextlib.AbstractContextManager):
-    """Records the stream's state on entry; or replays from a recorded state, then restores the stream."""
+    """On entry, records the stream's state; if one was recorded, replays it and restores the stream on
+    exit.
+    """
 
     def __init__(self, stream: TensorParallelStream, repeats: "_Remembered | None" = None):
         self._stream, self._repeats = stream, repeats

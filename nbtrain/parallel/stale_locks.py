@@ -1,9 +1,10 @@
-"""Locks that a killed build of a compiled op left behind: every later run would wait for them silently.
+"""Removes locks that a killed build of a compiled op left behind, for which every later run would wait
+silently.
 
 While torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam), there is a file `lock` next to
-it. Other processes wait until the file is gone: forever, if the building process was killed. That process
-keeps the file open, so a lock that no process has open is stale. Processes of other machines cannot be seen,
-so on a file system that may be shared, a lock must also be old to count as stale.
+it. Other processes wait until the file is gone, which never happens if the building process was killed. That
+process keeps the file open, so a lock that no process has open is stale. Processes of other machines cannot
+be seen, so on a file system that may be shared, a lock must also be old to count as stale.
 """
 
 import os
@@ -46,7 +47,7 @@ def remove_stale_locks(root: Path | None = None) -> list[Path]:
 
 
 def _held_open() -> set[Path]:
-    """Return the files that are open in any process of this machine that we may inspect."""
+    """Return the files that are open in any process on this machine that this process may inspect."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         try:

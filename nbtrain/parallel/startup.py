@@ -1,8 +1,8 @@
 """Start and end of training on a rank: environment, process group, orderly exit.
 
-torchrun (or anything that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) starts the ranks.
-On a CPU, DeepSpeed is prevented from compiling its shared-memory all-reduce, which only serves inference:
-every init_distributed would build it (half a minute, and it needs a compiler).
+torchrun (or any program that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) starts the
+ranks. On a CPU, DeepSpeed is prevented from compiling its shared-memory all-reduce, which only serves
+inference: every init_distributed would build it (half a minute, and it needs a compiler).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class World:
-    """This rank's number, the number of ranks, and its device."""
+    """This rank's number, the number of ranks, and the rank's device."""
 
     rank: int
     size: int
@@ -35,7 +35,9 @@ class World:
 
 
 def start(device: str, timeout_seconds: float) -> World:
-    """Join the process group of cpu (gloo) or gpu (NCCL); RuntimeError if a variable or GPU is missing."""
+    """Join the process group: gloo on cpu, NCCL on gpu. Raises RuntimeError if a variable or the GPU is
+    missing.
+    """
     missing = [
         name
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -72,7 +74,7 @@ def start(device: str, timeout_seconds: float) -> World:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep DeepSpeed's frequent memory figures out of the rank's log; at debug level they are shown."""
+    """Keep DeepSpeed's frequent memory reports out of the rank's log; at debug level they are shown."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         yield
@@ -81,14 +83,16 @@ def quiet() -> Iterator[None]:
 
 
 def finish() -> None:
-    """Destroy the process group after a barrier; otherwise gloo's threads abort some exits (SIGABRT)."""
+    """Destroy the process group after a barrier. Without the barrier, gloo's threads abort some exits
+    (SIGABRT).
+    """
     if dist.is_initialized():
         wait_for_all()
         dist.destroy_process_group()
 
 
 def wait_for_all() -> None:
-    """Wait for all ranks. A single GPU does not wait, because NCCL warns without a bound device."""
+    """Wait for all ranks. A single rank on a GPU does not wait, because NCCL warns without a bound device."""
     if dist.get_world_size() > 1 or dist.get_backend() != "nccl":
         dist.barrier()
 
@@ -102,7 +106,7 @@ def without_letters(architectures: str) -> str:
 
 
 def prepare_deepspeed(device: str) -> None:
-    """Import DeepSpeed without its noise and, on cpu, without its probing for compilers."""
+    """Import DeepSpeed without its warnings and, on cpu, without its probing for compilers."""
     # Deprecation warnings about DeepSpeed's own calls into torch, which a user cannot fix.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|deepspeed")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed")

@@ -1,17 +1,17 @@
 """Layers whose weights are sharded across the tensor-parallel ranks; on one rank they equal torch's layers.
 
-        ColumnParallelLinear     rows of the weight, so columns of the output: heads, or columns of the MLP
-    RowParallelLinear        columns of the weight, fed by a ColumnParallelLinear; outputs are summed
+    ColumnParallelLinear     rows of the weight, so columns of the output: heads, or columns of the MLP
+    RowParallelLinear        columns of the weight, after a ColumnParallelLinear; outputs are summed
     VocabParallelEmbedding   rows of the vocabulary
 
 With sequence_parallel, activations outside of these layers are sharded along the sequence: the input of a
 column layer and the output of a row or embedding layer are [b, s/t, h]. Communication stays the same (a sum
 is a reduce-scatter and a gather); dropout, LayerNorm and the residual stream use 1/t of the memory.
 
-Every weight is sliced from the whole weight that a single process draws: no layout changes the initial model.
-A sharded parameter has Megatron's attributes `tensor_model_parallel` and `partition_dim`; DeepSpeed counts
-other parameters only in one rank's gradient norm. `sequence_parallel` marks whole parameters that are applied
-to a part of the tokens.
+Every weight is sliced from the whole weight that a single process draws, so no layout changes the initial
+model. A sharded parameter has Megatron's attributes `tensor_model_parallel` and `partition_dim`; DeepSpeed
+counts other parameters only in one rank's gradient norm. `sequence_parallel` marks whole parameters that are
+applied to a part of the tokens.
 
 Shapes: b sequences, s tokens, i inputs, o outputs, h hidden, v padded vocabulary, t ranks of the group
 """
@@ -94,7 +94,9 @@ class _CutModule(nn.Module):
         """(outputs, ia3) -> outputs."""
 
     def hold_in_four_bits(self, how: FourBits) -> None:
-        """Hold this rank's part of the layer's matrices in 4 bits (four_bits.py); they are 0 until loaded."""
+        """Store this rank's part of the layer's matrices in 4 bits (four_bits.py); they are 0 until
+        loaded.
+        """
         for name in ("weight", "gate_weight"):
             weight = getattr(self, name, None)
             if weight is not None:
@@ -103,10 +105,11 @@ class _CutModule(nn.Module):
 
 
 class ColumnParallelLinear(_CutModule):
-    """y = x W^T + b, this rank's columns of y.  [b, s, i] -> [b, s, o/t], weight [o/t, i], bias [o/t].
+    """Linear layer that computes this rank's columns of y = x W^T + b. [b, s, i] -> [b, s, o/t], weight [o/t,
+    i], bias [o/t].
 
     With sequence_parallel x is [b, s/t, i]. It is gathered, and gathered again in the backward pass, so that
-    only the part is kept. `unit` rows are never cut apart, such as the 3 d rows of one head in packed
+    only the part is kept. `unit` rows are never separated, such as the 3 d rows of one head in packed
     query-key-value. Raises ValueError if the ranks cannot have equally many units.
     """
 
@@ -135,7 +138,9 @@ class ColumnParallelLinear(_CutModule):
     def _outputs(
         self, x: torch.Tensor, *layers: tuple[torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, ...]:
-        """Return the output of each (weight, bias) for one x, gathered once; its gradient is summed once."""
+        """Return the output of each (weight, bias) for one x, which is gathered once; its gradient is summed
+        once.
+        """
         if isinstance(self.weight, FourBitMatrix):
             x, *biases = _as_products(x, *(bias for _, bias in layers))
             entering = (
@@ -156,10 +161,11 @@ class ColumnParallelLinear(_CutModule):
 
 
 class GatedColumnParallelLinear(ColumnParallelLinear):
-    """(x Wg^T + bg, x W^T + b): the gate of a gated MLP and the opened values, [b, s, o/t] each.
+    """Linear layer with two outputs, an MLP's gate and its gated values: (x Wg^T + bg, x W^T + b). [b, s,
+    o/t] each.
 
     Every rank has the same columns of both. The two weights are not packed, so that each is sharded, saved
-    and stepped like any other, and both outputs are contiguous.
+    and stepped like any other weight, and both outputs are contiguous.
     """
 
     def __init__(
@@ -184,7 +190,8 @@ class GatedColumnParallelLinear(ColumnParallelLinear):
 
 
 class RowParallelLinear(_CutModule):
-    """y = x W^T + b, with this rank's columns of x.  [b, s, i/t] -> [b, s, o], weight [o, i/t], bias [o].
+    """Linear layer that computes y = x W^T + b from this rank's columns of x. [b, s, i/t] -> [b, s, o],
+    weight [o, i/t], bias [o].
 
     With sequence_parallel y is [b, s/t, o]. The bias is added once. Raises ValueError unless t divides i.
     """
@@ -237,7 +244,7 @@ class RowParallelLinear(_CutModule):
 
 
 class VocabParallelEmbedding(_CutModule):
-    """Token ids [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
+    """Embedding of token ids. [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
 
     The weight is the output matrix too (cross_entropy.py). With `trained_ids`, these tokens have separate
     rows, trained_rows [n, h]. Raises ValueError unless t divides v.
@@ -285,7 +292,9 @@ def _adapted(y: torch.Tensor, x: torch.Tensor, lora: nn.Module | None) -> torch.
 
 
 def _as_products(x: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[Any, ...]:
-    """Cast all to autocast's dtype if it is on: it has no effect in an autograd function's backward pass."""
+    """Cast tensors to autocast's dtype if it is on: autocast has no effect in an autograd function's backward
+    pass.
+    """
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return x, *parameters
@@ -301,7 +310,8 @@ def _products(wanted: Products, x: torch.Tensor) -> Products:
 class _ColumnLinear(torch.autograd.Function):
     """Products of one x with several weights; `parameters` are weight, bias, weight, bias ...
 
-    Backward: the sum of x's gradient is communicated while the weights' gradients are computed.
+    In the backward pass, the sum of x's gradient is communicated while the gradients of the weights are
+    computed.
     """
 
     @staticmethod
@@ -343,7 +353,7 @@ class _ColumnLinear(torch.autograd.Function):
 
 
 class _RowLinear(torch.autograd.Function):
-    """The product and its sum in one function, so that the sum needs no second buffer."""
+    """A product and the sum of its parts in one function, so that the sum needs no second buffer."""
 
     @staticmethod
     def forward(ctx, x, weight, group, sequence_parallel, products):

@@ -1,6 +1,6 @@
 """Trained rows of a frozen vocabulary: [n, h], which replace n rows of the matrix [v/t, h].
 
-    embedding     a token with such a row gets this row instead of the matrix's
+    embedding     a token with a trained row gets this row instead of the matrix's
     output        its logit is the product with this row instead of the matrix's; see cross_entropy.py
 
 The frozen matrix is not copied, not written, and has no gradient. Every tensor-parallel rank holds all n
@@ -40,15 +40,16 @@ class OwnRows(NamedTuple):
     rows: torch.Tensor
     """[m, h]"""
     columns: torch.Tensor
-    """int64 [m]: which of the rank's logits are theirs."""
+    """int64 [m]: columns of the rank's logits that belong to these rows."""
 
 
 def embedded(
     found: torch.Tensor, tokens: torch.Tensor, trained: TrainedRows, group: Group, sequence_parallel: bool
 ) -> torch.Tensor:
-    """Return a frozen matrix's embeddings of `tokens` [b, s], with the trained rows in their places.
+    """Replace the frozen embeddings of tokens that have a trained row by this row.
 
-    found: [b, s, h], with sequence_parallel this rank's [b, s/t, h].
+    `found` are the frozen matrix's embeddings of `tokens` [b, s]: [b, s, h], with sequence_parallel this
+    rank's [b, s/t, h].
     """
     rows = trained.rows
     if sequence_parallel:
@@ -60,7 +61,9 @@ def embedded(
 
 
 def own_rows(rows: torch.Tensor, ids: tuple[int, ...], first_id: int, count: int) -> OwnRows:
-    """Return the rows of tokens first_id .. first_id + count - 1, which one rank's part of the matrix has."""
+    """Return the trained rows of tokens first_id .. first_id + count - 1, the tokens of one rank's part of
+    the matrix.
+    """
     first, end = (bisect.bisect_left(ids, bound) for bound in (first_id, first_id + count))
     return OwnRows(first, rows[first:end], _tensor_of(ids, rows.device)[first:end] - first_id)
 

@@ -36,7 +36,7 @@ def own_tokens(x: torch.Tensor, group: Group, chunk_tokens: int = 0) -> torch.Te
 
 
 def set_own_tokens(x: torch.Tensor, group: Group, own: torch.Tensor, chunk_tokens: int = 0) -> None:
-    """Invert own_tokens: write its result back in place, and zeros everywhere else."""
+    """Write the result of own_tokens back to its place in x, and zeros everywhere else."""
     x.zero_()
     pieces = _own_pieces(x, group, chunk_tokens)
     pieces.copy_(own.view_as(pieces))

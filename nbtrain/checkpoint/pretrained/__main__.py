@@ -64,7 +64,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if request["target"] == "megatron":
         tree = find_tree(Path(request["tree"]))
-        assert tree is not None, "the asking side has found it"
+        assert tree is not None, "the requesting process has found the tree"
         yield from convert(tree, Path(request["to"]), request["order"], request["tokens"])
         return
     started = time.monotonic()
@@ -77,8 +77,8 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if target == "peft":
         if not isinstance(weights.source, MergedWeights):
             raise CheckpointError(
-                f"{display(run.path)}: has no checkpoint of its adapters yet, and --to peft writes them "
-                "alone. Train it first."
+                f"{display(run.path)}: has no checkpoint of its adapters yet, and --to peft writes only "
+                "adapters. Train it first."
             )
         adapters = weights.source.adapters, config, folder, weights.dtype
     if target == "hf":

@@ -30,7 +30,7 @@ from nbtrain.pretrained.peft_tokens import token_modules
 def write_adapters(
     store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
 ) -> Iterator[tuple[int, int]]:
-    """Write the adapters of a checkpoint, and yield (bytes done, bytes)."""
+    """Write the adapters of a checkpoint and yield (bytes done, total bytes)."""
     assert config.lora is not None
     if config.lora.kind == "ia3":
         yield from write_vectors(store, config, folder, dtype)
@@ -61,7 +61,7 @@ def write_adapters(
 def check_adapters(
     store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
 ) -> Iterator[float]:
-    """Read the folder again as an import does, and compare every bit. Raises CheckpointError."""
+    """Read the folder again as an import would, and compare every bit. Raises CheckpointError."""
     read = read_adapters(folder, config)
     for name in read.parameters:
         if not torch.equal(read.full(name), store.full(name).to(dtype).float()):
@@ -72,7 +72,7 @@ def check_adapters(
 
 
 def _written(module: AdaptedModule, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return A and B of a module from our adapter's matrices."""
+    """Return the matrices A and B of a module, as peft stores them, from our adapter's matrices."""
     rank = b.shape[1]
     used = sorted(set(module.projections))
     theirs_a = torch.cat([a[one * rank : (one + 1) * rank] for one in used])

@@ -1,9 +1,9 @@
-"""Check of an exported folder: its logits are compared with the logits of our own layers.
+"""Checks an exported folder by comparing its logits with the logits of our own layers.
 
 Both models compute all layers in step, in fp32, with one layer of each in memory, from the weights in the
-format that they are written in. A layer whose output differs is named. The tolerance is 1e-4 of the largest
-logit, or 1e-4 if that is below 1: an epsilon of 1e-5 instead of 1e-6, or another form of GELU, causes
-differences from 1e-3 on.
+format in which they are written. A layer whose output differs is reported by name. The tolerance is 1e-4 of
+the largest logit, or 1e-4 if that is below 1: an epsilon of 1e-5 instead of 1e-6, or another form of GELU,
+causes differences from 1e-3 on.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ SEED = 1234
 
 @torch.no_grad()
 def compare(plain: PlainModel, weights: WholeWeights, config: RunConfig) -> Iterator[float]:
-    """Yield the largest difference so far after each layer, and last the difference of the logits.
+    """Yield the largest difference so far after each layer, and finally the difference of the logits.
 
     Raises CheckpointError if the logits differ.
     """
@@ -62,9 +62,9 @@ def compare(plain: PlainModel, weights: WholeWeights, config: RunConfig) -> Iter
     if not relative <= TOLERANCE:
         where = first_bad or "the output"
         raise CheckpointError(
-            f"{display(plain.folder)}: the written model has other logits than the run: they differ by "
-            f"{difference:.2g}, and by more than {TOLERANCE:g} of the largest, {largest:.3g}; they diverge "
-            f"at {where}. Nothing was kept. This is a mistake of the export: report it with the run's "
+            f"{display(plain.folder)}: the logits of the written model differ from the run's by "
+            f"{difference:.2g}, which is more than {TOLERANCE:g} of the largest ({largest:.3g}); they "
+            f"diverge at {where}. Nothing was kept. This is a bug in the export: report it with the run's "
             "config.yaml."
         )
     yield relative
@@ -75,7 +75,7 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 class OurModel:
-    """Layers of model/, whose weights are loaded only while the layer runs."""
+    """The layers of model/, with each layer's weights loaded only while the layer runs."""
 
     def __init__(self, weights: WholeWeights, config: RunConfig):
         own = GPTConfig.of(config)

@@ -1,7 +1,7 @@
-"""Conversion of a Megatron tree to one consolidated file, from which a run can start.
+"""Converts a Megatron tree to one consolidated file, from which a run can start.
 
-If the files do not determine the order of query, key and value, the given order is used, or the order with
-the lower loss on a text that the model should know.
+If the files do not determine the order of query, key and value, the order given by the user is used, or else
+the order with the lower loss on a text that the model should know.
 """
 
 import math
@@ -33,10 +33,10 @@ LEAST_DIFFERENCE = 0.1
 def convert(
     tree: MegatronTree, to: Path, order: str | None, tokens: list[int] | None
 ) -> Iterator[dict[str, Any]]:
-    """Write a tree's weights to the file `to`, and yield answers of "progress" and one of "order".
+    """Write a tree's weights to the file `to`, and yield answers of the kind "progress" and one of "order".
 
-    `tokens` are ids of a text. Raises CheckpointError if the order is open and neither is given, and if the
-    disk has no room for the weights.
+    `tokens` are ids of a text. Raises CheckpointError if the order is unknown and neither `order` nor
+    `tokens` is given, and if the disk has no room for the weights.
     """
     weights = MegatronWeights(tree, order or ORDERS[0])
     _refuse_a_full_disk(weights, to)
@@ -71,7 +71,7 @@ def _refuse_a_full_disk(weights: MegatronWeights, to: Path) -> None:
 
 
 def run_of(weights: MegatronWeights) -> RunConfig:
-    """Return a run with the model of a tree; its other settings have no meaning."""
+    """Return a configuration with the model of a tree; its other settings have no meaning."""
     said = {
         "name": "megatron",
         "model": weights.model.model_dump(),
@@ -84,14 +84,14 @@ def run_of(weights: MegatronWeights) -> RunConfig:
 
 
 def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> tuple[str, str]:
-    """Return (the order with the lower loss, a note about it)."""
+    """Return (the order with the lower loss, a note that says so)."""
     where = display(tree.folder)
     if not tokens:
         raise CheckpointError(
-            f"{where}: nothing in its files says in which order the rows of query, key and value lie: "
-            "Megatron-DeepSpeed changed it in December 2024 (676a482c). Name it, --qkv-order groups "
-            "(before) or thirds (after), or give a text that the model knows, --text FILE: the order with "
-            "the lower loss is taken."
+            f"{where}: its files do not record the order of the rows of query, key and value, which "
+            "Megatron-DeepSpeed changed in December 2024 (676a482c). Set --qkv-order groups (before) or "
+            "thirds (after), or give a text that the model knows with --text FILE: the order with the lower "
+            "loss is used."
         )
     if len(tokens) < 2:
         raise CheckpointError(f"{where}: the text has one token; at least 2 are needed. Give a longer text.")
@@ -107,15 +107,15 @@ def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> 
     better, worse = sorted(losses, key=lambda order: losses[order])
     if not losses[worse] - losses[better] >= LEAST_DIFFERENCE:
         raise CheckpointError(
-            f"{where}: both orders of query, key and value give the text the same loss ({words}), so that it "
-            "does not decide. Give another text, or name the order: --qkv-order groups or thirds."
+            f"{where}: both orders of query, key and value give the same loss on the text ({words}), so the "
+            "right order remains unknown. Give another text, or set --qkv-order groups or thirds."
         )
     return better, f"query, key and value are read in the order {better}: mean loss of the text is {words}."
 
 
 @torch.no_grad()
 def loss_of(weights: MegatronWeights, config: RunConfig, tokens: torch.Tensor) -> float:
-    """Return the mean loss of a text, in nats per token; one layer is in memory at a time."""
+    """Return the mean loss of a text in nats per token, with one layer in memory at a time."""
     model = OurModel(WholeWeights(weights, torch.float32), config)
     hidden = model.hidden(tokens)
     for index in range(config.model.num_layers):

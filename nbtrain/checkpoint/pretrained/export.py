@@ -1,4 +1,4 @@
-"""Export of the tensors of a run's checkpoint in the form of another program.
+"""Exports the tensors of a run's checkpoint in the format of another program.
 
 The other files of the exported folder are written by jobs/export_model.py. Only one tensor is in memory at a
 time, together with the parameter that it is sliced from.
@@ -33,9 +33,9 @@ from nbtrain.pretrained.written import family_of, own_description
 def open_weights(
     run: RunDir, config: RunConfig, step: int | None, dtype: str | None
 ) -> tuple[WholeWeights, int]:
-    """Return the weights of a step and the step; step 0 are the weights of `init_from`, before any training.
+    """Return (the weights of a step, the step); step 0 means the weights of `init_from`, before any training.
 
-    Raises CheckpointError if there is none.
+    Raises CheckpointError if there are no such weights.
     """
     wanted = None if dtype is None else DTYPES[dtype]
     if step == 0 or (step is None and not run.checkpoint_steps() and config.init_from is not None):
@@ -57,7 +57,7 @@ def open_weights(
 def write_folder(
     weights: WholeWeights, config: RunConfig, folder: Path, most_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Write a family's safetensors files into a folder, and yield (bytes done, bytes)."""
+    """Write the safetensors files of a model family into a folder and yield (bytes done, total bytes)."""
     known = family_of(config).tensors(Sizes.of(config.model, weights.vocab_size))
 
     def tensor_of(name: str) -> torch.Tensor:
@@ -70,7 +70,7 @@ def write_folder(
 def write_consolidated(
     weights: WholeWeights, config: RunConfig, path: Path, step: int
 ) -> Iterator[tuple[int, int]]:
-    """Write all parameters with our own names into one file, whose metadata describes the model."""
+    """Write all parameters under our own names into one file, whose metadata describes the model."""
     shapes = parameter_shapes(Sizes.of(config.model, weights.vocab_size))
     described = own_description(config, weights.vocab_size, step)
     metadata = {"format": "pt", OWN: json.dumps(described)}
@@ -79,7 +79,7 @@ def write_consolidated(
 
 
 def check_consolidated(weights: WholeWeights, config: RunConfig, path: Path) -> Iterator[float]:
-    """Read the file again as an import does, and compare every bit. Raises CheckpointError."""
+    """Read the file again as an import would, and compare every bit. Raises CheckpointError."""
     read = WholeWeights(FolderWeights(open_model(path), weights.vocab_size), weights.dtype)
     for name in read.source.parameters:
         if not torch.equal(read.whole(name), weights.whole(name)):

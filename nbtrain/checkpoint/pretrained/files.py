@@ -1,4 +1,4 @@
-"""Writing of safetensors files a tensor at a time, so that a file may be larger than memory.
+"""Writes safetensors files one tensor at a time, so that a file may be larger than memory.
 
 The library's own writer needs all tensors of a file at once. A header needs only names, formats and shapes,
 which are known before; the result equals the library's output (tensors of one format, by name).
@@ -33,7 +33,7 @@ def write_sharded(
 ) -> Iterator[int]:
     """Write tensors into a folder, in files of at most `most_bytes`, and yield the bytes of each tensor.
 
-    A larger tensor gets a separate file. `tensor_of` returns a tensor by its name.
+    A tensor larger than that gets its own file. `tensor_of` returns a tensor by its name.
     """
     shards = _shards(shapes, dtype.itemsize, most_bytes)
     metadata = {"format": "pt"}
@@ -61,7 +61,7 @@ def write_file(
     tensor_of: Callable[[str], torch.Tensor],
     metadata: Mapping[str, str],
 ) -> Iterator[int]:
-    """Write one file atomically, and yield the bytes of each tensor."""
+    """Write one file atomically and yield the bytes of each tensor."""
     with files.atomic_writer(path) as stream:
         stream.write(_head(shapes, dtype, metadata))
         for name in sorted(shapes):
@@ -85,7 +85,7 @@ def _head(shapes: Shapes, dtype: torch.dtype, metadata: Mapping[str, str]) -> by
 
 
 def _shards(shapes: Shapes, item_bytes: int, most_bytes: int) -> list[list[str]]:
-    """Return the names in each file, in the order of `shapes`, distributed as in huggingface_hub 2.4."""
+    """Distribute the names over files as huggingface_hub 2.4 does, in the order of `shapes`."""
     found: list[list[str]] = []
     names: list[str] = []
     filled = 0

@@ -1,9 +1,9 @@
-"""A run's model as one GGUF file for llama.cpp, written a tensor at a time by the package gguf.
+"""Writes a run's model as one GGUF file for llama.cpp, one tensor at a time, with the package gguf.
 
 Names, keys and row orders follow llama.cpp's converter (convert_hf_to_gguf.py and its folder conversion/),
 which this module replaces:
 
-    llama, smollm3    llama.cpp rotates pairs of neighbors, so the rows of query and key are put in that
+    llama, smollm3    llama.cpp rotates pairs of neighbours, so the rows of query and key are put in that
                       order; llama3's scaling is the tensor rope_freqs
     qwen2, qwen3      unchanged
     gpt2              matrices [outputs, inputs]; query, key and value in thirds
@@ -58,10 +58,11 @@ UNICODE_FORMS = ("NFC", "NFKC")
 
 
 class GGUFFile:
-    """Contents of one run's GGUF file, known before any number of it is written."""
+    """The contents of a run's GGUF file, determined before any tensor is written."""
 
     def __init__(self, weights: WholeWeights, config: RunConfig, folder: Path, bos: int | None = None):
-        """Prepare the file; `folder` has config.json and the tokenizer's files, `bos` precedes each text.
+        """Prepare the file; `folder` has config.json and the tokenizer's files, and `bos` is put before each
+        text.
 
         Raises ConfigError for features that llama.cpp does not support.
         """
@@ -85,7 +86,7 @@ class GGUFFile:
         """Notes for readers of the export, in sentences."""
 
     def write(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Write the file, and yield (bytes done, bytes)."""
+        """Write the file and yield (bytes done, total bytes)."""
         writer = self.gguf.GGUFWriter(path, self.gguf.MODEL_ARCH_NAMES[self.architecture])
         self._add_model(writer)
         self._add_tokenizer(writer)
@@ -191,7 +192,7 @@ class GGUFFile:
 
 
 def refuse(config: RunConfig, model_type: str) -> None:
-    """Raise ConfigError for features that llama.cpp's architectures do not compute."""
+    """Raise ConfigError for features that llama.cpp does not compute for this architecture."""
     model = config.model
     windows = [one for one in model.windows if one is not None]
     if windows and min(windows) < model.resolved_max_position_embeddings:
@@ -217,14 +218,18 @@ def refuse(config: RunConfig, model_type: str) -> None:
 
 
 def neighbours(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorder rows of query or key, or of a bias, from (j, j + d/2), halves of a head, to (2j, 2j + 1)."""
+    """Reorder rows of query or key (or a bias) from halves of a head to pairs of neighbours.
+
+    Rows j and j + d/2 become rows 2j and 2j + 1.
+    """
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def llama3_factors(config: RunConfig) -> np.ndarray | None:
     """Return the divisor of each pair's rotary angle; None without llama3 scaling.
 
-    As in conversion/llama.py: 1 for short waves, the factor for long waves, and a mixture in between.
+    As in llama.cpp's conversion/llama.py, it is 1 for short waves, the factor for long waves, and a mixture
+    in between.
     """
     scaling, size = config.model.rope_scaling, config.model.resolved_kv_channels
     if scaling is None or scaling.kind != "llama3":
@@ -242,9 +247,10 @@ def llama3_factors(config: RunConfig) -> np.ndarray | None:
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
-    """Return tokens, types, merges and the pre-tokenizer's name of a byte-level BPE; None if there is none.
+    """Return tokens, types, merges and the pre-tokenizer's name of a byte-level BPE; None without a
+    tokenizer.
 
-    Raises ConfigError for another kind.
+    Raises ConfigError for another kind of tokenizer.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -257,12 +263,13 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
     changing = [kind for kind in normalizers_of(document) if kind not in UNICODE_FORMS]
     if pre is not None and changing:
         raise ConfigError(
-            f"--to gguf: the tokenizer changes a text before it cuts words ({', '.join(changing)}), and "
-            "llama.cpp does not: nearly every text would get other tokens there. Export the run with --to hf."
+            f"--to gguf: the tokenizer changes a text before it splits words ({', '.join(changing)}), and "
+            "llama.cpp does not: nearly every text would get different tokens there. Export the run with "
+            "--to hf."
         )
     if not is_bpe or model.get("byte_fallback") or pre is None:
         raise ConfigError(
-            "--to gguf: this tokenizer is not written: of byte-level BPEs those with the words of GPT-2, "
+            "--to gguf: this tokenizer is not supported: only byte-level BPEs that split words like GPT-2, "
             "Llama 3, Qwen2 or SmolLM are. Export the run with --to hf, and convert the folder with "
             "llama.cpp's convert_hf_to_gguf.py."
         )
@@ -318,7 +325,7 @@ def _template(folder: Path) -> str | None:
 
 
 def name_of_words(document: dict[str, Any]) -> str | None:
-    """Return llama.cpp's name of a tokenizer's pre-tokenizer; None if it is unknown."""
+    """Return llama.cpp's name for a tokenizer's pre-tokenizer; None if it is unknown."""
     rule = document.get("pre_tokenizer") or {}
     steps = rule["pretokenizers"] if rule.get("type") == "Sequence" else [rule]
     if any(step.get("add_prefix_space") for step in steps):

@@ -19,7 +19,7 @@ from nbtrain.pretrained.peft_ia3 import rescaled_modules, settings_of, shapes_of
 def write_vectors(
     store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
 ) -> Iterator[tuple[int, int]]:
-    """Write the vectors of a checkpoint, and yield (bytes done, bytes)."""
+    """Write the vectors of a checkpoint and yield (bytes done, total bytes)."""
     modules = {module.tensor: module for module in rescaled_modules(config)}
 
     def tensor_of(name: str) -> torch.Tensor:

@@ -1,17 +1,17 @@
-"""Weights of a checkpoint tree of Megatron-LM or Megatron-DeepSpeed, joined over its ranks.
+"""The weights of a checkpoint tree of Megatron-LM or Megatron-DeepSpeed, joined over its ranks.
 
     column-parallel (query_key_value, dense_h_to_4h)   rows of rank 0, then of rank 1, ...
     row-parallel (dense, dense_4h_to_h)                columns of rank 0, then of rank 1, ...
     SwiGLU                                             each rank has the gate's rows, then the rows of up
 
-The order of the rows of query, key and value has changed, and the files do not always record it. By
-checkpoint_version it is 0 [3, heads, d], 1 [heads, d, 3], and from 2 on by group, which is our order. But
-since December 2024 (676a482c) Megatron-DeepSpeed's forward pass expects all queries of a rank, then all keys,
-then all values, and it still writes 3.0. For such a tree the user must state the order, or the order with the
-lower loss on a text is used.
+The order of the rows of query, key and value has changed over time, and the files do not always record it.
+For checkpoint_version 0 it is [3, heads, d], for 1 [heads, d, 3], and from 2 on by group, which is also our
+order. However, since December 2024 (676a482c) Megatron-DeepSpeed's forward pass expects all queries of a
+rank, then all keys, then all values, and it still writes 3.0. For such a tree the user must state the order,
+or the order with the lower loss on a text is used.
 
-Files are read with torch's weights-only loader, and only the few classes that such files hold are allowed, by
-name. The values of Megatron's enums are ignored: an empty class replaces each of them.
+Files are read with torch's weights-only loader, and only the few classes that such files contain are allowed,
+by name. The values of Megatron's enums are ignored: an empty class replaces each of them.
 """
 
 import argparse
@@ -67,7 +67,7 @@ COLUMN_PARALLEL = ("word_embeddings.weight", "output_layer.weight")
 class MegatronWeights:
     """Whole parameters of a tree by canonical name, with all rows of its padded vocabulary.
 
-    `order` of query, key and value, "groups" or "thirds", is used if the files do not determine it.
+    `order` ("groups" or "thirds") of query, key and value is used if the files do not determine it.
     """
 
     def __init__(self, tree: MegatronTree, order: str = "groups"):
@@ -119,9 +119,9 @@ class MegatronWeights:
 
     def read(self, name: str, state: str = MASTER) -> torch.Tensor:
         """Return a whole parameter, flat, fp32. Raises CheckpointError if it is incomplete."""
-        assert state == MASTER, "of a tree the weights are read"
+        assert state == MASTER, "a tree is read without optimizer states"
         found = self._joined(name).float()
-        assert found.shape == self.parameters[name].shape, "each part has been looked at"
+        assert found.shape == self.parameters[name].shape, "the shape of each part was checked"
         if not bool(torch.isfinite(found).all()):
             raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Use another step.")
         return found.reshape(-1)
@@ -178,7 +178,7 @@ class MegatronWeights:
         return tuple(shape)
 
     def _by_group(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return a rank's rows of query, key and value as [queries of a group|key|value] of each group."""
+        """Regroup a rank's rows of query, key and value to [queries of a group|key|value] for each group."""
         ranks, sizes = self.tree.tensor_parallel_size, self.sizes
         heads, groups = sizes.num_attention_heads // ranks, sizes.num_query_groups // ranks
         size, rest = sizes.head_size, rows.shape[1:]
@@ -194,7 +194,7 @@ class MegatronWeights:
 
     @cached_property
     def _ranks(self) -> list[dict[str, torch.Tensor]]:
-        """{canonical name: the rank's part} of each tensor rank."""
+        """Return {canonical name: the rank's part} for each tensor rank."""
         found = self._stored()
         self._refuse_others(found)
         return found
@@ -215,7 +215,9 @@ class MegatronWeights:
         return found
 
     def _refuse_others(self, found: list[dict[str, torch.Tensor]]) -> None:
-        """Raise CheckpointError for a tensor that the model of the arguments does not have."""
+        """Raise CheckpointError for a tensor that is not part of the model described by the tree's
+        arguments.
+        """
         for rank, part in enumerate(found):
             others = (name for name in part if name not in self.parameters)
             if extra := next((name for name in others if not NOT_READ.search(name)), None):
@@ -225,7 +227,7 @@ class MegatronWeights:
                 )
 
     def _of_stage(self, path: Path, first: int) -> dict[str, torch.Tensor]:
-        """Read the tensors of a file of one stage; its layers are numbered from 0, which is layer `first`."""
+        """Read the tensors of one stage's file, whose layer 0 is layer `first` of the model."""
         state = self._load(path)
         model = state.get("model") or state.get("module")
         if "model0" in state or not isinstance(model, dict):
@@ -245,9 +247,9 @@ class MegatronWeights:
         return found
 
     def _of_layers(self, rank: int) -> dict[str, torch.Tensor]:
-        """Read a rank's tensors of a DeepSpeed pipeline, one file per layer.
+        """Read a rank's tensors from a DeepSpeed pipeline, which stores one file per layer.
 
-        Layer 1 holds the embeddings, the next ones blocks, then the norm and the output layer.
+        Layer 1 holds the embeddings, the next layers the blocks, then come the norm and the output layer.
         """
         layers = self.model.num_layers
         found: dict[str, torch.Tensor] = {}
@@ -270,7 +272,7 @@ class MegatronWeights:
         if path not in self._loaded:
             loaded = load_allowed(path)
             if not isinstance(loaded, dict):
-                raise CheckpointError(f"{display(path)}: holds no dictionary, as files of Megatron do.")
+                raise CheckpointError(f"{display(path)}: does not hold a dictionary, as Megatron's files do.")
             self._loaded[path] = loaded
         return self._loaded[path]
 
@@ -294,7 +296,7 @@ def load_allowed(path: Path) -> Any:
 
 
 class _StandIn:
-    """Replacement for the value of an enum, which no weight depends on."""
+    """Replaces the value of an enum, on which no weight depends."""
 
     def __init__(self, *values: Any):
         self.values = values
@@ -307,19 +309,19 @@ def _ours(name: str) -> str:
 
 
 def _inner(state: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the dictionary at the first of the names that exists; {} if none does."""
+    """Return the nested dictionary under the first of the names that exists; {} if none does."""
     return next((state[name] for name in names if isinstance(state.get(name), dict)), {})
 
 
 def _refuse_fewer_ranks(tree: MegatronTree, args: dict[str, Any], where: str) -> None:
-    """Raise CheckpointError if a tree was saved by more ranks than have files."""
+    """Raise CheckpointError if files of some ranks that saved the tree are missing."""
     sizes = {"tensor_model_parallel_size": tree.tensor_parallel_size}
     if not tree.layers:
         sizes["pipeline_model_parallel_size"] = tree.pipeline_parallel_size
     for name, size in sizes.items():
         if type(args.get(name)) is int and args[name] > size:
             raise CheckpointError(
-                f"{where}: {name} = {args[name]}, and files of {size} are there. Copy the whole folder."
+                f"{where}: {name} = {args[name]}, but only files of {size} are there. Copy the whole folder."
             )
 
 

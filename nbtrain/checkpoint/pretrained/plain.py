@@ -1,8 +1,8 @@
-"""The models of an exported folder in plain torch: a second opinion on every export.
+"""The models of an exported folder in plain torch: an independent check of every export.
 
-This module reads config.json and the tensors exactly as the folder has them, and shares no code with model/
-and pretrained/: a mistake there in a name, a row order, an epsilon or an angle changes the logits. One layer
-is in memory at a time. Written from the papers and from what transformers computes (modeling_gpt2.py,
+This module reads config.json and the tensors exactly as they are in the folder, and shares no code with
+model/ and pretrained/. A mistake there in a name, a row order, an epsilon or an angle therefore changes the
+logits. One layer is in memory at a time. The code follows the papers and transformers (modeling_gpt2.py,
 modeling_llama.py, modeling_qwen3.py, modeling_smollm3.py, modeling_rope_utils.py of 5.23).
 
 Shapes: s tokens, h hidden, n heads, g key heads, d head size, v vocabulary
@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 
 class PlainModel:
-    """A folder's model, in fp32."""
+    """The model in a folder, computed in fp32."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -128,12 +128,14 @@ class PlainModel:
         )
 
     def _turns(self, index: int) -> bool:
-        """Return whether a layer has rotary positions: in SmolLM3, a 1 in no_rope_layers means yes."""
+        """Return whether a layer has rotary positions; in SmolLM3, a 1 in no_rope_layers means that it
+        has.
+        """
         flags = self.config.get("no_rope_layers")
         return True if flags is None else bool(flags[index])
 
     def _window(self, index: int) -> int | None:
-        """Return the number of tokens that a query sees, itself included; None for all before it."""
+        """Return how many tokens a query sees, including itself; None if it sees all earlier tokens."""
         kinds = self.config.get("layer_types")
         if self.config["model_type"] != "mistral" and (kinds is None or kinds[index] != "sliding_attention"):
             return None

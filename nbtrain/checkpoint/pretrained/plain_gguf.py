@@ -1,7 +1,7 @@
-"""A GGUF file in plain torch, as llama.cpp reads it: a second opinion on the files of gguf_file.py.
+"""A GGUF file in plain torch, read as llama.cpp reads it: an independent check of the files of gguf_file.py.
 
 Sizes, epsilon and angles come from the file's own metadata, and tensors have llama.cpp's names. The layers
-come from plain.py, so the rows of query and key are reordered from pairs of neighbors back to halves.
+come from plain.py, so the rows of query and key are reordered from pairs of neighbours back to halves.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ ENDS = {
 
 
 class PlainGGUF(PlainModel):
-    """Model of a GGUF file, in fp32."""
+    """The model in a GGUF file, computed in fp32."""
 
     def __init__(self, path: Path):
         import gguf

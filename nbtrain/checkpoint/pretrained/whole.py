@@ -1,10 +1,10 @@
-"""Whole parameters of a checkpoint, a folder or a tree, in the format that they are written in.
+"""Whole parameters of a checkpoint, a folder or a tree, in the format in which they are to be written.
 
     weights = WholeWeights(CheckpointStore(folder), torch.bfloat16)
     weights.whole("layers.0.attention.dense.weight")    [h, h], bf16; the vocabulary without padding
 
-In the format that the run was trained in, they are the weights that it computed with; in fp32, they are the
-optimizer's masters.
+In the format of training, they are the weights that the run computed with; in fp32, they are the optimizer's
+masters.
 """
 
 from collections import OrderedDict
@@ -24,7 +24,7 @@ KEPT = 2
 
 
 class WholeWeights:
-    """Whole parameters of `source` in `dtype`; None means the format that they were trained in."""
+    """The whole parameters of `source` in `dtype`; None means the format in which they were trained."""
 
     def __init__(self, source: Weights | MegatronWeights, dtype: torch.dtype | None = None):
         self.source = source
@@ -34,7 +34,9 @@ class WholeWeights:
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def whole(self, name: str) -> torch.Tensor:
-        """Return one parameter in its shape. Raises CheckpointError if it holds NaN or Inf in this format."""
+        """Return one parameter in its own shape. Raises CheckpointError if it holds NaN or Inf in this
+        format.
+        """
         if name not in self._kept:
             self._kept[name] = self._read(name)
             while len(self._kept) > KEPT:
@@ -49,15 +51,15 @@ class WholeWeights:
             shape = self.source.parameters[name].shape
             found = self.source.read(name, MASTER).view(shape).to(self.dtype)
         if not bool(torch.isfinite(found).all()):
-            what = {torch.float16: "in fp16, whose largest number is 65,504. Take another format, or another"}
+            what = {torch.float16: " in fp16, whose largest number is 65,504. Use another format, or another"}
             raise CheckpointError(
-                f"{display(self.source.folder)}: {name} holds NaN or Inf "
-                f"{what.get(self.dtype, 'and has no use. Take another')} step."
+                f"{display(self.source.folder)}: {name} holds NaN or Inf"
+                f"{what.get(self.dtype, ', so the model is unusable. Use another')} step."
             )
         return found[: self.vocab_size] if name in OF_VOCABULARY else found
 
     def tensor(self, known: TensorMap, name: str) -> torch.Tensor:
-        """Return a tensor of a family, built from the parameters that it holds parts of."""
+        """Return a tensor of a model family, built from the parameters of which it contains parts."""
         users, shape = known.users[name], known.tensors[name]
         parameter, piece = users[0]
         if piece == Piece(0, known.shapes[parameter][0], name) and shape == known.shapes[parameter]:

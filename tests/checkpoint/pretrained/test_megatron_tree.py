@@ -354,7 +354,7 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
         ({"num_layers": 10**9}, "num_layers = 1000000000: Input should be less than or equal to 100000"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide num_attention_heads = 4"),
         ({"layernorm_epsilon": "x"}, "layernorm_epsilon = 'x': a number is needed"),
-        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size = 2, and files of 1 are there"),
+        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size = 2, but only files of 1 are there"),
         # The arguments describe fewer parameters than the files have, or another shape.
         ({"num_layers": 2}, r"tensor rank 0 holds layers\.2\.\S+, which is not part of the model that its"),
         ({"add_bias_linear": False}, r"rank 0 holds layers\.0\.\S+\.bias, which is not part of the model"),
@@ -380,7 +380,7 @@ def read_all(root):
 
 QKV = "layers.1.self_attention.query_key_value.weight"
 OF_STATE = {
-    "list": (lambda state: [state], "model_optim_rng.pt: holds no dictionary"),
+    "list": (lambda state: [state], "model_optim_rng.pt: does not hold a dictionary"),
     "args": (lambda state: {**state, "args": [1]}, "holds no arguments"),
     "version": (lambda state: {**state, "checkpoint_version": None}, "checkpoint_version = None: must be a"),
     "model": (lambda state: {**state, "model": {"language_model": [1]}}, "rank 0 has no word_embeddings"),
@@ -485,7 +485,7 @@ def test_a_run_is_made_of_a_tree(in_this_process, model):
         words: "the text has the token id 6",
         "w": "the text has one token; at least 2 are needed",
         # More tokens than the model has positions.
-        "a b c " * 200: "both orders of query, key and value give the text the same loss",
+        "a b c " * 200: "both orders of query, key and value give the same loss on the text",
     }.items():
         (workspace / "text.txt").write_text(text)
         with pytest.raises(CheckpointError, match=said):

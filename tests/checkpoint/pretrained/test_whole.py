@@ -20,12 +20,12 @@ NAME = "final_layernorm.weight"
 @pytest.mark.parametrize(
     "number, dtype, said",
     [
-        (float("nan"), torch.float32, "holds NaN or Inf and has no use. Take another step."),
-        (float("-inf"), torch.bfloat16, "holds NaN or Inf and has no use. Take another step."),
+        (float("nan"), torch.float32, "holds NaN or Inf, so the model is unusable. Use another step."),
+        (float("-inf"), torch.bfloat16, "holds NaN or Inf, so the model is unusable. Use another step."),
         (
             70_000.0,
             torch.float16,
-            "holds NaN or Inf in fp16, whose largest number is 65,504. Take another format, or another step.",
+            "holds NaN or Inf in fp16, whose largest number is 65,504. Use another format, or another step.",
         ),
         (70_000.0, torch.bfloat16, None),
     ],
@@ -63,10 +63,12 @@ def test_logits_that_are_no_numbers_do_not_agree(tmp_path, monkeypatch):
     plain = PlainModel(tmp_path / "m")
     monkeypatch.setattr(plain, "logits", lambda *one: PlainModel.logits(plain, *one) * torch.nan)
     with pytest.raises(
-        CheckpointError, match=r"has other logits than the run: .* they diverge at the output"
+        CheckpointError, match=r"the logits of the written model differ .* they diverge at the output"
     ):
         list(compare(plain, weights, config))
     plain = PlainModel(tmp_path / "m")
     monkeypatch.setattr(plain, "layer", lambda *one: PlainModel.layer(plain, *one) * torch.nan)
-    with pytest.raises(CheckpointError, match=r"has other logits than the run: .* they diverge at layer 0"):
+    with pytest.raises(
+        CheckpointError, match=r"the logits of the written model differ .* they diverge at layer 0"
+    ):
         list(compare(plain, weights, config))

@@ -20,13 +20,13 @@ from nbtrain.pretrained.peft_tokens import modules_of_vocabulary, said_by
 
 
 def read_adapters(folder: Path, config: RunConfig) -> "PeftAdapters | PeftVectors":
-    """Read adapters of the run's lora.kind from a folder. Raises CheckpointError if it does not hold them."""
+    """Read adapters of the run's lora.kind from a folder. Raises CheckpointError if it holds another kind."""
     assert config.lora is not None
     return PeftVectors(folder, config) if config.lora.kind == "ia3" else PeftAdapters(folder, config)
 
 
 class PeftAdapters(MadeWhole):
-    """The adapters of a folder by canonical name. Raises CheckpointError if they do not match the run."""
+    """The adapters in a folder, by canonical name. Raises CheckpointError if they do not match the run."""
 
     def __init__(self, folder: Path, config: RunConfig):
         assert config.lora is not None
@@ -72,7 +72,7 @@ class PeftAdapters(MadeWhole):
         return found
 
     def full(self, name: str) -> torch.Tensor:
-        """Return one whole matrix, fp32; rows of tokens by ascending id."""
+        """Return one whole matrix, fp32; rows of tokens are in the order of their ids."""
         if name in self._tokens:
             return self._finite(name, self._rows(*self._tokens[name]))
         weight = next(weight for weight in self._modules if name in adapters_of(weight))
@@ -85,7 +85,7 @@ class PeftAdapters(MadeWhole):
         return self._finite(name, out)
 
     def _begun(self, name: str, is_first: bool) -> torch.Tensor:
-        """Return a new run's initial matrix (parallel/lora.py), for modules that the folder does not have."""
+        """Return a new run's initial matrix (parallel/lora.py), used for modules that the folder lacks."""
         shape = self.parameters[name].shape
         if not is_first:
             return torch.zeros(shape)

@@ -16,7 +16,7 @@ from nbtrain.pretrained.peft_ia3 import RescaledModule, problems_of, rescaled_mo
 
 
 class PeftVectors(MadeWhole):
-    """The vectors of a folder by canonical name. Raises CheckpointError if they do not match the run."""
+    """The vectors in a folder, by canonical name. Raises CheckpointError if they do not match the run."""
 
     def __init__(self, folder: Path, config: RunConfig):
         if problems := problems_of(folder, config):
@@ -56,7 +56,7 @@ class PeftVectors(MadeWhole):
                     parts[place] = rows
                 elif bool((rows != 1).any()):
                     raise CheckpointError(
-                        f"{display(self.folder)}: {module.name} multiplies queries, and here keys and values "
-                        "alone are multiplied."
+                        f"{display(self.folder)}: {module.name} multiplies queries, but nbtrain multiplies "
+                        "only keys and values."
                     )
         return torch.cat([parts[place] for place in sorted(parts)])

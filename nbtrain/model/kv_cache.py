@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-# Largest share of keys that a joint call may read in vain: beyond it, one call per sequence is faster on a CPU.
+# Largest share of keys that a joint call may read in vain. Beyond it, a call per sequence is faster on a CPU.
 PADDED_SHARE = 0.2
 # Positions of a slot that are initialized at a time.
 CLEARED_POSITIONS = 128

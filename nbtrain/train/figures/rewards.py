@@ -6,7 +6,9 @@ import torch
 
 
 class Rewards(NamedTuple):
-    """Means over pairs; a reward is beta times the log-probability difference from the reference."""
+    """Means over pairs. A reward is beta times the difference between a log-probability and the
+    reference's.
+    """
 
     chosen: float
     rejected: float
@@ -19,6 +21,6 @@ class Rewards(NamedTuple):
 
     @classmethod
     def of(cls, sums: torch.Tensor) -> "Rewards":
-        """Return the rewards from the result of PairFigures.sums()."""
+        """Compute the rewards from the result of PairFigures.sums()."""
         chosen, rejected, better, pairs = sums.tolist()
         return cls(*(total / max(pairs, 1.0) for total in (chosen, rejected, better)))

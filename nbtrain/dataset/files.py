@@ -7,8 +7,8 @@ data/dataset/<name>/
   manifest.json                         manifest.py; written last: without it the dataset does not count
   index-cache/                          samples/index_files.py
   baselines.json                        look/baselines.py
-  broken-records.jsonl                  corpus/documents/broken_records.py; only if a source has any
-  .encode/                              encode/shard.py: shards of an encoding that has not ended
+  broken-records.jsonl                  corpus/documents/broken_records.py; only if there are any
+  .encode/                              encode/shard.py: shards of an unfinished encoding
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Fixtures: a tiny prepared run, a rank program that trains nothing, and a check that no process is left."""
+"""Fixtures: a tiny prepared run, a rank program that does not train, and a check that no process is left."""
 
 import json
 import time
@@ -36,7 +36,7 @@ backend: {restart_backoff_seconds: 0.2, shutdown_timeout_seconds: 20}
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepare the tiny run's tokenizer and tokens once, in a data directory."""
+    """Prepare the tokenizer and dataset of the tiny run once, in one data directory."""
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_DATA", str(folder))
@@ -48,7 +48,9 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny(workspace: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunConfig]:
-    """Return a function that makes the tiny run's configuration, with overrides, in a separate workspace."""
+    """Return a function that creates the configuration of the tiny run, with overrides, in a separate
+    workspace.
+    """
     monkeypatch.setenv("NBTRAIN_DATA", str(tiny_data))
     (workspace / "tiny.yaml").write_text(TINY)
     return lambda **overrides: load(workspace / "tiny.yaml", overrides)
@@ -56,7 +58,9 @@ def tiny(workspace: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
 @pytest.fixture
 def fake(tiny: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
-    """Make the tiny run with the fake rank: fake(faults=[...], steps=20, ranks=2, backend={...})."""
+    """Return a function that creates the tiny run with fake ranks: fake(faults=[...], steps=20, ranks=2,
+    backend={...}).
+    """
 
     def make(
         faults: list[dict[str, Any]] | None = None, ranks: int = 1, backend: Any = None, **fake: Any
@@ -74,7 +78,7 @@ def fake(tiny: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Check after a test that no process carries the marker of a job that it started."""
+    """After a test, check that no process is left that has the marker of a job it started."""
     yield
     if "workspace" not in request.fixturenames:
         return
@@ -86,9 +90,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    """Wait until a condition returns a true value and return it: wait_until(condition, what).
+    """Wait until a condition returns a true value, and return it: wait_until(condition, what).
 
-    Fails after ten minutes, long enough for a very busy machine.
+    Fails after ten minutes, which is long enough even on a very busy machine.
     """
 
     def wait(condition: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:
@@ -104,7 +108,7 @@ def wait_until() -> Callable[..., Any]:
 
 @pytest.fixture
 def states_of() -> Callable[[JobDir], list[str]]:
-    """Return the states of a job in the order of its events."""
+    """Return the states of a job in the order in which they occurred."""
     return lambda job: [
         event["state"] for event in read_events(job) if event["kind"] == "state" and "state" in event
     ]
@@ -112,7 +116,7 @@ def states_of() -> Callable[[JobDir], list[str]]:
 
 @pytest.fixture
 def start() -> Callable[..., JobDir]:
-    """Submit with the fake rank instead of the trainer."""
+    """Submit a run whose ranks run the fake rank instead of the trainer."""
 
     def start(config: RunConfig, **more: Any) -> JobDir:
         return submit(config, command=(FAKE_RANK,), **more)

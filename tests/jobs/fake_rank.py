@@ -1,4 +1,5 @@
-"""A rank that trains nothing: it starts in 50 ms and writes the trainer's heartbeats, records and messages.
+"""A rank that does not train: it starts in 50 ms and writes the same heartbeats, records and messages as the
+trainer.
 
     python fake_rank.py <run dir>        behaviour by environment, set through backend.env:
 
@@ -84,7 +85,7 @@ def main(run_path: str) -> int:
             pipe.write(json.dumps(word))
 
     def wait_for(peers: Iterable[int]) -> bool:
-        """Wait until every peer has reached this step, as a collective does; False if one has left."""
+        """Wait until every peer has reached this step, like a collective; return False if one has exited."""
         for peer in peers:
             while True:
                 other = Heartbeat.read(job.heartbeat(peer))
@@ -96,7 +97,9 @@ def main(run_path: str) -> int:
         return True
 
     def ended(peer: int) -> bool:
-        """Return whether a peer has exited in order. Raise ConnectionError if it failed or was killed."""
+        """Return whether a peer has exited in an orderly way. Raises ConnectionError if it failed or was
+        killed.
+        """
         end = ExitRecord.read(job.exit_record(peer, attempt))
         if end and end.outcome in ("failed", "killed"):
             raise ConnectionError(f"connection closed by rank {peer}")

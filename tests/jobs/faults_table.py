@@ -1,4 +1,4 @@
-"""Cause each fault in a tiny run of two CPU processes; writes docs/evidence/faults-local.md.
+"""Cause each fault in a tiny run of two CPU processes, and write docs/evidence/faults-local.md.
 
     python -m tests.jobs.faults_table [NAME ...]       run only these faults; keep the other rows
 
@@ -65,7 +65,7 @@ backend:
 
 @dataclass
 class Suffered:
-    """The job that a fault happened to, and how it ended."""
+    """A job that suffered a fault, and how it ended."""
 
     job: JobDir
     state: str
@@ -89,7 +89,9 @@ class Suffered:
 
     @property
     def seconds(self) -> float | None:
-        """Return the seconds from the fault until the job trains again, None if it never does."""
+        """Return the seconds between the fault and the time when the job trains again, or None if it never
+        does.
+        """
         again = [attempt.running_at for attempt in self.record.attempts[1:] if attempt.running_at]
         return again[0] - self.fault_at if again and self.fault_at else None
 
@@ -100,18 +102,20 @@ class Suffered:
 
 @dataclass
 class Fault:
-    """A row of the table: how the fault is caused, and which report of it the user reads."""
+    """A row of the table: how the fault is caused, and in which report the user reads about it."""
 
     title: str
     orders: list[dict[str, Any]] = field(default_factory=list)
-    """The value of NBTRAIN_FAULTS."""
+    """Value of NBTRAIN_FAULTS for the job."""
     settings: dict[str, Any] = field(default_factory=dict)
     act: Callable[["Suffered", Callable[[], float]], None] | None = None
-    """Function called while the job runs, with the job and a function that notes the time of the fault."""
+    """Function called while the job runs, with the job and a function that records the time of the fault."""
     reported_as: str = "restart"
-    """Kind of the event that the user reads; "end": the job's cause; "lost": the cause of a lost job."""
+    """Kind of the event that the user reads. "end" stands for the job's cause, "lost" for the cause of a lost
+    job.
+    """
     prepare: Callable[[Path], contextlib.AbstractContextManager] | None = None
-    """Context manager that prepares what the job runs in: a small disk, a memory cgroup."""
+    """Context manager that prepares a small disk or a memory cgroup for the job."""
 
 
 def at(step: int, do: str, rank: int | None = None, attempt: int | None = 0, **more: Any) -> dict[str, Any]:
@@ -150,7 +154,7 @@ def ask_for_one(suffered: Suffered, note: Callable[[], float]) -> None:
 
 
 def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
-    """Fill the small disk after step 6, and free space again as soon as the job waits for it."""
+    """Fill the small disk after step 6, and free space again when the job waits for it."""
     job = suffered.job
     wait_for(lambda: reached(job, 6), "step 6")
     ballast = job.run.path.parent / "ballast"
@@ -170,7 +174,7 @@ def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[dict[str, str]]:
-    """Mount a disk of 100 MiB for the output, where a restart needs 80 MiB free. Needs root."""
+    """Mount a disk of 100 MiB for the output; a restart needs 80 MiB of free space. Requires root."""
     disk = folder / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -186,7 +190,7 @@ def small_disk(folder: Path) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def little_memory(folder: Path) -> Iterator[dict[str, str]]:
-    """Create a memory cgroup of 3 GiB for all processes of the job. Needs root."""
+    """Create a memory cgroup of 3 GiB for all processes of the job. Requires root."""
     own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
     if own is None:
         raise Impossible("no memory cgroup is visible here")
@@ -206,7 +210,7 @@ def little_memory(folder: Path) -> Iterator[dict[str, str]]:
 
 
 class Impossible(Exception):
-    """Raised when the fault cannot be produced on this machine; the reason goes into the table."""
+    """The fault cannot be produced on this machine; the reason is written to the table."""
 
 
 FAULTS = {
@@ -267,7 +271,9 @@ FAULTS = {
 
 
 def suffer(name: str, folder: Path, data_home: Path) -> Suffered:
-    """Run a job with the fault in `folder` and return what happened. Raises Impossible if it cannot be."""
+    """Run a job with the fault in `folder` and return the result. Raises Impossible if the fault cannot be
+    produced.
+    """
     fault = FAULTS[name]
     (folder / "tiny.yaml").write_text(RUN)
     with fault.prepare(folder) if fault.prepare else contextlib.nullcontext({}) as around:
@@ -305,7 +311,7 @@ def suffer(name: str, folder: Path, data_home: Path) -> Suffered:
 
 
 def _resume(suffered: Suffered) -> None:
-    """Resume a lost job as a user would, and count the time until the new job trains."""
+    """Resume a lost job, as a user would, and measure the time until the new job trains."""
     lost = suffered.record
     second = resume(suffered.job.run)
     state, _ = control.wait(second, PATIENCE_SECONDS)
@@ -324,7 +330,7 @@ def _keep(suffered: Suffered, folder: Path) -> None:
 
 
 def _submit_inside(config: Any, folder: Path, group: str) -> JobDir:
-    """Submit from a new process in the cgroup, so that every process of the job is in it too."""
+    """Submit from a new process in the cgroup, so that all processes of the job belong to it."""
     yaml = folder / "resolved.yaml"
     yaml.write_text(to_yaml(config))
     script = (
@@ -380,7 +386,7 @@ def row(name: str, suffered: Suffered | None, why_not: str = "") -> str:
 
 
 def write_table(rows: dict[str, str]) -> None:
-    """Replace these rows; write a new stamp only if all rows are new."""
+    """Replace these rows; write a new stamp only if all rows are replaced."""
     text = DOCUMENT.read_text()
     head, _, rest = text.partition(BEGIN)
     table, _, tail = rest.partition(END)

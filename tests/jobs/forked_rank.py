@@ -1,4 +1,4 @@
-"""Functions that twin/test_fork_client.py has ranks call."""
+"""Functions that forked ranks run in twin/test_fork_client.py."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def note(folder: str) -> int:
-    """Write a file and exit with the rank as the code."""
+    """Write a file and exit with the rank's number as the exit code."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OWN")
     Path(folder, os.environ["RANK"]).write_text(" ".join(os.environ[name] for name in names))
     print("said by rank", os.environ["RANK"], flush=True)
@@ -14,7 +14,7 @@ def note(folder: str) -> int:
 
 
 def reduce() -> int:
-    """Sum a number over the ranks of a process group, which started ranks can do."""
+    """Sum a number over all ranks, which works only if the ranks form a process group."""
     import torch
     import torch.distributed as dist
 
@@ -32,7 +32,7 @@ def reduce() -> int:
 
 
 def fail_or_sleep() -> None:
-    """Raise an error in rank 1, and sleep for a minute in the others."""
+    """Raise an error on rank 1, and sleep for a minute on the other ranks."""
     if os.environ["RANK"] == "1":
         raise ValueError("no more")
     time.sleep(60)

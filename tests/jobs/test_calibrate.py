@@ -1,4 +1,4 @@
-"""The command `nbtrain calibrate`: requests to the GPU side, stored results, and the disk."""
+"""The command `nbtrain calibrate`: requests to the GPU side, stored results, and the speed of the disk."""
 
 import collections
 import json
@@ -31,7 +31,7 @@ ANSWERS = [
 
 @pytest.fixture
 def asked(workspace, monkeypatch):
-    """Record requests to a GPU side that answers with ANSWERS, next to a disk of 8 MiB."""
+    """Record the requests to a GPU side that answers with ANSWERS; the disk has 8 MiB."""
     requests = []
 
     def stream(name, request):
@@ -47,7 +47,9 @@ def asked(workspace, monkeypatch):
 
 
 def test_the_figures_are_filed_for_plans(asked):
-    """Measured values are stored where plans find them; without GPUs all CPU cores are measured."""
+    """The measured values are stored where plans look for them. On a machine without GPUs, all CPU cores are
+    measured.
+    """
     made = calibrate(60)
     [(name, request)] = asked
     assert name == "nbtrain.train.calibration"
@@ -61,7 +63,9 @@ def test_the_figures_are_filed_for_plans(asked):
 
 
 def test_a_busy_machine_is_in_doubt_and_replaces_nothing_better(asked, monkeypatch):
-    """Values measured on a busy machine are kept for some days as doubtful and never replace better ones."""
+    """Values that were measured on a busy machine are used for some days as doubtful, and never replace
+    better ones.
+    """
     monkeypatch.setattr(module, "lacking_cores", lambda: 1.5)
     doubtful = calibrate(60)
     found, _ = read_calibration()
@@ -80,7 +84,9 @@ def test_a_busy_machine_is_in_doubt_and_replaces_nothing_better(asked, monkeypat
 
 
 def test_time_that_does_not_suffice_is_an_error(asked, monkeypatch):
-    """A measurement that runs out of time stores nothing, and the message has the load and a longer time."""
+    """If a measurement does not finish in time, nothing is stored, and the message states the load and
+    suggests a longer time.
+    """
     monkeypatch.setattr(module, "lacking_cores", lambda: 4.0)
     monkeypatch.setitem(ANSWERS[-1], "kind", "late")
     with pytest.raises(
@@ -123,7 +129,9 @@ def test_the_verb_prints_the_table_or_json(asked, capsys, tmp_path):
 
 @pytest.mark.parametrize(("quota", "lacking"), [(3, 1.25), (2, 0.25), (1, 0.0)])
 def test_cores_that_others_use(monkeypatch, quota, lacking):
-    """Cores that other programs use are subtracted from the allowed ones and compared with the quota."""
+    """Cores that other programs use are subtracted from the allowed cores; the result is limited by the CPU
+    quota.
+    """
     core = collections.namedtuple("core", "user nice idle iowait steal guest")
     looks = [
         [core(0, 0, 0, 0, 0, 0)] * 4,

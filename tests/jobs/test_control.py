@@ -1,4 +1,4 @@
-"""Cleaning up after jobs that were killed, and actions on jobs that have ended; no job is started."""
+"""Cleaning up after jobs that were killed, and actions on jobs that have ended; no job is started here."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def job(workspace):
 
 @pytest.fixture
 def leftover(job, wait_until):
-    """Start a process that carries the job's marker and ignores TERM."""
+    """Start a process that has the job's marker and ignores TERM."""
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "
         "time.sleep(60)"
@@ -53,9 +53,9 @@ def leftover(job, wait_until):
 
 
 def test_clean_lists_and_removes(job, leftover):
-    """Clean lists and removes processes, temporary files, torn checkpoints and interrupted submissions.
+    """Clean lists and removes processes, temporary files, damaged checkpoints and incomplete submissions.
 
-    Logs and complete checkpoints stay.
+    Logs and complete checkpoints are kept.
     """
     run = job.run
     (job.path / "heartbeat" / ".0.json.12.tmp").write_text("{")
@@ -92,7 +92,9 @@ def test_clean_lists_and_removes(job, leftover):
 
 
 def test_a_file_that_anyone_may_be_writing_is_not_swept(job):
-    """A supervisor sweeps temporary files of ranks, but not one that `nbtrain pause` may be writing."""
+    """A supervisor removes temporary files that ranks left, but not one that `nbtrain pause` may still be
+    writing.
+    """
     names = ("control/.pause.json.0a1b2c3d.tmp", ".engine.json.4711.tmp", "control/.ack.json.0a1b2c3d.tmp")
     pause, engine, ack = paths = [job.path / name for name in names]
     for path in paths:
@@ -105,7 +107,7 @@ def test_a_file_that_anyone_may_be_writing_is_not_swept(job):
 
 
 def test_clean_warns_of_last_copies(job):
-    """Clean warns before it removes torn checkpoints that are the only ones left of the training."""
+    """Clean warns before it removes damaged checkpoints if the run has no other checkpoint."""
     (job.run.checkpoint(8)).mkdir(parents=True)
     [line] = control.clean(job.run, dry_run=True)
     assert line == (
@@ -115,7 +117,7 @@ def test_clean_warns_of_last_copies(job):
 
 
 def test_clean_leaves_an_active_run_alone(job):
-    """Clean touches nothing under a living supervisor or while the run's lock is held."""
+    """Clean changes nothing while the supervisor is alive or the run's lock is held."""
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
@@ -129,7 +131,7 @@ def test_clean_leaves_an_active_run_alone(job):
 
 
 def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
-    """Cancelling a lost job finds its processes by the marker and ends them with TERM, then KILL."""
+    """Cancelling a lost job finds its processes by their marker, and ends them with TERM and then KILL."""
     state, cause = control.cancel(job, now=True)
     assert state == "LOST"
     assert "died without a word while the job was RUNNING" in cause
@@ -138,7 +140,7 @@ def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
 
 
 def test_a_job_without_job_json_was_cut_off_or_is_being_submitted(job, monkeypatch):
-    """A job without job.json is LOST if the run is unlocked, else it is still being submitted."""
+    """A job without job.json is LOST if the run's lock is free; otherwise it is still being submitted."""
     record = JobRecord.read(job.job_json)
     job.job_json.unlink()
     assert control.cancel(job) == ("LOST", "the submission was cut off before job.json was written")
@@ -153,14 +155,16 @@ def test_a_job_without_job_json_was_cut_off_or_is_being_submitted(job, monkeypat
 
 
 def test_a_pid_that_was_given_away_is_not_signalled(job):
-    """A pid that now belongs to another process, recognized by its start time, gets no signal."""
+    """If another process has reused the pid, which its start time shows, it gets no signal."""
     with pytest.raises(JobError, match=r"job \S+ is LOST; only an active job can save"):
         control.request_save(job)
 
 
 @pytest.mark.parametrize("mode", ["full", "perf"])
 def test_a_finished_run_has_nothing_to_pause_or_save(job, mode):
-    """Pausing or saving a finished run is refused, with the command that trains it further."""
+    """Pausing or saving a finished run is rejected; the message contains the command that continues its
+    training.
+    """
     files.write_text(job.run.config_yaml, to_yaml(load("gpt-tiny", {"name": "run", "mode": mode})))
     JobRecord(job.job_id, "id", "run", "SUCCEEDED", time.time(), 1).write(job.job_json)
     for act, what in ((control.pause, "be paused"), (control.request_save, "save")):
@@ -172,7 +176,9 @@ def test_a_finished_run_has_nothing_to_pause_or_save(job, mode):
 
 
 def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):
-    """The advice to resume says where the run continues: at its newest checkpoint or the beginning."""
+    """The advice to resume says where the run would continue: from its newest checkpoint, or from the
+    beginning.
+    """
     run = job.run
     files.write_text(run.config_yaml, to_yaml(load("gpt-tiny", {"name": "run"})))
 
@@ -194,7 +200,7 @@ def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):
 
 
 def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):
-    """A save request to a job with a mode that saves nothing is refused."""
+    """A save request is rejected if the job's mode never saves."""
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
@@ -204,7 +210,9 @@ def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):
 
 
 def test_a_job_that_waits_has_nothing_to_save(job):
-    """A save request to a waiting job is refused on every backend, since no rank would read it."""
+    """A save request to a waiting job is rejected with every backend, because there is no rank that could
+    read it.
+    """
     record = JobRecord.read(job.job_json)
     record.state, record.cause = "QUEUED", "waits for 2 cores"
     record.supervisor = ProcessIdentity.of(os.getpid())
@@ -220,7 +228,9 @@ def test_a_job_that_waits_has_nothing_to_save(job):
 
 
 def test_the_answer_to_an_earlier_request_is_not_taken_for_this_one(job, monkeypatch):
-    """The answer to an earlier request, which outlives the request itself, is not taken for the new one."""
+    """The answer to an earlier request, which stays after the request is gone, is not mistaken for the answer
+    to a new one.
+    """
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
@@ -233,7 +243,7 @@ def test_the_answer_to_an_earlier_request_is_not_taken_for_this_one(job, monkeyp
 
 
 def test_a_supervisor_whose_run_has_a_newer_job_writes_nothing(job):
-    """A supervisor writes nothing once its run has a newer job; an interrupted submission does not count."""
+    """A supervisor writes nothing if its run has a newer job; an incomplete submission does not count."""
     journal = Journal(job)
     journal.take_over()
     newer = job.run.job("99991231-000000-abcd")
@@ -248,7 +258,7 @@ def test_a_supervisor_whose_run_has_a_newer_job_writes_nothing(job):
 
 @pytest.mark.slow
 def test_a_supervisor_leaves_a_run_that_has_a_newer_job(job):
-    """A supervisor exits at once if its run has a newer job, without waiting for that job or training."""
+    """A supervisor exits immediately if its run has a newer job; it neither waits for that job nor trains."""
     newer = job.run.job("99991231-000000-abcd")
     newer.make_folders()
     JobRecord(newer.job_id, "id", "run", "RUNNING", time.time(), 1).write(newer.job_json)
@@ -265,7 +275,7 @@ def test_a_supervisor_leaves_a_run_that_has_a_newer_job(job):
 
 
 def test_wait_returns_at_its_timeout(job):
-    """wait returns the state at its timeout, and reports changes as they come."""
+    """wait returns the current state when its timeout is over, and reports changes as they happen."""
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
@@ -276,7 +286,7 @@ def test_wait_returns_at_its_timeout(job):
 
 @pytest.fixture
 def deaf(job):
-    """Put a stopped process in the record as the supervisor of the running job."""
+    """Record a stopped process as the supervisor of the running job."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     os.kill(process.pid, signal.SIGSTOP)
     identity = ProcessIdentity.of(process.pid)
@@ -288,7 +298,9 @@ def deaf(job):
 
 
 def test_a_job_of_another_user_is_refused_in_words(open_output, another_user, job, deaf):
-    """Cancel, save and pause of another user's job are refused with the owner's name, leaving no file."""
+    """Cancelling, saving or pausing another user's job is rejected with the owner's name, and no file is
+    left.
+    """
     before = sorted(job.path.rglob("*"))
     for action in (control.cancel, control.request_save, control.pause):
         with another_user(), pytest.raises(JobError) as refused:
@@ -299,7 +311,9 @@ def test_a_job_of_another_user_is_refused_in_words(open_output, another_user, jo
 
 
 def test_a_supervisor_that_answers_nothing_is_named(job, deaf):
-    """A supervisor that does not answer is reported with a kill command, and without --now after --now."""
+    """If a supervisor does not respond, the message contains the command that kills it; after --now, it does
+    not suggest --now again.
+    """
     with pytest.raises(JobError) as refused:
         control.cancel(job, now=True, wait_seconds=0.1)
     assert str(refused.value).endswith(

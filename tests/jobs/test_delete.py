@@ -1,4 +1,4 @@
-"""Deleting a run: what is removed, what stays, and what is refused; no job is started."""
+"""Deleting a run: what is removed, what is kept, and when it is rejected; no job is started here."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ from nbtrain.jobs.delete import delete, survey
 
 @pytest.fixture
 def run(workspace):
-    """Create a run that has ended, with a checkpoint that is a link to another disk."""
+    """Create a run that has ended; its checkpoint is a symlink to another disk."""
     run = RunDir.named("run")
     job = run.job(new_job_id())
     job.make_folders()
@@ -35,7 +35,9 @@ def run(workspace):
 
 
 def test_a_run_goes_with_its_files_and_not_with_what_it_links_to(run, workspace):
-    """Delete lists and removes the run's files, but neither targets of its links nor other runs."""
+    """Delete lists and removes the files of the run, but not the targets of its symlinks, and no other
+    runs.
+    """
     other = RunDir.named("other")
     other.path.mkdir()
     (run.path.parent / ".run.00ff.deleted").mkdir()
@@ -52,7 +54,7 @@ def test_a_run_goes_with_its_files_and_not_with_what_it_links_to(run, workspace)
 
 
 def test_what_lies_elsewhere_is_refused(run, workspace):
-    """A link in the output directory and a run outside of it are refused."""
+    """A symlink in the output directory and a run outside of it are rejected."""
     elsewhere = workspace / "elsewhere"
     run.path.rename(elsewhere)
     with pytest.raises(
@@ -81,7 +83,7 @@ def test_what_lies_elsewhere_is_refused(run, workspace):
     ],
 )
 def test_a_run_of_another_user_stays(open_output, another_user, run, closed, mode, words):
-    """A run of another user is refused; in a shared directory it could be renamed but not emptied."""
+    """A run of another user is rejected; in a shared directory, it could be renamed but not emptied."""
     for folder in (open_output, run.path, *(path for path in run.path.rglob("*") if path.is_dir())):
         folder.chmod(0o777)
     (run.path / closed).chmod(mode)
@@ -106,7 +108,9 @@ def test_an_own_folder_that_is_closed_to_writing_is_named_with_its_fix(open_outp
 
 
 def test_what_a_lost_job_left_on_machines_that_are_gone_is_passed_over_by_force_alone(run, caplog):
-    """Files of a lost job on unreachable machines are ignored with --force alone, as the message says."""
+    """Files that a lost job left on machines that cannot be reached are ignored only with --force, as the
+    message says.
+    """
     job = run.newest_job()
     record = JobRecord.read(job.job_json)
     record.state, record.backend = "RUNNING", "hosts"
@@ -122,7 +126,7 @@ def test_what_a_lost_job_left_on_machines_that_are_gone_is_passed_over_by_force_
 
 
 def test_an_active_run_is_refused(run):
-    """An active run is refused, by its state or by the lock that its supervisor still holds."""
+    """A run is rejected if its state is active or its supervisor still holds the lock."""
     job = run.newest_job()
     with run.locked(), pytest.raises(JobError, match="a job is active"):
         delete(run)
@@ -144,7 +148,7 @@ def test_an_active_run_is_refused(run):
 
 
 def test_a_run_whose_files_others_name_is_refused(run, workspace):
-    """A run that other runs or run YAMLs name in any field is refused; --force deletes it all the same."""
+    """A run is rejected if other runs or their YAMLs refer to it in any field; --force deletes it anyway."""
     config = (
         "data: {sources: [{kind: mock}, {kind: jsonl, path: output/run/export/text.jsonl}]}\nname: run-2\n"
     )
@@ -168,7 +172,7 @@ def test_a_run_whose_files_others_name_is_refused(run, workspace):
 
 
 def test_the_command_asks_first(run, capsys, monkeypatch):
-    """The command asks for confirmation, and refuses without a terminal."""
+    """The command asks for confirmation, and without a terminal it fails."""
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert cli.main(["delete", "run"]) == 2
     assert "cannot ask whether to delete run without a terminal: add --yes." in capsys.readouterr().err
@@ -183,7 +187,9 @@ def test_the_command_asks_first(run, capsys, monkeypatch):
 
 
 def test_a_damaged_record_is_deleted_by_force_alone(run):
-    """A damaged record, which hides whether its job is active, requires --force, as the message says."""
+    """If a damaged record makes it impossible to tell whether the job is active, --force is required, as the
+    message says.
+    """
     run.newest_job().job_json.write_text("{")
     with pytest.raises(
         JobError, match=r"job\.json:1: not JSON.*It is therefore unknown whether a job is active\. If"

@@ -1,4 +1,4 @@
-"""The text that a scheduler would get, for the run that docs/cluster.md takes from a laptop to a cluster."""
+"""The file that a scheduler would get, for the run that docs/cluster.md moves from a laptop to a cluster."""
 
 import os
 import re
@@ -20,7 +20,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 @pytest.fixture
 def places(workspace):
-    """Return {heading: configuration}: the page's YAML, and that YAML after each of its three diffs."""
+    """Return {heading: configuration}: the YAML on the page, and the YAML after each of the page's three
+    diffs.
+    """
     page = PAGE.read_text()
     plain = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1]
     found = {"plain": plain}
@@ -33,7 +35,7 @@ def places(workspace):
 
 
 def test_the_diffs_of_the_page_are_what_the_engines_get(places, workspace, tmp_path):
-    """The diffs of the page give what the schedulers get, and nothing but the file is written."""
+    """With each diff on the page, a dry run writes the right file for the scheduler, and nothing else."""
     assert list(places) == ["plain", "laptop", "Slurm", "Kubernetes"]
     laptop, slurm, kubernetes = places["laptop"], places["Slurm"], places["Kubernetes"]
     assert changed(places["plain"], laptop) == {"backend.priority", "resources.cpus_per_node"}
@@ -65,7 +67,9 @@ def test_the_diffs_of_the_page_are_what_the_engines_get(places, workspace, tmp_p
 
 @pytest.mark.parametrize("where", ["Slurm", "Kubernetes"])
 def test_only_a_dry_run_is_overwritten(places, workspace, tmp_path, where):
-    """A dry run overwrites an empty file or another dry run, never the run's YAML or any other file."""
+    """A dry run overwrites only an empty file or an earlier dry run, but never the run's YAML or another
+    file.
+    """
     before = (workspace / "my-run.yaml").read_bytes()
     (tmp_path / "link").symlink_to(workspace / "my-run.yaml")
     (tmp_path / "notes").write_text("# job list\nwritten by nbtrain.\n")
@@ -79,7 +83,7 @@ def test_only_a_dry_run_is_overwritten(places, workspace, tmp_path, where):
 
 
 def test_a_dry_run_warns_of_pods_that_cannot_save_in_time(places, tmp_path, caplog):
-    """A dry run warns of pods whose grace period, which the file holds, is too short to save."""
+    """A dry run warns if the grace period of pods, which it writes to the file, is too short for saving."""
     config = load(places["Kubernetes"], {"backend.shutdown_timeout_seconds": 0.01})
     dry_run(config, tmp_path / "short.yaml")
     [said] = [record.getMessage() for record in caplog.records]
@@ -97,7 +101,7 @@ def changed(before, after):
 
 
 def test_a_batch_script_for_sbatch_alone_is_no_shell_script(places, workspace, tmp_path):
-    """A batch script started without an allocation does nothing, and says how to start it."""
+    """A batch script that is started outside of an allocation does nothing except print how to start it."""
     script = dry_run(places["Slurm"], tmp_path / "my-run.sbatch")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     answer = subprocess.run(["bash", script], capture_output=True, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""The view of the machine that a job has, the environment that a rank gets, and what is recorded of it."""
+"""What a job sees of the machine, the environment variables of a rank, and which of them are recorded."""
 
 import os
 
@@ -16,7 +16,9 @@ def job(workspace):
 
 
 def test_variables_of_a_rank(tiny, job):
-    """A rank gets the marker, the attempt, its threads, the CPU accelerator, and the YAML's variables."""
+    """A rank gets the marker, the attempt, its number of threads, the CPU accelerator, and the variables in
+    the YAML.
+    """
     config = tiny(
         **{"parallel.data_parallel_size": 2, "backend.debug": "distributed", "backend.env": {"A": "b"}}
     )
@@ -36,7 +38,7 @@ def test_variables_of_a_rank(tiny, job):
 
 
 def test_the_yaml_has_the_last_word(tiny, job):
-    """backend.env overrides derived variables; debug takes one switch or several."""
+    """backend.env overrides variables that nbtrain sets; debug accepts one switch or several."""
     config = tiny(**{"backend.debug": "nccl", "backend.env": {"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN"}})
     variables = environment.rank_variables(config, job, attempt=0, cores=8)
     assert (variables["OMP_NUM_THREADS"], variables["NCCL_DEBUG"]) == ("1", "WARN")
@@ -50,7 +52,9 @@ def test_the_yaml_has_the_last_word(tiny, job):
     ("cores", "ranks", "asked", "threads"), [(8, 2, None, 4), (2, 4, None, 1), (8, 2, 4, 2)]
 )
 def test_threads_are_cores_over_ranks(tiny, cores, ranks, asked, threads):
-    """A rank has cores / ranks threads, at least one; resources.cpus_per_node limits the cores."""
+    """A rank has the number of cores divided by the number of ranks as threads, at least one;
+    resources.cpus_per_node limits the cores.
+    """
     config = tiny(
         **{
             "parallel.data_parallel_size": ranks,
@@ -62,7 +66,9 @@ def test_threads_are_cores_over_ranks(tiny, cores, ranks, asked, threads):
 
 
 def test_a_kernels_environment_is_cleaned(workspace, monkeypatch):
-    """Ranks inherit neither a server's tokens nor an outer job's rank variables; paths become absolute."""
+    """Ranks do not inherit a server's tokens or the rank variables of an outer job, and relative paths become
+    absolute.
+    """
     for name in (
         "JPY_API_TOKEN",
         "JUPYTER_TOKEN",
@@ -88,7 +94,7 @@ def test_a_kernels_environment_is_cleaned(workspace, monkeypatch):
 
 
 def test_only_listed_variables_are_recorded():
-    """Variables that affect the arithmetic are recorded; secrets and unknown ones are not."""
+    """Variables that affect the arithmetic are recorded, but secrets and unknown variables are not."""
     given = {
         "OMP_NUM_THREADS": "2",
         "NCCL_DEBUG": "INFO",
@@ -103,7 +109,9 @@ def test_only_listed_variables_are_recorded():
 
 
 def test_the_machine_is_seen():
-    """Cores, memory and CPU of this machine are plausible and are found without importing torch."""
+    """The cores, memory and CPU name of this machine are plausible, and torch is not imported to find
+    them.
+    """
     here = this_machine()
     assert 1 <= here.cores <= len(os.sched_getaffinity(0))
     assert 0 < here.memory_available_bytes <= here.memory_bytes
@@ -111,7 +119,9 @@ def test_the_machine_is_seen():
 
 
 def test_the_memory_is_that_of_the_least_limit(monkeypatch):
-    """Available memory is the least that any control group leaves; without a limit it is the machine's."""
+    """The available memory is the smallest amount that any control group allows, or the machine's if there is
+    no limit.
+    """
     monkeypatch.setattr(machine, "memory_groups", list)
     whole = this_machine().memory_bytes
     groups = [MemoryGroup(4 << 20, 1 << 20, None), MemoryGroup(8 << 20, 6 << 20, None)]

@@ -1,4 +1,4 @@
-"""A run that was trained on conversations is exported with the chat template that it was trained with."""
+"""A run that was trained on conversations is exported with the chat template it was trained with."""
 
 import pytest
 import tokenizers
@@ -48,7 +48,9 @@ def export(workspace, monkeypatch):
     ids=["chat", "template", "alpaca"],
 )
 def test_transformers_asks_with_the_tokens_of_training(source, talk, export):
-    """transformers encodes a conversation from the exported folder as training did; the card shows how."""
+    """From the exported folder, transformers encodes a conversation exactly as in training; the model card
+    shows how.
+    """
     transformers = pytest.importorskip("transformers")
     run, folder = export({"kind": "mock"}, source)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -61,7 +63,9 @@ def test_transformers_asks_with_the_tokens_of_training(source, talk, export):
 
 
 def test_markers_that_are_special_tokens_are_reported(export, workspace):
-    """Chat markers that are special tokens elsewhere are reported, since training read them as characters."""
+    """If a chat marker is a special token in other programs, that is reported, because training read it as
+    ordinary characters.
+    """
     source = {**CHAT, "template": "<s>{role}\n{content}\n"}
     beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
     run = saved.save_run("marked", {"model.architecture": "llama", "data.sources": [source]})
@@ -76,7 +80,9 @@ def test_markers_that_are_special_tokens_are_reported(export, workspace):
 
 
 def test_answers_that_other_programs_encode_otherwise(tmp_path):
-    """A tokenizer that puts a space before each text is reported, since training encoded pieces."""
+    """If the tokenizer adds a space before each text, that is reported, because training encoded a
+    conversation in pieces.
+    """
     vocabulary = {one: number for number, one in enumerate(["<unk>", "<eod>", "\u2581", *"OneTwuasrit|<>\n"])}
     built = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<unk>"))
     built.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")

@@ -1,4 +1,4 @@
-"""One run of the real trainer that meets one fault after the other, and finishes.
+"""A single run of the real trainer that suffers several faults, one after the other, and still finishes.
 
     attempt 0   rank 1 sleeps before step 7      named with its collective and its stack, killed
     attempt 1   the loss of step 10 is nan       back to step 8, its samples skipped
@@ -24,7 +24,7 @@ HANG_SECONDS = 15
 
 
 def leave_one_device(suffered, note):
-    """Lower the number of devices while attempt 2 runs; it applies to the next attempt."""
+    """Lower the number of devices during attempt 2, so that it applies to the next attempt."""
     faults_table.wait_for(
         lambda: suffered.record.attempt == 2 or suffered.record.ended_at, "the third attempt"
     )
@@ -55,7 +55,9 @@ def suffered(tmp_path_factory, tiny_data):
 
 @pytest.mark.slow
 def test_it_comes_to_its_end(suffered):
-    """The run finishes after four attempts, three of them interrupted, without the bad steps' samples."""
+    """The run finishes in four attempts, three of which were interrupted, without the samples of the bad
+    steps.
+    """
     assert (suffered.state, suffered.cause) == ("SUCCEEDED", "all steps are trained and saved: 20 steps"), (
         suffered.log
     )
@@ -72,7 +74,9 @@ def test_it_comes_to_its_end(suffered):
 
 @pytest.mark.slow
 def test_the_rank_that_sleeps_is_named(suffered):
-    """The sleeping rank is named, with step, phase, the others' collective and its stack."""
+    """The message about the sleeping rank contains its step, phase and stack, and the collective in which the
+    others wait.
+    """
     restart = next(event for event in suffered.events if event["kind"] == "restart")
     assert re.fullmatch(
         rf"no progress for {HANG_SECONDS} s: rank 1 stopped: last heard of at step 6, \d+ s "
@@ -88,7 +92,7 @@ def test_the_rank_that_sleeps_is_named(suffered):
 
 @pytest.mark.slow
 def test_a_restart_repeats_its_steps_bit_for_bit(suffered):
-    """Attempt 1 repeats steps 5 and 6 from the checkpoint of step 4 bit for bit."""
+    """Attempt 1 starts from the checkpoint of step 4 and repeats steps 5 and 6 bit for bit."""
     for step in (5, 6):
         made = [
             (event["loss"], event["grad_norm"])
@@ -100,7 +104,9 @@ def test_a_restart_repeats_its_steps_bit_for_bit(suffered):
 
 @pytest.mark.slow
 def test_the_bad_steps_samples_are_passed_over(suffered):
-    """The samples from the checkpoint of step 8 to the end of step 10 are skipped: two steps of 8 samples."""
+    """The samples between the checkpoint of step 8 and the end of step 10 are skipped: two steps of 8
+    samples.
+    """
     (entry,) = Rollback.read_all(suffered.job.run.rollbacks_json)
     assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (10, 8, 64, 80)
     rollback = next(
@@ -120,9 +126,9 @@ def test_the_bad_steps_samples_are_passed_over(suffered):
 
 @pytest.mark.slow
 def test_one_device_takes_over_the_whole_batch(suffered):
-    """One device continues with the whole batch: data_parallel_size 2 -> 1 with the global batch of 8.
+    """One device continues with the same global batch of 8: data_parallel_size changes from 2 to 1.
 
-    The repeated steps are the same, to rounding.
+    The repeated steps are the same up to rounding.
     """
     (fewer,) = [event for event in suffered.events if event.get("data_parallel_size") == 1]
     assert fewer["message"] == (
@@ -139,7 +145,9 @@ def test_one_device_takes_over_the_whole_batch(suffered):
 
 
 def test_the_document_has_a_row_for_every_fault():
-    """docs/evidence/faults-local.md has a row for every fault, and no row for a fault that is gone."""
+    """docs/evidence/faults-local.md has a row for every fault, and no row for a fault that no longer
+    exists.
+    """
     table = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")]
     assert rows[2:] == [fault.title for fault in FAULTS.values()]

@@ -1,4 +1,6 @@
-"""An export that transformers and TRL fine-tune learns to stop: the end token is in their losses."""
+"""If transformers or TRL fine-tunes an exported model, it learns to stop, because the end token is in the
+loss.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ RECORDS = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Export a run whose data are conversations, and return the folder."""
+    """Export a run that was trained on conversations, and return the folder."""
     pytest.importorskip("transformers")
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("further")
@@ -42,7 +44,7 @@ def exported(tmp_path_factory):
 
 
 def opened(folder):
-    """Return (transformers' model, its tokenizer)."""
+    """Return (the transformers model, its tokenizer)."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -60,7 +62,7 @@ def trainer_of(folder, records, to, **settings):
 
 @pytest.mark.parametrize("kind", RECORDS)
 def test_the_end_is_in_the_loss_of_trl(kind, exported, tmp_path):
-    """In TRL the last token of each example is the end token and is in the loss; padding is not."""
+    """In TRL, the last token of each example is the end token, and it is in the loss; padding is not."""
     trainer = trainer_of(exported, RECORDS[kind], tmp_path)
     end, pad = trainer.processing_class.eos_token_id, trainer.processing_class.pad_token_id
     assert end != pad
@@ -84,7 +86,9 @@ def test_the_end_is_in_the_loss_of_transformers(exported):
 
 @pytest.mark.parametrize("is_trl", [True, False], ids=["trl", "transformers"])
 def test_a_model_that_is_trained_further_learns_to_stop(is_trl, exported, tmp_path):
-    """After training on two conversations, each answer ends by itself right after its last character."""
+    """After training on two conversations, the model ends each answer by itself, right after the last
+    character.
+    """
     import transformers
 
     settings = {"max_steps": 150, "learning_rate": 1e-2, "logging_steps": 150, "save_strategy": "no"}

@@ -1,4 +1,6 @@
-"""Calls of the GPU side as a subprocess: answers, errors with their messages, deaths, early ends."""
+"""Calls of the GPU side in a subprocess: answers, errors with their messages, crashes, and readers that stop
+early.
+"""
 
 import sys
 
@@ -26,7 +28,7 @@ if request["end"] == "hang":
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Create a package of nbtrain whose __main__ is the program above, and return its name."""
+    """Create a package in nbtrain whose __main__ is the program above, and return its name."""
     import nbtrain
 
     folder = tmp_path / "answering"
@@ -42,13 +44,13 @@ def package(tmp_path, monkeypatch):
 
 
 def test_answers_come_as_they_are_made(package):
-    """JSON objects are yielded in order as they are made; other lines are skipped."""
+    """JSON objects are yielded in order, as soon as they are written; other lines are ignored."""
     answers = list(stream(package, {"count": 3, "end": "well"}))
     assert answers == [{"kind": "text", "text": str(number)} for number in range(3)]
 
 
 def test_an_error_comes_back_as_itself(package):
-    """An error arrives with its class and message, without a traceback."""
+    """An error is raised with its class and message, without a traceback."""
     answers = stream(package, {"count": 1, "end": "error"})
     assert next(answers)["text"] == "0"
     with pytest.raises(CheckpointError, match=r"^there is none$"):
@@ -56,7 +58,7 @@ def test_an_error_comes_back_as_itself(package):
 
 
 def test_a_death_is_reported_with_its_last_words(package):
-    """A process that dies without reporting an error is reported with its last log lines."""
+    """If the process dies without reporting an error, its last log lines are reported."""
     with pytest.raises(NbtrainError) as died:
         list(stream(package, {"count": 0, "end": "die"}))
     assert (
@@ -65,7 +67,7 @@ def test_a_death_is_reported_with_its_last_words(package):
 
 
 def test_a_reader_that_goes_away_ends_the_process(package, monkeypatch):
-    """Closing the iterator ends the process."""
+    """When the iterator is closed, the process ends."""
     started = []
     popen = gpu_side.subprocess.Popen
 
@@ -81,7 +83,7 @@ def test_a_reader_that_goes_away_ends_the_process(package, monkeypatch):
 
 
 def test_a_package_that_is_not_there(workspace):
-    """A wrong package name is reported as an error message."""
+    """A package name that does not exist is reported as an error."""
     with pytest.raises(NbtrainError, match=r"python -m nbtrain.nothing ended with code 1") as died:
         list(stream("nbtrain.nothing", {}))
     assert "No module named nbtrain.nothing" in str(died.value)

@@ -1,4 +1,6 @@
-"""The command `nbtrain import-model`: a run YAML, its tokenizer, and what is refused with nothing written."""
+"""The command `nbtrain import-model`: the run's YAML, its tokenizer, and folders that are rejected with
+nothing written.
+"""
 
 import errno
 import json
@@ -30,7 +32,9 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}</s>{% endfor %
 
 
 def write_tokenizer_files(folder: Path, entries: int = 20) -> None:
-    """Write a tokenizer of whole words, as transformers does, with a chat template and an added token."""
+    """Write a tokenizer whose tokens are whole words, as transformers does, with a chat template and an added
+    token.
+    """
     import tokenizers
     from tokenizers import models, pre_tokenizers
 
@@ -49,7 +53,7 @@ def write_tokenizer_files(folder: Path, entries: int = 20) -> None:
 
 @pytest.fixture
 def folder(workspace, monkeypatch):
-    """Create a complete model folder in the workspace, which is the current folder."""
+    """Create a complete model folder in the workspace, which becomes the current folder."""
     monkeypatch.chdir(workspace)
     folder = workspace / "models" / "small"
     write_small_folder(folder)
@@ -64,7 +68,7 @@ def tree(root: Path) -> set[str]:
 
 
 def test_a_run_is_made_of_a_folder(folder, workspace):
-    """The YAML of an imported folder loads as the run; the weights stay where they are."""
+    """The YAML for an imported folder loads as a run; the weights stay in the folder."""
     imported = import_model("models/small", "mine")
     assert imported.path == workspace / "mine.yaml"
     config = load("mine.yaml")
@@ -88,7 +92,9 @@ def test_a_run_is_made_of_a_folder(folder, workspace):
 
 
 def test_a_folder_in_the_root_of_the_workspace_is_not_the_name_of_a_run(folder, workspace):
-    """A model folder in the workspace's root is written as ./small, not as the name of a run."""
+    """A model folder at the top of the workspace is written as ./small, so that it is not read as the name of
+    a run.
+    """
     folder.rename(workspace / "small")
     config = import_model("small", "small").config
     assert config.init_from == load("small.yaml").init_from == "./small"
@@ -105,7 +111,9 @@ def test_a_folder_in_the_root_of_the_workspace_is_not_the_name_of_a_run(folder, 
 
 
 def test_the_tokenizer_is_kept_as_it_was(folder, workspace):
-    """The tokenizer is kept for training without inference settings; an export restores its files."""
+    """The tokenizer is stored without inference settings for training, and an export restores its original
+    files.
+    """
     import_model("models/small", "mine")
     kept = workspace / "data" / "tokenizer" / "mine"
     tokenizer = Tokenizer.load(kept)
@@ -124,7 +132,9 @@ def test_the_tokenizer_is_kept_as_it_was(folder, workspace):
 
 
 def test_overrides_and_the_run_that_it_is_put_on(folder, workspace):
-    """With a base run, the model comes from the folder, and all other settings from that run."""
+    """If a base run is given, the model comes from the folder, and all other settings come from the base
+    run.
+    """
     (workspace / "base.yaml").write_text(
         "name: base\nmodel: {num_layers: 9, hidden_size: 72, num_attention_heads: 9, rotary_percent: 0.5,"
         " position_embedding_type: rope, compile: true}\n"
@@ -146,7 +156,9 @@ def test_overrides_and_the_run_that_it_is_put_on(folder, workspace):
 
 @pytest.mark.parametrize("ids, kept", [("[3, 4]", None), ("[]", []), ("null", None)])
 def test_adapters_are_of_the_run_and_their_tokens_of_its_model(folder, workspace, ids, kept):
-    """Adapter settings come from the base run, but not its token ids, which mean other tokens here."""
+    """The adapter settings of the base run are kept, except its token ids, which stand for other tokens in
+    this model.
+    """
     (workspace / "base.yaml").write_text(
         "name: base\ninit_from: other\nmodel: {num_layers: 1, hidden_size: 8, num_attention_heads: 2}\n"
         "tokenizer: {name: other, vocab_size: 5}\n"
@@ -165,7 +177,9 @@ def test_adapters_are_of_the_run_and_their_tokens_of_its_model(folder, workspace
 
 
 def test_another_size_of_the_vocabulary_is_reported(folder):
-    """A different vocabulary size is reported: larger for new tokens, smaller for rows without a token."""
+    """A different vocabulary size is reported: larger if there are new tokens, smaller if there are rows
+    without a token.
+    """
     larger = import_model("models/small", "larger", ["tokenizer.vocab_size=24"])
     assert larger.notes[-1] == (
         "the vocabulary grows from 20 to 24 (tokenizer.vocab_size): each new row is the mean of the old ones."
@@ -298,7 +312,7 @@ def test_bad_input_writes_nothing(what, folder, workspace):
     ],
 )
 def test_overrides_of_the_tokenizer_are_refused_as_in_check(folder, workspace, override, said):
-    """Wrong overrides of the tokenizer are refused with the same message as by check."""
+    """Invalid overrides of the tokenizer are rejected with the same message as in `nbtrain check`."""
     before = tree(workspace)
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "mine", [override])
@@ -313,7 +327,7 @@ def test_overrides_of_the_tokenizer_are_refused_as_in_check(folder, workspace, o
     ("ids", "found"), [([[1]], None), ({"a": 1}, None), (True, None), ([[1], "x", 1], "</s>"), (1, "</s>")]
 )
 def test_ends_of_a_text_that_are_no_ids(folder, ids, found):
-    """The first valid id of eos_token_id names the end token; values that are not ids are ignored."""
+    """The end token is the first valid id in eos_token_id; values that are not ids are ignored."""
     files.write_json(folder / "tokenizer_config.json", {})
     files.write_json(folder / "generation_config.json", {"eos_token_id": ids})
     assert find_tokenizer(open_model(folder), {}).eod_token == found
@@ -359,7 +373,9 @@ def test_paths_and_names(folder, workspace):
 
 @pytest.mark.parametrize(("override", "word"), [("name=other", "NAME"), ("init_from=other", "DIR")])
 def test_the_words_of_the_call_are_not_overridden(folder, workspace, override, word):
-    """Overriding what the command's arguments set is refused, since the YAML would name another model."""
+    """Overrides of fields that the command's arguments set are rejected, because the YAML would then name
+    another model.
+    """
     before = tree(workspace)
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "mine", [override])
@@ -371,7 +387,9 @@ def test_the_words_of_the_call_are_not_overridden(folder, workspace, override, w
 
 
 def test_a_folder_without_a_tokenizer(folder, workspace):
-    """A folder without a tokenizer can be imported for token ids; text needs a tokenizer by name."""
+    """A folder without a tokenizer can be imported for data that consists of token ids; for text, a tokenizer
+    must be named.
+    """
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     imported = import_model("models/small", "mine")
@@ -380,7 +398,9 @@ def test_a_folder_without_a_tokenizer(folder, workspace):
 
 
 def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
-    """A model of the Hub is fetched only by its hf:// address, and no pickle is fetched."""
+    """A model is downloaded from the Hub only if its hf:// address is given, and pickles are never
+    downloaded.
+    """
     with pytest.raises(CheckpointError) as refused:
         import_model("someone/small", "mine")
     assert str(refused.value) == (
@@ -427,7 +447,7 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
 
 
 def test_a_repository_of_pickles_alone(workspace, monkeypatch):
-    """A repository with only pickles is refused, and none of its weights are fetched."""
+    """A repository that has only pickles is rejected, and none of its weights are downloaded."""
 
     def fetched(model, revision, local_dir, **patterns):
         local_dir.mkdir(parents=True, exist_ok=True)
@@ -446,7 +466,7 @@ def test_a_repository_of_pickles_alone(workspace, monkeypatch):
 
 
 def test_half_a_fetch_is_not_taken_for_the_whole(folder, workspace, monkeypatch):
-    """An interrupted fetch is completed before its folder is used, which needs an explicit commit."""
+    """An interrupted download is completed before its folder is used; the commit must be given explicitly."""
     kept = workspace / "data" / "model" / "someone--small"
     asked = []
 
@@ -484,7 +504,7 @@ def test_half_a_fetch_is_not_taken_for_the_whole(folder, workspace, monkeypatch)
 
 
 def test_what_is_fetched_from_the_hub():
-    """huggingface_hub reads the patterns as: no pickle, and the weights once."""
+    """With our file patterns, huggingface_hub downloads no pickles, and the weights only once."""
     utils = pytest.importorskip("huggingface_hub.utils")
     wanted = {
         *("config.json", "generation_config.json", "model-00001-of-00002.safetensors", "tokenizer.json"),
@@ -499,7 +519,9 @@ def test_what_is_fetched_from_the_hub():
 
 
 def test_a_tokenizer_with_other_ids_is_refused(folder, workspace):
-    """A tokenizer with other ids than the weights were trained with is refused, and nothing is written."""
+    """A tokenizer whose ids differ from those that the weights were trained with is rejected, and nothing is
+    written.
+    """
     shutil.copytree(folder, workspace / "models" / "second")
     path = workspace / "models" / "second" / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -519,7 +541,7 @@ def test_a_tokenizer_with_other_ids_is_refused(folder, workspace):
 
 
 def test_a_run_that_does_not_fit_is_refused_before_launch(folder, workspace):
-    """A run YAML edited by hand so that it does not fit the model is refused before launch."""
+    """If a user edits the YAML so that it no longer fits the model, the run is rejected before launch."""
     config = import_model("models/small", "mine").config
     other = load(config, {"model.num_layers": 3})
     said = [str(problem) for problem in initial_weights_fit(other, this_machine())]

@@ -1,4 +1,4 @@
-"""A run that starts from another run, before launch: which checkpoint is used, and what is refused."""
+"""A run that starts from another run, before launch: which checkpoint is used, and what is rejected."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from nbtrain.pretrained.start import identity_of, open_start
 
 @pytest.fixture
 def base(tiny):
-    """Create the run `tiny` with complete checkpoints 4, 8 and 12, of which 8 is the best."""
+    """Create the run `tiny` with complete checkpoints at steps 4, 8 and 12; the one at step 8 is the best."""
     config = tiny()
     run = RunDir.named(config.name)
     run.path.mkdir(parents=True)
@@ -56,7 +56,9 @@ def said(config):
 
 @pytest.mark.parametrize("wanted, step", [("newest", 12), ("best", 8), (4, 4)])
 def test_which_checkpoint_is_meant(wanted, step, tiny, base):
-    """The checkpoint is found by run name and by directory; later starts use the recorded one."""
+    """The checkpoint is found by the name or the directory of the run, and later starts use the one that was
+    recorded.
+    """
     config = starting(tiny, init_step=wanted)
     assert said(config) == []
     start = open_start(config)
@@ -96,7 +98,9 @@ def test_a_name_that_is_no_run(tiny, base, workspace):
 
 
 def test_check_looks_at_the_weights_that_are_there(tiny, base, workspace):
-    """Check compares the weights that exist; a start run that is not trained yet is not an error."""
+    """Check compares the weights if they exist; it is not an error if the other run has not been trained
+    yet.
+    """
     assert nb.check(starting(tiny)).works
     wrong = nb.check(starting(tiny, init_step=5))
     (finding,) = [entry for entry in wrong.findings if entry.key == "init_from"]
@@ -160,7 +164,9 @@ def test_another_model_is_refused_with_the_key(tiny, base):
 
 
 def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, workspace, monkeypatch):
-    """Another tokenizer is refused with the first different token; tokens added at the end are accepted."""
+    """A different tokenizer is rejected with the first token that differs; tokens that were added at the end
+    are accepted.
+    """
     shutil.copytree(tiny_data, workspace / "data")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "data"))
     source = workspace / "changed" / "tokenizer.json"
@@ -190,7 +196,7 @@ def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, work
 
 @pytest.mark.parametrize("named", ["tiny", "output/tiny"])
 def test_the_run_that_another_starts_from_is_deleted_once_that_has_all_of_its_weights(tiny, base, named):
-    """The start run can be deleted once the run that starts from it has a complete checkpoint."""
+    """The other run can be deleted once the run that starts from it has a complete checkpoint."""
     run = RunDir.named("second")
     run.path.mkdir()
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "id", "name": "second"})
@@ -216,7 +222,9 @@ def test_the_run_that_another_starts_from_is_deleted_once_that_has_all_of_its_we
     ],
 )
 def test_a_run_that_is_read_at_every_start_is_not_deleted(tiny, base, section, why):
-    """A start run of adapters or of a preference reference cannot be deleted, since every start reads it."""
+    """A run that provides the base of adapters or the reference for preferences cannot be deleted, because
+    its weights are read at every start.
+    """
     run = RunDir.named("second")
     run.path.mkdir()
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "id", "name": "second"})
@@ -238,7 +246,9 @@ def test_extends_takes_the_model_of_the_run(tiny, base, workspace):
 
 
 def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
-    """A run with adapters reads the weights of its first submit at every start; missing ones are named."""
+    """A run with adapters reads the checkpoint recorded at its first submission at every start; if it is
+    missing, the message names it.
+    """
     config = starting(tiny, **{"lora.rank": 2})
     run = RunDir.named("second")
     run.path.mkdir()
@@ -257,7 +267,9 @@ def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
 
 
 def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):
-    """Adapters train the rows of new tokens by default; a run with a checkpoint keeps its setting."""
+    """By default, the rows of new tokens are trained together with adapters; a run that has a checkpoint
+    keeps its setting.
+    """
     rows = base_rows(base)
     grown = {"tokenizer.vocab_size": rows + 3}
     new = [rows, rows + 1, rows + 2]
@@ -286,7 +298,7 @@ def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):
 
 
 def test_plan_and_form_count_the_new_rows(tiny, base):
-    """The plan and the form count the new rows as the submitted run has them."""
+    """The plan and the form include the rows of new tokens, as in the run that is submitted."""
     rows = base_rows(base)
     grown = {"tokenizer.vocab_size": rows + 3, "lora.rank": 2}
     none = nb.plan(starting(tiny, **grown, **{"lora.trainable_token_indices": []}))
@@ -340,7 +352,9 @@ def test_a_folder_without_adapters_is_refused(tiny, base, workspace):
 
 
 def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):
-    """Tokens added for a chat become new rows, in the note and in the record, with ids in the data."""
+    """Tokens that are added for a chat become new rows; they are listed in the note and the record, and the
+    data contains their ids.
+    """
     shutil.copytree(tiny_data, workspace / "data")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "data"))
     known = read_manifest(tokenizer_dir("mock"))

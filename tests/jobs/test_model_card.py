@@ -1,10 +1,12 @@
-"""The README.md of an exported model."""
+"""The model card: README.md of an exported model."""
 
 from nbtrain.jobs.model_card import _source
 
 
 def test_a_source_is_one_row():
-    """A source takes one row of the table, also if its licence has several lines or the cell separator."""
+    """A data source takes one row of the table, even if its license contains line breaks or the cell
+    separator.
+    """
     source = {"name": "wiki|en", "documents": 1200, "tokens": None, "licence": "CC BY\n4.0 | GFDL\n"}
     assert _source(source) == "| wiki/en | 1,200 |  | CC BY 4.0 / GFDL |"
     assert _source({"kind": "jsonl"}) == "| jsonl |  |  | not stated |"

@@ -1,4 +1,4 @@
-"""A model folder or file appears complete at once, and never replaces anything."""
+"""A new model folder or file appears only when it is complete, and never replaces an existing one."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from nbtrain.jobs.new_place import new_place
 
 @pytest.mark.parametrize("file", [None, "model.gguf"])
 def test_what_appears_meanwhile_is_kept(tmp_path, monkeypatch, file):
-    """A second export that ends after another one to the same path is refused."""
+    """If two exports write to the same path, the one that ends last is rejected."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     to = tmp_path / "out"
     with pytest.raises(CheckpointError) as refused, new_place(to, 0, file) as late:
@@ -29,7 +29,9 @@ def test_a_name_that_no_disk_takes(tmp_path):
 
 
 def test_leftovers_are_of_this_name_alone(tmp_path):
-    """Leftovers are matched by their exact name; pattern characters in it are literal."""
+    """Temporary leftovers are matched by their exact name, in which pattern characters have no special
+    meaning.
+    """
     for name in ("a*", "a**b", "[ab]"):
         (tmp_path / f".{name}.1234.tmp").mkdir()
     (tmp_path / ".ab.1234.tmp").mkdir()

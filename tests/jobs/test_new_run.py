@@ -1,4 +1,6 @@
-"""The command `nbtrain new`: a run YAML of at most 20 lines that prepare and plan accept unchanged."""
+"""The command `nbtrain new` writes a run's YAML of at most 20 lines, which prepare and plan accept
+unchanged.
+"""
 
 import json
 
@@ -21,7 +23,7 @@ WORDS = ["whale", "captain", "harpoon", "ocean", "ship", "crew", "storm", "sail"
 
 @pytest.fixture(autouse=True)
 def place(workspace, monkeypatch):
-    """Create an empty workspace on a machine with two fast cores, and sea.txt of 300 kB."""
+    """Create an empty workspace with sea.txt of 300 kB, on a machine with two fast cores."""
     monkeypatch.chdir(workspace)
     monkeypatch.setattr("nbtrain.jobs.new_run.this_machine", lambda: MACHINE)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 154e9)
@@ -40,7 +42,9 @@ def talks(path, number=200):
 
 
 def test_plain_text(place, capsys):
-    """The command shows what it found and chose; its YAML is found by name, and prepare works on it."""
+    """The command prints what it found and chose; other commands find its YAML by name, and prepare accepts
+    it.
+    """
     assert main(["new", "sea", "--text", "sea.txt"]) == 0
     shown = capsys.readouterr().out
     text = (place / "sea.yaml").read_text()
@@ -58,7 +62,7 @@ def test_plain_text(place, capsys):
 
 
 def test_every_section_has_its_reason(place):
-    """Every section of the YAML has its reason next to it; the displayed object names the file."""
+    """Every section of the YAML has a comment with its reason, and the displayed object names the file."""
     made = nb.new("sea", "sea.txt", minutes=2, path="runs.yaml")
     lines = made.text.splitlines()
     for section in ("tokenizer", "model", "batch", "lr_schedule"):
@@ -71,7 +75,9 @@ def test_every_section_has_its_reason(place):
 
 
 def test_a_preset_on_gpus(place):
-    """A size sets model and batch, the layout suits the GPUs, and a short text gets a note."""
+    """A requested size sets the model and batch, the layout suits the GPUs, and a note says that the text is
+    short.
+    """
     made = nb.new("sea-4", "sea.txt", size="125M", gpus=4, gpu_type="A100-80GB")
     assert len(made.text.splitlines()) <= 20
     assert made.config.world_size == 4 and made.config.resources.gpu_type == "A100-80GB"
@@ -83,7 +89,9 @@ def test_a_preset_on_gpus(place):
 
 
 def test_conversations_become_a_fine_tuning(place, capsys):
-    """Conversations make a fine-tuning run of the demo, of the newest trained run, or of a named one."""
+    """From conversations, the command makes a run that fine-tunes the demo, the newest trained run, or a
+    named one.
+    """
     talks(place / "talks.jsonl")
     made = nb.new("talk", "talks.jsonl")
     config = made.config
@@ -116,7 +124,9 @@ def test_conversations_become_a_fine_tuning(place, capsys):
 
 
 def test_what_is_too_short_writes_nothing(place, capsys):
-    """A text that is too short writes nothing; the message has the numbers, the exit code is DataError's."""
+    """For a text that is too short, nothing is written; the message contains the numbers, and the exit code
+    is that of DataError.
+    """
     (place / "short.txt").write_text("Too short. " * 100)
     assert main(["new", "short", "--text", "short.txt"]) == 3
     assert "too short to train a model on" in capsys.readouterr().err
@@ -126,7 +136,9 @@ def test_what_is_too_short_writes_nothing(place, capsys):
 @pytest.mark.parametrize("verb", ["prepare", "plan", "submit", "check"])
 @pytest.mark.parametrize("name", ["my text.jsonl", "book.txt.gz", "tasks.json"])
 def test_a_text_in_place_of_a_run(place, capsys, verb, name):
-    """Each command that gets a text file instead of a run names the command that makes a run of it."""
+    """If a command gets a text file instead of a run, its message names the command that makes a run from the
+    file.
+    """
     (place / name).write_text("[{}]")
     quoted = f"'{name}'" if " " in name else name
     assert main([verb, name]) == 2
@@ -134,7 +146,9 @@ def test_a_text_in_place_of_a_run(place, capsys, verb, name):
 
 
 def test_a_folder_in_place_of_a_run(place, capsys):
-    """A folder instead of a run gets the same answer if it holds text."""
+    """If a command gets a folder that contains text instead of a run, its message is the same as for a
+    file.
+    """
     (place / "texts").mkdir()
     assert main(["prepare", "texts"]) == 2
     assert "nbtrain new" not in capsys.readouterr().err
@@ -144,13 +158,15 @@ def test_a_folder_in_place_of_a_run(place, capsys):
 
 
 def test_names_of_files(place):
-    """The proposed name is valid for a run, whatever the file is called."""
+    """The suggested name is a valid name for a run, whatever the file is called."""
     names = {"My Books.jsonl.gz": "my-books", "字.txt": "my-run", "a_b.txt": "a-b", "-x-.md": "x"}
     assert {name: name_for(place / name) for name in names} == names
 
 
 def test_check_names_what_prepare_would_fail_at(place, capsys):
-    """Check names what prepare would fail at: a missing file, or records that need another source kind."""
+    """Check reports what would make prepare fail: a missing file, or records that need another kind of
+    source.
+    """
     talks(place / "talks.jsonl")
     run = "extends: gpt-tiny\nname: x\ndata: {{sources: [{{kind: jsonl, path: {}}}]}}\n"
     (place / "x.yaml").write_text(run.format("gone.jsonl"))

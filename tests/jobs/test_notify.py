@@ -1,4 +1,6 @@
-"""The notification at a job's end: what program and address receive, and what is reported if they fail."""
+"""The notification at the end of a job: what the program and the address receive, and what is reported if
+they fail.
+"""
 
 import json
 import sys
@@ -29,7 +31,9 @@ def python(code):
 
 @pytest.fixture
 def server(monkeypatch):
-    """Start a server on loopback, with its address in $HOOK, that keeps what it gets in `bodies`."""
+    """Start a server on the loopback interface that stores what it receives in `bodies`; its address is in
+    $HOOK.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -52,7 +56,7 @@ def server(monkeypatch):
 
 
 def test_the_program_reads_the_summary(tmp_path):
-    """The program gets the summary as JSON on stdin, and its arguments unchanged."""
+    """The program gets its arguments unchanged, and the summary as JSON on stdin."""
     code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
     config = NotifyConfig(command=[*python(code), str(tmp_path / "a; b")])
     assert list(notify(config, SUMMARY)) == [(True, "notify.command has run")]
@@ -79,13 +83,17 @@ def test_only_the_states_that_were_asked_for_are_reported():
     ],
 )
 def test_a_program_that_fails_is_reported(command, said):
-    """A failing program is reported with its last line; one that does not end is killed with its children."""
+    """If a program fails, its last line is reported; if it does not end, it is killed with its child
+    processes.
+    """
     config = NotifyConfig(command=command, timeout_seconds=0.3 if command[0] == "sh" else 60.0)
     assert list(notify(config, SUMMARY)) == [(False, f"notify.command {said}")]
 
 
 def test_the_address_gets_the_summary(server):
-    """The address gets the summary; a redirect counts as a failure, and no message shows the address."""
+    """The summary is sent to the address. A redirect counts as a failure, and no message contains the
+    address.
+    """
     config = NotifyConfig(url_variable="HOOK")
     assert list(notify(config, SUMMARY)) == [(True, "the address in HOOK has taken the summary")]
     server.status = 302
@@ -94,7 +102,7 @@ def test_the_address_gets_the_summary(server):
 
 
 def test_an_address_that_cannot_be_reached_is_reported(monkeypatch):
-    """An unreachable address is reported without showing it."""
+    """If the address cannot be reached, that is reported without the address."""
     config = NotifyConfig(url_variable="HOOK")
     for address, said in (
         ("http://127.0.0.1:1/s3cret", "cannot be reached: Connection refused"),
@@ -106,7 +114,7 @@ def test_an_address_that_cannot_be_reached_is_reported(monkeypatch):
 
 
 def test_a_failure_is_an_event_and_no_change_of_the_end(tiny, workspace):
-    """A failed notification is an event; the job's state and cause stay."""
+    """If the notification fails, an event is recorded; the state and cause of the job do not change."""
     job = RunDir.named("tiny").job(new_job_id())
     job.make_folders()
     JobRecord(job.job_id, "id", "tiny", "SUCCEEDED", time.time(), 1, "done").write(job.job_json)
@@ -129,7 +137,7 @@ def test_a_failure_is_an_event_and_no_change_of_the_end(tiny, workspace):
 
 
 def test_secrets_have_no_place_in_the_command(tiny):
-    """Secrets in the command are refused, because config.yaml would show them."""
+    """A command that contains secrets is rejected, because config.yaml would show them."""
     for argument in ("https://me:s3cret@host/x", "https://host/x?token=s3cret", "ghp_0123456789abcdef"):
         with pytest.raises(ConfigError, match=r"notify\.command: entry 1 looks like a secret") as refused:
             check_config(tiny(**{"notify.command": ["curl", argument]}))
@@ -137,7 +145,7 @@ def test_secrets_have_no_place_in_the_command(tiny):
 
 
 def test_what_cannot_work_is_refused_before_launch(tiny, monkeypatch):
-    """A missing program or an unset variable is refused before launch."""
+    """A program that does not exist or a variable that is not set is reported before launch."""
     monkeypatch.delenv("HOOK", raising=False)
     config = tiny(**{"notify.command": ["no-such-program"], "notify.url_variable": "HOOK"})
     first, second = map(str, notification_is_possible(config, None))

@@ -1,4 +1,4 @@
-"""A run's records as the input of advice, and `nbtrain advise` from records to a YAML."""
+"""The records of a run as input for advice, and `nbtrain advise` from these records to a changed YAML."""
 
 import pytest
 
@@ -18,7 +18,7 @@ OUT_OF_MEMORY = (
 
 @pytest.fixture
 def ended(workspace):
-    """Return a function that writes a job of 10 steps with these scalars and this end."""
+    """Return a function that writes a job of 10 steps with these scalars, which ended in this way."""
 
     def write(state="SUCCEEDED", cause="all steps are trained and saved", **scalars):
         job = FakeJob(RunDir(output_root() / "gpt-fake"), steps=10)
@@ -78,7 +78,9 @@ def test_out_of_device_memory_keeps_the_figures_of_the_message(ended):
 
 
 def test_the_verb_advises_and_writes_the_changed_run(ended, workspace, capsys):
-    """`nbtrain advise` prints a table; --use writes a new YAML with the diff, never over a file."""
+    """`nbtrain advise` prints a table; --use writes a new YAML and shows the diff, but never overwrites a
+    file.
+    """
     ended("FAILED", OUT_OF_MEMORY)
     assert main(["advise", "gpt-fake"]) == 0
     assert "  1  " in (table := capsys.readouterr().out) and "the device ran out of memory" in table

@@ -1,4 +1,6 @@
-"""Problems that prevent a run here, with numbers, kind and fix, on described machines."""
+"""Problems that would prevent a run on a machine, with numbers, kind and fix; the tests describe the
+machines.
+"""
 
 import os
 import re
@@ -44,7 +46,7 @@ def test_a_run_that_fits_has_no_problem(tiny):
 
 
 def test_missing_gpus_are_counted(tiny):
-    """Missing GPUs are a shortage, reported with both numbers."""
+    """Missing GPUs are reported as a shortage, with the numbers that are needed and available."""
     config = tiny(
         **{"resources.device": "gpu", "resources.gpus_per_node": 4, "parallel.data_parallel_size": 4}
     )
@@ -58,7 +60,7 @@ def test_missing_gpus_are_counted(tiny):
 
 
 def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
-    """A fault injection that no rank would understand is refused, with the place that set it."""
+    """A fault injection that no rank would understand is rejected, with the place where it is set."""
 
     def messages(text):
         problems = found(tiny(**{"backend.env": {"NBTRAIN_FAULTS": text}}))
@@ -76,14 +78,16 @@ def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
 
 
 def test_hidden_gpus_are_explained(tiny, monkeypatch):
-    """CUDA_VISIBLE_DEVICES is named if it may hide the GPUs."""
+    """If CUDA_VISIBLE_DEVICES may hide GPUs, the message mentions it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     [(_, message)] = found(tiny(**{"resources.device": "gpu"}))
     assert "box has 0 (CUDA_VISIBLE_DEVICES=)." in message
 
 
 def test_a_cut_model_is_trained(tiny):
-    """A sharded model (tensor, pipeline, Ulysses) has no problems on a machine with enough cores."""
+    """A model that is sharded by tensor, pipeline or Ulysses parallelism has no problems on a machine with
+    enough cores.
+    """
     for layout in (
         {"parallel.tensor_parallel_size": 2, "parallel.sequence_parallel": True},
         {"parallel.pipeline_parallel_size": 2},
@@ -119,7 +123,8 @@ ON_GPU = {"resources.device": "gpu", "resources.gpus_per_node": 1}
     ],
 )
 def test_a_gpu_without_the_kernels(tiny, name, overrides, expected):
-    """Settings are checked against the installed GPU's compute capability, not against resources.gpu_type.
+    """Settings are checked against the compute capability of the installed GPU, not against
+    resources.gpu_type.
 
     A GPU that no table lists passes here; the rank checks it.
     """
@@ -130,7 +135,7 @@ def test_a_gpu_without_the_kernels(tiny, name, overrides, expected):
 
 
 def test_host_memory_beside_the_gpus(tiny):
-    """Host memory used by offloading is counted for all ranks together."""
+    """The host memory that offloading uses is added up over all ranks."""
     large = {"model.hidden_size": 4096, "model.num_layers": 24, "model.num_attention_heads": 32}
     offload = {"parallel.zero_stage": 3, "parallel.offload_optimizer.device": "cpu"}
     config = tiny(**ON_GPU, **large, **offload)
@@ -154,7 +159,7 @@ def host_memory(problems: list[tuple[str, str]]) -> list[str]:
 
 @pytest.fixture
 def tools(monkeypatch, tmp_path):
-    """Provide every tool, including libaio's header; a test removes the one that it tests."""
+    """Provide every tool, including libaio's header; a test removes the tool that it is about."""
     present = {"g++": True, "ninja": True, "nvcc": True, "gcc": True}
     for variable in (
         "CXX",
@@ -182,7 +187,7 @@ def tools(monkeypatch, tmp_path):
 
 @pytest.fixture
 def nvme(tmp_path, monkeypatch):
-    """Create a folder on a disk and the settings that offload to it."""
+    """Return settings that offload to a folder on a disk."""
     folder = tmp_path / "nvme"
     folder.mkdir()
     monkeypatch.setattr(tools_checks, "_file_system", lambda folder: "ext4")
@@ -234,7 +239,7 @@ def test_nvme_that_is_no_disk_of_this_machine(tiny, tools, nvme, monkeypatch, ki
 
 
 def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
-    """A local_dir inside the run directory, without write permission, or too small is refused."""
+    """A local_dir is rejected if it is inside the run directory, not writable, or too small."""
     assert found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/{{host}}/new"})) == []
     inside = str(tools_checks.output_root() / "local")
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": inside}))
@@ -259,7 +264,7 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
 
 
 def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monkeypatch):
-    """This run's checkpoints, which will be replaced, count as free space; another run's do not."""
+    """Checkpoints of this run that will be replaced count as free space; those of other runs do not."""
     usage = shutil.disk_usage("/")
     disk = tmp_path / "n"
     monkeypatch.setattr(
@@ -286,7 +291,7 @@ def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monk
 
 
 def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
-    """NVMe offload without enough space is reported, counting the state of all ranks."""
+    """Too little space for NVMe offloading is reported, for the states of all ranks together."""
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(
         tools_checks.shutil,
@@ -302,7 +307,9 @@ def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
 
 
 def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, tmp_path):
-    """The deepest mount point above a folder determines its file system; octal escapes in it are decoded."""
+    """The file system of a folder is that of the deepest mount point above it; octal escapes in mount points
+    are decoded.
+    """
     mounts = tmp_path / "mounts"
     inside = tmp_path / "a disk"
     inside.mkdir()
@@ -325,7 +332,7 @@ def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, t
     ],
 )
 def test_nvme_needs_what_its_extension_is_built_with(tiny, tools, nvme, monkeypatch, gone, expected):
-    """Tools that DeepSpeed's NVMe extension needs are checked before launch, not while it compiles."""
+    """The tools that DeepSpeed needs to compile its NVMe extension are checked before launch."""
     tools[gone] = False
     if gone == "libaio.h":
         monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", ())
@@ -347,7 +354,7 @@ def test_a_header_is_looked_for_where_the_compiler_is_told_to(tiny, tools, nvme,
 
 
 def test_ninja_beside_python_is_found(tiny, tools, nvme, tmp_path):
-    """ninja is found in the folder of the Python that starts the ranks, where pip puts it."""
+    """ninja is found next to the Python interpreter that starts the ranks, where pip installs it."""
     tools["ninja"] = False
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ninja").touch()
@@ -355,7 +362,7 @@ def test_ninja_beside_python_is_found(tiny, tools, nvme, tmp_path):
 
 
 def test_quantization_needs_cudas_compiler(tiny, tools, tmp_path, monkeypatch):
-    """nvcc is looked for where torch looks: $CUDA_HOME, $CUDA_PATH, PATH, /usr/local/cuda, in this order."""
+    """nvcc is searched for in the same order as in torch: $CUDA_HOME, $CUDA_PATH, PATH, /usr/local/cuda."""
     config = tiny(**ON_GPU, **{"parallel.zero_stage": 3, "parallel.zero_quantized_weights": True})
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     assert found(config, machine) == []
@@ -376,7 +383,9 @@ def test_quantization_needs_cudas_compiler(tiny, tools, tmp_path, monkeypatch):
 
 
 def test_fpdt_needs_its_package(tiny, monkeypatch):
-    """FPDT's package is checked without importing it, since that would import torch."""
+    """Whether FPDT's package is installed is checked without importing it, because the import would load
+    torch.
+    """
     settings = {"parallel.fpdt_chunk_tokens": 16, "model.attention_dropout": 0.0, "precision.dtype": "bf16"}
     config = tiny(**ON_GPU, **settings)
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
@@ -389,7 +398,9 @@ def test_fpdt_needs_its_package(tiny, monkeypatch):
 
 
 def test_four_bits_need_their_package(tiny, monkeypatch):
-    """The package for 4-bit quantization is checked without importing it, since that would import torch."""
+    """Whether the package for 4-bit quantization is installed is checked without importing it, because the
+    import would load torch.
+    """
     config = tiny(**{"lora.load_in_4bit": True, "init_from": "a-run"})
     monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: None)
     [obstacle] = tools_checks.packages_are_there(config, MACHINE)
@@ -400,7 +411,7 @@ def test_four_bits_need_their_package(tiny, monkeypatch):
 
 
 def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):
-    """model.compile on GPUs needs a C compiler, with which Triton builds its launcher."""
+    """model.compile on GPUs needs a C compiler, because Triton compiles its launcher with it."""
     config = tiny(**ON_GPU, **{"model.compile": True})
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     assert found(config, machine) == []
@@ -410,13 +421,13 @@ def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):
 
 
 def test_a_ramp_is_trained(tiny):
-    """A run with a batch ramp passes the checks."""
+    """A run with a batch-size ramp-up has no problems."""
     ramp = {"start_batch_size": 2, "batch_size_increment": 2, "ramp_samples": 30}
     assert found(tiny(**{"batch.rampup": ramp})) == []
 
 
 def test_fp16_needs_the_instructions(tiny):
-    """fp16 on a CPU without the instructions is refused, with the CPU's name."""
+    """fp16 on a CPU without fp16 instructions is rejected, and the message names the CPU."""
     [(kind, message)] = found(tiny(**{"precision.dtype": "fp16"}))
     assert kind == "resource"
     assert (
@@ -427,7 +438,7 @@ def test_fp16_needs_the_instructions(tiny):
 
 
 def test_memory_is_estimated(tiny):
-    """A model that cannot fit is reported by parts of memory before it is started."""
+    """A model that cannot fit in memory is reported with the parts of its memory before it is started."""
     config = tiny(**{"model.hidden_size": 4096, "model.num_layers": 24, "model.num_attention_heads": 32})
     message = next(message for kind, message in found(config) if "memory" in message)
     assert message.startswith("1 rank on box will need about ")
@@ -435,7 +446,9 @@ def test_memory_is_estimated(tiny):
 
 
 def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
-    """A disk too small for the checkpoints is reported with free bytes and the checkpoints' size."""
+    """If the disk is too small for the checkpoints, the message contains the free bytes and the size of the
+    checkpoints.
+    """
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=3_000_000))
     [(kind, message)] = found(tiny())
@@ -448,7 +461,9 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
 
 
 def test_an_output_without_permission(tiny, monkeypatch):
-    """An output directory without permission is refused, by access(), since root may write anywhere."""
+    """An output directory that is not writable is rejected; access() decides, because root may write
+    anywhere.
+    """
     monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
     [(kind, message)] = found(tiny())
     assert kind == "error"
@@ -459,7 +474,7 @@ def test_an_output_without_permission(tiny, monkeypatch):
 
 
 def test_an_output_on_a_read_only_disk(tiny, monkeypatch):
-    """An output directory on a read-only disk is reported as such, without blaming the permissions."""
+    """An output directory on a read-only disk is reported as such, and not as missing permission."""
     monkeypatch.setattr(checks, "is_read_only", lambda folder: True)
     [(kind, message)] = found(tiny())
     assert kind == "error"
@@ -471,7 +486,7 @@ def test_an_output_on_a_read_only_disk(tiny, monkeypatch):
 
 
 def test_an_output_root_that_is_a_file(tiny, workspace):
-    """NBTRAIN_OUTPUT that names a file is refused."""
+    """If NBTRAIN_OUTPUT names a file, the run is rejected."""
     (workspace / "output").write_text("a file")
     [(kind, message)] = found(tiny())
     assert (kind, message) == ("error", "output is a file, not a folder. Set NBTRAIN_OUTPUT to a folder.")
@@ -479,7 +494,7 @@ def test_an_output_root_that_is_a_file(tiny, workspace):
 
 @pytest.fixture
 def own_data(tiny_data, tmp_path, monkeypatch):
-    """Copy the data directory so that a test may damage it; request it after `tiny`."""
+    """Copy the data directory, so that a test may damage it. Must be requested after `tiny`."""
     folder = tmp_path / "data"
     shutil.copytree(tiny_data, folder)
     monkeypatch.setenv("NBTRAIN_DATA", str(folder))
@@ -487,7 +502,7 @@ def own_data(tiny_data, tmp_path, monkeypatch):
 
 
 def test_compile_without_a_compiler(tiny, monkeypatch):
-    """Compilation without a compiler is refused before a job starts; $CXX counts if it is set."""
+    """Without a compiler, model.compile is rejected before a job is started; $CXX is used if it is set."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(checks.shutil, "which", lambda name: None)
     [(kind, message)] = found(tiny(**{"model.compile": True}))
@@ -502,7 +517,9 @@ def test_compile_without_a_compiler(tiny, monkeypatch):
 
 
 def test_tasks_are_read_before_a_launch(tiny, tmp_path):
-    """Evaluation tasks are read before launch: a missing file or a bad line is reported."""
+    """The files of evaluation tasks are read before launch, and a missing file or an invalid line is
+    reported.
+    """
     right = write_lines(tmp_path / "right.jsonl", MMLU)
     wrong = write_lines(tmp_path / "wrong.jsonl", [MMLU[0], {**MMLU[1], "answer": "E"}])
     twin = write_lines(tmp_path / "Right.jsonl", MMLU)
@@ -527,7 +544,9 @@ def test_tasks_are_read_before_a_launch(tiny, tmp_path):
 
 
 def test_missing_data(tiny, own_data):
-    """Without prepared data, tokenizer and dataset are both reported, with the command."""
+    """If the data is not prepared, the missing tokenizer and dataset are both reported, with the command that
+    prepares them.
+    """
     config = tiny(**{"batch.max_steps": 3})
     shutil.rmtree(own_data / "dataset")
     shutil.rmtree(own_data / "tokenizer")
@@ -541,7 +560,7 @@ def test_missing_data(tiny, own_data):
 
 
 def test_a_truncated_bin(tiny, own_data):
-    """A .bin shorter than its index is a problem."""
+    """A .bin file that is shorter than its index says is reported."""
     config = tiny()
     path = own_data / "dataset/mock/text_document.bin"
     size = path.stat().st_size
@@ -553,7 +572,9 @@ def test_a_truncated_bin(tiny, own_data):
 
 
 def test_a_vocabulary_smaller_than_the_data(tiny, own_data):
-    """A vocabulary smaller than the data's ids is refused, since they would index outside the embedding."""
+    """A vocabulary that is smaller than the largest id in the data is rejected, because such an id would be
+    outside the embedding.
+    """
     config = tiny(**NAMES, **{"tokenizer.vocab_size": 300})
     problems = found(config)
     assert any("tokenizer.vocab_size = 300" in message for _, message in problems)
@@ -562,7 +583,9 @@ def test_a_vocabulary_smaller_than_the_data(tiny, own_data):
 
 
 def test_data_of_other_settings(tiny, own_data):
-    """Data prepared with other settings than the YAML's are refused; names and weights may differ."""
+    """Data that was prepared with other settings than those in the YAML is rejected; names and weights may
+    differ.
+    """
     config = tiny(**NAMES, **{"data.sources.0.num_documents": 77, "data.sources.0.name": "other"})
     [(kind, message)] = found(config)
     assert kind == "data"
@@ -576,7 +599,9 @@ def test_data_of_other_settings(tiny, own_data):
 
 
 def test_missing_data_without_sources(tiny, own_data):
-    """Without sources and data, the message says to copy the data, since prepare cannot make them."""
+    """If there is neither data nor sources, the message says to copy the data, because prepare cannot create
+    it.
+    """
     shutil.rmtree(own_data / "dataset")
     [(kind, message)] = found(tiny(**{"data.sources": []}))
     assert kind == "data"
@@ -587,7 +612,7 @@ def test_missing_data_without_sources(tiny, own_data):
 
 
 def test_a_vocabulary_larger_than_the_dtype(tiny, own_data):
-    """A vocabulary of 70,000 with data of uint16 tokens is refused."""
+    """A vocabulary of 70,000 is rejected for data whose tokens are stored as uint16."""
     config = tiny(**NAMES, **{"tokenizer.vocab_size": 70_000})
     [(kind, message)] = found(config)
     assert kind == "data"
@@ -595,7 +620,7 @@ def test_a_vocabulary_larger_than_the_dtype(tiny, own_data):
 
 
 def test_another_tokenizer_than_the_data(tiny, own_data):
-    """Data encoded with another tokenizer than the run's are refused, since the ids would mean other text."""
+    """Data that was encoded with another tokenizer is rejected, because its ids stand for other text."""
     import json
 
     config = tiny()

@@ -1,4 +1,4 @@
-"""The whole chain with the real trainer: an interrupted run equals an uninterrupted one.
+"""The whole chain with the real trainer: an interrupted run equals an uninterrupted run.
 
 Both runs have dropout, accumulation, two ranks and ZeRO 1. Every step records its loss and gradient norm as
 float hex (NBTRAIN_TRACE); a step repeated after a restart must be the same bit for bit.
@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
-    """Return {step: every (loss, grad norm) that any job of the run has written}."""
+    """Return {step: set of (loss, gradient norm)} with everything that the run's jobs have written."""
     steps: dict[int, set[tuple[str, str]]] = {}
     for job_id in run.job_ids():
         for event in read_events(run.job(job_id)):
@@ -50,10 +50,11 @@ def last_step(run: RunDir) -> int:
 
 
 def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
-    """A run that was orphaned, stopped by a limit and then finished equals an uninterrupted run bit for bit.
+    """A run that lost its supervisor, was stopped by a limit and then finished equals an uninterrupted run
+    bit for bit.
 
-    Steps, weights and optimizer state are compared. The other run was never interrupted, had no supervisor,
-    measured before the training and evaluated after it.
+    Losses, weights and optimizer states are compared. The uninterrupted run had no supervisor, was measured
+    before training and evaluated after it.
     """
     straight = launch.make_run(workspace, SETTINGS, "straight", str(workspace / "tiny.yaml"))
     forked = launch.ForkedRuns(fork_server, tiny_data)
@@ -103,7 +104,9 @@ def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
 
 @pytest.mark.soak
 def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
-    """Killing a rank, killing the supervisor and cancelling leave the curve and the weights bit-exact."""
+    """After a rank was killed, the supervisor was killed or the job was cancelled, curve and weights are
+    still bit-exact.
+    """
     straight = submit(tiny(name="straight", **SETTINGS))
     assert control.wait(straight, 800)[0] == "SUCCEEDED", straight.log(0, 0).read_text()
     expected = trace(straight.run)
@@ -146,7 +149,7 @@ def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
 
 @pytest.mark.soak
 def test_a_job_ends_itself_by_its_limits(tiny):
-    """A job ends by its limits of steps and time: saved, with a cause, ready to resume."""
+    """At a limit of steps or time, a job saves and ends with that cause, and can be resumed."""
     first = submit(tiny(**{"batch.exit_interval_steps": 3}))
     assert control.wait(first, 800) == (
         "CANCELLED",
@@ -165,7 +168,9 @@ def test_a_job_ends_itself_by_its_limits(tiny):
 
 @pytest.mark.soak
 def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
-    """mode=perf leaves no checkpoint and reports metrics without warm-up; mode=full trains afterwards."""
+    """A run with mode=perf leaves no checkpoint and reports metrics that exclude warm-up; with mode=full it
+    then trains.
+    """
     job = submit(tiny(mode="perf"))
     assert control.wait(job, 800) == ("SUCCEEDED", "all steps are measured, none is saved: 10 steps")
     assert job.run.checkpoint_steps() == []
@@ -183,7 +188,9 @@ def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
 
 @pytest.mark.soak
 def test_an_evaluation_reports_the_losses_of_the_training(tiny):
-    """An evaluation of the newest checkpoint reports the training's final losses; training may continue."""
+    """An evaluation of the newest checkpoint reports the final losses of the training; afterwards, training
+    can continue.
+    """
     trained = submit(tiny())
     assert control.wait(trained, 800)[0] == "SUCCEEDED"
     run = trained.run
@@ -203,7 +210,7 @@ def test_an_evaluation_reports_the_losses_of_the_training(tiny):
 
 
 def same_losses_at(step: int, trained: JobDir, evaluated: JobDir) -> None:
-    """Check that the evaluating job reports one loss of each kind, equal to the last one of the training."""
+    """Assert that the evaluating job reports one loss of each kind, equal to the training's last one."""
     for kind in ("validation", "test"):
         before, after = (
             [event for event in read_events(job) if event["kind"] == kind] for job in (trained, evaluated)
@@ -216,6 +223,6 @@ def last_saved(run: RunDir) -> int:
 
 
 def optimizer_hashes(run: RunDir) -> dict[str, str]:
-    """Return the sha256 of the files that hold fp32 master weights and moments, at the last step."""
+    """Return the SHA-256 of the files with fp32 master weights and moments at the last step."""
     manifest = files.read_json(run.checkpoint_manifest(STEPS))
     return {name: entry["sha256"] for name, entry in manifest["files"].items() if "optim_states" in name}

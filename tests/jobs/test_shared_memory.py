@@ -14,7 +14,7 @@ NEEDED = 22 * 4096
 
 
 def test_check_and_submit_name_it(tiny, monkeypatch):
-    """A /dev/shm of 64 KiB, a container's default, is reported; a sufficient one is not."""
+    """A /dev/shm of 64 KiB, the default in a container, is reported; a larger one is not."""
     config = tiny(**{"data.num_workers": 2})
     monkeypatch.setattr(shared_memory, "free_shared_memory", lambda: 64 << 10)
     [obstacle] = preflight(config)
@@ -31,7 +31,7 @@ def test_check_and_submit_name_it(tiny, monkeypatch):
 
 
 def test_the_room_of_a_folder(tmp_path):
-    """The free space of a folder is None if it is absent or a file."""
+    """The free space of a folder is None if it does not exist or is a file."""
     stat = os.statvfs(tmp_path)
     assert abs(free_shared_memory(tmp_path) - stat.f_bavail * stat.f_frsize) < 1 << 30
     write_text(tmp_path / "file", "")

@@ -1,4 +1,4 @@
-"""A full disk and no memory, for real: a tmpfs and a memory cgroup, both of which need root."""
+"""A real full disk and a real lack of memory, with a tmpfs and a memory cgroup; both require root."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def small_disk(root, tmp_path):
 
 
 def test_the_reserve_is_room_for_last_words(small_disk):
-    """The reserve file leaves space for a final record on a full disk, and is not left behind."""
+    """The reserve file makes space for a final record on a full disk, and is removed at the end."""
     reserve = Reserve(small_disk, "rank")
     with pytest.raises(OSError), (small_disk / "ballast").open("wb", buffering=0) as stream:
         while True:
@@ -50,7 +50,9 @@ def test_the_reserve_is_room_for_last_words(small_disk):
 
 @pytest.mark.slow
 def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
-    """A disk that fills during training ends in FAILED, with that cause and complete records."""
+    """If the disk becomes full during training, the job ends as FAILED with that cause, and its records are
+    complete.
+    """
     from nbtrain.jobs import submit as submitting
 
     config = fake([{"step": 7, "do": "fill"}], steps=1000, backend={"disk_wait_seconds": 0.5})
@@ -74,7 +76,7 @@ def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
 
 @pytest.fixture
 def turns_read_only(root, tmp_path):
-    """Return a folder, and a function that makes it read-only for every file opened from then on."""
+    """Return a folder and a function that makes it read-only, for every file that is opened afterwards."""
     folder, mounts = tmp_path / "output", []
     folder.mkdir()
 
@@ -100,7 +102,9 @@ def turns_read_only(root, tmp_path):
 
 @pytest.mark.slow
 def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_until, monkeypatch, tmp_path):
-    """If the output turns read-only, no rank leaves a record and the supervisor still names the cause."""
+    """If the output directory becomes read-only, no rank can leave a record, but the supervisor still names
+    the cause.
+    """
     folder, turn, turn_back = turns_read_only
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -126,7 +130,7 @@ def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_
 
 @pytest.fixture
 def memory_group(root):
-    """Create a memory cgroup of 400 MiB below this process's own, by whichever version the kernel has."""
+    """Create a memory cgroup of 400 MiB below that of this process, with whichever version the kernel has."""
     own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
     if own is None:
         pytest.skip("no memory cgroup is visible here")
@@ -144,7 +148,9 @@ def memory_group(root):
 
 @pytest.mark.slow
 def test_out_of_memory_is_no_plain_kill(fake, memory_group, workspace, tiny_data):
-    """A rank ended by the kernel's out-of-memory killer is reported as out of memory, not as killed."""
+    """A rank that the kernel's out-of-memory killer has ended is reported as out of memory, and not only as
+    killed.
+    """
     config = fake([{"step": 3, "do": "devour"}], steps=1000, backend={"max_restarts": 0})
     fake_rank = str(Path(__file__).parent / "fake_rank.py")
     script = (

@@ -1,4 +1,6 @@
-"""Submit, resume and clone on what is in the output directory; no process is started."""
+"""Submitting, resuming and cloning runs that are in the output directory in various states; no process is
+started.
+"""
 
 import errno
 import os
@@ -39,7 +41,7 @@ from nbtrain.monitor.runs import list_runs, runs_table, summary_of
 
 @pytest.fixture(autouse=True)
 def no_supervisor(monkeypatch):
-    """Write everything but start nothing: the test's process plays the supervisor."""
+    """Write all files of a submission but start nothing; the test process plays the supervisor."""
 
     def become_the_supervisor(backend, job):
         record = JobRecord.read(job.job_json)
@@ -50,7 +52,7 @@ def no_supervisor(monkeypatch):
 
 
 def end(job, state="SUCCEEDED", step=0):
-    """Write the job's end and a heartbeat at `step`."""
+    """Write the end of a job and a heartbeat at `step`."""
     record = JobRecord.read(job.job_json)
     record.state, record.cause, record.ended_at = state, "it ended", time.time()
     record.write(job.job_json)
@@ -61,7 +63,7 @@ def end(job, state="SUCCEEDED", step=0):
 
 
 def test_a_new_run_is_written_down(tiny):
-    """A new run gets run.json, config.yaml and plan.json, and its job three JSON files."""
+    """For a new run, run.json, config.yaml and plan.json are written, and three JSON files for its job."""
     config = tiny(**{"backend.env": {"HOME_MADE": "1"}})
     job = submit(config)
     run = job.run
@@ -87,7 +89,7 @@ def test_a_new_run_is_written_down(tiny):
 
 
 def test_an_active_run_gives_its_job(tiny, caplog):
-    """Submitting an active run returns its job, and a changed setting is reported as ignored."""
+    """Submitting an active run returns its job; a changed setting is reported as ignored."""
     job = submit(tiny())
     assert submit(tiny()).job_id == job.job_id
     assert caplog.records == []
@@ -98,7 +100,7 @@ def test_an_active_run_gives_its_job(tiny, caplog):
 
 
 def test_a_setting_of_the_run_that_the_next_submission_does_not_name_is_no_change(tiny, caplog):
-    """An override that the next submission omits is not reported as a change, since it was not typed."""
+    """If a later submission omits an override, that is not reported as a change."""
     job = submit(tiny(**{"batch.max_steps": 5, "labels.team": "nlp"}))
     assert submit(tiny()).job_id == job.job_id
     assert caplog.messages == []
@@ -108,7 +110,9 @@ def test_a_setting_of_the_run_that_the_next_submission_does_not_name_is_no_chang
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
 def test_an_ended_run_is_resumed_as_a_new_job(tiny, state, caplog):
-    """Resuming an ended run makes a new job with the same run id, and records what changed as an event."""
+    """Submitting a run that has ended creates a new job with the same run id; the changed settings are
+    recorded as an event.
+    """
     job = submit(tiny())
     end(job, state, step=5)
     second = submit(tiny(**{"batch.train_tokens": 2560, "logging.log_interval_steps": 1}))
@@ -127,7 +131,9 @@ def test_an_ended_run_is_resumed_as_a_new_job(tiny, state, caplog):
 
 
 def test_the_next_job_keeps_the_priority_that_the_queue_was_told(tiny):
-    """The next job keeps the priority that the queue was given, until backend.priority is set again."""
+    """A priority that was changed in the queue applies to the next job too, until backend.priority is
+    changed.
+    """
     job = submit(tiny())
     end(job, "CANCELLED")
     assert asked_priority(job) is None
@@ -184,7 +190,7 @@ def test_a_label_of_the_command_line_is_its_text(tiny):
 
 
 def test_a_password_stands_in_the_configuration_alone(tiny):
-    """A password appears in config.yaml, as in the run YAML, and in no other file of a run."""
+    """A password in the configuration is written to config.yaml, but to no other file of the run."""
     end(submit(tiny()), "FAILED", step=5)
     second = submit(tiny(**{"backend.env": {"HTTPS_PROXY": "http://me:s3cret@proxy:8"}}))
     events = [event for event in read_events(second) if event["kind"] == "config"]
@@ -199,7 +205,9 @@ def test_a_password_stands_in_the_configuration_alone(tiny):
 
 
 def test_a_clock_that_is_ahead_blocks_no_run(tiny, caplog):
-    """A job numbered by a clock in the future does not block the run: the next one sorts after it."""
+    """A job whose id comes from a clock that was ahead does not block the run: the id of the next job sorts
+    after it.
+    """
     job = submit(tiny())
     end(job, "FAILED")
     job.path.rename(job.path.with_name("20991231-235959-abcd"))
@@ -213,7 +221,9 @@ def test_a_clock_that_is_ahead_blocks_no_run(tiny, caplog):
 
 
 def test_a_submission_that_was_cut_off_is_submitted_anew(tiny):
-    """A submission killed before its supervisor started is submitted again, since its lock is free."""
+    """If a submission was killed before its supervisor started, its lock is free, and the run can be
+    submitted again.
+    """
     job = submit(tiny())
     record = JobRecord.read(job.job_json)
     record.state, record.supervisor = "QUEUED", None
@@ -234,7 +244,7 @@ def test_a_submission_that_was_cut_off_is_submitted_anew(tiny):
 
 
 def test_a_job_that_is_not_heard_of_is_joined_with_a_warning(tiny, caplog):
-    """A job with a silent supervisor on another host is joined with a warning."""
+    """Submitting a run whose supervisor, on another host, is silent returns its job with a warning."""
     job = submit(tiny())
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity(7, 1, "its boot", "other")
@@ -248,7 +258,7 @@ def test_a_job_that_is_not_heard_of_is_joined_with_a_warning(tiny, caplog):
 
 
 def test_a_longer_run_stretches_its_decay(tiny):
-    """Training longer with lr_decay_tokens null changes the learning rate, and a warning says so."""
+    """If lr_decay_tokens is null, a longer training changes the learning rate, and a warning says so."""
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
@@ -264,7 +274,9 @@ def test_a_longer_run_stretches_its_decay(tiny):
 
 
 def test_no_whole_checkpoint_is_refused_before_launch(tiny):
-    """A run without a complete checkpoint is refused with every reason; a measurement needs none."""
+    """A run that has no complete checkpoint is rejected with every reason; a measurement needs no
+    checkpoint.
+    """
     job = submit(tiny())
     end(job, "FAILED", step=8)
     for step, manifest in ((4, "{"), (8, None)):
@@ -283,7 +295,9 @@ def test_no_whole_checkpoint_is_refused_before_launch(tiny):
 
 
 def test_the_command_line_fails_where_settings_are_not_applied(tiny, workspace, capsys):
-    """The command fails if the active run has other settings; the same settings join it."""
+    """The command fails if the active run has other settings; with the same settings it returns the run's
+    job.
+    """
     job = submit(tiny())
     yaml = str(workspace / "tiny.yaml")
     assert cli.main(["submit", yaml]) == 0
@@ -298,7 +312,9 @@ def test_the_command_line_fails_where_settings_are_not_applied(tiny, workspace, 
 
 
 def test_less_than_what_is_done_is_refused(tiny):
-    """A limit before the newest checkpoint is refused with both steps, since it would train nothing."""
+    """A training limit before the newest checkpoint is rejected with both steps, because nothing would be
+    trained.
+    """
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
@@ -313,7 +329,9 @@ def test_less_than_what_is_done_is_refused(tiny):
 
 @pytest.mark.parametrize("reached, loss", [(5, 4.5), (7, None)])
 def test_a_resumed_job_without_an_attempt_is_at_its_checkpoint(tiny, reached, loss):
-    """A resumed job in the queue is at its checkpoint's step, also after it was cancelled there."""
+    """A resumed job in the queue shows the step of its checkpoint, also after it was cancelled in the
+    queue.
+    """
     before = submit(tiny())
     end(before, "LOST")
     beat = Heartbeat(0, 0, ProcessIdentity.of(os.getpid()), time.time(), reached, "train", time.time())
@@ -340,7 +358,9 @@ def test_a_resumed_job_without_an_attempt_is_at_its_checkpoint(tiny, reached, lo
 
 
 def test_perf_is_not_measured_within_a_training(tiny):
-    """mode=perf is refused for a trained run, since its metrics would mix with the training's."""
+    """mode=perf is rejected for a run that has been trained, because its metrics would be mixed with those of
+    the training.
+    """
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
@@ -366,7 +386,7 @@ def trained_then_evaluated(tiny, step):
 
 
 def test_to_go_on_after_an_evaluation_is_to_train(tiny, caplog):
-    """Resuming after an evaluation trains, and reports the changed mode."""
+    """Resuming a run after an evaluation trains it, and the changed mode is reported."""
     caplog.set_level("INFO", "nbtrain")
     run = trained_then_evaluated(tiny, 4)
     third = resume(run)
@@ -399,7 +419,9 @@ def test_after_an_evaluation_of_all_steps_more_must_be_asked_for(tiny):
 
 
 def test_a_run_that_is_finished_and_evaluated_is_still_finished(tiny):
-    """An evaluated finished run is still finished: submitted again it is refused, or opened by a notebook."""
+    """A finished run that was evaluated still counts as finished: submitting it is rejected, and a notebook
+    shows it.
+    """
     run = trained_then_evaluated(tiny, 10)
     before = run.job_ids()
     with pytest.raises(SubmitError) as refused:
@@ -417,7 +439,9 @@ def test_a_run_that_is_finished_and_evaluated_is_still_finished(tiny):
 
 
 def test_a_finished_run_that_was_resumed_with_other_settings_is_opened_by_a_notebook(tiny):
-    """A notebook opens a finished run with the settings of any of its jobs; other settings are refused."""
+    """A notebook shows a finished run if it has the settings of any of the run's jobs; other settings are
+    rejected.
+    """
     run = trained_then_evaluated(tiny, 10)
     resume(run, ["batch.train_tokens=1536"])
     end(run.newest_job(), step=12)
@@ -437,7 +461,7 @@ def test_a_run_that_is_evaluated_before_its_end_is_trained_on_by_submit(tiny):
 
 
 def test_a_run_keeps_its_name_on_resume(tiny):
-    """A resume under another name is refused, because `nbtrain cancel` would not find the run."""
+    """Resuming a run under another name is rejected, because `nbtrain cancel` would not find it."""
     job = submit(tiny())
     end(job, "CANCELLED")
     with pytest.raises(ConfigError) as refused:
@@ -455,7 +479,9 @@ def test_a_clone_of_an_evaluated_run_trains(tiny):
 
 
 def test_after_a_measurement_the_mode_must_be_said(tiny):
-    """A resume after a measurement must set the mode: it may mean measuring again or training."""
+    """To resume a run after a measurement, the mode must be set, because it could mean measuring again or
+    training.
+    """
     job = submit(tiny(mode="perf"))
     end(job)
     with pytest.raises(SubmitError) as refused:
@@ -471,7 +497,7 @@ def test_after_a_measurement_the_mode_must_be_said(tiny):
 
 
 def test_a_checkpoint_on_the_nodes_alone_is_one_to_evaluate_and_none_to_measure_over(tiny):
-    """A checkpoint that is only on the nodes' disks can be evaluated, and forbids a measurement."""
+    """A checkpoint that is only on the nodes' disks can be evaluated, and prevents a measurement."""
     job = submit(tiny())
     end(job, "FAILED")
     LocalSaves([LocalSave(4, "id4", ["a"], job.job_id, 0, 0.0)]).keep(job.run)
@@ -491,7 +517,9 @@ def test_an_evaluation_needs_a_checkpoint(tiny):
 
 
 def test_data_made_anew_is_refused(tiny):
-    """Resuming on data prepared again is refused, since the checkpoint's sample order depends on them."""
+    """Resuming is rejected if the data was prepared again, because the sample order in the checkpoint depends
+    on it.
+    """
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
@@ -514,7 +542,9 @@ def test_data_made_anew_is_refused(tiny):
 
 
 def test_a_submission_that_the_disk_does_not_take_leaves_no_job(tiny, monkeypatch):
-    """A submission that fails on a full disk leaves no job folder, which could never be cancelled."""
+    """If a submission fails because the disk is full, no job folder is left, because such a job could never
+    be cancelled.
+    """
 
     def full(record, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -528,7 +558,7 @@ def test_a_submission_that_the_disk_does_not_take_leaves_no_job(tiny, monkeypatc
 
 
 def test_a_lost_run_is_resumed(tiny):
-    """A job whose supervisor is gone counts as ended, and its run is resumed."""
+    """If the supervisor of a job is gone, the job counts as ended, and the run is resumed."""
     job = submit(tiny())
     record = JobRecord.read(job.job_json)
     record.supervisor.start_ticks += 1
@@ -537,7 +567,7 @@ def test_a_lost_run_is_resumed(tiny):
 
 
 def test_a_finished_run_is_refused(tiny):
-    """A finished run is refused, and the message names resume with more tokens, and clone."""
+    """Submitting a finished run is rejected; the message suggests a resume with more tokens, or a clone."""
     job = submit(tiny())
     end(job, step=10)
     with pytest.raises(SubmitError) as refused:
@@ -558,7 +588,9 @@ def test_a_finished_run_is_refused(tiny):
 
 
 def test_a_notebook_opens_a_finished_run_with_its_own_settings_only(tiny):
-    """A notebook run again shows the finished run; other settings, also of the backend, are refused."""
+    """A notebook that is executed again shows the finished run; other settings, including those of the
+    backend, are rejected.
+    """
     job = submit(tiny())
     end(job, step=10)
     assert nb.launch(tiny()).job.job_id == job.job_id
@@ -571,7 +603,7 @@ def test_a_notebook_opens_a_finished_run_with_its_own_settings_only(tiny):
 
 
 def test_an_active_run_is_not_joined_from_another_backend(tiny):
-    """An active run is not joined by a submission to another backend; a dry run still shows the script."""
+    """An active run is not joined by a submission to another backend; a dry run still prints the script."""
     job = submit(tiny())
     elsewhere = tiny(**{"backend.kind": "slurm"})
     said = (
@@ -590,7 +622,7 @@ def test_an_active_run_is_not_joined_from_another_backend(tiny):
 
 
 def test_a_launch_explains_a_shortage_and_refuses_a_mistake(tiny, monkeypatch):
-    """nb.launch explains a shortage of devices without an error; a mistake next to it is an error."""
+    """nb.launch explains a shortage of devices without raising an error; any other problem is an error."""
     problems = [shortage(tiny(), "", "the run needs 8 GPUs.")]
     for module in ("preflight", "submit"):
         monkeypatch.setattr(f"nbtrain.jobs.{module}.preflight", lambda config: problems)
@@ -603,7 +635,7 @@ def test_a_launch_explains_a_shortage_and_refuses_a_mistake(tiny, monkeypatch):
 
 
 def test_a_finished_trial_names_its_own_limit(tiny):
-    """A run that ended at batch.max_steps is continued by removing that limit."""
+    """If a run ended at batch.max_steps, the message says to remove that limit to continue."""
     job = submit(tiny(**{"batch.max_steps": 2}))
     end(job, step=2)
     with pytest.raises(SubmitError, match=r"`nbtrain resume tiny batch.max_steps=null`"):
@@ -612,9 +644,10 @@ def test_a_finished_trial_names_its_own_limit(tiny):
 
 
 def test_another_training_is_refused_by_name(tiny):
-    """A change of architecture, tokenizer or data of a trained run is refused, each with its place.
+    """If a run has been trained, a change of its architecture, tokenizer or data is rejected, with the place
+    of each change.
 
-    The layout may change.
+    Its layout may change.
     """
     job = submit(tiny())
     end(job, "FAILED", step=5)
@@ -642,7 +675,7 @@ def test_another_training_is_refused_by_name(tiny):
 
 
 def test_before_the_first_step_everything_may_change(tiny):
-    """A run that failed before its first step may change in everything."""
+    """If a run failed before its first step, all settings may change."""
     job = submit(tiny())
     end(job, "FAILED")
     second = submit(tiny(**{"model.num_layers": 4}))
@@ -650,7 +683,7 @@ def test_before_the_first_step_everything_may_change(tiny):
 
 
 def test_changes_are_fields(tiny):
-    """Changes are listed by field, with free-form mappings as one value."""
+    """Changes are listed by field; a mapping with free keys is listed as one value."""
     changes = changes_between(tiny(), tiny(**{"backend.env": {"A": "1"}, "model.compile": True}))
     assert [(change.key, change.before, change.now, change.bound) for change in changes] == [
         ("model.compile", False, True, False),
@@ -659,7 +692,7 @@ def test_changes_are_fields(tiny):
 
 
 def test_the_layout_is_free(tiny):
-    """Layout and micro batch may change, since a checkpoint loads into any layout."""
+    """The layout and micro-batch size may change, because a checkpoint can be loaded in any layout."""
     other = {
         "parallel.data_parallel_size": 2,
         "parallel.tensor_parallel_size": 2,
@@ -673,7 +706,7 @@ def test_the_layout_is_free(tiny):
 
 
 def test_weights_of_packed_sources_are_bound(tiny):
-    """Weights of packed sources may not change, because they decide the order of the data."""
+    """The weights of packed sources may not change, because they determine the order of the data."""
 
     def run(*weights):
         sources = [{"kind": "alpaca", "path": "tasks.json", "weight": weight} for weight in weights]
@@ -688,7 +721,7 @@ def test_weights_of_packed_sources_are_bound(tiny):
 
 
 def test_packing_by_default_is_the_packing_that_it_stands_for(tiny):
-    """Writing out the default packing is not a change; choosing another packing is."""
+    """Writing the default packing explicitly is not a change; another kind of packing is."""
     data = {"data.sources": [{"kind": "alpaca", "path": "tasks.json"}]}
     default, written = tiny(**data), tiny(**data, **{"data.packing": "best_fit"})
     assert changes_between(default, written) == []
@@ -697,7 +730,7 @@ def test_packing_by_default_is_the_packing_that_it_stands_for(tiny):
 
 
 def test_a_foreign_folder_is_refused(tiny):
-    """A folder with foreign content is not touched, and the message lists what it holds."""
+    """If the folder of the run contains other files, it is left unchanged, and the message lists them."""
     run = RunDir.named("tiny")
     run.path.mkdir(parents=True)
     (run.path / "thesis.tex").write_text("precious")
@@ -711,7 +744,9 @@ def test_a_foreign_folder_is_refused(tiny):
 
 
 def test_a_run_that_another_process_is_making_is_not_foreign(workspace, monkeypatch):
-    """A run that another process is creating, with a half-written or late first file, is not foreign."""
+    """While another process creates a run, its folder is not taken for a foreign one, although its first file
+    may be incomplete or missing.
+    """
     run = RunDir.named("tiny")
     run.path.mkdir(parents=True)
     (run.path / ".run.json.50234721.tmp").write_text("{")
@@ -724,7 +759,9 @@ def test_a_run_that_another_process_is_making_is_not_foreign(workspace, monkeypa
 
 
 def test_the_folder_of_another_run_is_refused(tiny):
-    """A run directory under another run's name is refused with the commands to resume or clone it."""
+    """A folder that contains a run with another name is rejected, with the commands that resume or clone that
+    run.
+    """
     job = submit(tiny())
     end(job, "FAILED", step=3)
     job.run.path.rename(job.run.path.with_name("renamed"))
@@ -738,13 +775,13 @@ def test_the_folder_of_another_run_is_refused(tiny):
 
 
 def test_executed_notebooks_do_not_make_a_folder_foreign(tiny):
-    """Notebooks that papermill wrote before a submission do not make the run directory foreign."""
+    """Notebooks that papermill wrote to a run's folder before the submission are accepted there."""
     (RunDir.named("tiny").notebooks).mkdir(parents=True)
     assert submit(tiny()).run.exists()
 
 
 def test_every_problem_is_reported_at_once(tiny, monkeypatch):
-    """SubmitError lists every problem that preflight found, and nothing is written."""
+    """SubmitError lists all problems that preflight found, and nothing is written."""
     monkeypatch.setenv("NBTRAIN_DATA", str(RunDir.named("tiny").path.parent / "nowhere"))
     with pytest.raises(SubmitError) as refused:
         submit(tiny(**{"resources.device": "gpu", "resources.gpus_per_node": 1}))
@@ -759,9 +796,9 @@ def test_every_problem_is_reported_at_once(tiny, monkeypatch):
 
 
 def test_clone_makes_a_run_with_a_parent(tiny):
-    """A clone is a separate run directory that names its parent.
+    """A clone is a separate run that records its parent.
 
-    Submitted, it trains from the beginning.
+    When it is submitted, it trains from the beginning.
     """
     job = submit(tiny())
     config = clone(job.run, "sibling", ["lr_schedule.lr=2e-3"])
@@ -800,7 +837,9 @@ def test_a_clone_that_the_disk_does_not_take_leaves_its_name_free(tiny, monkeypa
 
 
 def test_a_clone_has_the_labels_that_are_shown(tiny):
-    """A clone has the submission's labels with later changes; labels passed to clone come first."""
+    """A clone has the original run's labels, including later changes; labels passed to clone take
+    precedence.
+    """
     given = {
         "labels": {"team": "nlp", "stage": "trial", "owner": "ann"},
         "backend.kubernetes.labels": {"cost": "7"},
@@ -822,7 +861,9 @@ def test_resume_of_nothing(workspace):
 
 
 def test_runs_are_listed_newest_first(tiny):
-    """`nbtrain runs` lists state, step and cause, newest first; an empty directory says how to start."""
+    """`nbtrain runs` lists runs with state, step and cause, newest first; without runs, it says how to start
+    one.
+    """
     assert runs_table(list_runs()).startswith("No runs under ")
     first = submit(tiny(name="first"))
     end(first, "FAILED", step=5)
@@ -840,7 +881,7 @@ def test_runs_are_listed_newest_first(tiny):
 
 
 def test_an_unreadable_identity_is_refused(tiny):
-    """A run.json that is not JSON is refused and not overwritten."""
+    """If run.json is not valid JSON, the submission is rejected, and the file is not overwritten."""
     run = RunDir.named("tiny")
     run.path.mkdir(parents=True)
     run.run_json.write_text("{")
@@ -849,14 +890,16 @@ def test_an_unreadable_identity_is_refused(tiny):
 
 
 def test_rules_come_before_everything(tiny, workspace):
-    """A configuration that breaks a rule is a ConfigError, whatever is on disk."""
+    """A configuration that breaks a rule is a ConfigError, whatever is in the output directory."""
     config = load(workspace / "tiny.yaml", {"batch.global_batch_size": 7}, check=False)
     with pytest.raises(ConfigError, match="must be a multiple of micro_batch_size"):
         submit(config)
 
 
 def test_a_finished_run_that_is_submitted_changed_says_what_differs(tiny):
-    """The refusal of a finished run lists each changed field; an unchanged one lists none."""
+    """When a finished run is rejected, the message lists each changed field, or none if nothing was
+    changed.
+    """
     end(submit(tiny()), step=10)
     with pytest.raises(SubmitError) as refused:
         submit(tiny(**{"batch.train_tokens": 2560, "model.seed": 7}))
@@ -874,7 +917,9 @@ def test_a_finished_run_that_is_submitted_changed_says_what_differs(tiny):
 
 
 def test_the_commands_for_a_finished_run_carry_its_changes(tiny):
-    """The commands in the refusal of a finished run make the requested changes when typed unchanged."""
+    """When a finished run is rejected, the suggested commands can be copied as they are and apply the
+    requested changes.
+    """
     end(job := submit(tiny(**{"batch.max_steps": 5})), step=5)
     changed = {
         "lr_schedule.lr": 1e-4,
@@ -895,7 +940,9 @@ def test_the_commands_for_a_finished_run_carry_its_changes(tiny):
 
 
 def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspace, capsys):
-    """A changed submission of a paused run starts and ends nothing, and each way to continue is a command."""
+    """Submitting a paused run with changed settings starts and ends nothing; each way to continue is shown as
+    a command.
+    """
     ask_pause(job := submit(tiny()), True)
     for start in (submit, nb.submit, nb.launch):
         with pytest.raises(SubmitError) as refused:
@@ -922,7 +969,7 @@ def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspac
 
 
 def test_a_paused_job_is_not_ended_for_one_that_could_not_start(tiny, monkeypatch):
-    """A paused job is not cancelled for a new job that cannot start."""
+    """A paused job is not cancelled if the new job that would replace it cannot start."""
     ask_pause(job := submit(tiny()), True)
     found = [mistake(tiny(), "", "./typo.sh was not found.", "Correct notify.command.")]
     monkeypatch.setattr("nbtrain.jobs.submit.preflight", lambda config: found)
@@ -938,7 +985,7 @@ def test_a_paused_job_is_not_ended_for_one_that_could_not_start(tiny, monkeypatc
 
 
 def test_a_dry_run_says_why_this_machine_would_not_take_the_run(tiny):
-    """A dry run gives submit's reason why this machine cannot run it."""
+    """A dry run prints the reason why submit would reject the run on this machine."""
     over = {"resources.nodes": 2, "parallel.data_parallel_size": 2, "batch.global_batch_size": 8}
     said = str(nb.launch(tiny(**over), dry_run=True))
     assert "tiny was not launched: this machine is too small.\n" in said
@@ -949,7 +996,9 @@ def test_a_dry_run_says_why_this_machine_would_not_take_the_run(tiny):
 
 
 def test_a_finished_trial_is_trained_on_by_as_much_as_was_typed(tiny):
-    """The advice after a trial is the requested number of steps, or the rest of the training."""
+    """After a trial, the advice is to train the requested number of further steps, or the rest of the
+    training.
+    """
     end(submit(tiny(**{"batch.max_steps": 4})), step=4)
     for asked, advised in ((8, "8"), (4, "null"), (2, "null")):
         with pytest.raises(SubmitError, match=rf"`nbtrain resume tiny batch\.max_steps={advised}`"):
@@ -964,7 +1013,9 @@ def test_the_place_of_a_default_is_no_line_of_its_section(tiny):
 
 @pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])
 def test_a_quicker_submission_is_joined(tiny, monkeypatch, caplog, state):
-    """A submission that is overtaken by another one during its checks joins the other's job."""
+    """If another submission of the same run is faster while this one makes its checks, this one returns the
+    other's job.
+    """
     others = []
 
     def meanwhile(config):
@@ -1008,7 +1059,7 @@ print(submit(config).job_id)
 
 @pytest.mark.slow
 def test_two_processes_that_submit_at_once_get_one_job(tiny, workspace):
-    """Two processes that submit at once get one job."""
+    """If two processes submit the same run at the same time, both get the same job."""
     tiny()
     command = [sys.executable, "-c", RACER, str(workspace / "tiny.yaml")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

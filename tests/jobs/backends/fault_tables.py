@@ -1,4 +1,5 @@
-"""Shared parts of the backends' fault tables: a scene in which a run suffers a fault, the rows, the runner.
+"""Shared code of the backends' fault tables: a scene in which a run suffers a fault, the rows of the table,
+and the runner.
 
     tables = Tables("faults-hosts.md", "tests.jobs...", FAULTS, ...); sys.exit(tables.main(sys.argv[1:]))
 
@@ -48,17 +49,17 @@ WRITING = threading.Lock()
 
 
 class Impossible(Exception):
-    """Raised when the fault cannot be produced on this machine; its rows in the page are not changed."""
+    """The fault cannot be produced on this machine; its rows in the page are not changed."""
 
 
 @dataclass
 class Scene:
-    """A job of 2 x 2 ranks and the fault that happens to it."""
+    """A job with 2 x 2 ranks and the fault that happens to it."""
 
     defaults: dict[str, Any] = field(default_factory=dict)
     """Settings of every run, such as the backend it is submitted to."""
     seen: list[tuple[str, str]] = field(default_factory=list)
-    """Every state with its cause, as `nbtrain status` would have printed them."""
+    """Every state of the job with its cause, as `nbtrain status` would have printed it."""
     fault_at: float | None = None
     job: JobDir | None = None
     """The submitted job; None if nothing was started."""
@@ -90,13 +91,13 @@ class Scene:
 
     @property
     def step(self) -> int:
-        """Step of rank 0 in the current attempt, 0 before its first heartbeat."""
+        """Return the step of rank 0 in the current attempt; 0 before its first heartbeat."""
         assert self.job is not None
         beat = Heartbeat.read(self.job.heartbeat(0))
         return beat.step if beat and beat.attempt == self.record.attempt else 0
 
     def status(self) -> tuple[str, str]:
-        """Return the state and cause that a user reads, and record every change of state."""
+        """Return the state and the cause that the user sees, and record every change of state."""
         assert self.job is not None
         state, cause = status_of(self.job)
         if not self.seen or self.seen[-1][0] != state:
@@ -104,7 +105,9 @@ class Scene:
         return state, cause or ""
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Wait until `condition` returns a true value and return it, recording the job's states meanwhile."""
+        """Wait until `condition` returns a true value, and return it. The states of the job are recorded
+        meanwhile.
+        """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             self.status()
@@ -131,7 +134,7 @@ class Scene:
         self.fault_at = time.time()
 
     def rank_failed(self, rank: int) -> None:
-        """Take the end of this rank in the first attempt as the time of the fault."""
+        """Use the time at which this rank ended in the first attempt as the time of the fault."""
         assert self.job is not None
         end = ExitRecord.read(self.job.exit_record(rank, 0))
         self.fault_at = end.time if end else None
@@ -142,11 +145,13 @@ class Scene:
 
     @property
     def bad_states(self) -> set[str]:
-        """States among those seen from which a job does not recover by itself."""
+        """Return the states seen so far from which a job does not recover by itself."""
         return {LOST, FAILED, CANCELLED} & set(self.states)
 
     def seconds(self) -> str:
-        """Return the seconds from the fault until ranks train again, "" if they never do."""
+        """Return the seconds between the fault and the time when ranks train again, or "" if they never
+        do.
+        """
         again = [attempt.running_at for attempt in self.record.attempts if attempt.running_at]
         later = [at for at in again if self.fault_at and at > self.fault_at]
         return f"{later[0] - self.fault_at:.0f}" if later and self.fault_at else ""
@@ -154,26 +159,26 @@ class Scene:
 
 @dataclass
 class Row:
-    """The results of one fault, as the page shows them."""
+    """The results of one fault, as shown on the page."""
 
     reads: str
-    """The message that a user reads first."""
+    """Message that the user reads first."""
     seconds: str
-    """Seconds from the fault until ranks train again; "" if they do not by themselves."""
+    """Seconds from the fault until ranks train again; "" if they do not recover by themselves."""
     after: str
-    """The reaction to the fault, in one sentence."""
+    """What happens after the fault, in one sentence."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A row of the table and the function that submits its job, causes the fault and checks the outcome."""
+    """A row of the table, and the function that submits its job, causes the fault and checks the outcome."""
 
     title: str
     make: Callable[[Any], Row]
 
 
 def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
-    """Return {step: every (loss, grad norm) that any job of the run has written}."""
+    """Return {step: set of (loss, gradient norm)} with everything that the run's jobs have written."""
     steps: dict[int, set[tuple[str, str]]] = {}
     for job_id in run.job_ids():
         for event in read_events(run.job(job_id)):
@@ -184,22 +189,22 @@ def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The two tables of a page of docs/evidence, and the faults of their rows."""
+    """The two tables of a page in docs/evidence, and the faults in their rows."""
 
     page: str
-    """Name of the page in docs/evidence."""
+    """File name of the page in docs/evidence."""
     module: str
-    """Module that defines the faults, as `python -m` names it."""
+    """Module that defines the faults, as in `python -m`."""
     faults: Mapping[str, Fault]
     scene: Callable[[], contextlib.AbstractContextManager[Scene]]
-    """Context manager that sets up the hosts or cluster that a run is submitted to."""
+    """Context manager that sets up the hosts or the cluster to which a run is submitted."""
     missing: Callable[[], str]
-    """Return the reason why no scene can be set up here, "" if one can."""
+    """Function that returns the reason why no scene can be set up here; "" if one can."""
     engine_head: str = ""
-    """Head of the column with the scheduler's own exit code; "" if there is no scheduler."""
+    """Heading of the column with the scheduler's exit code; "" if there is no scheduler."""
     engine_code: Callable[[Any, JobDir], str] = lambda scene, job: ""
     plain: Callable[[str], str] = str
-    """Remove from a row whatever differs from one run of the table to the next."""
+    """Function that removes from a row everything that changes whenever the table is made."""
     at_once: int = 3
 
     @property
@@ -211,7 +216,7 @@ class Tables:
         return f"<!-- exit codes: python -m {self.module} -->"
 
     def main(self, arguments: list[str]) -> int:
-        """Run the named faults, or all of them, and return the exit code."""
+        """Run the named faults, or all of them, and return an exit code."""
         if arguments[:1] == ["--one"]:
             return self.suffer(arguments[1], Path(arguments[2]))
         if why := self.missing():
@@ -243,7 +248,9 @@ class Tables:
         return answer.returncode
 
     def suffer(self, name: str, data: Path) -> int:
-        """Run one fault and print its rows. Return 0 on success, 1 on failure, 2 if it is impossible."""
+        """Run one fault and print its rows. Return 0 for success, 1 for failure, and 2 if the fault is
+        impossible here.
+        """
         fault, began = self.faults[name], time.monotonic()
         with self.scene() as scene, _place(name, data) as workspace:
             try:
@@ -266,7 +273,7 @@ class Tables:
         return 0
 
     def _codes(self, fault: Fault, scene: Scene) -> str:
-        """Return how the first attempt ended in each layer that has its own exit code."""
+        """Return how the first attempt ended, for each layer that has an exit code."""
         if scene.job is None:
             cells = ["not started", "not started", "none", "nothing was written, 6"]
         else:
@@ -289,7 +296,7 @@ class Tables:
         return f"| {' | '.join([fault.title, *cells])} |"
 
     def write(self, begin: str, rows: dict[str, str]) -> None:
-        """Replace these rows of the page and keep the others."""
+        """Replace these rows of the page, and keep all others."""
         heads = ["fault", "what the user reads", "seconds to running again", "after it"]
         if begin == self.codes_begin:
             engine = [self.engine_head] if self.engine_head else []
@@ -316,7 +323,7 @@ def _span(ranks: list[int]) -> str:
 
 @contextlib.contextmanager
 def _place(name: str, data: Path) -> Iterator[Path]:
-    """Create a workspace with a space in its name."""
+    """Create a workspace that has a space in its name."""
     folder = Path(tempfile.mkdtemp(prefix=f"fault {name} "))
     (folder / "tiny.yaml").write_text(TINY)
     with environment({"NBTRAIN_WORKSPACE": str(folder), "NBTRAIN_DATA": str(data)}):
@@ -325,7 +332,7 @@ def _place(name: str, data: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set these environment variables in the context, with the output directory inside the workspace."""
+    """Set these environment variables within the context; the output directory is inside the workspace."""
     before = {key: os.environ.get(key) for key in (*variables, "NBTRAIN_OUTPUT")}
     os.environ.update(variables)
     os.environ.pop("NBTRAIN_OUTPUT", None)
@@ -339,5 +346,5 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def plain_times(text: str) -> str:
-    """Replace every date by the same fixed date."""
+    """Replace every date and time by the same fixed one."""
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "2026-01-01 12:00:00", text)

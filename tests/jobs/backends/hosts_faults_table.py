@@ -1,4 +1,4 @@
-"""Cause each fault in a run of 2 x 2 ranks on two ssh hosts; writes docs/evidence/faults-hosts.md.
+"""Cause each fault in a run with 2 x 2 ranks on two ssh hosts, and write docs/evidence/faults-hosts.md.
 
     python -m tests.jobs.backends.hosts_faults_table [NAME ...]     run only these faults; keep the other rows
 
@@ -53,7 +53,7 @@ while True:
 
 
 class Scene(fault_tables.Scene):
-    """A job that runs on two hosts and the fault that happens to it."""
+    """A job on two hosts and the fault that happens to it."""
 
     def __init__(self, pair: HostPair):
         settings = {"hosts": list(NAMES), "ssh_config": str(pair.ssh_config)}
@@ -68,7 +68,9 @@ class Scene(fault_tables.Scene):
         self.pair = pair
 
     def fails(self, **settings: Any) -> str:
-        """Return the first problem for which the run is refused, and check that nothing was written."""
+        """Submit a run that must be rejected; check that nothing was written, and return the first
+        problem.
+        """
         try:
             self.submit(**settings)
         except SubmitError as error:
@@ -79,12 +81,12 @@ class Scene(fault_tables.Scene):
         return problem
 
     def causes(self) -> list[str]:
-        """Return why each attempt ended."""
+        """Return the causes of the ends of all attempts."""
         return [attempt.cause or "" for attempt in self.record.attempts]
 
 
 def ordered(do: str, step: int = 12, **more: Any) -> dict[str, str]:
-    """Return the environment that orders a fault of the real trainer in a rank of the second host."""
+    """Return the environment that makes the real trainer cause a fault in a rank on the second host."""
     order = {"rank": FAR_RANK, "attempt": 0, "step": step, "do": do, **more}
     return {"NBTRAIN_FAULTS": json.dumps([order])}
 
@@ -93,7 +95,7 @@ def ordered(do: str, step: int = 12, **more: Any) -> dict[str, str]:
 
 
 def rank_killed(scene: Scene) -> Row:
-    """Kill a rank: the same agents restart it."""
+    """Kill a rank; the same agents restart it."""
     order = [{"rank": FAR_RANK, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
     job = scene.submit(40, env={"FAKE_FAULTS": json.dumps(order)})
     scene.until_step(5)
@@ -107,7 +109,7 @@ def rank_killed(scene: Scene) -> Row:
 
 
 def rank_hangs(scene: Scene) -> Row:
-    """Stop a rank that the others wait for: it is named, with the line where it stopped."""
+    """Stop a rank that the others wait for; the message names it and the line of code where it stopped."""
     job = scene.submit(
         24, fake=False, env=ordered("sleep"), **{"backend.heartbeat_timeout_seconds": HANG_SECONDS}
     )
@@ -123,7 +125,7 @@ def rank_hangs(scene: Scene) -> Row:
 
 
 def loss_is_nan(scene: Scene) -> Row:
-    """Make the loss NaN: a rank on the second host requests a rollback."""
+    """Make the loss NaN, so that a rank on the second host requests a rollback."""
     job = scene.submit(24, fake=False, env=ordered("nan"), **{"stability.on_nan": "rollback"})
     assert scene.end()[0] == SUCCEEDED, scene.seen
     [rollback] = files.read_json(job.run.rollbacks_json)
@@ -135,7 +137,7 @@ def loss_is_nan(scene: Scene) -> Row:
 
 
 def disk_full(scene: Scene) -> Row:
-    """Raise the error of a full disk in a rank of the second host."""
+    """Raise the error of a full disk in a rank on the second host."""
     scene.submit(24, fake=False, env=ordered("full"))
     assert scene.end()[0] == SUCCEEDED, scene.seen
     scene.rank_failed(FAR_RANK)
@@ -145,7 +147,9 @@ def disk_full(scene: Scene) -> Row:
 
 
 def out_of_memory(scene: Scene) -> Row:
-    """Have the second host's kernel kill a rank for memory, which its agent reads from a control group."""
+    """Make the kernel of the second host kill a rank for lack of memory; its agent reads this from a control
+    group.
+    """
     with little_memory(scene):
         scene.submit(24, fake=False, env=ordered("memory"))
         assert scene.end()[0] == SUCCEEDED, scene.seen
@@ -160,7 +164,7 @@ def out_of_memory(scene: Scene) -> Row:
 
 @contextlib.contextmanager
 def little_memory(scene: Scene) -> Iterator[None]:
-    """Limit the second host to 3 GiB of memory. Raises Impossible without a control group for memory."""
+    """Limit the second host to 3 GiB of memory. Raises Impossible if no memory control group can be used."""
     own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
     if own is None:
         raise Impossible("no control group for memory is visible here")
@@ -189,7 +193,7 @@ def little_memory(scene: Scene) -> Iterator[None]:
 
 
 def host_killed(scene: Scene) -> Row:
-    """Kill a host for a while: each attempt names it until it is back."""
+    """Switch a host off for a while; each attempt names it until it is back."""
     scene.submit(300)
     scene.until_step(20)
     scene.fault()
@@ -207,7 +211,9 @@ def host_killed(scene: Scene) -> Row:
 
 
 def host_lost(scene: Scene) -> Row:
-    """Lose a host under the real trainer: half of the ranks repeat the same steps and losses."""
+    """Switch a host off during real training; half of the ranks then repeat the same steps with the same
+    losses.
+    """
     steps = 24
     # A different number of ranks draws different dropout masks.
     plain = {"model.hidden_dropout": 0.0}
@@ -231,7 +237,7 @@ def host_lost(scene: Scene) -> Row:
 
 
 def differs(found: dict[int, set[tuple[str, str]]], expected: dict[int, set[tuple[str, str]]]) -> None:
-    """Assert the same steps, and losses that differ only by the order of additions."""
+    """Assert that both have the same steps, with losses that differ only by the order of additions."""
     assert found.keys() == expected.keys()
     for step, values in expected.items():
         [(loss, _)] = values
@@ -241,7 +247,7 @@ def differs(found: dict[int, set[tuple[str, str]]], expected: dict[int, set[tupl
 
 
 def first_host_lost(scene: Scene) -> Row:
-    """Lose the host of rank 0; the first restart after it is back uses it again."""
+    """Switch off the host of rank 0; the first restart after it is back uses it again."""
     job = scene.submit(400, **{"backend.elastic": True})
     scene.until_step(20)
     scene.fault()
@@ -266,7 +272,7 @@ def first_host_lost(scene: Scene) -> Row:
 
 
 def rank_process(host: str, job_id: str) -> int:
-    """Return the process on this machine that is one rank of the job on that host."""
+    """Return the process on this machine that is a rank of the job on that host."""
     for pid, (variables, command) in end_job.marked(job_id).items():
         if FAKE_RANK.encode() in command and b"rank_wrapper" not in command and b"RANK=0" in variables:
             return pid
@@ -274,7 +280,7 @@ def rank_process(host: str, job_id: str) -> int:
 
 
 def link_down(scene: Scene) -> Row:
-    """Cut the network link under the real trainer, whose ranks wait for each other."""
+    """Cut the network link during real training, when ranks wait for each other."""
     limits = {
         "backend.heartbeat_timeout_seconds": HANG_SECONDS,
         "backend.hosts.server_alive_interval_seconds": 3,
@@ -303,7 +309,7 @@ def link_down(scene: Scene) -> Row:
 
 
 def supervisor_killed(scene: Scene) -> Row:
-    """Kill the supervisor and resume: the old job's ranks end before the next job starts its own."""
+    """Kill the supervisor and resume; the ranks of the old job end before the next job starts its ranks."""
     job = scene.submit(100_000)
     scene.until_step(20)
     os.kill(scene.record.supervisor.pid, signal.SIGKILL)
@@ -325,7 +331,9 @@ def _env(job: Any) -> dict[str, str]:
 
 
 def cancelled_beside_another(scene: Scene) -> Row:
-    """Cancel a job next to a job of DeepSpeed's own launcher, unknown to nbtrain, on the same hosts."""
+    """Cancel a job while a job of DeepSpeed's own launcher, which nbtrain does not know, runs on the same
+    hosts.
+    """
     with foreign_job(scene) as alive:
         scene.submit(100_000)
         scene.until_step(10)
@@ -342,7 +350,7 @@ def cancelled_beside_another(scene: Scene) -> Row:
 
 @contextlib.contextmanager
 def foreign_job(scene: Scene) -> Iterator[Callable[[], list[float]]]:
-    """Start a job without nbtrain and yield a function that returns when its ranks were last alive."""
+    """Start a job without nbtrain, and yield a function that returns when its ranks were last alive."""
     folder = scene.pair.folder / "foreign"
     folder.mkdir()
     (folder / "hostfile").write_text("".join(f"{name} slots=1\n" for name in NAMES))
@@ -382,7 +390,7 @@ def foreign_job(scene: Scene) -> Iterator[Callable[[], list[float]]]:
 
 
 def by_mpirun(scene: Scene) -> Row:
-    """Use the OpenMPI launcher: a rank is killed and restarted, then the job is cancelled."""
+    """Use the OpenMPI launcher: kill a rank, which is restarted, and then cancel the job."""
     if shutil.which("mpirun") is None:
         raise Impossible("mpirun is not installed (Debian: openmpi-bin)")
     order = [{"rank": FAR_RANK, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
@@ -404,20 +412,20 @@ def by_mpirun(scene: Scene) -> Row:
 
 
 def wrong_hostfile(scene: Scene) -> Row:
-    """Submit with a hostfile line that does not name a machine."""
+    """Submit with a line in the hostfile that does not name a machine."""
     (Path(os.environ["NBTRAIN_WORKSPACE"]) / "machines").write_text("hosta slots=2\nhostb slot=2\n")
     words = scene.fails(**{"backend.hosts.hosts": [], "backend.hosts.hostfile": "machines"})
     return refused(words, "machines:2: 'hostb slot=2' is no machine")
 
 
 def unknown_name(scene: Scene) -> Row:
-    """Submit to hostc, which no configuration defines."""
+    """Submit to hostc, which is not defined anywhere."""
     words = scene.fails(**{"backend.hosts.hosts": ["hosta", "hostc"]})
     return refused(words, "hostc is a name that nothing here resolves")
 
 
 def wrong_key(said: str, **changes: str) -> Callable[[Scene], Row]:
-    """Submit with a user key or a host key that does not match."""
+    """Submit with an ssh user key or host key that does not match."""
 
     def make(scene: Scene) -> Row:
         config = scene.pair.config_with(**changes)
@@ -427,14 +435,16 @@ def wrong_key(said: str, **changes: str) -> Callable[[Scene], Row]:
 
 
 def host_is_off(scene: Scene) -> Row:
-    """Switch a host and its network off before the run is submitted."""
+    """Switch off a host and its network before the run is submitted."""
     scene.pair.kill_host("hostb")
     scene.pair.link("hostb", up=False)
     return refused(scene.fails(), "hostb does not answer")
 
 
 def other_version(scene: Scene) -> Row:
-    """Give hostb another torch version, in a folder that shadows the package's metadata there."""
+    """Make hostb report another torch version, with a folder that hides the metadata of the installed
+    package.
+    """
     metadata = next(Path(torch.__file__).parent.parent.glob("torch-*.dist-info"))
     other = scene.pair.folder / "other"
     shutil.copytree(metadata, other)
@@ -449,7 +459,7 @@ def other_version(scene: Scene) -> Row:
 
 
 def refused(words: str, expected: str) -> Row:
-    """Return the row of a run that is refused before anything starts."""
+    """Return the row for a run that is rejected before anything is started."""
     assert expected in words, words
     # Only the fix matters next to the message; the place where the run names its hosts differs each time.
     said = re.sub(r"^.*?(?=machines:2|host[abc] )", "", words)
@@ -500,14 +510,14 @@ def on_two_hosts() -> Iterator[Scene]:
 
 
 def end_supervisor(scene: Scene) -> None:
-    """End the supervisor of a failed test, which would otherwise keep asking for hosts that are gone."""
+    """End the supervisor of a failed test; it would otherwise keep trying to reach hosts that are gone."""
     record = JobRecord.read(scene.job.job_json) if scene.job else None
     if record and record.supervisor and record.supervisor.alive():
         os.kill(record.supervisor.pid, signal.SIGKILL)
 
 
 def plain(text: str) -> str:
-    """Remove process numbers."""
+    """Remove process ids from the text."""
     text = re.sub(r"/[^ `]*/ssh_config-", "ssh_config-", text)
     return plain_times(re.sub(r"\(pid \d+\)", "(pid 1234)", text))
 

@@ -18,7 +18,7 @@ from nbtrain.jobs.refusals import active_job
 
 
 class Elsewhere:
-    """A backend whose jobs run nowhere; it records its calls."""
+    """A backend whose jobs do not run anywhere; it records the calls it gets."""
 
     capabilities = Capabilities(save=False, stop_in_order=False)
 
@@ -62,7 +62,9 @@ def job(workspace):
 
 
 def test_a_job_is_asked_through_its_backend(job, elsewhere):
-    """State, logs and events of a job come from its backend; one without an orderly stop kills."""
+    """The state, logs and events of a job come from its backend. A backend that cannot stop a job in order
+    kills it.
+    """
     assert active_job(job.run).job_id == job.job_id
     run = Run(job.run)
     assert run.log(5) == ["rank 0"]

@@ -1,4 +1,6 @@
-"""The hosts backend without any host: the launcher's arguments, what is ended, what is refused."""
+"""The hosts backend without real hosts: the arguments of launchers, which processes are ended, and what is
+rejected.
+"""
 
 import json
 import os
@@ -39,7 +41,7 @@ JOB_ID = "20261121-031500-a1b2"
 
 @pytest.fixture
 def config(tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return the tiny run on hosts a and b, on a machine that has all programs."""
+    """Return the tiny run on the hosts a and b, on a machine that has all programs."""
     monkeypatch.setattr(checks.shutil, "which", lambda name: f"/usr/bin/{name}")
 
     def make(**more: Any) -> Any:
@@ -50,7 +52,9 @@ def config(tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def test_deepspeeds_launcher_gets_one_plain_word(config: Callable[..., Any], workspace: Any) -> None:
-    """DeepSpeed's launcher gets one plain word, since it would split a path with spaces or quotes."""
+    """DeepSpeed's launcher gets its command as one word without spaces or quotes, because it would split a
+    path that contains them.
+    """
     run = RunDir.named("tiny")
     job = JobDir(run, JOB_ID)
     section = {"backend.hosts.ssh_port": 2222, "backend.hosts.ssh_config": "my_ssh"}
@@ -72,7 +76,7 @@ def test_deepspeeds_launcher_gets_one_plain_word(config: Callable[..., Any], wor
 
 
 def test_openmpi_gets_the_same_options_of_ssh(config: Callable[..., Any]) -> None:
-    """OpenMPI gets the same ssh options, and one agent per host that is not bound to one core."""
+    """OpenMPI gets the same ssh options, and starts one agent on each host without binding it to a core."""
     more = {"backend.hosts.launcher": "openmpi", "backend.hosts.network_interface": "eth1"}
     job = JobDir(RunDir.named("tiny"), JOB_ID)
     command = runner_command(config(**more), job, ["a", "b"], job.path / "hostfile")
@@ -86,7 +90,9 @@ def test_openmpi_gets_the_same_options_of_ssh(config: Callable[..., Any]) -> Non
 def test_what_is_typed_by_hand_has_the_port_and_the_configuration(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Commands to type by hand include the port and ssh configuration, so that they reach the same sshd."""
+    """Commands that the user should type contain the port and the ssh configuration, so that they reach the
+    same sshd.
+    """
     refused = subprocess.CompletedProcess([], 255, "", "Host key verification failed.")
     monkeypatch.setattr(subprocess, "run", lambda *rest, **more: refused)
     section = HostsConfig(hosts=["a"], ssh_port=2299, ssh_config=str(tmp_path / "conf"))
@@ -101,7 +107,7 @@ def test_what_is_typed_by_hand_has_the_port_and_the_configuration(
 
 
 def test_what_a_host_says_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host's output need not be UTF-8, such as a greeting in Latin-1 before the answer."""
+    """Output of a host may contain bytes that are not UTF-8, such as a Latin-1 greeting before the answer."""
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\ncat >/dev/null\nprintf 'gr\\374ezi\\n{}\\n'\nprintf '\\377' >&2\n")
     ssh.chmod(0o755)
@@ -113,7 +119,9 @@ def test_what_a_host_says_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.
 def test_machines_that_cannot_be_used_have_no_devices(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """An unusable machine counts no devices, with the reason in the log; one with fewer GPUs counts those."""
+    """A machine that cannot be used counts as having no devices, with the reason in the log; one with fewer
+    GPUs counts those it has.
+    """
     gone = Answer("a", 255, "", "ssh: connect to host a port 22: No route to host")
 
     def ask(*rest: Any) -> list[Answer]:
@@ -131,7 +139,7 @@ def test_machines_that_cannot_be_used_have_no_devices(
 def test_a_host_that_no_name_server_knows_is_a_mistake(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host name that does not resolve is an error, not a shortage that a notebook may skip."""
+    """A host name that cannot be resolved is an error, not a shortage, which a notebook would skip."""
     words = "ssh: Could not resolve hostname a: Name or service not known"
     monkeypatch.setattr(checks, "run_everywhere", lambda *rest: [Answer("a", 255, "", words)])
     found = [finding for finding in checks.findings(config()) if "nothing here resolves" in str(finding)]
@@ -140,7 +148,9 @@ def test_a_host_that_no_name_server_knows_is_a_mistake(
 
 @pytest.fixture
 def started(config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """List the calls of start_agents(): started(launcher, config). The host `off` never answers."""
+    """Return a function that lists the calls of start_agents(): started(launcher, config). The host `off`
+    never answers.
+    """
     calls: list[Any] = []
 
     def end(
@@ -178,7 +188,9 @@ def make_job(config: Any, job_id: str, state: str = "RUNNING", hosts: tuple[str,
 def test_ranks_of_a_lost_job_leave_before_others_start(
     config: Callable[..., Any], started: Callable[..., list[Any]]
 ) -> None:
-    """Ranks of a lost job exit, with time to save, before new ones start; an ended job has none."""
+    """The ranks of a lost job exit, with time to save, before new ones are started; a job that has ended has
+    no ranks left.
+    """
     lost = make_job(config(), "20260101-120000-aaaa", hosts=("b", "c"))
     job = make_job(config(), "20260101-120001-bbbb")
     asked = [(("a", "b"), job.job_id, 0.0), (("b", "c"), lost.job_id, 20.0), ["a", "b"]]
@@ -198,7 +210,9 @@ def test_ranks_of_a_lost_job_leave_before_others_start(
 def test_a_restart_takes_the_machines_that_answer(
     config: Callable[..., Any], started: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With backend.elastic a restart uses the machines that answer, and ignores an old agent's record."""
+    """With backend.elastic, a restart uses the machines that respond, and ignores the record of an agent that
+    ran before.
+    """
     job = make_job(config(), "20260101-120000-aaaa")
     launcher, whole = HostsLauncher(job, ()), config()
     old = ProcessIdentity(7, 1, "boot of a", "a")
@@ -217,7 +231,9 @@ def test_a_restart_takes_the_machines_that_answer(
 def test_a_dry_run_shows_files_and_commands_without_values(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dry run shows files and commands without values of variables, and never names the shell's secrets."""
+    """A dry run shows files and commands without the values of environment variables, and does not mention
+    secrets of the shell.
+    """
     monkeypatch.setenv("NCCL_DEBUG", "its-value")
     monkeypatch.setenv("NCCL_AUTH_TOKEN", "s3cret")
     text = request_text(config(**{"backend.env": {"MY_VARIABLE": "my-value"}}))
@@ -237,7 +253,7 @@ def test_a_dry_run_shows_files_and_commands_without_values(
 
 @pytest.mark.slow
 def test_only_what_carries_the_jobs_marker_is_ended() -> None:
-    """Only processes with the job's marker are ended, by KILL if they ignore TERM."""
+    """Only processes that have the job's marker are ended, with KILL if they ignore TERM."""
     ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     deaf = f"{ignore}; print(flush=True); time.sleep(600)"
     agents = [
@@ -271,7 +287,7 @@ def test_only_what_carries_the_jobs_marker_is_ended() -> None:
 def test_what_does_not_end_is_said_in_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, left: dict[int, Any], words: str
 ) -> None:
-    """A process that survives KILL in uninterruptible sleep is reported."""
+    """A process in uninterruptible sleep, which survives KILL, is reported."""
     monkeypatch.setattr(end_job, "marked", lambda job_id: left)
     monkeypatch.setattr(end_job, "send", lambda pids, number: None)
     monkeypatch.setattr(end_job, "KILL_SECONDS", 0.0)
@@ -282,7 +298,7 @@ def test_what_does_not_end_is_said_in_words(
 
 
 def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
-    """Return the probe's output on a host without problems, except for `changes`."""
+    """Return the output of the check on a host without problems, changed by `changes`."""
     question = json.loads(asked[0])
     with Path(question["token"]).open() as token:
         found = {
@@ -352,7 +368,7 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
 def test_each_problem_of_a_host_is_named(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
-    """Each problem of a host is named; the file that tests for a shared disk is removed again."""
+    """Each problem of a host is reported, and the file that tests for a shared disk is removed again."""
 
     def answers(section: Any, hosts: list[str], program: Any, asked: list[str], *more: Any) -> list[Answer]:
         return [answer_of("a", asked), answer_of("b", asked, **changes)]
@@ -369,7 +385,9 @@ def test_each_problem_of_a_host_is_named(
 def test_mpirun_needs_its_daemon_on_every_host(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, launcher: str
 ) -> None:
-    """mpirun needs orted on every host's PATH, since DeepSpeed gives no prefix; pdsh needs nothing there."""
+    """mpirun needs orted in the PATH of every host, because DeepSpeed passes no prefix; pdsh needs nothing on
+    the hosts.
+    """
     asked_for = []
 
     def answers(section: Any, hosts: list[str], program: Any, asked: list[str], *more: Any) -> list[Answer]:
@@ -391,7 +409,7 @@ def test_mpirun_needs_its_daemon_on_every_host(
 
 
 def test_a_hostfile_from_windows(tmp_path: Path) -> None:
-    """A byte order mark and CRLF in a hostfile are not read as part of a name."""
+    """A byte order mark and CRLF line ends in a hostfile do not become part of a host name."""
     hostfile = tmp_path / "hosts"
     hostfile.write_bytes("\ufeffnode-a slots=1\r\nnode-b slots=2\r\n".encode())
     assert read_hostfile(hostfile) == {"node-a": 1, "node-b": 2}

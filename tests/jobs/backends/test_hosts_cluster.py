@@ -1,4 +1,4 @@
-"""Runs on two hosts reached by ssh: to the end, one of two cancelled, what is refused before a start.
+"""Runs on two hosts that are reached by ssh: finished, one of two cancelled, or rejected before the start.
 
 Faults that take longer: hosts_faults_table.py, a part of `make soak`.
 """
@@ -35,7 +35,7 @@ NAMED_BY = "  override backend.hosts.hosts=[hosta, hostb]: backend.hosts.hosts"
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[hosts.HostPair]:
-    """Start one pair of hosts for all tests of the file."""
+    """Start a pair of hosts for all tests in this file."""
     if why := hosts.missing():
         skip_or_fail("NBTRAIN_REQUIRE_HOSTS", why)
     folder = Path(tempfile.mkdtemp(prefix="hosts-"))
@@ -49,7 +49,7 @@ def pair() -> Iterator[hosts.HostPair]:
 
 @pytest.fixture
 def on_hosts(pair: hosts.HostPair, fake: Callable[..., Any]) -> Iterator[Callable[..., JobDir]]:
-    """Return a function that submits the fake run on both hosts; a test must leave no process there."""
+    """Return a function that submits the fake run on both hosts. Each test must leave no process there."""
     started: list[JobDir] = []
 
     def start(name: str = "tiny", ranks: int = 4, command: Any = (FAKE_RANK,), **more: Any) -> JobDir:
@@ -69,7 +69,7 @@ def on_hosts(pair: hosts.HostPair, fake: Callable[..., Any]) -> Iterator[Callabl
 
 
 def test_two_hosts_train_to_the_end(on_hosts: Callable[..., JobDir]) -> None:
-    """Two ranks on each host train to the end, and an agent on each host reports its location."""
+    """Two ranks on each host train to the end, and the agent on each host reports its address."""
     job = on_hosts(steps=20)
     assert wait(job, END_SECONDS) == (SUCCEEDED, "all steps are trained and saved: 20 steps")
     ends = [ExitRecord.read(job.exit_record(rank, 0)) for rank in range(4)]
@@ -81,7 +81,7 @@ def test_two_hosts_train_to_the_end(on_hosts: Callable[..., JobDir]) -> None:
 def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
     on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cancelling one of two jobs leaves the other running, which DeepSpeed's launcher would end as well.
+    """If one of two jobs is cancelled, the other one continues; DeepSpeed's own launcher would end both.
 
     The ranks of the cancelled job save first. The other job is saved and cancelled from a machine that only
     sees its folder.
@@ -129,7 +129,7 @@ def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
 def test_a_wrong_key_is_named_for_each_host(
     pair: hosts.HostPair, on_hosts: Callable[..., JobDir], changes: dict[str, str], words: str
 ) -> None:
-    """A wrong key is reported for each host before anything starts, and nothing is written."""
+    """A wrong ssh key is reported for each host before anything is started, and nothing is written."""
     config = str(pair.config_with(**changes))
     words = words.replace("CONFIG", config)
     with pytest.raises(SubmitError) as caught:
@@ -142,7 +142,9 @@ def test_a_wrong_key_is_named_for_each_host(
 def test_a_wrong_hostfile_is_refused_before_anything_starts(
     on_hosts: Callable[..., JobDir], workspace: Path
 ) -> None:
-    """A hostfile with a wrong line, an unresolvable name or too few machines is refused before a start."""
+    """A hostfile with an invalid line, a name that cannot be resolved, or too few machines is rejected before
+    the start.
+    """
     hostfile = workspace / "machines"
     use = {"hosts.hosts": [], "hosts.hostfile": "machines"}
     for text, words in (
@@ -178,7 +180,9 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
 def test_checkpoints_of_two_hosts_outlive_a_rank_and_the_loss_of_a_host(
     pair: hosts.HostPair, tiny: Callable[..., Any], tmp_path: Path, wait_until: Callable[..., Any]
 ) -> None:
-    """Checkpoints on the hosts' own disks are used after a kill, and skipped once a host is lost."""
+    """Checkpoints on the hosts' own disks are used after a rank is killed, but not if one of the hosts is
+    lost.
+    """
     places = {"backend.kind": "hosts", "backend.hosts.hosts": list(hosts.NAMES), "resources.nodes": 2}
     faults = [{"attempt": attempt, "step": 11 + 6 * attempt, "do": "kill", "rank": 1} for attempt in (0, 1)]
     config = tiny(

@@ -1,4 +1,4 @@
-"""Jobs of this machine, and actions that are not applied to jobs of another machine."""
+"""Jobs on this machine, and actions that must not be applied here to jobs of another machine."""
 
 import os
 import time
@@ -28,7 +28,9 @@ def write(job, supervisor, state="RUNNING"):
 
 
 def test_a_job_of_another_host_is_asked_by_a_file(job):
-    """A job of another host is asked through a file; its pid, which exists here too, gets no signal."""
+    """A job on another host gets its request through a file; a process with the same pid on this machine gets
+    no signal.
+    """
     me = ProcessIdentity.of(os.getpid())
     write(job, ProcessIdentity(me.pid, me.start_ticks, "its boot", "other"))
     there = LocalBackend()
@@ -46,7 +48,9 @@ def test_a_job_of_another_host_is_asked_by_a_file(job):
 
 
 def test_a_dead_supervisor_in_another_container_is_given_up(job, monkeypatch):
-    """cancel --now marks a silent job as LOST; a later sign of life makes it RUNNING again."""
+    """`cancel --now` marks a job whose supervisor is silent as LOST; a later heartbeat makes it RUNNING
+    again.
+    """
     monkeypatch.setattr(control, "UNHEARD_SECONDS", 0.0)
     write(job, ProcessIdentity(7, 1, "its boot", "other"))
     os.utime(job.job_json, (time.time() - 70, time.time() - 70))
@@ -70,7 +74,7 @@ def test_there_is_nobody_to_ask_of_a_job_that_has_ended(job):
 
 
 def test_a_launcher_reads_the_records_of_its_own_attempt(job):
-    """The launcher ignores heartbeats and records of another attempt."""
+    """The launcher ignores heartbeats and exit records of other attempts."""
     launcher = LocalLauncher(job, [])
     Heartbeat(0, 0, ProcessIdentity.of(os.getpid()), 1.0, 6, "train", 0.0).write(job.heartbeat(0))
     ExitRecord(0, 0, 1.0, 0, None, "finished").write(job.exit_record(0, 0))

@@ -1,4 +1,4 @@
-"""RemoteLauncher with agents that are only files: the orders it writes, the records it reads."""
+"""RemoteLauncher with agents that consist only of files: the orders it writes and the records it reads."""
 
 import signal
 from dataclasses import replace
@@ -22,7 +22,7 @@ NODES = 2
 
 
 class Clock:
-    """The supervisor's two clocks, advanced by hand."""
+    """The supervisor's two clocks, which the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -64,7 +64,7 @@ class Launcher(RemoteLauncher):
 
 
 class Cluster:
-    """The agents of two nodes."""
+    """The simulated agents of two nodes."""
 
     def __init__(self, job: JobDir, clock: Clock, config: RunConfig):
         self.job, self.clock, self.config = job, clock, config
@@ -74,7 +74,7 @@ class Cluster:
         self.launcher.starts = []
 
     def beat(self, *nodes: int, attempt: int | None = None, phase: str = "waiting", host: str = "") -> None:
-        """Renew the records of these agents, or of all if none is named."""
+        """Renew the records of these agents, or of all agents."""
         for node in nodes or range(NODES):
             agent = ProcessIdentity(100 + 10 * self.life + node, 1, f"boot {node}", f"node{node}")
             record = NodeRecord(
@@ -90,13 +90,13 @@ class Cluster:
             record.write(self.job.node(node))
 
     def launch(self, attempt: int = 0) -> int | None:
-        """Launch an attempt up to its order."""
+        """Launch an attempt and run it until its order is written."""
         self.launcher.launch(self.config, attempt)
         self.beat()
         return self.launcher.poll()
 
     def pass_seconds(self, seconds: int, *alive: int, attempt: int = 0) -> None:
-        """Let time pass with one poll a second while these agents stay alive."""
+        """Advance the clock with one poll per second, while these agents stay alive."""
         for _ in range(seconds):
             self.clock.sleep(1)
             if alive:
@@ -109,7 +109,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Create two nodes with two ranks each; node_timeout_seconds is 30."""
+    """Create two nodes with two ranks each, with a node_timeout_seconds of 30."""
     clock = Clock()
     monkeypatch.setattr(remote, "time", clock)
     settings = {
@@ -127,7 +127,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def test_the_order_waits_for_every_agent(cluster: Cluster) -> None:
-    """The order waits for every agent; an unchanging record of an earlier allocation does not count."""
+    """The order is written when every agent has reported; a record of an earlier allocation, which does not
+    change, does not count.
+    """
     cluster.beat()
     cluster.launcher.launch(cluster.config, 0)
     cluster.clock.sleep(1)
@@ -145,7 +147,7 @@ def test_the_order_waits_for_every_agent(cluster: Cluster) -> None:
 
 
 def test_agents_that_do_not_come_are_named(cluster: Cluster) -> None:
-    """Agents that do not arrive are named, by what started them or after the time-out."""
+    """Agents that do not report are named, either by the program that started them or after the timeout."""
     cluster.launcher.launch(cluster.config, 0)
     cluster.beat(0)
     cluster.launcher.poll()
@@ -163,7 +165,7 @@ def test_agents_that_do_not_come_are_named(cluster: Cluster) -> None:
 
 
 def test_a_machine_with_loopback_alone_is_named(cluster: Cluster) -> None:
-    """A machine with only a loopback address is named before any rank waits for it."""
+    """A machine that has only a loopback address is named before any rank waits for it."""
     cluster.launcher.launch(cluster.config, 0)
     cluster.beat()
     path = cluster.job.node(1)
@@ -175,7 +177,7 @@ def test_a_machine_with_loopback_alone_is_named(cluster: Cluster) -> None:
 
 
 def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
-    """A lost node is named with the length of its silence, once the other ranks have ended."""
+    """A lost node is named with the time since its last record, when the other ranks have ended."""
     assert cluster.launch() is None
     cluster.pass_seconds(5, 0, 1)
     cluster.pass_seconds(30, 0)
@@ -197,7 +199,9 @@ def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
 
 
 def test_a_suspended_job_has_lost_no_node(cluster: Cluster) -> None:
-    """A suspended job has lost no node: the supervisor stood still as long as its agents did."""
+    """When a job was suspended, no node counts as lost, because the supervisor was suspended for as long as
+    its agents.
+    """
     assert cluster.launch() is None
     cluster.pass_seconds(5, 0, 1)
     cluster.clock.sleep(3600)
@@ -209,7 +213,7 @@ def test_a_suspended_job_has_lost_no_node(cluster: Cluster) -> None:
 
 
 def test_a_node_that_refuses_says_why(cluster: Cluster) -> None:
-    """A node that refuses to start gives its reason, so that the other nodes do not wait for it."""
+    """A node that cannot start its ranks reports the reason, so that the other nodes do not wait for it."""
     assert cluster.launch() is None
     cluster.ended(1, None, message="10.0.0.0 does not resolve on node1")
     assert cluster.launcher.trouble() == "10.0.0.0 does not resolve on node1"
@@ -220,7 +224,9 @@ def test_a_node_that_refuses_says_why(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("ahead", [300.0, -300.0])
 def test_a_wrong_clock_does_not_change_who_failed_first(cluster: Cluster, ahead: float) -> None:
-    """Clock skew does not change which rank failed first: rank 2's machine is 5 minutes off."""
+    """Which rank failed first does not depend on clock skew; the clock of rank 2's machine is off by 5
+    minutes.
+    """
     cluster.ahead[1] = ahead
     assert cluster.launch() is None
     cluster.pass_seconds(3, 0, 1)
@@ -233,7 +239,7 @@ def test_a_wrong_clock_does_not_change_who_failed_first(cluster: Cluster, ahead:
 
 
 def test_slow_disks_do_not_change_who_failed_first(cluster: Cluster) -> None:
-    """Records that arrive late from a slow disk are not mistaken for clock skew."""
+    """Records that arrive late because of a slow disk are not mistaken for clock skew."""
     cluster.ahead[1] = -3.0
     cluster.launcher.launch(cluster.config, 0)
     cluster.beat()
@@ -245,7 +251,7 @@ def test_slow_disks_do_not_change_who_failed_first(cluster: Cluster) -> None:
 
 
 def test_the_next_attempt_takes_the_same_agents(cluster: Cluster) -> None:
-    """The next attempt reuses the agents; silent agents, and those that exit, are replaced."""
+    """The next attempt uses the same agents; agents that are silent or have exited are replaced."""
     assert cluster.launch() is None
     cluster.pass_seconds(5, 0, 1)
     cluster.ended(0, 1)
@@ -264,7 +270,9 @@ def test_the_next_attempt_takes_the_same_agents(cluster: Cluster) -> None:
 
 
 def test_orders_rise_over_supervisors(cluster: Cluster) -> None:
-    """Order numbers keep rising over supervisors, so that agents obey one in a new allocation."""
+    """Order numbers keep increasing when the supervisor changes, so that agents in a new allocation obey
+    them.
+    """
     assert cluster.launch() is None
     cluster.launcher.signal(15)
     cluster.launcher.signal(10, [ProcessIdentity(7, 1, "boot")])
@@ -282,12 +290,14 @@ def test_orders_rise_over_supervisors(cluster: Cluster) -> None:
 
 
 def identity(rank: int) -> ProcessIdentity:
-    """Return a process identity; rank 2 has the same pid as rank 0, on another machine."""
+    """Return a process identity. Rank 2 has the same pid as rank 0, but on another machine."""
     return ProcessIdentity(500 + rank % 2, 1, f"boot {rank // 2}", f"node{rank // 2}")
 
 
 def test_a_hang_on_another_node_names_its_rank(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hang on another node is attributed to rank 3, which is outside the others' collective."""
+    """For a hang on another node, the message names rank 3, which is not in the collective of the other
+    ranks.
+    """
     clock, job = cluster.clock, cluster.job
     monkeypatch.setattr(attempt_module, "time", clock)
     limit = {"heartbeat_timeout_seconds": 10.0}
@@ -330,7 +340,9 @@ def test_a_hang_on_another_node_names_its_rank(cluster: Cluster, monkeypatch: py
 
 
 def test_out_of_memory_on_another_node_is_its_ranks(cluster: Cluster) -> None:
-    """An out-of-memory kill on node 1 is attributed to rank 2; node 0 has a process with that pid too."""
+    """A process on node 1 that was killed for lack of memory is identified as rank 2, although node 0 has a
+    process with the same pid.
+    """
     assert cluster.launch() is None
     for rank in range(4):
         Heartbeat(rank, 0, identity(rank), 0.0, 6, "train", 0.0).write(cluster.job.heartbeat(rank))
@@ -361,7 +373,9 @@ def test_out_of_memory_on_another_node_is_its_ranks(cluster: Cluster) -> None:
 
 
 def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None:
-    """A rank that is gone with its wrapper is named from its agent's report and the missing exit record."""
+    """A rank that disappeared together with its wrapper is named, because its agent reports it as gone and it
+    has no exit record.
+    """
     assert cluster.launch() is None
     cluster.ended(0, 1)
     cluster.ended(1, -9)
@@ -381,7 +395,9 @@ def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None
 def test_the_node_that_does_not_answer_the_order_to_end_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, alive: list[int], words: str
 ) -> None:
-    """A node that does not answer the order to end is named, although the other ranks may fail first."""
+    """If a node does not respond to the order to end, it is named as the cause, even if ranks on other nodes
+    fail first.
+    """
     assert cluster.launch() is None
     cluster.ended(0, 1)
     cluster.pass_seconds(10, *alive)
@@ -398,7 +414,9 @@ def test_the_node_that_does_not_answer_the_order_to_end_is_named(
 
 
 def test_a_node_whose_torchrun_fails_before_any_rank_ends_the_wait_of_the_others(cluster: Cluster) -> None:
-    """A node whose torchrun fails early ends the other nodes' wait of 15 minutes in the rendezvous."""
+    """If torchrun fails early on one node, the other nodes stop waiting in the rendezvous instead of waiting
+    15 minutes.
+    """
     assert cluster.launch() is None
     cluster.ended(0, 1)
     assert cluster.launcher.trouble() == ""

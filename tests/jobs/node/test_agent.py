@@ -1,4 +1,4 @@
-"""The agent of one node: which orders it obeys, and when it exits; no rank is started."""
+"""The agent of a node: which orders it obeys, and when it exits. No rank is started."""
 
 import signal
 from dataclasses import replace
@@ -19,7 +19,7 @@ SUPERVISOR = ProcessIdentity(7, 1, "other boot", "node0")
 
 
 class Ranks:
-    """Stand-in for the ranks that records its orders."""
+    """A stand-in for the ranks that records the orders it gets."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -42,7 +42,7 @@ class Ranks:
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
-    """Create node 1 of 2, whose clock is moved by hand through `agent_module.time`."""
+    """Create the agent of node 1 of 2; the test moves its clock through `agent_module.time`."""
     (tmp_path / "tiny.yaml").write_text(TINY)
     job = JobDir(RunDir(tmp_path / "run"), "20260101-120000-abcd")
     for folder in ("control", "nodes", "exit", "logs", "resources"):
@@ -69,7 +69,9 @@ def order(agent: Agent, attempt: int = 0, address: str = "10.0.0.1", me: bool = 
 
 
 def test_an_order_is_taken_once_and_only_if_it_is_meant(agent: Agent) -> None:
-    """An order is obeyed once, and only if it names this agent and not an agent of an earlier allocation."""
+    """An agent obeys each order once, and only if the order names this agent, not one of an earlier
+    allocation.
+    """
     order(agent, me=False)
     agent._look()
     assert agent._ranks.told == []
@@ -81,7 +83,7 @@ def test_an_order_is_taken_once_and_only_if_it_is_meant(agent: Agent) -> None:
 
 
 def test_a_wrong_address_is_refused_before_the_ranks_start(agent: Agent) -> None:
-    """A wrong address is refused before the ranks start, instead of after the rendezvous times out."""
+    """A wrong address is rejected before the ranks are started; otherwise the rendezvous would time out."""
     order(agent, address="localhost")
     agent._look()
     ended = NodeExit.read(agent._job.node_exit(1, 0))
@@ -91,7 +93,7 @@ def test_a_wrong_address_is_refused_before_the_ranks_start(agent: Agent) -> None
 
 
 def test_signals_are_carried_out_once_and_only_for_this_attempt(agent: Agent) -> None:
-    """A signal order is carried out once, for its attempt only; KILL ends the ranks before the wrappers."""
+    """A signal is sent once, and only in its attempt. KILL is sent to the ranks before their wrappers."""
     SignalOrders([SignalOrder(3, 0, 15)]).write(agent._job.control_signals)
     agent._skip_old_orders()
     order(agent, attempt=1)
@@ -105,7 +107,7 @@ def test_signals_are_carried_out_once_and_only_for_this_attempt(agent: Agent) ->
 
 
 def test_it_leaves_when_it_is_not_needed(agent: Agent) -> None:
-    """The agent exits on TERM, or if its job has ended, continues elsewhere or is gone."""
+    """The agent exits on TERM, or when its job has ended, continues elsewhere or was deleted."""
     here = Leaving()
     assert agent._must_leave(here) == ""
     become(agent._job, QUEUED, supervisor=None)
@@ -123,7 +125,9 @@ def test_it_leaves_when_it_is_not_needed(agent: Agent) -> None:
 @pytest.mark.parametrize("in_pod", [False, True])
 @pytest.mark.parametrize("asked", [False, True])
 def test_ranks_of_another_supervisor_are_killed_unsaved(agent: Agent, asked: bool, in_pod: bool) -> None:
-    """Ranks of a replaced supervisor are killed unsaved and nodes/1.json is left alone; a pod stays."""
+    """If another supervisor has replaced its own, an agent kills its ranks without saving and stops writing
+    nodes/1.json; an agent in a pod continues.
+    """
     agent.in_pod = in_pod
     replace(order(agent), supervisor=SUPERVISOR).write(agent._job.control_launch)
     agent._look()
@@ -143,14 +147,14 @@ def test_ranks_of_another_supervisor_are_killed_unsaved(agent: Agent, asked: boo
 
 
 def test_it_waits_for_a_supervisor_that_is_not_there_yet(agent: Agent) -> None:
-    """An agent waits for a supervisor that has not started, since in a pod the agents may be first."""
+    """An agent waits for a supervisor that has not started yet, because in a pod, agents may start first."""
     become(agent._job, QUEUED, supervisor=None)
     assert agent._must_leave(Leaving()) == ""
 
 
 @pytest.mark.slow
 def test_a_pod_waits_for_the_next_pod_of_node_0(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a hand-over, pods wait for the next pod of node 0 as long as pods may take to start."""
+    """After a hand-over, pods wait for the next pod of node 0 for as long as a pod may take to start."""
     now = agent_module.time.monotonic()
     clock = type("", (), {"monotonic": staticmethod(lambda: now), "time": staticmethod(lambda: 0.0)})
     monkeypatch.setattr(agent_module, "time", clock)
@@ -173,7 +177,9 @@ def test_a_pod_waits_for_the_next_pod_of_node_0(agent: Agent, monkeypatch: pytes
 
 
 def test_silence_ends_it_but_not_its_own_standstill(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent exits when the supervisor is silent, but not when the whole job was suspended."""
+    """The agent exits if its supervisor is silent for too long, but not if the agent itself was suspended
+    meanwhile.
+    """
     now = agent_module.time.monotonic()
     clock = type("", (), {"monotonic": staticmethod(lambda: now), "time": staticmethod(lambda: 0.0)})
     monkeypatch.setattr(agent_module, "time", clock)

@@ -1,4 +1,6 @@
-"""The metrics of a container with limits replace the machine's, with control groups of both versions."""
+"""In a container with limits, the container's usage is reported instead of the machine's, with both versions
+of control groups.
+"""
 
 from pathlib import Path
 
@@ -26,7 +28,7 @@ V1 = {
 
 
 def group(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create a container whose mount shows its own control group at the root."""
+    """Create the control group of a container, mounted so that it appears as the root."""
     own = "0::/\n" if "cpu.max" in files else "3:cpu:/\n2:cpuacct:/\n1:memory:/\n"
     (folder / "own").write_text(own)
     for line in own.splitlines():
@@ -43,7 +45,7 @@ def group(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) 
 def test_a_container_with_limits_is_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
 ) -> None:
-    """A container reports seconds of CPU, and memory without the page cache that can be freed."""
+    """A container reports its CPU seconds, and its memory without page cache that can be freed."""
     group(tmp_path, files, monkeypatch)
     assert cgroup.cpu_seconds() == 7.5
     assert machine.memory_in_use_of_group() == 2 << 30

@@ -1,4 +1,4 @@
-"""The node's number and address."""
+"""How an agent finds the number and the address of its node."""
 
 import socket
 from types import SimpleNamespace
@@ -13,14 +13,16 @@ from nbtrain.jobs.node.place import NUMBER_VARIABLES, node_number, own_address, 
 
 @pytest.mark.parametrize("name", NUMBER_VARIABLES)
 def test_whoever_starts_the_agent_numbers_it(name: str) -> None:
-    """The most reliable variable sets the node's number; a value that is not a number is skipped."""
+    """The node number comes from the most reliable environment variable; a value that is not a number is
+    ignored.
+    """
     later = {variable: "0" for variable in NUMBER_VARIABLES[NUMBER_VARIABLES.index(name) + 1 :]}
     assert node_number(4, {name: "3", **later}) == 3
     assert node_number(1, {name: ""}) == 0
 
 
 def test_a_number_that_cannot_be_is_refused() -> None:
-    """An impossible node number is refused with the fix."""
+    """A node number that is out of range is rejected, and the message names a fix."""
     with pytest.raises(
         JobError, match=r"^SLURM_PROCID=4, and the job has 4 nodes, numbered from 0\. Start one"
     ):
@@ -30,7 +32,9 @@ def test_a_number_that_cannot_be_is_refused() -> None:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, named: str = "127.0.1.1", **interfaces: Any) -> None:
-    """Create a machine with these interfaces, {name: address}; None as address means down."""
+    """Simulate a machine with these interfaces, {name: address}; None stands for an interface that is
+    down.
+    """
     found = {
         name: [SimpleNamespace(family=socket.AF_INET, address=address or "10.9.9.9")]
         for name, address in interfaces.items()
@@ -43,7 +47,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, named: str = "127.0.1.1", **interfa
 
 
 def test_the_address_is_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address is the host name's own, else hardware before bridges; loopback is the last resort."""
+    """The address is that of the host name, or of a hardware interface before a bridge; loopback is the last
+    resort.
+    """
     machine(monkeypatch, lo="127.0.0.1", docker0="172.17.0.1", eth0="10.0.0.7", ib0="10.1.0.7")
     assert own_address() == ("10.0.0.7", "eth0")
     assert own_address("ib0") == ("10.1.0.7", "ib0")
@@ -60,7 +66,9 @@ def test_the_address_is_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_address_must_resolve_and_not_to_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that does not resolve, or only to loopback, is refused, since the ranks would time out."""
+    """An address that does not resolve, or resolves only to loopback, is rejected, because ranks would time
+    out.
+    """
     assert resolves("10.0.0.7") == ""
     monkeypatch.setattr(place.socket, "gethostname", lambda: "node7")
     assert resolves("localhost") == "localhost resolves to loopback on node7"

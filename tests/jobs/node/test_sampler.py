@@ -1,4 +1,6 @@
-"""A node's measurements: a job's processes by their marker, the node, its GPUs, a thread that fails."""
+"""A node's resource samples: processes of a job (found by their marker), the node, its GPUs, and a thread
+that fails.
+"""
 
 import os
 import signal
@@ -41,9 +43,9 @@ time.sleep(600)
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen]]:
-    """Create rank 0 with a worker, rank 1, and processes of another job and of another node.
+    """Start rank 0 with a data worker, rank 1, and processes of another job and another node.
 
-    Each has used 0.5 s and 60 MB.
+    Each has used 0.5 s of CPU time and 60 MB.
     """
     other = "20270101-000000-ffff"
     asked = [(JOB, "0", "parent"), (JOB, "1", "alone"), (other, "0", "alone"), (JOB, "2", "alone")]
@@ -65,7 +67,9 @@ def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen]]:
 
 @pytest.mark.slow
 def test_processes_of_a_job_are_those_with_its_marker(ranks: list[subprocess.Popen]) -> None:
-    """Each rank is measured with its workers, found by the job's marker, and stays counted after its end."""
+    """The processes of a job are found by its marker. A rank's usage includes its workers, and the CPU time
+    of a process that has ended stays counted.
+    """
     processes = JobProcesses(JOB, node=0)
     for process in ranks:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
@@ -88,7 +92,9 @@ def test_processes_of_a_job_are_those_with_its_marker(ranks: list[subprocess.Pop
 
 
 def test_a_look_has_the_same_columns_whatever_is_there() -> None:
-    """Samples always have the same columns; rates start with the second one, absent ranks have no values."""
+    """All samples have the same columns. Rates are available from the second sample on, and a rank that does
+    not exist has no values.
+    """
     look = NodeLook(JOB, [4, 5], gpus=False)
     first, second = look.sample(), look.sample()
     assert list(first) == ["node", "replica", "rank 4", "rank 5"]
@@ -106,7 +112,7 @@ def test_a_look_has_the_same_columns_whatever_is_there() -> None:
 
 
 def test_gpus_are_those_that_the_ranks_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPUs follow CUDA_VISIBLE_DEVICES; a GPU that is lost later keeps its column."""
+    """The GPUs are those in CUDA_VISIBLE_DEVICES; if a GPU is lost later, its column remains."""
     there = [GpuUse(index, "H100", 0.5, 1 << 30, 80 << 30, 61, 300.0, 1980) for index in range(4)]
     monkeypatch.setattr(nvml, "gpus", lambda: there)
     look = NodeLook(JOB, [0, 1], gpus=True, visible="2,3")
@@ -150,7 +156,7 @@ def test_a_failure_is_kept_and_ends_nothing(
 def test_a_job_leaves_its_resources_in_its_folder(
     fake: Callable[..., RunConfig], start: Callable[..., JobDir], wait_until: Callable
 ) -> None:
-    """The samples of two ranks and a restart are one history in the folder of the ended job."""
+    """After a job with two ranks and a restart, its folder contains all samples as one history."""
     # Seconds of training in each attempt: on a busy machine a sample, due every half second, comes late.
     fault = {"rank": 1, "attempt": 0, "step": 30, "do": "exit", "code": 3}
     job = start(fake([fault], ranks=2, steps=60, step_seconds=0.1))

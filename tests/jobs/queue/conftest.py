@@ -1,4 +1,4 @@
-"""Supervisors without ranks: processes that enter the queue and hold the devices that they get."""
+"""Supervisors without ranks: processes that wait in the queue and hold the devices that they get."""
 
 import json
 import os
@@ -22,7 +22,9 @@ from tests.jobs.conftest import TINY
 
 
 class Holders:
-    """Forked processes; each writes a line "name +" when it has its devices, and "name -" before it ends."""
+    """Forked processes. Each writes the line "name +" when it gets its devices, and "name -" before it
+    ends.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -34,14 +36,14 @@ class Holders:
         self.lines.touch()
 
     def machine(self, **limits: object) -> None:
-        """Write devices.json: what all jobs together may use."""
+        """Write devices.json, which limits the devices that all jobs may use together."""
         self.queue.devices_json.write_text(json.dumps(limits))
 
     def config(self, name: str, **overrides: object) -> RunConfig:
         return load(self._folder / "tiny.yaml", {"name": name, **overrides}, check=False)
 
     def job(self, name: str, submitted_at: float | None = None, backend: str = "local") -> JobDir:
-        """Create a job folder with only the files that the queue reads."""
+        """Create the folder of a job, with only the files that the queue reads."""
         job = RunDir.named(name).job(new_job_id())
         job.make_folders()
         write_identity(job.run)
@@ -52,7 +54,7 @@ class Holders:
     def start(
         self, name: str, submitted_at: float | None = None, hold_seconds: float = 3600, **overrides: object
     ) -> JobDir:
-        """Start a process that waits for its devices, holds them and ends; TERM stops it."""
+        """Start a process that waits for devices, holds them and then ends; TERM stops it."""
         config = self.config(name, **overrides)
         job = self.job(name, submitted_at, config.backend.kind)
         self._pids[name] = os.fork()
@@ -92,7 +94,7 @@ class Holders:
             self.ended(name)
 
     def ended(self, name: str) -> None:
-        """Wait for the process to end."""
+        """Wait until the process has ended."""
         os.waitpid(self._pids.pop(name), 0)
 
     def end_all(self) -> None:
@@ -103,7 +105,7 @@ class Holders:
 
 @pytest.fixture
 def holders(workspace: Path) -> Iterator[Holders]:
-    """Provide a machine of two cores and no jobs."""
+    """Provide a machine with two cores and no jobs."""
     made = Holders(workspace)
     made.machine(cores=2)
     yield made
@@ -112,7 +114,7 @@ def holders(workspace: Path) -> Iterator[Holders]:
 
 @pytest.fixture
 def cause_of() -> Callable[[JobDir], str]:
-    """Return the cause of the job's state from its record."""
+    """Return the cause of a job's state, read from its record."""
 
     def cause(job: JobDir) -> str:
         record = JobRecord.read(job.job_json)

@@ -1,4 +1,4 @@
-"""Places in the queue: which job gets which devices, and when, with real supervisors without ranks."""
+"""Which job gets which devices, and when. Supervisors are real processes, but start no ranks."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ from nbtrain.planner import plan
 
 @pytest.mark.slow
 def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
-    """Jobs start by priority, then by age; a waiting job names the jobs that hold its cores."""
+    """Jobs start in order of priority, and then of age. A waiting job names the jobs that hold its cores."""
     now = time.time()
     holders.start("first")
     wait_until(lambda: holders.said() == ["first +"], "the first has its cores")
@@ -68,7 +68,9 @@ def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
 
 @pytest.mark.slow
 def test_twenty_from_several_processes_never_overlap(holders):
-    """Twenty jobs queued at once by several processes never hold the cores together, and all finish."""
+    """If several processes queue twenty jobs at once, no two jobs ever hold the same cores, and all jobs
+    finish.
+    """
     names = [f"job-{number}" for number in range(20)]
     for name in names:
         holders.start(name, None, 0.01)
@@ -82,7 +84,9 @@ def test_twenty_from_several_processes_never_overlap(holders):
 
 @pytest.mark.slow
 def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
-    """A job that waits for all four GPUs is not passed by smaller later jobs; other GPUs are ignored."""
+    """Smaller jobs that come later do not overtake a job that waits for four GPUs; a job for another GPU may
+    start.
+    """
     holders.machine(gpus=["0", "1", "2", "3", "9"])
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}}
     holders.start("small", **gpu)
@@ -104,7 +108,9 @@ def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
 
 @pytest.mark.slow
 def test_a_killed_holder_frees_its_devices(holders, wait_until, cause_of):
-    """After kill -9 the kernel frees a job's devices; processes of the dead job that still save keep them."""
+    """After kill -9 of a job's supervisor, its devices are free, unless processes of the job are still
+    saving.
+    """
     first = holders.start("first")
     wait_until(lambda: "first +" in holders.said(), "it has its cores")
     rank = subprocess.Popen(
@@ -123,7 +129,9 @@ def test_a_killed_holder_frees_its_devices(holders, wait_until, cause_of):
 
 @pytest.mark.slow
 def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, cause_of):
-    """TERM stops a waiting job; a new priority applies at once; at_once starts a job without devices."""
+    """TERM stops a waiting job, a new priority takes effect immediately, and at_once starts a job without
+    devices.
+    """
     now = time.time()
     first = holders.start("first", now)
     wait_until(lambda: "first +" in holders.said(), "it has its cores")
@@ -157,7 +165,7 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
 
 @pytest.mark.slow
 def test_a_damaged_ticket_is_written_anew(holders, wait_until, cause_of):
-    """A damaged ticket is written again, and the waiting job keeps its place."""
+    """If the ticket of a waiting job is damaged, it is written again, and the job keeps its place."""
     holders.start("first")
     wait_until(lambda: holders.said() == ["first +"], "it has its cores")
     second = holders.start("second", hold_seconds=0.01)
@@ -172,7 +180,9 @@ def test_a_damaged_ticket_is_written_anew(holders, wait_until, cause_of):
 
 
 def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders, monkeypatch):
-    """Jobs cancelled while the first of three is restarted stay cancelled; the third is refused."""
+    """Jobs that are cancelled while the first of three jobs is being restarted stay cancelled, and the third,
+    which cannot be restarted, says why.
+    """
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     jobs = {}
     for number, name in enumerate(("first", "second", "third")):
@@ -200,7 +210,9 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
 
 
 def test_the_next_job_is_started_once_the_one_before_stands_in_the_queue(holders, monkeypatch):
-    """The next job starts only once the resumed job is queued; until then the devices would look free."""
+    """After a reboot, the second job is restarted only when the first is back in the queue; before that, its
+    devices would seem free.
+    """
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     for number, name in enumerate(("first", "second")):
         job = holders.job(name, 1.0 + number)
@@ -231,7 +243,9 @@ def test_the_next_job_is_started_once_the_one_before_stands_in_the_queue(holders
 
 
 def test_ranks_that_still_save_keep_their_devices_when_their_job_is_resumed(holders):
-    """Ranks that still save after kill -9 of their supervisor keep their devices when the job is resumed."""
+    """If a supervisor was killed with -9 and its job is resumed, ranks that are still saving keep their
+    devices.
+    """
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     job, queue = holders.job("first", 1.0), holders.queue
     ticket = Ticket(job.job_id, str(job.run.path), "first", ["cpu-0"], 1, 0, 1.0, gone, "", holds=["cpu-0"])
@@ -248,7 +262,9 @@ def test_ranks_that_still_save_keep_their_devices_when_their_job_is_resumed(hold
 
 
 def test_causes_are_of_the_order_that_is_shown(holders, cause_of):
-    """The causes follow the order that is shown, which a new priority changes at once."""
+    """The cause of a waiting job names the jobs before it in the displayed order, which a new priority
+    changes immediately.
+    """
     alive, jobs, now = ProcessIdentity.of(os.getpid()), {}, time.time()
     for number, name in enumerate(("qa", "qb", "qc")):
         jobs[name] = job = holders.job(name, now)
@@ -267,7 +283,7 @@ def test_causes_are_of_the_order_that_is_shown(holders, cause_of):
 
 
 def test_cores_are_threads_times_ranks(holders):
-    """A job has all cores by default; resources.cpus_per_node or OMP_NUM_THREADS reduces them."""
+    """By default, a job gets all cores; resources.cpus_per_node or OMP_NUM_THREADS reduces the number."""
     holders.machine(cores=8)
 
     def count(**overrides):
@@ -283,7 +299,9 @@ def test_cores_are_threads_times_ranks(holders):
 
 
 def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
-    """An unused OMP_NUM_THREADS of the shell is reported with the fix, unless it makes no difference."""
+    """If the shell's OMP_NUM_THREADS is not used, that is reported with a fix, unless it makes no
+    difference.
+    """
     holders.machine(cores=8)
     cores = min(8, usable_cores())
     asked = {"resources.cpus_per_node": cores, "parallel.data_parallel_size": cores}
@@ -302,7 +320,9 @@ def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
 
 
 def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch):
-    """Requested cores and memory that the machine lacks are reported with numbers and the fix."""
+    """If a run requests more cores or memory than the machine has, the message contains both numbers and a
+    fix.
+    """
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = usable_cores()
     most = {"resources.cpus_per_node": cores, "resources.memory_per_node_bytes": 1 << 30}
@@ -324,7 +344,7 @@ def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch)
 
 @pytest.mark.slow
 def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until, cause_of):
-    """A hosts job uses this machine's first GPUs if it is one of its hosts, and waits until they are free."""
+    """A job on hosts that include this machine uses its first GPUs, and waits until they are free."""
     hosts = {"backend.kind": "hosts", "resources.nodes": 2, "parallel.data_parallel_size": 4}
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "1,0,2"}}
     gpu["resources.gpus_per_node"] = 2
@@ -346,7 +366,9 @@ def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until
 
 
 def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders, wait_until, monkeypatch):
-    """After its machine reboots, a hosts job is LOST, frees its GPU, and is resumed once, unchanged."""
+    """When the supervisor's machine reboots, a job on hosts is LOST, frees the GPU, and is then resumed once
+    with the same settings.
+    """
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0"}}
     far = {"backend.kind": "hosts", "backend.hosts.hosts": ["127.0.0.1"], **gpu}
     holders.machine(gpus=["0"])
@@ -382,7 +404,7 @@ def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders,
 
 
 def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
-    """A full disk while the queue writes a ticket or locks devices is waited for, with nothing locked."""
+    """If the disk is full when the queue writes a ticket or locks devices, it waits, with nothing locked."""
     full = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
     journal, said = Journal(holders.job("one")), []
     write, lock_slot = Queue.write, Queue.lock_slot
@@ -409,7 +431,7 @@ def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
 
 @pytest.mark.parametrize("backend", ["local", "hosts"])
 def test_a_lost_job_that_is_cancelled_is_not_started_again(holders, backend, monkeypatch):
-    """A lost job that is cancelled is not started again after a reboot, even from another machine."""
+    """A lost job that is cancelled, even from another machine, is not restarted after a reboot."""
     far = {"backend.kind": "hosts", "backend.hosts.hosts": ["127.0.0.1"]} if backend == "hosts" else {}
     job, gone = holders.job("one", 1.0, backend), ProcessIdentity(os.getpid(), 1, "another boot")
     files.write_text(job.run.config_yaml, to_yaml(holders.config("one", **far)))
@@ -444,7 +466,7 @@ def test_a_lost_job_that_is_cancelled_is_not_started_again(holders, backend, mon
     ],
 )
 def test_who_takes_a_place(holders, backend, overrides, has_place):
-    """Jobs of this machine take a place in its queue, and so do hosts jobs that use its GPUs."""
+    """Jobs on this machine wait in its queue, and so do jobs on hosts that use its GPUs."""
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0"}}
     journal = Journal(holders.job("one"))
     journal.record.backend = backend
@@ -452,7 +474,9 @@ def test_who_takes_a_place(holders, backend, overrides, has_place):
 
 
 def test_a_folder_that_cannot_be_made(workspace, monkeypatch):
-    """A queue folder that cannot be created is reported with the setting to change; nothing is written."""
+    """If the queue's folder cannot be created, the message names the setting to change, and nothing is
+    written.
+    """
     (workspace / "file").touch()
     monkeypatch.setenv("NBTRAIN_QUEUE", "file/queue")
     with pytest.raises(SubmitError) as refused:
@@ -464,7 +488,7 @@ def test_a_folder_that_cannot_be_made(workspace, monkeypatch):
 
 
 def test_devices_json_that_is_none(holders):
-    """An invalid devices.json, which is written by hand, is refused with a clear message."""
+    """An invalid devices.json, which users write by hand, is rejected with a clear message."""
     holders.machine(cores=0)
     with pytest.raises(JobError) as refused:
         needs_of(holders.config("one"), holders.queue)
@@ -485,7 +509,9 @@ def test_devices_json_that_is_none(holders):
     ],
 )
 def test_gpus_that_the_machine_does_not_have_are_no_slots(holders, monkeypatch, visible, listed, slots):
-    """A nonexistent GPU hides those after it in CUDA_VISIBLE_DEVICES, as in CUDA; devices.json skips it."""
+    """A nonexistent GPU in CUDA_VISIBLE_DEVICES hides those after it, as in CUDA; one in devices.json is
+    skipped.
+    """
     monkeypatch.setattr(needs, "driver_gpus", lambda: (Gpu("G", 1, "GPU-a"), Gpu("G", 1, "GPU-b")))
     holders.machine(**({"gpus": listed} if listed else {}))
     environment = {"backend.env": {"CUDA_VISIBLE_DEVICES": visible}} if visible else {}
@@ -495,7 +521,7 @@ def test_gpus_that_the_machine_does_not_have_are_no_slots(holders, monkeypatch, 
 
 @pytest.mark.slow
 def test_the_command_line(holders, wait_until, cause_of, capsys):
-    """`nbtrain queue` lists as text and JSON, moves a job, and names missing arguments."""
+    """`nbtrain queue` lists jobs as text or JSON, moves a job, and reports missing arguments."""
     assert main(["queue"]) == 0
     assert capsys.readouterr().out == "No job of this machine has devices or waits for them.\n"
     holders.start("first")
@@ -521,7 +547,7 @@ def test_the_command_line(holders, wait_until, cause_of, capsys):
 
 
 def test_a_cause_that_the_table_cuts_stands_below_it():
-    """A cause too long for the table is printed in full below it, since its end says what to do."""
+    """A cause that is too long for the table is printed in full below it, because its end says what to do."""
     cause = f"was not started again: {'x' * 100}. Do this."
     run = str(output_root() / "first")
     entry = QueueEntry(None, "first", run, "id", "LOST", "1 core", [], 0, 0.0, cause)
@@ -531,7 +557,9 @@ def test_a_cause_that_the_table_cuts_stands_below_it():
 
 
 def test_a_job_of_another_workspace_is_named_with_its_folder(holders, tmp_path, monkeypatch):
-    """A job of another workspace is listed with its folder, since its name means a run of this one."""
+    """A job of another workspace is listed with its folder, because the same name may be a run in this
+    workspace.
+    """
 
     def ticket(name):
         job, me = holders.job(name), ProcessIdentity.of(os.getpid())
@@ -552,7 +580,7 @@ def test_a_job_of_another_workspace_is_named_with_its_folder(holders, tmp_path, 
 
 
 def test_a_queue_that_cannot_be_looked_at_is_said(holders):
-    """A queue that cannot be read is reported, and the command continues."""
+    """If the queue cannot be read, that is reported, and the command continues."""
     said = []
     after_boot.start_after_boot(said.append)
     assert said == []

@@ -1,4 +1,4 @@
-"""Jobs in the queue, from submit to the end: real supervisors and torchrun, ranks that train nothing."""
+"""Jobs in the queue from submission to end, with real supervisors and torchrun; the ranks do not train."""
 
 import json
 import os
@@ -33,7 +33,9 @@ def put_machine(**limits):
 
 
 def test_queued_paused_resumed_cancelled(fake, start, wait_until, states_of):
-    """The second job waits until the first is paused; the first, resumed, queues and is cancelled there."""
+    """The second job starts when the first is paused. When the first is resumed, it waits in the queue and is
+    cancelled there.
+    """
     put_machine(cores=2)
     first = start(fake(steps=100_000))
     wait_until(lambda: status_of(first)[0] == "RUNNING", "it runs")
@@ -72,7 +74,9 @@ def test_queued_paused_resumed_cancelled(fake, start, wait_until, states_of):
 
 
 def test_ranks_see_the_gpus_that_their_job_holds(fake, start, wait_until, monkeypatch):
-    """Two jobs run at a time, each on its own GPU; a third with share_devices starts without waiting."""
+    """Two jobs run at the same time, each on its own GPU; a third one with share_devices starts without
+    waiting.
+    """
     put_machine(gpus=["0", "1"])
     machine = this_machine()
     gpus = (Gpu("NVIDIA H200", 141 * GIB),) * 2
@@ -104,7 +108,9 @@ def read(path):
 
 
 def test_after_a_boot_the_jobs_go_on_in_their_order(fake, start, wait_until):
-    """After a reboot, running and waiting jobs restart in order with their priority, cancelled ones not."""
+    """After a reboot, running and waiting jobs are restarted in order and keep their priority; cancelled jobs
+    are not.
+    """
     put_machine(cores=2)
     jobs = [start(fake(steps=100_000))]
     wait_until(lambda: status_of(jobs[0])[0] == "RUNNING", "it runs")

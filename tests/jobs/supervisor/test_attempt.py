@@ -1,4 +1,4 @@
-"""Detection of hanging ranks in an attempt, by the supervisor's own clock."""
+"""Detecting ranks that hang, measured by the supervisor's own clock."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from nbtrain.jobs.supervisor.ranks import BIRTH_SECONDS
 
 
 class HandLauncher(LocalLauncher):
-    """A launcher that reads the real run directory, records its orders, and is ended by hand."""
+    """A launcher that reads a real run directory, records its orders, and ends when the test says so."""
 
     def __init__(self, job):
         super().__init__(job, [])
@@ -43,7 +43,7 @@ class HandLauncher(LocalLauncher):
 
 
 class Watched:
-    """An attempt of two ranks whose heartbeats are written here and whose clock is moved by hand."""
+    """An attempt of two ranks; the test writes their heartbeats and moves the clock."""
 
     def __init__(self, config, monkeypatch):
         self.now = 1000.0
@@ -78,7 +78,9 @@ def watched(tiny, monkeypatch):
 
 
 def test_a_fresh_file_without_progress_is_a_hang(watched):
-    """A rank with fresh heartbeats but no progress hangs; micro batches in a long step are progress."""
+    """A rank whose heartbeats are recent but show no progress hangs; micro batches within a long step count
+    as progress.
+    """
     for second in range(9):
         watched.beat(0, 6, progress_count=second)
         watched.beat(1, 6, progress_count=3)
@@ -94,7 +96,9 @@ def test_a_fresh_file_without_progress_is_a_hang(watched):
 
 @pytest.mark.parametrize("phase", ["start", "build", "end"])
 def test_coming_and_going_may_take_longer(watched, phase):
-    """Imports and the interpreter's exit, which report no progress, get two minutes more than a step."""
+    """Importing modules and exiting, during which a rank reports no progress, may take two minutes longer
+    than a step.
+    """
     for rank in (0, 1):
         watched.beat(rank, 0, phase=phase)
     for _ in range(int(BIRTH_SECONDS) + 9):
@@ -104,9 +108,9 @@ def test_coming_and_going_may_take_longer(watched, phase):
 
 
 def test_a_rank_that_is_gone_without_a_record_ends_the_attempt(watched):
-    """A rank that is gone without a record ends the attempt, since its wrapper went with it.
+    """If a rank disappears together with its wrapper, and so without a record, the attempt ends.
 
-    The peers that wait for it do not count as hanging, and have their grace period.
+    The peers that wait for it do not count as hanging and have their grace period.
     """
     watched.beat(0, 6)
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
@@ -124,7 +128,9 @@ def test_a_rank_that_is_gone_without_a_record_ends_the_attempt(watched):
 
 
 def test_who_waited_is_asked_once_the_record_has_come(watched):
-    """A rank that gave up waiting exits before its record arrives, and that is not a killed wrapper."""
+    """A rank that gives up waiting for another may exit before its record arrives; that does not count as a
+    killed wrapper.
+    """
     watched.beat(0, 6)
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
@@ -137,7 +143,9 @@ def test_who_waited_is_asked_once_the_record_has_come(watched):
 
 
 def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):
-    """A suspended machine does not make the ranks hang, although no rank could write meanwhile."""
+    """After the machine was suspended, ranks do not count as hanging, although none could write a heartbeat
+    in that time.
+    """
     for rank in (0, 1):
         watched.beat(rank, 6)
     watched.look()
@@ -149,7 +157,7 @@ def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):
 
 
 def test_a_pause_longer_than_a_short_limit_is_no_hang(tiny, monkeypatch):
-    """With a limit of 2 s, a machine that stands still for 3 s does not make healthy ranks hang."""
+    """With a limit of 2 s, a machine that freezes for 3 s does not make healthy ranks count as hanging."""
     two = {"parallel.data_parallel_size": 2, "backend.heartbeat_timeout_seconds": 2.0}
     watched = Watched(tiny(**two), monkeypatch)
     for rank in (0, 1):
@@ -162,9 +170,10 @@ def test_a_pause_longer_than_a_short_limit_is_no_hang(tiny, monkeypatch):
 
 
 def test_a_stop_before_the_first_step_is_a_signal_at_once(watched):
-    """A stop before the first step is a signal at once, since a rank that imports does not read control/.
+    """A stop before the first step is sent as a signal immediately, because a rank that is still importing
+    does not read control/.
 
-    A rank that trains reads it, and is signalled when its time is over.
+    A rank that trains reads the request, and gets a signal only when its time is over.
     """
     watched.look()
     watched.attempt.ask_stop()
@@ -189,7 +198,9 @@ def test_a_stop_of_ranks_that_train_leaves_them_their_time(watched):
 
 
 def test_the_first_save_may_take_longer_than_the_limit_while_it_grows(watched):
-    """A first save of 100 s under a limit of 20 s is reported once and not killed while its bytes grow."""
+    """A first save that takes 100 s with a limit of 20 s is reported once, and not killed as long as its
+    files grow.
+    """
     for rank in (0, 1):
         watched.beat(rank, 6, "save")
     watched.look()
@@ -224,7 +235,9 @@ def test_bytes_of_a_save_in_the_background_are_no_progress_of_the_training(watch
 
 
 def test_a_supervisor_that_stood_still_gives_the_ranks_their_time(watched):
-    """A supervisor that stood still for a minute does not signal ranks before they had their time."""
+    """After a supervisor was suspended for a minute, ranks still get their full time before they are
+    signalled.
+    """
     for rank in (0, 1):
         watched.beat(rank, 6)
     watched.look()
@@ -243,7 +256,7 @@ def test_an_attempt_ends_with_its_launcher(watched):
 
 
 def test_ranks_of_a_killed_launcher_may_save(watched):
-    """Ranks of a killed launcher have the time of a stop to save, and are killed after it."""
+    """If the launcher is killed, its ranks have as much time to save as after a stop, and are killed then."""
     for rank in (0, 1):
         watched.beat(rank, 6)
     watched.look()
@@ -257,7 +270,9 @@ def test_ranks_of_a_killed_launcher_may_save(watched):
 
 
 def test_what_ended_torchrun_before_any_rank_is_in_the_cause(watched):
-    """The cause names the error in this attempt's torchrun traceback, not an error of an earlier attempt."""
+    """If torchrun fails before it starts a rank, the cause is the error in the traceback of this attempt, not
+    of an earlier one.
+    """
     head = 'Traceback (most recent call last):\n  File "run.py", line 1\n'
     log = watched.job.supervisor_log
     log.write_text(f"an earlier attempt: é\n{head}ValueError: old\n")

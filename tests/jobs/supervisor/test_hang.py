@@ -1,4 +1,4 @@
-"""The rank that the others wait for, found from the place where each rank stands."""
+"""Finding the rank that the others wait for, from where each rank is."""
 
 import dataclasses
 import os
@@ -32,7 +32,9 @@ def inside(ranks, number=13, name="all_reduce", kind="data_parallel", waiting=Tr
 
 
 def test_the_rank_outside_the_collective_is_named():
-    """The rank outside the collective is named, not the one silent for longest or with the lowest number."""
+    """The rank outside the collective is named, not the one that has been silent for longest or has the
+    lowest number.
+    """
     everyone = [
         rank(0, inside(range(4)), still=31),
         rank(1, inside(range(4)), still=32),
@@ -48,7 +50,9 @@ def test_the_rank_outside_the_collective_is_named():
 
 
 def test_waiting_is_followed_to_its_end():
-    """Waiting is followed to its end: rank 0 waits for rank 2, rank 2 for rank 3, and rank 3 is elsewhere."""
+    """A chain of waiting ranks is followed to its end: rank 0 waits for rank 2, which waits for rank 3, which
+    is not in a collective.
+    """
     everyone = [
         rank(0, inside([0, 2], name="recv (from rank 2)", kind="pipeline_model_parallel")),
         rank(1, inside([1, 3], name="recv (from rank 3)", kind="pipeline_model_parallel")),
@@ -59,13 +63,13 @@ def test_waiting_is_followed_to_its_end():
 
 
 def test_another_collective_of_the_same_group_is_another_place():
-    """Ranks in different calls of one group never match, and the rank that is behind is named."""
+    """If ranks are in different calls of the same group, the one that is behind is named."""
     everyone = [rank(0, inside([0, 1], 12)), rank(1, inside([0, 1], 13, name="broadcast"))]
     assert [culprit.rank for culprit in culprits(everyone)] == [0]
 
 
 def test_a_sender_and_its_receiver_are_together():
-    """A sender and its receiver that are both in their call are both named."""
+    """If a sender and its receiver are both in their call, both are named."""
     everyone = [
         rank(0, inside([0, 1], 4, "send (to rank 1)")),
         rank(1, inside([0, 1], 4, "recv (from rank 0)")),
@@ -74,7 +78,9 @@ def test_a_sender_and_its_receiver_are_together():
 
 
 def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart():
-    """If the ranks are all alike, the link between two hosts is suspected; on one machine all are named."""
+    """If all ranks are in the same state, the network between the two hosts is suspected; on a single
+    machine, all ranks are named.
+    """
     everyone = [rank(number, inside(range(4), 5), host=f"host{number // 2}") for number in range(4)]
     assert report(everyone) == (
         "all ranks wait in all_reduce no. 5 of data_parallel ranks 0-3, for 30 s, and none is behind: the "
@@ -91,7 +97,9 @@ def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart()
 
 
 def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
-    """After a link was cut within a collective, call numbers of two different groups are not compared."""
+    """Call numbers of different groups are not compared, here after the network was cut during a
+    collective.
+    """
     everyone = [
         rank(number, inside(range(4), 51, group="1"), host=f"host{number // 2}") for number in range(4)
     ]
@@ -104,25 +112,31 @@ def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
 
 
 def test_ranks_that_are_all_in_one_collective_wait_for_none_of_its_own():
-    """Ranks that share a collective that does not end are named, not the rank that waits for them."""
+    """If some ranks are in a collective that does not end, these are named, not the rank that waits for them
+    elsewhere.
+    """
     everyone = [rank(0, inside([0, 1], 5)), rank(1, inside([0, 1], 5)), rank(2, inside(range(3), 9))]
     assert [culprit.rank for culprit in culprits(everyone)] == [0, 1]
 
 
 def test_a_rank_that_went_on_until_lately_is_not_to_blame():
-    """A rank that is a step behind but moved within half of the others' silence is not blamed."""
+    """A rank that is one step behind is not blamed if it has made progress more recently than half of the
+    others' silence.
+    """
     others = [rank(0, step=7, still=100), rank(1, step=7, still=100)]
     assert [culprit.rank for culprit in culprits([*others, rank(2, step=6, still=49)])] == [0, 1]
     assert [culprit.rank for culprit in culprits([*others, rank(2, step=6, still=50)])] == [2]
 
 
 def test_a_rank_that_never_spoke_is_named_before_one_that_waits_for_nobody():
-    """A rank that never reported is named before a rank outside any collective."""
+    """A rank that has never reported is named rather than a rank that is in no collective."""
     assert [culprit.rank for culprit in culprits([rank(0, step=5), rank(1, spoke=False)])] == [1]
 
 
 def test_on_a_gpu_the_count_tells():
-    """On a GPU, where calls return before their collectives end, the rank with fewer calls is behind."""
+    """On a GPU, where calls return before their collectives have ended, the rank with fewer calls is
+    behind.
+    """
     everyone = [rank(0, inside(range(3), 40, waiting=False)), rank(1, inside(range(3), 39, waiting=False))]
     everyone.append(rank(2, inside(range(3), 40, waiting=False)))
     assert [culprit.rank for culprit in culprits(everyone)] == [1]
@@ -134,7 +148,9 @@ def test_on_a_gpu_the_count_tells():
 
 
 def test_groups_of_the_same_ranks_count_apart():
-    """Calls of two groups with the same ranks are counted separately; the rank a step behind is named."""
+    """Calls of two groups with the same ranks are counted separately, so the rank that is a step behind is
+    named.
+    """
     everyone = [
         rank(0, inside([0, 1], 40, waiting=False), step=7),
         rank(1, inside([0, 1], 8, waiting=False, group="3")),
@@ -146,7 +162,7 @@ def test_groups_of_the_same_ranks_count_apart():
 
 
 def test_a_stopped_process_is_reported(monkeypatch):
-    """A process stopped by SIGSTOP is reported, whatever the other ranks do."""
+    """A process that SIGSTOP has stopped is reported, whatever state the other ranks are in."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     assert report([rank(0)]) == (
         "rank 0 stopped: last heard of at step 6, 30 s ago, in phase train; its process is stopped by a "
@@ -155,7 +171,9 @@ def test_a_stopped_process_is_reported(monkeypatch):
 
 
 def test_only_a_live_process_counts_as_stopped_by_a_signal(monkeypatch):
-    """Only a live process counts as stopped by a signal; a dead rank's pid may belong to another process."""
+    """Only a live process can count as stopped by a signal, because another process may have the pid of a
+    dead rank.
+    """
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     assert rank(0).stopped
     assert rank(0, spoke=False).stopped is False
@@ -164,7 +182,7 @@ def test_only_a_live_process_counts_as_stopped_by_a_signal(monkeypatch):
 
 
 def test_of_ranks_that_are_all_stopped_by_a_signal_the_awaited_one_is_named(monkeypatch):
-    """If a signal has stopped every rank, the one that the others wait for is named."""
+    """If a signal has stopped every rank, the message names the rank that the others wait for."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1], 12, waiting=False))]
     assert [culprit.rank for culprit in culprits(everyone)] == [1]
@@ -176,7 +194,9 @@ def test_a_rank_is_frozen_after_ten_seconds_without_a_heartbeat(unwritten, froze
 
 
 def test_a_sender_and_a_rank_in_another_call_are_not_together():
-    """Two ranks that wait for each other in calls that never match are not counted as being in one call."""
+    """Two ranks that wait for each other in calls that do not match do not count as being in the same
+    call.
+    """
     everyone = [
         rank(0, inside([0, 1], 4, "send (to rank 1)")),
         rank(1, inside([0, 1], 4)),
@@ -186,7 +206,9 @@ def test_a_sender_and_a_rank_in_another_call_are_not_together():
 
 
 def test_where_the_others_are_is_said_of_one_and_of_many(monkeypatch):
-    """The message says where the other ranks are: in a collective, between two, or never heard from."""
+    """The message says where each of the other ranks is: in a phase after a step, in a collective, or
+    silent.
+    """
     monkeypatch.setattr(processes, "process_state", lambda pid: "T" if pid == ME.pid else "S")
     monkeypatch.setattr(ProcessIdentity, "alive", lambda self: True)
     other = dataclasses.replace(ME, pid=ME.pid + 1)
@@ -216,7 +238,7 @@ def test_of_many_culprits_four_are_described(guilty, more):
 
 
 def test_nodes_that_are_all_gone_are_not_named():
-    """If every rank of both hosts is silent, the fault is on the supervisor's side and no node is named."""
+    """If all ranks of both hosts are silent, the fault is on the supervisor's side, and no node is named."""
     everyone = [rank(0, unwritten=40), rank(1, host="b", unwritten=40)]
     assert report(everyone).startswith("rank 0 stopped: ") and "node" not in report(everyone)
 
@@ -229,7 +251,9 @@ def test_a_rank_that_never_spoke_is_reported():
 
 
 def test_a_rank_that_cannot_even_write_is_reported():
-    """A rank whose heartbeat thread is silent is reported, although it is in the others' collective."""
+    """A rank whose heartbeat thread is silent is reported, even if the rank is in the same collective as the
+    others.
+    """
     everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1]), unwritten=29)]
     assert report(everyone).startswith(
         "rank 1 stopped: last heard of at step 6, 30 s ago, in phase train, in all_reduce no. 13"
@@ -238,7 +262,9 @@ def test_a_rank_that_cannot_even_write_is_reported():
 
 
 def test_a_node_that_is_gone_is_reported():
-    """A node is named instead of a rank if all its ranks are silent and the other host still writes."""
+    """If all ranks of a node are silent and another host still writes heartbeats, the node is named instead
+    of a rank.
+    """
     everyone = [rank(number, inside(range(4))) for number in (0, 1)]
     everyone += [rank(number, inside(range(4), 12), host="b", unwritten=40 + number) for number in (2, 3)]
     assert report(everyone) == "node b is gone: nothing was heard of its ranks 2, 3 for 42 s"
@@ -253,7 +279,9 @@ def test_ranks_in_few_characters(ranks, text):
 
 
 def test_the_main_threads_stack():
-    """The main thread's stack is found in faulthandler's newest dump; only its innermost frames are kept."""
+    """The stack of the main thread is taken from faulthandler's newest dump and shortened to its innermost
+    frames.
+    """
     old = 'Current thread 0x00 (most recent call first):\n  File "old.py", line 1 in old\n'
     log = old + (
         "step 6 | loss 4.2\n"

@@ -1,4 +1,4 @@
-"""The kernel log's records of processes that its out-of-memory killer has ended."""
+"""The records in the kernel log about processes that the out-of-memory killer has ended."""
 
 import errno
 import os
@@ -19,7 +19,9 @@ RECORDS = [
 
 @pytest.fixture
 def log(monkeypatch):
-    """Create a log of RECORDS, one per read, with the first one overwritten and no end of file."""
+    """Simulate a kernel log that returns one of RECORDS per read; the first was overwritten, and there is no
+    end of file.
+    """
 
     def of(namespace):
         left = [BrokenPipeError(errno.EPIPE, "overwritten"), *RECORDS, BlockingIOError(errno.EAGAIN, "end")]
@@ -54,7 +56,7 @@ def test_a_log_that_may_not_be_read_tells_nothing(monkeypatch, tmp_path):
 
 
 def test_an_entry_from_before_is_none_of_this_attempt():
-    """An entry from before the attempt does not count, since process numbers are reused."""
+    """A record from before the attempt does not count, because process ids are reused."""
     before, after = HostMemory(killed=frozenset({(1, 812)})), HostMemory(killed=frozenset({(1, 812), (2, 9)}))
     assert after.since(before).evidence(812) == ""
     assert after.since(before).evidence(9) == "its log names process 9"

@@ -1,4 +1,4 @@
-"""The action that is due in each phase of an attempt, without processes or clock."""
+"""The action that is due in each phase of an attempt, computed without processes or a clock."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_nothing_is_due_while_all_is_well_or_over():
 
 
 def test_what_is_not_observed_is_not_assumed():
-    """An attempt without observations counts as running, with nothing to save."""
+    """An attempt about which nothing has been observed counts as running, with nothing to save."""
     assert phase_of(Observed(60.0)) is Phase.RUNNING
     assert decide(Observed(60.0, stop_asked_at=NOW), NOW) is Action.SIGNAL
     killed = Observed(60.0, launcher_ended=True, launcher_killed_at=NOW)
@@ -49,7 +49,7 @@ def test_a_hang_is_ended_at_once():
 
 @pytest.mark.parametrize(("shutdown", "grace"), [(60.0, 10.0), (4.0, 4.0)])
 def test_peers_of_a_dead_rank_have_a_grace(shutdown, grace):
-    """Peers of a dead rank have ten seconds, or the time of a stop if that is shorter."""
+    """After a rank has died, its peers have ten seconds, or the time for a stop if that is shorter."""
     observed = replace(QUIET, patience_seconds=shutdown, failed_at=NOW)
     assert decide(observed, NOW + grace) is Action.KEEP
     assert decide(observed, NOW + grace + 0.1) is Action.KILL
@@ -59,14 +59,16 @@ def test_peers_of_a_dead_rank_have_a_grace(shutdown, grace):
     ("limit", "save", "patience"), [(60.0, 0.0, 60.0), (60.0, 25.0, 60.0), (60.0, 45.0, 90.0)]
 )
 def test_a_stop_waits_for_a_save_as_long_as_a_save_takes(limit, save, patience):
-    """A stop waits twice as long as the longest save, if that is longer than the limit."""
+    """A stop waits twice as long as the longest save so far, if that is longer than the limit."""
     observed = replace(QUIET, patience_seconds=patience_seconds(limit, save), stop_asked_at=NOW)
     assert decide(observed, NOW + patience - 1) is Action.KEEP
     assert decide(observed, NOW + patience) is Action.SIGNAL
 
 
 def test_a_stop_is_a_request_then_a_signal_then_a_kill():
-    """A stop is a request in control/, then a signal when the time to save is over, then a kill 3 s later."""
+    """A stop is first a request in control/, then a signal when the time for saving is over, and 3 s later a
+    kill.
+    """
     asked = replace(QUIET, stop_asked_at=NOW)
     assert decide(asked, NOW + 59.9) is Action.KEEP
     assert decide(asked, NOW + 60.0) is Action.SIGNAL
@@ -76,7 +78,9 @@ def test_a_stop_is_a_request_then_a_signal_then_a_kill():
 
 
 def test_a_stop_before_training_needs_no_time_to_save():
-    """A stop before training signals at once, since an importing rank reads no request, and kills in 5 s."""
+    """A stop before training is a signal immediately, because a rank that is importing reads no requests;
+    ranks are killed after 5 s.
+    """
     asked = replace(QUIET, training=False, stop_asked_at=NOW)
     assert decide(asked, NOW) is Action.SIGNAL
     signalled = replace(asked, signalled_at=NOW)
@@ -102,7 +106,9 @@ def test_the_ranks_of_a_killed_launcher_have_the_time_of_a_stop(training, patien
 
 
 def test_a_save_that_goes_on_is_not_killed_before_the_cap():
-    """Every sign of a save restarts the ranks' time, up to 10 times that time."""
+    """Each sign that a save makes progress restarts the time for saving, up to 10 times that time in
+    total.
+    """
     asked = replace(QUIET, stop_asked_at=NOW, signalled_at=NOW)
     assert decide(replace(asked, saving_at=NOW + 50), NOW + 109) is Action.KEEP
     assert decide(replace(asked, saving_at=NOW + 50), NOW + 110) is Action.KILL

@@ -1,4 +1,4 @@
-"""A supervisor that has lost its job exits before the next supervisor starts ranks."""
+"""A supervisor that another one has replaced exits before the new one starts ranks."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from nbtrain.jobs.supervisor.predecessors import wait_for_displaced
 
 @pytest.fixture
 def first():
-    """Start a process that plays the supervisor which had the job."""
+    """Start a process that plays the supervisor which is being replaced."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -36,7 +36,7 @@ def events_of(job) -> str:
 
 
 def taken_over(job, supervisor: ProcessIdentity, ended_at: float | None = None) -> Journal:
-    """Return the journal of a supervisor that replaces an earlier one, whose attempt had ended or not."""
+    """Return the journal of a supervisor that has replaced another one, whose attempt has ended or not."""
     attempt = AttemptRecord(0, time.time(), 1, 1, ended_at=ended_at)
     record = JobRecord(
         job.job_id, "id", "run", "RUNNING", time.time(), 1, supervisor=supervisor, attempts=[attempt]
@@ -63,7 +63,9 @@ def test_one_on_this_host_is_waited_for_until_it_is_gone(job, first):
 
 
 def test_one_that_does_not_leave_and_one_on_another_host_are_waited_for_so_long(job, first, monkeypatch):
-    """The wait for a predecessor is limited; it is reported as still alive only on this host."""
+    """The wait for the previous supervisor is limited; if it does not exit, it is reported as alive only if
+    it is on this host.
+    """
     monkeypatch.setattr(predecessors, "DISPLACED_SECONDS", 0.3)
     here = ProcessIdentity.of(first.pid)
     elsewhere = replace(here, pid=here.pid + 1, start_ticks=1, host="other-host")

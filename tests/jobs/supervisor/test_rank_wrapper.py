@@ -1,4 +1,6 @@
-"""The wrapper of a rank, around real children of one line of Python, and what happens when parents die."""
+"""The wrapper of a rank, tested with real child processes that run one line of Python, also when parent
+processes die.
+"""
 
 import json
 import os
@@ -32,7 +34,7 @@ def job(workspace):
 
 @pytest.fixture
 def wrap(job):
-    """Start the wrapper of rank 3, attempt 1, around a line of Python: wrap(code)."""
+    """Return a function that starts the wrapper of rank 3, attempt 1, for a line of Python: wrap(code)."""
     started = []
 
     def wrap(*command: str):
@@ -66,7 +68,9 @@ def end_of(job, process):
 
 
 def test_a_finished_rank(job, wrap):
-    """The record of a finished rank has its report and the kernel's exit code; its log has the output."""
+    """The record of a finished rank contains its report and the exit code from the kernel, and the rank's log
+    its output.
+    """
     code, record = end_of(job, wrap(*python("print('hello')", outcome="finished", step=5, message="done")))
     assert code == 0
     assert (record.rank, record.attempt, record.outcome, record.exit_code, record.signal) == (
@@ -120,7 +124,7 @@ def test_a_finished_rank(job, wrap):
     ],
 )
 def test_the_kernel_wins_over_the_word(job, wrap, code, word, expected):
-    """The kernel's exit code outweighs the rank's report; a long traceback fits through the pipe."""
+    """The exit code from the kernel takes precedence over the rank's report."""
     returned, record = end_of(job, wrap(*python(code, **word)))
     assert returned == 1
     assert (record.outcome, record.exit_code, record.signal, record.message) == expected
@@ -128,7 +132,9 @@ def test_the_kernel_wins_over_the_word(job, wrap, code, word, expected):
 
 
 def test_a_long_traceback_fits_through_the_pipe(job, wrap):
-    """A traceback longer than the pipe's 64 KiB is read while the rank still writes it."""
+    """A traceback longer than the 64 KiB of a pipe is read completely, because the wrapper reads while the
+    rank writes.
+    """
     code = (
         "import json, os; pipe = os.fdopen(int(os.environ['NBTRAIN_EXIT_FD']), 'w'); "
         "pipe.write(json.dumps({'outcome': 'failed', 'message': 'no room', 'detail': 'x' * 300_000})); "
@@ -139,7 +145,7 @@ def test_a_long_traceback_fits_through_the_pipe(job, wrap):
 
 
 def test_a_command_that_does_not_exist(job, wrap):
-    """A command that does not exist leaves a record, too."""
+    """If the command does not exist, a record is still written."""
     code, record = end_of(job, wrap("/no/such/program"))
     assert code == 1
     assert record.outcome == "failed"
@@ -147,7 +153,7 @@ def test_a_command_that_does_not_exist(job, wrap):
 
 
 def test_a_worker_that_holds_the_pipe_does_not_hold_the_record(job, wrap):
-    """A forked child that outlives the rank and keeps the pipe open does not delay the record."""
+    """A forked child that outlives the rank and keeps the pipe open does not delay the rank's record."""
     code = "import os, time; time.sleep(3600) if os.fork() == 0 else None"
     began = time.monotonic()
     _, record = end_of(job, wrap(*python(code)))
@@ -156,7 +162,7 @@ def test_a_worker_that_holds_the_pipe_does_not_hold_the_record(job, wrap):
 
 
 def test_signals_are_passed_on_once(job, wrap, tmp_path):
-    """TERM to the wrapper's whole group, as torchrun sends it, reaches the rank once."""
+    """If TERM is sent to the wrapper's whole process group, as torchrun does, the rank receives it once."""
     log = tmp_path / "noted"
     code = (
         "import signal, time, pathlib\n"
@@ -177,7 +183,9 @@ def test_signals_are_passed_on_once(job, wrap, tmp_path):
 
 
 def test_a_dead_wrapper_takes_its_rank_along(job, wrap, wait_until):
-    """After kill -9 of the wrapper, the kernel kills its rank, whose end would otherwise go unrecorded."""
+    """After kill -9 of the wrapper, the kernel kills its rank too; otherwise the end of the rank would not be
+    recorded.
+    """
     process = wrap(*python("import time; time.sleep(60)"))
     wait_until(lambda: processes.marked_pids([job.job_id], "NBTRAIN_EXIT_FD"), "the rank")
     process.kill()
@@ -186,7 +194,7 @@ def test_a_dead_wrapper_takes_its_rank_along(job, wrap, wait_until):
 
 
 def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
-    """After kill -9 of the launcher, the wrapper gets TERM from the kernel and passes it on."""
+    """After kill -9 of the launcher, the kernel sends TERM to the wrapper, which passes it on to the rank."""
     environment = {
         **os.environ,
         "RANK": "3",
@@ -213,7 +221,7 @@ def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
 
 
 def test_it_starts_without_the_notebook_side():
-    """The wrapper imports only the standard library, because every rank starts one."""
+    """The wrapper imports only the standard library, because one is started for every rank."""
     code = (
         "import sys, json, nbtrain.jobs.supervisor.rank_wrapper\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} - "

@@ -1,4 +1,4 @@
-"""The supervisor's work between attempts; the attempts are not run, and their verdicts are predefined."""
+"""What the supervisor does between attempts. The attempts are not run; the test gives their verdicts."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ from nbtrain.monitor.advice import asked_of
 
 
 class Told:
-    """A supervision of a job on disk whose attempts end in `verdicts`, one by one."""
+    """The supervision of a job on disk whose attempts end with the given `verdicts`, one after the other."""
 
     def __init__(self, config):
         self.job = JobDir(RunDir.named("tiny"), new_job_id())
@@ -72,7 +72,9 @@ def failure(signature=None, retry=True):
 
 
 def test_it_stops_when_the_restarts_are_used_up(supervised):
-    """With max_restarts 3 the job ends after four attempts, with that cause; each restart is an event."""
+    """With max_restarts 3, the job ends after four attempts with that cause, and each restart is recorded as
+    an event.
+    """
     supervised.verdicts = [failure() for _ in range(9)]
     verdict = supervised.run()
     assert (verdict.state, verdict.cause) == (
@@ -86,28 +88,32 @@ def test_it_stops_when_the_restarts_are_used_up(supervised):
 
 
 def test_the_wait_stays_finite(supervised):
-    """The wait before a restart stays finite beyond 2.0 ** 1023; max_restarts allows a million."""
+    """The delay before a restart is limited to 300 s, also when 2.0 ** restarts would overflow."""
     supervised.change("backend", max_restarts=1_000_000)
     waits = [recovery_from(failure(), None, made, supervised.it.config) for made in (1024, 999_999)]
     assert [recovery.wait_seconds for recovery in waits] == [300.0, 300.0]
 
 
 def test_the_same_failure_twice_ends_it(supervised):
-    """The same failure at the same step twice ends the job; another failure in between resets the count."""
+    """If the same failure happens twice at the same step, the job ends; another failure in between resets the
+    count.
+    """
     supervised.verdicts = [failure((3, "boom")), failure((5, "boom")), failure((5, "boom")), failure()]
     assert supervised.run().cause.endswith("not tried again: the attempt before failed the same way")
     assert len(supervised.verdicts) == 1
 
 
 def test_no_second_attempt_where_it_cannot_help(supervised):
-    """A verdict with retry False ends the job at once."""
+    """A verdict with retry=False ends the job immediately."""
     supervised.verdicts = [failure(retry=False), failure()]
     assert supervised.run().cause == "rank 0 failed"
     assert len(supervised.verdicts) == 1
 
 
 def test_a_stop_while_waiting_is_obeyed(supervised):
-    """A cancel between two attempts ends the job as CANCELLED, with the failure before it in the cause."""
+    """If the job is cancelled between two attempts, it ends as CANCELLED, and the cause includes the failure
+    before it.
+    """
     supervised.verdicts = [failure(), failure()]
     supervised.it.asked.stop = True
     verdict = supervised.run()
@@ -118,7 +124,7 @@ def test_a_stop_while_waiting_is_obeyed(supervised):
 
 
 def test_lost_work_is_counted(supervised):
-    """The restart event counts the steps and tokens lost since the newest checkpoint."""
+    """The event of a restart contains the number of steps and tokens lost since the newest checkpoint."""
     supervised.journal.reached_step = 9
     supervised.verdicts = [failure(retry=True), Verdict("SUCCEEDED", "done")]
     supervised.run()
@@ -128,7 +134,7 @@ def test_lost_work_is_counted(supervised):
 
 
 def test_a_full_disk_does_not_end_the_watch(supervised, monkeypatch):
-    """A state that a full disk prevents from being written is skipped, and the ranks are still watched."""
+    """If a full disk prevents a state from being written, it is skipped, and the ranks are still watched."""
 
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -140,7 +146,7 @@ def test_a_full_disk_does_not_end_the_watch(supervised, monkeypatch):
 
 @pytest.mark.parametrize("removed", [True, False])
 def test_a_new_supervisor_counts_on_from_the_request_that_was_done(supervised, removed):
-    """A new supervisor continues the request numbers, since rank 0 obeys each number once."""
+    """A new supervisor continues the numbers of requests, because rank 0 obeys each number only once."""
     job = supervised.job
     supervised.journal.request("stop", "the time limit of its allocation")
     files.write_json(job.control_ack, {"request_id": 1, "action": "stop", "step": 4, "time": 1.0})
@@ -181,7 +187,7 @@ def checkpoint(run, step, consumed, skipped=()):
 
 
 def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
-    """A rollback restarts at once, is not counted as a restart, and records the samples to skip."""
+    """A rollback restarts immediately, does not count as a restart, and records the samples to skip."""
     checkpoint(supervised.job.run, 4, 32, ((8, 16),))
     supervised.verdicts = [bad_step(6, 48, 56), Verdict("SUCCEEDED", "done")]
     supervised.journal.reached_step = 6
@@ -208,7 +214,9 @@ def test_a_rollback_without_a_checkpoint_goes_to_the_start(supervised):
 
 
 def test_rollbacks_have_a_limit_of_their_own(supervised):
-    """Rollbacks are limited by max_skipped_steps within the window, separately from restarts."""
+    """The number of rollbacks within the window is limited by max_skipped_steps, independently of
+    restarts.
+    """
     supervised.change("stability", max_skipped_steps=2, loss_spike_window_steps=10)
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (21, 30, 31, 33, 34)]
     verdict = supervised.run()
@@ -221,7 +229,7 @@ def test_rollbacks_have_a_limit_of_their_own(supervised):
 
 
 def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
-    """Three rollbacks to one checkpoint that get no further end the job."""
+    """The job ends after three rollbacks to the same checkpoint, if none of them got further."""
     checkpoint(supervised.job.run, 4, 32)
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (6, 8, 8, 7, 8)]
     verdict = supervised.run()
@@ -234,7 +242,9 @@ def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
 
 
 def test_only_rollbacks_of_one_job_to_one_checkpoint_are_in_vain():
-    """Rollbacks are in vain only if one job returns to one checkpoint without getting further."""
+    """Rollbacks count together only if the same job returns to the same checkpoint without getting
+    further.
+    """
 
     def entries(*places):
         return [Rollback(job, 0, 0.0, step, saved, 0, 8, "nan") for job, saved, step in places]
@@ -246,7 +256,9 @@ def test_only_rollbacks_of_one_job_to_one_checkpoint_are_in_vain():
 
 
 def test_a_stop_does_not_forget_the_bad_samples(supervised):
-    """A stop during a rollback ends in CANCELLED, and the next job still skips the bad samples."""
+    """If the job is stopped during a rollback, it ends as CANCELLED, and the next job still skips the bad
+    samples.
+    """
     supervised.verdicts = [bad_step(6, 48, 56, stopped=True)]
     assert supervised.run().state == "CANCELLED"
     assert len(Rollback.read_all(supervised.job.run.rollbacks_json)) == 1
@@ -256,7 +268,9 @@ def test_a_stop_does_not_forget_the_bad_samples(supervised):
 
 
 class Disk:
-    """A replacement for supervise.py's shutil: free bytes, one value per call; the last one repeats."""
+    """A replacement for shutil in supervise.py: each call returns the next number of free bytes, and then the
+    last one again.
+    """
 
     def __init__(self, *free):
         self.looks = list(free)
@@ -271,7 +285,9 @@ def full_disk():
 
 
 def test_it_waits_for_room(supervised, monkeypatch):
-    """A full disk is waited for until a checkpoint fits, with one event; then the job continues."""
+    """If the disk is full, the supervisor waits until a checkpoint fits, with a single event, and the job
+    then continues.
+    """
     monkeypatch.setattr(supervise, "shutil", Disk(0, 0, 1 << 20, 1 << 30))
     monkeypatch.setattr(supervise, "DISK_POLL_SECONDS", 0.01)
     supervised.verdicts = [full_disk(), Verdict("SUCCEEDED", "done")]
@@ -283,7 +299,9 @@ def test_it_waits_for_room(supervised, monkeypatch):
 
 
 def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
-    """A rank without a message on a full disk is blamed on the disk, but not if there is free space."""
+    """If a rank ended without a message and the disk is full, the disk is the cause; with free space it is
+    not.
+    """
     silent = Verdict(
         "FAILED", f"rank 0 failed: exit code 1 {WITHOUT_WORD}", retry=True, signature=(3, "x"), step=3
     )
@@ -298,9 +316,9 @@ def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
 
 
 def test_a_read_only_disk_is_the_cause_and_ends_the_job():
-    """A read-only disk is the cause and ends the job, since no other attempt could save.
+    """A read-only disk is the cause and ends the job, because a further attempt could not save either.
 
-    A job that was cancelled or has succeeded keeps that state.
+    A job that was cancelled or that succeeded keeps its state.
     """
     verdict = with_the_disk(failure(), 1 << 30, read_only=True)
     assert (verdict.cause, verdict.retry) == (
@@ -316,7 +334,9 @@ def test_a_read_only_disk_is_the_cause_and_ends_the_job():
 
 
 def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monkeypatch, capfd):
-    """On a read-only disk the end is stored elsewhere, where the log points and a query finds it."""
+    """If the disk is read-only, the end of the job is recorded elsewhere; the log says where, and a status
+    query finds it.
+    """
     supervised.journal.set_state("RUNNING")
 
     def refuse(*arguments, **more):
@@ -334,7 +354,9 @@ def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monk
 
 
 def test_a_damaged_record_of_an_earlier_job_does_not_keep_the_end_from_being_written(supervised):
-    """The end of a job is written although an earlier job's record, which summary.json reads, is damaged."""
+    """The end of a job is written even if the record of an earlier job, which summary.json needs, is
+    damaged.
+    """
     earlier = supervised.job.run.job("20200101-000000-abcd")
     earlier.make_folders()
     files.write_text(earlier.job_json, "{")
@@ -368,9 +390,10 @@ def elastic(supervised):
 
 
 def test_a_restart_takes_as_many_devices_as_there_are(elastic):
-    """A restart uses the devices that are left: 4 -> 2 if 3 are left, since 8 does not divide by 3.
+    """A restart uses the devices that are left: if 3 of 4 are left, it uses 2, because 8 is not divisible by
+    3.
 
-    It returns to 4 when they are back.
+    It uses 4 again when all are back.
     """
     sizes = []
 
@@ -388,7 +411,9 @@ def test_a_restart_takes_as_many_devices_as_there_are(elastic):
 
 
 def test_devices_are_counted_again_after_a_pause(elastic, monkeypatch):
-    """Devices are counted again after a pause; if none is left for a replica of the model, the job ends."""
+    """Devices are counted again after a pause; if too few are left for one replica of the model, the job
+    ends.
+    """
     counts = iter([2, 0])
 
     def stop_within(asked, seconds, meanwhile):
@@ -410,7 +435,9 @@ def test_devices_are_counted_again_after_a_pause(elastic, monkeypatch):
 
 
 def test_machines_are_counted_on_hosts(elastic, monkeypatch):
-    """Hosts jobs count machines: half of the ranks if one of two answers, all on both when they are back."""
+    """Jobs on hosts count machines: if one of two responds, half of the ranks run, and all run on both when
+    both are back.
+    """
     resources = elastic.it.config.resources.model_copy(update={"nodes": 2})
     elastic.it.config = elastic.it.config.model_copy(update={"resources": resources})
     elastic.journal.config = elastic.it.config
@@ -438,7 +465,9 @@ def test_no_device_is_no_run(elastic):
 
 
 def test_nobody_asked_on_a_cpu(elastic):
-    """An elastic job on CPUs keeps its size, also when the operator withdraws a number of devices."""
+    """An elastic job on CPUs keeps its size, also after the operator no longer specifies a number of
+    devices.
+    """
     control.ask_devices(elastic.job, None)
     elastic.verdicts = [failure(), Verdict("SUCCEEDED", "done")]
     elastic.run()
@@ -449,7 +478,9 @@ def test_nobody_asked_on_a_cpu(elastic):
 
 
 def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):
-    """If the newest checkpoint was torn, an older one is resumed and the lost work is counted from it."""
+    """If the newest checkpoint was damaged, the job resumes from an older one, and the lost work is counted
+    from there.
+    """
     record = supervised.journal.record
     record.attempts = [
         AttemptRecord(0, 0.0, 1, 1, reached_step=9, lost_tokens=128),
@@ -464,7 +495,7 @@ def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):
 
 
 def test_a_stop_before_an_attempt_leaves_the_one_before_as_it_was(supervised):
-    """A stop before an attempt starts leaves the record of the attempt before it unchanged."""
+    """If the job is stopped before an attempt starts, the record of the previous attempt is not changed."""
     ended = AttemptRecord(0, 1.0, 1, 1, ended_at=500.0, reached_step=9, lost_tokens=128, cause="a pause")
     supervised.journal.record.attempts, supervised.journal.record.attempt = [replace(ended)], 1
     supervised.it.asked.stop = True
@@ -475,7 +506,9 @@ def test_a_stop_before_an_attempt_leaves_the_one_before_as_it_was(supervised):
 
 
 def test_a_job_that_is_handed_over_is_asked_for_nothing(supervised):
-    """A job that is handed over shows no pending request, since its page would say that it stops."""
+    """A job that is handed over to another supervisor shows no pending stop request; otherwise its page would
+    say that it stops.
+    """
     journal = supervised.journal
     journal.request("stop", "the time limit of its allocation")
     assert asked_of(supervised.job) == "stop"
@@ -484,7 +517,7 @@ def test_a_job_that_is_handed_over_is_asked_for_nothing(supervised):
 
 
 def test_a_job_that_its_engine_starts_again_has_not_ended(supervised):
-    """A requeued job loses the end time of the CANCELLED state that its preemption wrote."""
+    """When a preempted job is requeued, the end time that was written with the CANCELLED state is removed."""
     job, record = supervised.job, supervised.journal.record
     record.state = "CANCELLED"
     record.mark("started_at")
@@ -496,7 +529,9 @@ def test_a_job_that_its_engine_starts_again_has_not_ended(supervised):
 
 
 def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
-    """A checkpoint on the nodes' disks does not count as lost until the resume report of the next attempt."""
+    """A checkpoint on the nodes' disks does not count as lost, until the resume report of the next attempt
+    says so.
+    """
     run, journal, job = supervised.job.run, supervised.journal, supervised.job
     LocalSaves([LocalSave(8, "id", ["a", "b"], job.job_id, 0, 0.0)]).keep(run)
     journal.reached_step = 9
@@ -521,7 +556,7 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
 
 
 def left(it, cause="stopped on request at step 4; saved"):
-    """Return the verdict of an attempt whose ranks exit when asked to stop."""
+    """Return the verdict of an attempt whose ranks exited after a stop request."""
     supervise.look(it)
     if it.asked.stop:
         it.journal.request("stop", it.asked.why)
@@ -529,7 +564,9 @@ def left(it, cause="stopped on request at step 4; saved"):
 
 
 def test_a_job_that_passes_its_deadline_has_failed(supervised):
-    """A job that passes its deadline has FAILED with that cause; one that ends before it is not changed."""
+    """A job that exceeds its deadline ends as FAILED with that cause; a job that ends before its deadline is
+    not affected.
+    """
     supervised.change("backend", deadline_seconds=60.0)
     supervised.journal.record.mark("started_at")
     assert run_attempts(supervised.it, left).state == "SUCCEEDED"
@@ -545,7 +582,7 @@ def test_a_job_that_passes_its_deadline_has_failed(supervised):
 
 @pytest.mark.parametrize("attempts", [0, 1])
 def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
-    """The deadline does not count the first wait in the queue, and subtracts a wait that follows a pause."""
+    """The deadline does not include the first wait in the queue, nor a wait after a pause."""
     it = supervised.it
     it.journal.record.started_at = 1.0
     it.journal.record.attempts = [AttemptRecord(0, 1.0, 1, 1)] * attempts
@@ -555,7 +592,9 @@ def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
 
 
 def test_a_deadline_ends_the_wait_for_a_restart(supervised):
-    """A deadline between two attempts ends the wait, with the earlier failure in the cause."""
+    """If the deadline passes between two attempts, the job ends, and the cause includes the earlier
+    failure.
+    """
     supervised.change("backend", deadline_seconds=60.0, restart_backoff_seconds=50.0)
     supervised.journal.record.mark("started_at")
     supervised.journal.record.stamps["started_at"].seconds -= 70
@@ -567,7 +606,9 @@ def test_a_deadline_ends_the_wait_for_a_restart(supervised):
 
 
 def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
-    """A paused job is SUSPENDED without counting a restart; a stop ends its second pause."""
+    """A paused job is SUSPENDED, and continuing does not count as a restart; a stop during a second pause
+    ends the job.
+    """
     states = []
 
     def stop_within(asked, seconds, meanwhile):
@@ -597,7 +638,9 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
 
 
 def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monkeypatch):
-    """A stop is obeyed while a pause waits for the queue's lock to release its devices; TERM comes once."""
+    """A stop is obeyed even while a pause waits for the lock of the queue to release its devices; TERM is
+    sent only once.
+    """
     it = supervised.it
 
     def stop_within(asked, seconds, meanwhile):
@@ -619,7 +662,7 @@ def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monke
 
 
 def test_a_rollback_changes_nothing_but_the_samples(supervised):
-    """A rollback skips the wait and the checks of disk and devices, although the job is elastic."""
+    """Even in an elastic job, a rollback does not wait and does not check disk space and devices again."""
     supervised.change("backend", elastic=True)
     newest = Rollback("job", 0, 0.0, step=7, checkpoint_step=4, first=32, last=64, cause="nan")
     verdict = Verdict("FAILED", "nan", retry=True, kind="rollback")

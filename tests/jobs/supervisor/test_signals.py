@@ -1,4 +1,4 @@
-"""Requests to a supervisor, by file and by signal."""
+"""Requests to a supervisor, through files and signals."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def job(tmp_path: Path) -> JobDir:
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Restore this process's own signal handlers."""
+    """Restore the signal handlers of this process after the test."""
     numbers = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -34,7 +34,7 @@ def handlers() -> Iterator[None]:
 
 
 def test_each_request_is_heeded_once(job: JobDir) -> None:
-    """Each request is obeyed once; a repeated save has another number."""
+    """Each request is obeyed once; when save is requested again, the request has another number."""
     asked = Asked()
     asked.read_ask(job)
     assert asked == Asked()
@@ -53,7 +53,9 @@ def test_each_request_is_heeded_once(job: JobDir) -> None:
 
 
 def test_of_two_who_ask_at_once_the_second_is_heeded_too(job: JobDir) -> None:
-    """Two simultaneous requests with one number are both obeyed; an old one that reappears is not."""
+    """If two processes write a request with the same number at the same time, both are obeyed; an old request
+    that reappears is not.
+    """
     asked = Asked()
     for number, action, stops in ((3, "save", False), (3, "stop", True)):
         Ask(number, action, 1.0).write(job.control_ask)
@@ -76,7 +78,7 @@ def test_of_two_who_ask_at_once_the_second_is_heeded_too(job: JobDir) -> None:
     ],
 )
 def test_no_later_request_takes_a_stop_back(job: JobDir, actions: tuple[str, str], left: str) -> None:
-    """A later request does not replace a stop, which the supervisor may not have read yet."""
+    """A later request does not replace a stop that the supervisor may not have read yet."""
     for action in actions:
         Ask.put(job.control_ask, action)
     ask = Ask.read(job.control_ask)
@@ -85,7 +87,7 @@ def test_no_later_request_takes_a_stop_back(job: JobDir, actions: tuple[str, str
 
 @pytest.mark.parametrize(("action", "stops"), [("save", False), ("stop", True), ("something new", False)])
 def test_a_new_supervisor_heeds_only_an_old_stop(job: JobDir, action: str, stops: bool) -> None:
-    """A new supervisor obeys only an old stop; its predecessor has answered the saves."""
+    """Of old requests, a new supervisor obeys only a stop, because its predecessor has answered the saves."""
     Ask(7, action, 0.0).write(job.control_ask)
     asked = Asked()
     asked.read_ask(job, at_start=True)
@@ -93,7 +95,9 @@ def test_a_new_supervisor_heeds_only_an_old_stop(job: JobDir, action: str, stops
 
 
 def test_a_request_outweighs_other_reasons(job: JobDir) -> None:
-    """A user's stop outweighs the end of an allocation, so the job is not handed to another one."""
+    """A user's stop takes precedence over the end of an allocation, so the job does not continue in another
+    allocation.
+    """
     asked = Asked()
     asked.leave(PAUSE)
     asked.leave(ALLOCATION)
@@ -106,7 +110,9 @@ def test_a_request_outweighs_other_reasons(job: JobDir) -> None:
 
 
 def test_signals_of_an_allocation_are_its_engines(handlers: None) -> None:
-    """In an allocation USR1 is the time limit and TERM the end; outside, they are a user's save and stop."""
+    """In an allocation, USR1 means the time limit and TERM the end; otherwise they are a user's requests to
+    save and to stop.
+    """
     inside, outside = Asked().listen(in_allocation=True), Asked()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert (inside.stop, inside.save, inside.why) == (True, False, ALLOCATION)

@@ -1,4 +1,4 @@
-"""The file summary.json of jobs that ended early."""
+"""summary.json of jobs that ended early."""
 
 import os
 import time
@@ -11,7 +11,9 @@ from nbtrain.jobs.supervisor.summary import write_summary
 
 
 def test_the_checkpoint_is_the_one_on_the_disk(tmp_path):
-    """The summary names the newest complete checkpoint on disk: step 40, since the one of step 44 is torn."""
+    """The summary names the newest complete checkpoint on disk: step 40, because the checkpoint of step 44 is
+    damaged.
+    """
     run, config = RunDir(tmp_path / "run"), load("gpt-tiny")
     for step, size in ((40, 1), (44, 2)):
         run.checkpoint(step).mkdir(parents=True)
@@ -29,7 +31,9 @@ def test_the_checkpoint_is_the_one_on_the_disk(tmp_path):
 
 
 def test_overflow_steps_are_those_of_the_run(tmp_path):
-    """Skipped overflow steps are kept from the job before if a job fails before its first step."""
+    """If a job fails before its first step, the summary keeps the number of skipped overflow steps of the
+    previous job.
+    """
     run, config = RunDir(tmp_path / "run"), load("gpt-tiny")
     run.path.mkdir()
     record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)
@@ -43,7 +47,9 @@ def test_overflow_steps_are_those_of_the_run(tmp_path):
 
 
 def test_a_rate_keeps_what_it_was_measured_with(tmp_path):
-    """A throughput keeps the setup it was measured with, also after a job that measured nothing."""
+    """A throughput is stored with the setup in which it was measured, also in the summary of a later job that
+    measured nothing.
+    """
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)
@@ -61,7 +67,9 @@ def test_a_rate_keeps_what_it_was_measured_with(tmp_path):
 
 
 def test_peak_memory_and_the_wait_for_other_stages_are_kept(tmp_path):
-    """Peak memory and pipeline idle time, which a plan compares with, survive a job that measured nothing."""
+    """Peak memory and pipeline idle time, with which plans are compared, are kept if a job measured
+    nothing.
+    """
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     config, me = load("gpt-tiny"), ProcessIdentity.of(os.getpid())
@@ -75,7 +83,9 @@ def test_peak_memory_and_the_wait_for_other_stages_are_kept(tmp_path):
 
 
 def test_the_validation_of_each_dataset_is_in_the_summary(tmp_path):
-    """The loss and perplexity of each validation set are kept if a job ends before its first validation."""
+    """If a job ends before its first validation, the loss and perplexity of each validation dataset are kept
+    from before.
+    """
     run, config = RunDir(tmp_path / "run"), load("gpt-tiny")
     run.path.mkdir()
     record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)

@@ -1,4 +1,4 @@
-"""A job from submission to its end, with real processes: supervisor, torchrun, wrappers, and a fake rank.
+"""A job from submission to end with real processes: supervisor, torchrun, wrappers and fake ranks.
 
 torchrun takes a second to import, so each test follows one job through as much as it can show.
 """
@@ -35,9 +35,10 @@ def temporaries(run):
 
 
 def test_a_job_goes_to_its_end(fake, start, states_of, wait_until, workspace):
-    """Two ranks train to SUCCEEDED: ordered states with durations, a log per rank, a summary, nothing left.
+    """A job of two ranks ends as SUCCEEDED, with states and their durations in order, a log per rank, a
+    summary, and no process left.
 
-    The notification at the end is sent.
+    The notification is sent at the end.
     """
     copy = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"]
     config = fake(ranks=2, steps=10)
@@ -79,7 +80,7 @@ def test_a_job_goes_to_its_end(fake, start, states_of, wait_until, workspace):
 
 
 def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
-    """After rank 1 is killed at step 7, the job restarts from step 5 and reports the lost work."""
+    """After rank 1 is killed at step 7, the job restarts from step 5 and reports the steps that were lost."""
     faults = [{"rank": 1, "attempt": 0, "step": 7, "do": "kill", "signal": 9}]
     job = start(fake(faults, ranks=2, steps=10))
     assert control.wait(job, 800)[0] == "SUCCEEDED"
@@ -118,9 +119,9 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
 
 
 def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, wait_until):
-    """A wrapper killed with -9 is named, and its rank restarts.
+    """If a wrapper is killed with -9, it is named, and the rank is restarted.
 
-    A killed torchrun is named too; its ranks have the time of a stop to save.
+    If torchrun is killed, that is named too, and its ranks have as much time to save as after a stop.
     """
     job = start(fake(ranks=2, steps=4, step_seconds=5, backend={"max_restarts": 1}))
 
@@ -149,7 +150,9 @@ def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, w
 
 
 def test_the_same_failure_twice_is_not_tried_a_third_time(fake, start):
-    """Exit code 7 at the same step twice ends in FAILED after two attempts, with rank, step and reason."""
+    """If exit code 7 occurs twice at the same step, the job ends as FAILED after two attempts, with rank,
+    step and reason.
+    """
     job = start(fake([{"step": 3, "do": "exit", "code": 7}], steps=10))
     state, cause = control.wait(job, 800)
     assert state == "FAILED"
@@ -162,7 +165,9 @@ def test_the_same_failure_twice_is_not_tried_a_third_time(fake, start):
 
 
 def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
-    """A rank that hangs past heartbeat_timeout_seconds is named, killed and restarted."""
+    """A rank that hangs for longer than heartbeat_timeout_seconds is named and killed, and the job is
+    restarted.
+    """
     faults = [
         {"rank": 1, "attempt": 0, "step": 6, "do": "stop"},
         {"rank": 0, "attempt": 0, "step": 6, "do": "hang"},
@@ -181,7 +186,7 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
 
 
 def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
-    """Cancel saves and leaves no process, lock or temporary file; resume continues from there."""
+    """Cancel saves and leaves no process, lock or temporary file; a resume continues from that checkpoint."""
     job = start(fake(ranks=2, steps=1000))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
     asked = control.request_save(job, wait_seconds=600)
@@ -211,7 +216,9 @@ def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
 
 
 def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
-    """A rank that ignores the stop and one that a signal stopped are killed within the limits."""
+    """A rank that ignores the stop and a rank that was stopped by a signal are killed within the time
+    limits.
+    """
     faults = [{"rank": 0, "step": 5, "do": "ignore-stop"}, {"rank": 1, "step": 5, "do": "stop"}]
     seldom = {"ranks": 2, "steps": 100_000, "save_every": 100_000}
     job = start(fake(faults, backend={"shutdown_timeout_seconds": 1.0}, **seldom))
@@ -228,10 +235,10 @@ def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
 
 
 def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
-    """cancel --now kills without saving, and ends a starting job within seconds.
+    """`cancel --now` kills a job without saving, and ends a job that is starting within seconds.
 
-    The first job is submitted by a thread that blocks all signals, in a process that ignores some; no process
-    of the job inherits that.
+    The first job is submitted by a thread that blocks all signals, in a process that ignores some of them; no
+    process of the job inherits these settings.
     """
     ignored = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -262,9 +269,9 @@ def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
 
 
 def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
-    """After kill -9 of the supervisor the job is LOST, with a cause.
+    """After kill -9 of the supervisor, the job is LOST, with a cause.
 
-    The ranks save and exit, and the next job waits for them.
+    Its ranks save and exit, and the next job waits until they have.
     """
     job = start(fake(ranks=2, steps=1000, step_seconds=0.5))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 1, "step 1")
@@ -288,7 +295,9 @@ def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
 
 
 def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_path):
-    """The next job sends TERM to ranks that outlived their supervisor, so that they save before they exit."""
+    """The next job sends TERM to ranks that have outlived their supervisor, so that they save before they
+    exit.
+    """
     run = RunDir.named("tiny")
     for job_id in ("20260101-000000-aaaa", "20260101-000001-bbbb"):
         run.job(job_id).make_folders()
@@ -318,7 +327,7 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
 
 
 def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):
-    """Cancelling a lost job finds a rank that ignores TERM by its marker, and ends it."""
+    """Cancelling a lost job finds a rank that ignores TERM by its marker, and kills it."""
     job = start(fake([{"step": 2, "do": "ignore-stop"}], steps=100_000))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
     os.kill(JobRecord.read(job.job_json).supervisor.pid, signal.SIGKILL)
@@ -329,7 +338,7 @@ def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):
 
 
 def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
-    """A submitting process that is killed with its whole group does not disturb the job."""
+    """If the process that submitted a job is killed with its whole process group, the job continues."""
     config = fake(steps=60, step_seconds=0.05)
     script = (
         "import sys, time\n"
@@ -359,7 +368,9 @@ def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
 
 
 def test_a_killed_rank_leaves_no_half_written_file(fake, start):
-    """A rank killed between writing and renaming leaves no temporary file and no torn checkpoint."""
+    """A rank that is killed between writing and renaming a file leaves no temporary file and no damaged
+    checkpoint.
+    """
     job = start(fake([{"attempt": 0, "step": 7, "do": "torn"}], steps=10))
     assert control.wait(job, 800)[0] == "SUCCEEDED"
     assert temporaries(job.run) == []
@@ -378,7 +389,9 @@ sys.exit(main(sys.argv[1], sys.argv[2]))
 
 
 def test_a_job_that_starts_at_once_is_not_announced_as_queued(fake, start, monkeypatch):
-    """A job that starts at once is not announced as QUEUED, which would read as a place in the queue."""
+    """A job that starts immediately is never reported as QUEUED, which would look like a place in the
+    queue.
+    """
     monkeypatch.setattr(supervised_here, "FIRST_WORD_SECONDS", 600.0)
     job = start(fake(steps=100_000, backend={"share_devices": True}))
     assert JobRecord.read(job.job_json).state in ("STARTING", "RUNNING")
@@ -386,7 +399,9 @@ def test_a_job_that_starts_at_once_is_not_announced_as_queued(fake, start, monke
 
 
 def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
-    """The older of two supervisors, on a disk without working locks, kills its ranks and writes nothing."""
+    """If there are two supervisors, on a disk without working locks, the older one kills its ranks and writes
+    nothing.
+    """
     job = start(fake(steps=100_000, backend={"share_devices": True}))
     beat = wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2 and beat, "steps")
     saved = control.request_save(job, wait_seconds=600)
@@ -410,7 +425,9 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
 
 
 def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until):
-    """A paused job saves and is SUSPENDED; resumed it is the same job, and no restart is counted."""
+    """A paused job saves and is SUSPENDED. When it is resumed, it is the same job, and no restart is
+    counted.
+    """
     config = fake(steps=400, step_seconds=0.05)
     job = start(config)
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2, "it trains")

@@ -1,4 +1,4 @@
-"""The verdict on an attempt, from its exit records."""
+"""The verdict on an attempt, derived from the exit records of its ranks."""
 
 import re
 from dataclasses import replace
@@ -26,13 +26,13 @@ def judged(*records, **circumstances):
 
 
 def test_all_finished_is_success():
-    """If every rank finished, the state is SUCCEEDED, even if a stop was requested at the same moment."""
+    """If every rank has finished, the state is SUCCEEDED, even if a stop was requested at the same moment."""
     verdict = judged(record(0, "finished"), record(1, "finished"), stop_requested=True)
     assert (verdict.state, verdict.retry) == ("SUCCEEDED", False)
 
 
 def test_success_needs_every_rank():
-    """A missing exit record prevents SUCCEEDED, whatever the other ranks report."""
+    """If one exit record is missing, the state is not SUCCEEDED, whatever the other ranks report."""
     verdict = judged(record(0, "finished"), world_size=2)
     assert verdict.state == "FAILED"
     assert verdict.retry
@@ -42,9 +42,9 @@ def test_success_needs_every_rank():
 
 
 def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
-    """A killed wrapper is the cause, not the closed connections that its peers report.
+    """The cause is the killed wrapper, not the closed connections that the peers of its rank report.
 
-    The rank without a record caused them, or the supervisor ended them.
+    A rank without a record has caused these errors, or the supervisor has ended it.
     """
     others = (record(0, "failed", message=GLOO), record(1, "killed", signal=9, code=None, time=9.0))
     verdict = judged(*others, world_size=3, stuck="rank 2 stopped 60 s ago", killed_at=5.0, gone=(2,))
@@ -75,15 +75,17 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     ],
 )
 def test_stopped_is_cancelled(asked, cause):
-    """Ranks that saved and left after a request end in CANCELLED, and the cause names the request."""
+    """If the ranks have saved and exited after a request, the state is CANCELLED, and the cause names the
+    request.
+    """
     verdict = judged(record(0, "stopped"), record(1, "stopped"), stop_requested=asked)
     assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
 
 
 def test_a_limit_of_the_run_is_the_cause():
-    """A limit of the run is the cause if one rank reports it, because only one rank's clock ran out.
+    """A limit of the run is the cause if one rank reports it, because each rank reads its own clock.
 
-    A request still comes first.
+    A user's request takes precedence.
     """
     records = (record(0, "stopped", detail="batch.exit_duration_minutes = 5 are over"), record(1, "stopped"))
     verdict = judged(*records)
@@ -104,7 +106,9 @@ def test_mode_perf_saves_nothing_and_says_so():
 
 
 def test_a_killed_torchrun_is_tried_again():
-    """A killed torchrun, which makes the ranks save and stop, is retried unless a stop was requested."""
+    """If torchrun is killed, the ranks save and exit, and the attempt is repeated unless a stop was
+    requested.
+    """
     verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9)
     assert (verdict.state, verdict.retry) == ("FAILED", True)
     assert (
@@ -125,7 +129,9 @@ def test_a_killed_torchrun_is_tried_again():
 
 
 def test_a_stop_that_did_not_save_says_so():
-    """A rank killed or failed during a stop ends in CANCELLED, and the cause says what is not saved."""
+    """If a rank fails or is killed during a stop, the state is CANCELLED, and the cause says what was not
+    saved.
+    """
     asked = {"stop_requested": True, "saved_step": None}
     killed = judged(record(0, "killed", signal=9, code=None), killed_at=8.0, **asked)
     assert (killed.state, killed.cause) == (
@@ -145,7 +151,7 @@ KILLED_AFTER_ITS_WORD = record(
 
 
 def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
-    """A stop whose checkpoint is complete counts as saved, although the rank was killed afterwards."""
+    """If the checkpoint of a stop is complete, it counts as saved, even if a rank was killed afterwards."""
     stop = {"stop_requested": True, "saved_step": 7}
     killed = judged(KILLED_AFTER_ITS_WORD, killed_at=8.0, **stop)
     assert (killed.state, killed.cause, killed.retry) == (
@@ -166,7 +172,9 @@ def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
 
 @pytest.mark.parametrize("number", [6, 9, 15])
 def test_a_rank_that_failed_and_was_then_ended_by_a_signal_is_the_cause(number):
-    """A failed rank is the cause, even if its peers failed first and a signal ended it later."""
+    """The rank that failed by itself is the cause, even if its peers failed earlier and a signal ended it
+    later.
+    """
     full = record(
         1, "failed", signal=number, code=None, time=9.0, message="OSError: [Errno 28] No space left"
     )
@@ -201,7 +209,7 @@ def test_a_rank_that_failed_and_was_then_ended_by_a_signal_is_the_cause(number):
     ],
 )
 def test_full_shared_memory_is_no_full_disk(message, detail):
-    """A full /dev/shm is not treated as a full disk, since waiting or another attempt would not help."""
+    """A full /dev/shm is not treated like a full disk, because waiting or another attempt would not help."""
     verdict = judged(record(1, "failed", message=message, detail=detail))
     last = (detail or message).strip().splitlines()[-1]
     assert verdict.cause.startswith(f"rank 1 failed at step 7: /dev/shm is full: {last.rstrip('.')}. ")
@@ -211,9 +219,9 @@ def test_full_shared_memory_is_no_full_disk(message, detail):
 
 @pytest.mark.parametrize(("number", "code"), [(9, None), (6, None), (None, 1)])
 def test_ranks_that_said_they_had_left_are_a_clean_stop(number, code):
-    """A rank that is ended while it unloads, after reporting its exit, is not reported as killed.
+    """A rank that is killed while it exits, after it has reported its end, does not count as killed.
 
-    Its checkpoint must exist: the report alone proves nothing.
+    Its checkpoint must exist, because the report alone proves nothing.
     """
     ended = replace(KILLED_AFTER_ITS_WORD, signal=number, exit_code=code, said="stopped")
     other = replace(record(1, "stopped"), said="stopped")
@@ -227,7 +235,9 @@ def test_ranks_that_said_they_had_left_are_a_clean_stop(number, code):
 
 
 def test_a_stop_before_the_first_new_step_has_lost_nothing():
-    """A stop during loading loses nothing: the heartbeat is at the checkpoint's step."""
+    """A stop while the checkpoint is being loaded loses nothing, because the heartbeat is at the checkpoint's
+    step.
+    """
     killed = judged(
         replace(KILLED_AFTER_ITS_WORD, step=None), stop_requested=True, killed_at=8.0, reached_step=7
     )
@@ -252,7 +262,9 @@ def test_a_stop_before_the_first_new_step_has_lost_nothing():
     ],
 )
 def test_a_checkpoint_of_an_earlier_step_is_not_the_save_of_the_stop(step, saved_step, cause):
-    """Steps after the newest complete checkpoint are lost; without a report their number is unknown."""
+    """Steps after the newest complete checkpoint are lost; if no rank reported its step, their number is
+    unknown.
+    """
     killed = replace(KILLED_AFTER_ITS_WORD, step=step)
     verdict = judged(killed, stop_requested=True, killed_at=8.0, saved_step=saved_step)
     assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
@@ -272,7 +284,7 @@ def test_a_checkpoint_of_an_earlier_step_is_not_the_save_of_the_stop(step, saved
     ],
 )
 def test_a_stop_before_the_first_step_has_nothing_to_save(records, saved_step, cause):
-    """A stop before the first step loses nothing, and the cause says what a resume starts from."""
+    """A stop before the first step loses nothing, and the cause says where a resume starts."""
     around = {"world_size": 2, "stop_requested": True, "killed_at": 8.0, "trained": False}
     verdict = judged(*records, saved_step=saved_step, **around)
     assert verdict.state == "CANCELLED"
@@ -307,7 +319,7 @@ ENDINGS = {
 @pytest.mark.parametrize("saved_step", [None, 4, 7])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_sentence_names_the_checkpoint_that_is_there(ending, saved_step):
-    """The cause says "saved" only if the checkpoint of the ranks' step exists, whatever they reported."""
+    """The cause says "saved" only if a checkpoint of the ranks' step exists, whatever the ranks reported."""
     *records, around = ENDINGS[ending]
     cause = judged(*records, **around, saved_step=saved_step).cause
     named = re.search(r"newest checkpoint is of step (\d+)", cause)
@@ -323,7 +335,9 @@ def test_the_sentence_names_the_checkpoint_that_is_there(ending, saved_step):
 
 
 def test_the_first_failure_is_the_cause():
-    """The earliest failure is the cause, not the lowest rank, since peers fail because the first one did."""
+    """The rank that failed first is the cause, not the one with the lowest number, because its peers fail as
+    a consequence.
+    """
     verdict = judged(
         record(0, "failed", time=5.0, code=1, message="connection closed"),
         record(
@@ -375,9 +389,10 @@ GIB = 1 << 30
     ],
 )
 def test_signal_9_tells_memory_from_a_person(memory, words):
-    """A signal 9 is out of memory if the rank's cgroup counted it or the kernel log names the process.
+    """A rank that was killed by signal 9 ran out of memory if the count of its cgroup increased or the kernel
+    log names its process.
 
-    The machine's own count may come from another program.
+    The count of the whole machine is not used, because another program may be the reason.
     """
     entry = record(1, "killed", code=None, signal=9, step=None, message="killed by SIGKILL")
     verdict = judged(record(0, "failed", time=1.0, code=1), entry, memory=memory, pids={0: 42, 1: 43})
@@ -403,7 +418,9 @@ def test_exit_code_137_is_a_sigkill_behind_a_shell():
 
 
 def test_a_full_disk_is_reported_and_waited_for():
-    """A full disk, met by a write or foreseen by a checkpoint, is reported and waited for."""
+    """A full disk, whether a write failed or a checkpoint would not fit, is reported, and the job waits for
+    free space.
+    """
     said = "OSError: [Errno 28] No space left on device"
     verdict = judged(record(0, "failed", code=1, message=said, detail=f"{TRACEBACK}{said}"))
     assert verdict.cause == f"rank 0 failed at step 7: the disk is full: {said}"
@@ -418,9 +435,10 @@ CUDA = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
-    """Out of GPU memory in the first steps is a configuration error, with advice to reduce memory.
+    """Running out of GPU memory in the first steps is an error of the configuration, with advice on how to
+    reduce memory.
 
-    Later it may be fragmentation, and is retried.
+    After that, it may be caused by fragmentation, and the attempt is repeated.
     """
     early = judged(
         record(0, "failed", code=1, step=3, message=CUDA, detail=f"{TRACEBACK}torch.{CUDA}"), first_step=2
@@ -467,7 +485,7 @@ NCCL = (
 
 @pytest.mark.parametrize("said", [GLOO, NCCL])
 def test_a_rank_that_lost_its_peer_is_no_cause(said):
-    """A rank's own error or death is the cause, even if a peer's record of it is earlier."""
+    """A rank's own error or death is the cause, even if the record of a peer that lost it is earlier."""
     follower = record(0, "failed", time=1.0, code=1, message=said, detail=TRACEBACK + said)
     boom = record(1, "failed", time=2.0, code=1, message="ValueError: boom", detail=TRACEBACK)
     assert judged(follower, boom).cause == "rank 1 failed at step 7: ValueError: boom"
@@ -476,7 +494,9 @@ def test_a_rank_that_lost_its_peer_is_no_cause(said):
 
 
 def test_what_follows_from_the_end_of_others_is_no_cause():
-    """The watchdog's abort, the launcher's TERM and ranks killed by the supervisor are never the cause."""
+    """An abort by the watchdog, a TERM from the launcher, and ranks that the supervisor killed are never the
+    cause.
+    """
     lost = record(0, "failed", time=1.0, code=1, message=GLOO, detail=TRACEBACK + GLOO)
     abort = record(1, "killed", time=0.5, code=None, signal=6, message="killed by SIGABRT")
     ours = record(2, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
@@ -494,9 +514,10 @@ def test_what_follows_from_the_end_of_others_is_no_cause():
 
 
 def test_a_rollback_carries_what_is_passed_over():
-    """A rollback restarts with the bad step's samples to skip, if every rank left in order.
+    """A rollback restarts the job without the samples of the bad step, if every rank exited in an orderly
+    way.
 
-    A stop still wins, and the samples are not forgotten.
+    If a stop was requested, the job stops, and the next job still skips these samples.
     """
     order = '{"step": 12, "first": 88, "last": 96}'
     ranks = [record(rank, "rollback", message="step 12: the loss is nan", detail=order) for rank in (0, 1)]
@@ -509,7 +530,7 @@ def test_a_rollback_carries_what_is_passed_over():
 
 
 def test_a_step_that_stops_the_run_is_not_tried_again():
-    """A StabilityError is not retried, because the same data would produce the same error."""
+    """A StabilityError is not retried, because the same data would cause the same error again."""
     said = "step 12: the loss is nan on rank 1 of 2; a.yaml:3: stability.on_nan = stop ends the job."
     verdict = judged(record(0, "failed", code=8, message=said, detail=said))
     # The message states the step; the step of the heartbeat would be a second, different number.
@@ -517,7 +538,9 @@ def test_a_step_that_stops_the_run_is_not_tried_again():
 
 
 def test_a_hang_is_the_cause_whatever_the_kill_left():
-    """A hang is the cause, and the ranks that were killed for it are not unknown deaths."""
+    """A hang is the cause, and the ranks that were killed because of it do not count as unexplained
+    deaths.
+    """
     verdict = judged(
         record(0, "killed", code=None, signal=9), hang="no heartbeat for 5 s: rank 0", killed_at=8.0
     )
@@ -525,7 +548,9 @@ def test_a_hang_is_the_cause_whatever_the_kill_left():
 
 
 def test_a_launcher_that_never_started_a_rank():
-    """A launcher that never started a rank is judged by its last log lines, as there is no record."""
+    """If a launcher never started a rank, there is no exit record, so the cause comes from the last lines of
+    its log.
+    """
     verdict = judge(
         {}, Circumstances(2, launcher_message="torchrun ended with code 1; see logs/supervisor.log")
     )
@@ -547,12 +572,14 @@ def test_a_launcher_that_never_started_a_rank():
     ],
 )
 def test_errors_of_the_user_are_known(message, detail, expected):
-    """Only an nbtrain error, as the message or at the end of a traceback, counts as an error of the user."""
+    """Only an nbtrain error, as the message or at the end of a traceback, counts as a user's error."""
     assert user_error(record(0, "failed", code=1, message=message, detail=detail)) is expected
 
 
 def test_ranks_that_stop_because_a_node_is_taken_go_on():
-    """Ranks that stop because the scheduler takes a node are restarted, since the run was not cancelled."""
+    """If ranks stop because the scheduler takes a node away, they are restarted, because the run was not
+    cancelled.
+    """
     left = "node 1: was asked to leave (SIGTERM)"
     verdict = judged(record(0, "stopped"), record(1, "stopped"), node_left=left)
     assert (verdict.state, verdict.retry) == ("FAILED", True)
@@ -562,7 +589,7 @@ def test_ranks_that_stop_because_a_node_is_taken_go_on():
 
 
 def test_the_rollback_of_a_single_rank():
-    """The order of a single rank's rollback names the samples that the next attempt skips."""
+    """If a single rank requests a rollback, the request contains the samples that the next attempt skips."""
     order = '{"step": 12, "first": 88, "last": 96}'
     verdict = judged(record(0, "rollback", message="nan", detail=order))
     assert (verdict.kind, verdict.retry, verdict.bad_samples) == ("rollback", True, (88, 96))

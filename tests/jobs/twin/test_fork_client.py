@@ -1,4 +1,6 @@
-"""Ranks forked from one preloaded process: their environment, their ends, and that none is left."""
+"""Ranks that are forked from one preloaded process: their environment, how they end, and that none is
+left.
+"""
 
 import signal
 import time
@@ -35,7 +37,9 @@ def test_each_rank_has_its_environment_its_log_and_its_exit_code(fork_server, tm
 
 
 def test_two_launches_at_one_time_have_groups_of_their_own(fork_server, tmp_path):
-    """Two simultaneous launches have separate ports; gradients and collectives work after a fork."""
+    """Two launches at the same time have separate process groups on different ports; gradients and
+    collectives work after a fork.
+    """
     launches = [
         fork_server.start(
             ranks,
@@ -52,7 +56,7 @@ def test_two_launches_at_one_time_have_groups_of_their_own(fork_server, tmp_path
 
 
 def test_the_others_do_not_outlive_a_failed_rank(fork_server, tmp_path):
-    """The traceback of a failed rank is reported, and its peers are killed after a while."""
+    """If a rank fails, its traceback is reported, and its peers are killed after some time."""
     ended = fork_server.run(
         3,
         "tests.jobs.forked_rank:fail_or_sleep",
@@ -103,7 +107,9 @@ def test_it_says_what_can_be_trained_here(fork_server):
 
 
 def test_no_rank_outlives_the_server(tmp_path):
-    """No rank outlives the server, and the server does not outlive its client; a failing import is named."""
+    """No rank outlives the server, and the server does not outlive its client; if an import fails, that is
+    reported.
+    """
     with ForkServer() as server:
         launch = server.start(
             2, "tests.jobs.forked_rank:sleep", [], sys_path=[REPOSITORY], log=tmp_path / "{rank}"

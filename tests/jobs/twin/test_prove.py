@@ -1,4 +1,6 @@
-"""Twins: their folders, their messages, and complete twins of every shape that the examples fold to."""
+"""Twins: their folders and messages, and complete twins of every shape that the examples are scaled down
+to.
+"""
 
 import json
 import os
@@ -53,7 +55,9 @@ def test_a_twins_folder_is_made_anew_but_not_what_is_in_notebooks(workspace):
 
 
 def test_no_run_of_that_name_is_removed(workspace):
-    """A submitted run, a folder that is not a run, and an active twin are not removed."""
+    """Before a twin is made, a submitted run, a folder that is not a run, or an active twin of that name is
+    never removed.
+    """
     run = RunDir.named("mine-twin")
     run.path.mkdir(parents=True)
     (run.path / "notes.txt").write_text("x")
@@ -66,7 +70,7 @@ def test_no_run_of_that_name_is_removed(workspace):
 
 
 def test_a_twin_at_work_is_left_alone(workspace, tiny):
-    """An active twin is refused; its end is recorded, and then it can be made again."""
+    """A twin that is still active is not replaced; when it has ended, it can be made again."""
     run = RunDir.named("tiny-twin")
     renew(run, "tiny")
     job = new_job(run, make_twin(tiny).config, "tiny")
@@ -83,7 +87,7 @@ def test_a_twin_at_work_is_left_alone(workspace, tiny):
 
 
 class NeverEnds:
-    """A server whose launches never end: waiting for one raises `error`."""
+    """A server whose launches never end; waiting for one raises `error`."""
 
     pid = os.getppid()
 
@@ -102,7 +106,7 @@ class NeverEnds:
     [(KeyboardInterrupt(), "interrupted"), (JobError("it ended.\nBye"), "JobError: it ended.")],
 )
 def test_a_twin_that_is_interrupted_can_be_made_again(workspace, tiny, error, cause):
-    """An interrupted twin can be made again: its jobs end with the cell, and the kernel survives."""
+    """If a cell is interrupted, the twin's jobs end, the kernel survives, and the twin can be made again."""
     proof = object.__new__(_Proof)
     proof.server, proof.twin, proof.run = NeverEnds(error), make_twin(tiny), RunDir.named("tiny-twin")
     proof.runs = {"straight": proof.run, "exact": RunDir(proof.run.path / "proof" / "exact")}
@@ -121,7 +125,7 @@ def test_a_twin_that_is_interrupted_can_be_made_again(workspace, tiny, error, ca
 
 
 def test_one_call_at_a_time_makes_a_twin(workspace, tiny):
-    """Only one call at a time makes a twin, also while none of its jobs is active."""
+    """Only one call at a time can make a twin, also while none of its jobs is active."""
     run = RunDir.named("tiny-twin")
     with alone(run), pytest.raises(SubmitError, match=r"^output/tiny-twin: another process or notebook is "):
         run_twin(tiny, server=NeverEnds(AssertionError()))
@@ -131,7 +135,7 @@ def test_one_call_at_a_time_makes_a_twin(workspace, tiny):
 
 
 def test_prompts_are_the_same_every_time(tmp_path):
-    """Generated prompts are identical each time, because a dataset is identified by its bytes."""
+    """Generated prompts are identical every time, because a dataset is identified by its bytes."""
     write_prompts(tmp_path / "one")
     write_prompts(tmp_path / "two")
     for name in ("prompts-0.jsonl", "prompts-1.jsonl"):
@@ -167,7 +171,9 @@ def test_how_a_layout_is_called():
     ],
 )  # fmt: skip
 def test_why_a_launch_ended(tmp_path, codes, late, words):
-    """The cause of a launch's end is the first rank that failed by itself, not one that was killed for it."""
+    """The cause of a launch's end is the first rank that failed by itself, not a rank that was killed as a
+    consequence.
+    """
     for rank, code in enumerate(codes):
         (tmp_path / f"{rank}.log").write_text("Traceback\nValueError: no\n" if code == 1 else "killed\n")
     launch = Launch(1, list(range(len(codes))), str(tmp_path / "{rank}.log"))
@@ -209,7 +215,7 @@ HERE = ("gpt-tiny-instructions.yaml", "ulysses")
 
 
 def shape(config):
-    """Return the properties of a twin that differ from run to run."""
+    """Return the properties of a run's twin that differ from run to run."""
     twin = make_twin(config, Abilities(fp16=True)).config
     values = twin.model_dump()
     return json.dumps(
@@ -219,7 +225,7 @@ def shape(config):
 
 
 def different_runs() -> list[str]:
-    """Return examples whose twins differ from each other and from the twins in test_twin_notebook.py."""
+    """Return examples whose twins differ from one another and from those in test_twin_notebook.py."""
     from tests.config.conftest import EXAMPLES, UPSTREAM
 
     seen = {shape(load(name)) for name in UPSTREAM}
@@ -234,7 +240,7 @@ def different_runs() -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Create a workspace that all twins share, so that their data are made once."""
+    """Create a workspace that all twins share, so that their data is prepared once."""
     folder = tmp_path_factory.mktemp("twins")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_WORKSPACE", str(folder))
@@ -244,20 +250,22 @@ def home(tmp_path_factory):
 
 
 def with_marks(run: str):
-    """Make the run a parameter, marked `soak` unless it is one of HERE."""
+    """Return the run as a test parameter, marked `soak` unless it is in HERE."""
     name = run.rpartition("/")[2]
     return pytest.param(run, id=name, marks=[] if name in HERE else [pytest.mark.soak])
 
 
 def test_the_twins_here_are_examples():
-    """Every name in HERE is an example, since a renamed one would silently move to `make soak`."""
+    """Every name in HERE is an example; if one were renamed, it would move to `make soak` unnoticed."""
     assert set(HERE) <= {run.rpartition("/")[2] for run in (*different_runs(), *OWN)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [with_marks(run) for run in (*different_runs(), *OWN)])
 def test_every_shape_goes_the_whole_way(home, fork_server, run):
-    """Every shape of twin goes through data, steps, checkpoint, resume, another layout and export."""
+    """Every shape of twin goes through data preparation, steps, a checkpoint, a resume, another layout and an
+    export.
+    """
     settings = {"name": f"own-{run}", "batch.global_batch_size": 64, **OWN[run]} if run in OWN else {}
     config = load("gpt3-tiny" if run in OWN else run, settings)
     report = run_twin(config, server=fork_server)
@@ -279,7 +287,9 @@ def test_every_shape_goes_the_whole_way(home, fork_server, run):
 
 @pytest.mark.slow
 def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, monkeypatch):
-    """A twin whose ranks fail skips the rest, reports cause and logs, and fails the notebook's cell."""
+    """If the ranks of a twin fail, the remaining parts are skipped, cause and logs are reported, and the
+    notebook cell fails.
+    """
     from nbtrain.proof import prove as module
 
     monkeypatch.setattr(module, "TRAINER", "no_such_module:nothing")
@@ -297,7 +307,9 @@ def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, m
 
 @pytest.mark.slow
 def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch):
-    """A resume with other dropout is detected at the first step after the stop; nothing else fails."""
+    """A resume with a different dropout is detected at the first step after the stop, and no other check
+    fails.
+    """
     from nbtrain.proof import prove as module
 
     start = module.new_job
@@ -318,7 +330,9 @@ def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch
 
 @pytest.mark.slow
 def test_the_command_line_says_it_in_its_exit_code(workspace, tiny, capsys, tmp_path):
-    """The command prints the table, the report's path and the picture, and its exit code is the result."""
+    """The command prints the table and the paths of the report and the picture; its exit code says whether
+    the twin passed.
+    """
     picture = tmp_path / "twin.png"
     assert cli.main(["twin", str(workspace / "tiny.yaml"), "--picture", str(picture)]) == 0
     shown = capsys.readouterr().out
@@ -329,7 +343,7 @@ def test_the_command_line_says_it_in_its_exit_code(workspace, tiny, capsys, tmp_
 
 @pytest.mark.slow
 def test_a_twin_that_a_script_starts_in_the_background_can_be_cancelled(workspace, tiny):
-    """A twin started in the background of a script can be cancelled with SIGQUIT to its fork server."""
+    """A twin that a script runs in the background can be cancelled by sending SIGQUIT to its fork server."""
     script = 'trap "" INT QUIT HUP TERM; exec "$0" -m nbtrain twin tiny.yaml'
     command = ["bash", "-c", script, sys.executable]
     with subprocess.Popen(command, cwd=workspace, stderr=subprocess.PIPE, text=True) as twin:
@@ -342,7 +356,7 @@ def test_a_twin_that_a_script_starts_in_the_background_can_be_cancelled(workspac
 
 
 def hearing_child(pid: int) -> int:
-    """Return a child of the process that no longer ignores SIGQUIT, 0 if it has none yet."""
+    """Return a child of the process that no longer ignores SIGQUIT, or 0 if there is none yet."""
     for child in children(pid):
         status = Path(f"/proc/{child}/status").read_text()
         if not int(re.search(r"^SigIgn:\s*(\w+)", status, re.M)[1], 16) & 1 << signal.SIGQUIT - 1:

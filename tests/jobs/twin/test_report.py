@@ -1,4 +1,4 @@
-"""A twin's checks of curves: equal, close or different, and at which step."""
+"""How a twin compares curves: equal, close or different, and from which step on."""
 
 import math
 
@@ -23,7 +23,9 @@ STEPS = 7
 
 
 def curve(**changes: float) -> Curve:
-    """Make a curve of 7 steps; loss5=1e-3 adds that to the loss of step 5, norm3 and validation6 likewise."""
+    """Return a curve of 7 steps. loss5=1e-3 adds 1e-3 to the loss of step 5; norm3 and validation6 work in
+    the same way.
+    """
     losses = {step: 6.0 - step / 10 for step in range(1, STEPS + 1)}
     norms = {step: 1.5 + step / 100 for step in range(1, STEPS + 1)}
     validation = {step: 5.9 - step / 10 for step in (2, 4, 6, 7)}
@@ -41,7 +43,9 @@ def without(whole: Curve, *steps: int) -> Curve:
 
 
 def test_a_curve_is_read_to_the_last_bit_and_newest_first(tmp_path):
-    """A curve is read exactly from the events of all jobs; a repeated step has its last value."""
+    """A curve is read with all bits from the events of all jobs; for a step that was repeated, the last value
+    counts.
+    """
     run = RunDir(tmp_path / "run")
     for job_id, steps in (("20261121-000000-aaaa", (1, 2)), ("20261121-000001-aaaa", (2, 3))):
         events = EventWriter(run.job(job_id), "rank0")
@@ -81,7 +85,9 @@ def test_missing_steps_are_not_equal():
 @pytest.mark.parametrize("number_format", TOLERANCES)
 @pytest.mark.parametrize("change", ["loss5", "norm5", "validation6"])
 def test_what_is_close_depends_on_the_format(number_format, change):
-    """The tolerance depends on the format: half of it passes, twice as much fails and names the step."""
+    """The tolerance depends on the number format: half of it passes, and twice as much fails with the
+    step.
+    """
     loss, norm = TOLERANCES[number_format]
     allowed = norm * 1.55 if change == "norm5" else loss
     near = check_close("layout", curve(**{change: allowed / 2}), curve(), number_format, "here")
@@ -92,7 +98,9 @@ def test_what_is_close_depends_on_the_format(number_format, change):
 
 
 def test_what_has_no_number_or_no_counterpart_is_not_close():
-    """A NaN or a step without a counterpart is not close; parts of a run are compared with their part."""
+    """A NaN or a step that only one curve has does not count as close; a part of a run is compared with the
+    same part of the other.
+    """
     assert check_close("reshape", without(curve(), 1, 2, 3), curve(), "fp32", "here").outcome == "passed"
     assert check_close("layout", curve(loss5=math.nan), curve(), "fp32", "here").outcome == "failed"
     assert check_close("layout", curve(), without(curve(), 5), "fp32", "here").outcome == "failed"
@@ -135,7 +143,9 @@ def report(*outcomes: str) -> TwinReport:
 
 
 def test_a_report_passes_when_all_of_it_did(tmp_path):
-    """A report passes only if every check passed and none was skipped; it is written, read and drawn."""
+    """A report passes only if every check passed and none was skipped. It can be written, read again and
+    drawn.
+    """
     assert report("passed", "passed").passed
     assert not report("passed", "failed").passed
     assert not report("passed", "skipped").passed

@@ -1,4 +1,6 @@
-"""The twin of a run: what is folded, what is kept, and what is reported as missing."""
+"""How a run is scaled down to its twin: what is reduced, what is kept, and what is reported as not
+covered.
+"""
 
 import itertools
 
@@ -57,7 +59,9 @@ def test_the_largest_is_halved_data_first(whole, folded):
 
 
 def test_every_kind_stays_and_nothing_grows():
-    """Folded shapes have at most 8 ranks, and each size stays between 2 and its original."""
+    """A twin has at most 8 ranks, and each parallel size of more than 1 stays between 2 and its original
+    value.
+    """
     for values in itertools.product(range(1, 14), repeat=3):
         whole = sizes(*values)
         folded = fold(whole)
@@ -80,7 +84,9 @@ def test_too_many_kinds_for_the_ranks_are_refused():
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_every_example_has_a_twin_with_its_kinds(path):
-    """Every example's twin breaks no rule, has few ranks, and lacks only what a CPU lacks."""
+    """The twin of every example breaks no rule and has few ranks; only features that a CPU does not have are
+    missing.
+    """
     config = load(path)
     twin = make_twin(config, EVERYTHING)
     for one in (twin.config, twin.exact, twin.rounded, twin.reference, twin.reshaped, twin.resumed):
@@ -110,7 +116,9 @@ def config_of(settings: dict):
 
 @pytest.mark.slow
 def test_every_pair_of_kinds_that_goes_together_has_its_twin():
-    """The twin of each pair in combinations.py reports what is removed or replaced, and keeps the rest."""
+    """The twin of each pair in combinations.py reports what is removed or replaced, and keeps everything
+    else.
+    """
     seen = 0
     for first, second in itertools.combinations_with_replacement(KINDS, 2):
         paired = pairing(first, second) if first is not second else None
@@ -132,7 +140,7 @@ def test_every_pair_of_kinds_that_goes_together_has_its_twin():
 
 
 def test_nodes_own_disks_are_left_alone():
-    """A twin drops checkpoint.local_dir, which is a path of another machine, and reports it."""
+    """A twin removes checkpoint.local_dir, which is a path on other machines, and reports this."""
     local = {"checkpoint.local_dir": "/local/nvme", "checkpoint.local_save_interval_steps": 100}
     twin = make_twin(config_of({**local, "checkpoint.save_interval_steps": 1000}), EVERYTHING)
     assert (twin.config.checkpoint.local_dir, twin.config.checkpoint.local_save_interval_steps) == (
@@ -143,7 +151,9 @@ def test_nodes_own_disks_are_left_alone():
 
 
 def test_what_a_machine_lacks_is_replaced_and_said():
-    """Features that a machine lacks (fp16, a compiler, GPU kernels) are replaced and reported."""
+    """Features that this machine does not have (fp16, a compiler, GPU kernels) are replaced, and this is
+    reported.
+    """
     config = config_of({"precision.dtype": "fp16", "model.compile": True, "model.attention_backend": "flash"})
     twin = make_twin(config, Abilities())
     assert (twin.config.precision.dtype, twin.config.model.compile) == ("bf16", False)
@@ -178,7 +188,7 @@ LLAMAS = {
 
 @pytest.mark.parametrize("name", LLAMAS)
 def test_a_twin_has_the_layers_of_its_run(name):
-    """A twin keeps every kind of layer of its run; windows stay shorter than its sequence."""
+    """A twin has every kind of layer of its run; attention windows stay shorter than its sequences."""
     sizes = {"model.num_layers": 8, "model.num_attention_heads": 16, "model.hidden_size": 256}
     config = config_of(
         {**sizes, "model.attention_dropout": 0.0, "model.ffn_hidden_size": 512, **LLAMAS[name]}
@@ -208,7 +218,9 @@ def test_a_twin_has_the_layers_of_its_run(name):
 
 
 def test_a_ramp_is_crossed_by_the_stop():
-    """In the twin of gpt-175b the batch ramps from one micro batch a rank to its full size."""
+    """In the twin of gpt-175b, the batch size ramps up from one micro batch per rank to its full size, and
+    the stop comes in between.
+    """
     config = make_twin(load("gpt-175b")).config
     schedule = config.batch_schedule
     batches = [schedule.size_at(schedule.samples_after(step)) for step in range(STEPS)]
@@ -235,7 +247,7 @@ def test_step_sizes_are_kept():
 
 @pytest.mark.parametrize("unit, length", [("tokens", 10**9), ("samples", 10**6), ("steps", 10**4)])
 def test_amounts_keep_their_unit_and_their_share(unit, length):
-    """Warm-up, decay and WSD end keep their unit and their share of the training length."""
+    """Warm-up, decay and the end of WSD keep their unit and their fraction of the training length."""
     config = load(
         EXAMPLES / "gpt3-tiny.yaml",
         {
@@ -262,7 +274,9 @@ def test_amounts_keep_their_unit_and_their_share(unit, length):
 
 
 def test_a_tokenizer_is_shared_by_what_it_is_made_of():
-    """Twins share a tokenizer if its training data are the same: documents and prompts do not."""
+    """Twins with the same training data for the tokenizer share one; twins with documents and with prompts do
+    not.
+    """
     of = {name: make_twin(load(name)).config for name in ("gpt-tiny", "gpt-125m", "gpt-tiny-instructions")}
     documents, same, prompts = ((config.tokenizer.name, config.data.name) for config in of.values())
     assert documents == same
@@ -270,7 +284,9 @@ def test_a_tokenizer_is_shared_by_what_it_is_made_of():
 
 
 def test_examples_with_prompts_stay_such():
-    """Packed fine-tuning keeps its prompts and completions by weight, in files where the caller says."""
+    """The twin of a run with packed fine-tuning has prompts and completions with the same weights, in files
+    in the folder that the caller names.
+    """
     twin = make_twin(load(EXAMPLES.parent / "finetuning" / "gpt-tiny-instructions.yaml"), folder="somewhere")
     data = twin.config.data
     assert (data.packing, [source.kind for source in data.sources]) == ("best_fit", ["prompt-completion"] * 2)
@@ -283,7 +299,7 @@ def test_examples_with_prompts_stay_such():
 
 
 def test_a_blend_is_one_of_two():
-    """The twin of a blend has two parts, which are listed for preparation."""
+    """The twin of a blend has two datasets, both of which are listed for preparation."""
     config = load(
         EXAMPLES / "gpt3-tiny.yaml",
         {
@@ -303,7 +319,9 @@ def test_a_blend_is_one_of_two():
 
 
 def test_what_is_done_to_text_is_not_proven():
-    """Text processing (cleaning, sentences, other keys) is reported as not proven by made-up words."""
+    """Text processing (cleaning, splitting into sentences, other JSON keys) is reported as not proven,
+    because a twin trains on made-up words.
+    """
     config = config_of(
         {
             "data.split_sentences": "en",
@@ -320,7 +338,7 @@ def test_what_is_done_to_text_is_not_proven():
 
 
 def test_a_profile_is_not_proven():
-    """A twin does not profile, and reports it if its run does."""
+    """A twin is never profiled; if its run is, that is reported."""
     whats = [entry.what for entry in make_twin(config_of({"profile.enabled": True})).not_proven]
     assert "profile.enabled: true" in whats
     assert not any(entry.what.startswith("profile") for entry in make_twin(config_of({})).not_proven)
@@ -352,12 +370,12 @@ def test_twins_of_runs_with_long_names_have_names():
 
 
 def test_the_twin_of_a_clusters_run_is_trained_here():
-    """The twin of a cluster's run is trained here, whatever its backend."""
+    """The twin of a run on a cluster is trained on this machine, whatever its backend is."""
     assert make_twin(load("gpt-125m-4xdp", {"backend.kind": "slurm"})).config.backend.kind == "local"
 
 
 def test_a_changed_twin_is_the_twin_but_for_the_change():
-    """The resumed twin differs from the twin only in its name and its stop."""
+    """The twin that is resumed differs from the original twin only in its name and in where it stops."""
     twin = make_twin(load("gpt-125m"), EVERYTHING)
     resumed = twin.resumed.model_dump()
     assert resumed["batch"].pop("exit_interval_steps") == STOP_STEP

@@ -1,4 +1,4 @@
-"""Fixtures: a job's request for manifests, and an API server on the loopback interface."""
+"""Fixtures: the data from which a job's manifest is built, and an API server on the loopback interface."""
 
 import json
 import shutil
@@ -32,7 +32,9 @@ URL, TOKEN, CA_CERT = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TO
 
 @pytest.fixture
 def work_with() -> Callable[..., PodWork]:
-    """Make the request of two pods with four GPUs: work_with("MPIJob", queue="gpu", nodes=1)."""
+    """Return a function that builds the data of a manifest with two pods of four GPUs: work_with("MPIJob",
+    queue="gpu", nodes=1).
+    """
 
     def make(workload: str, nodes: int = 2, local_dir: str | None = None, **fields: Any) -> PodWork:
         section = KubernetesConfig(workload=workload, **{**PLAIN, **fields})
@@ -57,21 +59,27 @@ def work_with() -> Callable[..., PodWork]:
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Iterator[StubServer]:
-    """Start a new API server with the kinds' schemas, if the operators' CRDs are next to the repository."""
+    """Start a new API server with the schemas of the kinds, if the operators' CRDs are next to the
+    repository.
+    """
     with StubServer(tmp_path, errors if CRDS.is_dir() else None) as server:
         yield server
 
 
 @pytest.fixture
 def cluster(stub: StubServer, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Return the official client connected to the stub, with three tries and short waits between them."""
+    """Return the official client connected to the stub server, with three attempts and short delays between
+    them.
+    """
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     return Cluster(connect(), back_off_seconds=(0.01, 0.01), read_seconds=300)
 
 
 @pytest.fixture
 def operator(tmp_path: Path) -> Iterator[tuple[dict[str, str], list[Any], list[int]]]:
-    """Start an HTTPS server with its own certificate: (environment, posted requests, answers to give)."""
+    """Start an HTTPS server with a self-signed certificate and yield (environment, requests received,
+    responses to send).
+    """
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: no certificate can be made")
     certificate, key = tmp_path / "ca.crt", tmp_path / "key.pem"
@@ -84,7 +92,7 @@ def operator(tmp_path: Path) -> Iterator[tuple[dict[str, str], list[Any], list[i
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            """Write nothing to stderr."""
+            """Discard the log message."""
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

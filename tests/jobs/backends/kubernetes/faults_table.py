@@ -1,4 +1,4 @@
-"""Cause each fault in a run of 2 x 2 ranks in two pods; writes docs/evidence/faults-kubernetes.md.
+"""Cause each fault in a run with 2 x 2 ranks in two pods, and write docs/evidence/faults-kubernetes.md.
 
     python -m tests.jobs.backends.kubernetes.faults_table [NAME ...]    only these faults; keep other rows
 
@@ -40,7 +40,7 @@ TERM_CODE = 128 + signal.SIGTERM
 
 
 class Scene(fault_tables.Scene):
-    """A TrainJob on a cluster whose operator is this class."""
+    """A TrainJob on a cluster in which this class plays the operator."""
 
     def __init__(self, stub: StubServer):
         super().__init__(
@@ -61,7 +61,7 @@ class Scene(fault_tables.Scene):
         return next(name for path, name in self.stub.objects if path == JOBS)
 
     def says(self, condition: str | None, reason: str = "") -> None:
-        """Set the status that the operator reports for the object."""
+        """Set the object's status, as its operator does."""
         said = [{"type": condition, "status": "True", "reason": reason}] if condition else []
         self.stub.set_status(JOBS, self.name, {"conditions": said})
 
@@ -85,14 +85,14 @@ class Scene(fault_tables.Scene):
             self.put_pod(node, "Running")
 
     def train(self, steps: int, **settings: Any) -> JobDir:
-        """Submit a run in two pods and wait until it has trained for some steps."""
+        """Submit a run in two pods and wait until it has trained a few steps."""
         job = self.submit(steps, **settings)
         self.start()
         self.until_step(20)
         return job
 
     def pod_ends(self, node: int, number: int = signal.SIGTERM) -> int:
-        """Send a signal to the first process of a pod and return the exit code of its container."""
+        """Send a signal to the first process of a pod, and return the exit code of the container."""
         pod = self.pods[node]
         if number == signal.SIGKILL:
             # When the pod ends, all its processes end at once.
@@ -121,7 +121,7 @@ class Scene(fault_tables.Scene):
 
 
 def rank_killed(scene: Scene) -> Row:
-    """Kill a rank: the same agents restart it."""
+    """Kill a rank; the same agents restart it."""
     order = [{"rank": 3, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
     scene.submit(40, env={"FAKE_FAULTS": json.dumps(order)})
     scene.start()
@@ -134,7 +134,9 @@ def rank_killed(scene: Scene) -> Row:
 
 
 def second_pod_evicted(scene: Scene) -> Row:
-    """Send TERM to the pod of node 1, as an eviction or a drained machine does; a replacement pod starts."""
+    """Send TERM to the pod of node 1, as in an eviction or when a node is drained; a replacement pod
+    starts.
+    """
     scene.train(120)
     scene.fault()
     assert scene.pod_ends(1) == TERM_CODE
@@ -159,7 +161,7 @@ def first_pod_evicted(scene: Scene) -> Row:
 
 
 def second_machine_lost(scene: Scene) -> Row:
-    """End the pod of node 1 without warning; a replacement pod starts."""
+    """Kill the pod of node 1 without warning; a replacement pod starts."""
     scene.train(300)
     scene.fault()
     scene.pod_ends(1, signal.SIGKILL)
@@ -171,7 +173,7 @@ def second_machine_lost(scene: Scene) -> Row:
 
 
 def machine_lost_for_good(scene: Scene) -> Row:
-    """End a pod without a replacement; with backend.elastic the run continues with the other one."""
+    """Kill a pod that is not replaced; with backend.elastic, the run continues in the other pod."""
     scene.train(300, **{"backend.elastic": True})
     scene.fault()
     scene.pod_ends(1, signal.SIGKILL)
@@ -182,7 +184,9 @@ def machine_lost_for_good(scene: Scene) -> Row:
 
 
 def first_pod_out_of_memory(scene: Scene) -> Row:
-    """Have the kernel kill pod 0 with its supervisor; its operator marks the job as failed."""
+    """Make the kernel kill pod 0 with its supervisor for lack of memory; the operator marks the job as
+    failed.
+    """
     job = scene.train(100_000)
     scene.fault()
     code = scene.pod_ends(0, signal.SIGKILL)
@@ -199,7 +203,7 @@ def first_pod_out_of_memory(scene: Scene) -> Row:
 
 
 def server_silent(scene: Scene) -> Row:
-    """Drop every answer of the API server for some time."""
+    """Drop all responses of the API server for some time."""
     scene.train(200)
     scene.fault()
     scene.stub.fault("GET", "trainjobs", times=100_000, drop=True)
@@ -214,7 +218,7 @@ def server_silent(scene: Scene) -> Row:
 
 
 def held_by_the_queue(scene: Scene) -> Row:
-    """Have Kueue take the pods away and give them back."""
+    """Let Kueue suspend the job, so that its pods are deleted, and later resume it."""
     scene.train(120)
     scene.fault()
     scene.says("Suspended", "Suspended")
@@ -242,7 +246,7 @@ def deleted_by_hand(scene: Scene) -> Row:
 
 
 def operators_deadline(scene: Scene) -> Row:
-    """Let the job pass active_deadline_seconds."""
+    """Let the job exceed active_deadline_seconds."""
     scene.train(100_000)
     scene.fault()
     scene.pods[1].send_signal(signal.SIGTERM)
@@ -255,7 +259,7 @@ def operators_deadline(scene: Scene) -> Row:
 
 
 def cancelled(scene: Scene) -> Row:
-    """Cancel the job with nbtrain cancel."""
+    """Cancel the job with `nbtrain cancel`."""
     job = scene.train(100_000)
     scene.fault()
     state, cause = cancel(job)
@@ -280,7 +284,9 @@ def waits(**status: Any) -> Any:
 
 
 def no_claim(scene: Scene) -> Row:
-    """Submit with a claim in the section that does not exist in the cluster."""
+    """Submit a run whose backend.kubernetes section names a volume claim that does not exist in the
+    cluster.
+    """
     scene.stub.present.clear()
     try:
         scene.submit(40)
@@ -327,7 +333,7 @@ def on_a_cluster() -> Iterator[Scene]:
 
 
 def plain(text: str) -> str:
-    """Remove ports, hashes and the number of attempts to reach a server."""
+    """Remove ports, hashes and the number of attempts to reach a server from the text."""
     text = re.sub(r"override backend\.kubernetes\.\w+=.*?: (?=backend)", "", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:6443", text)
     return plain_times(re.sub(r"tiny-[0-9a-f]{6}", "tiny-df9910", text))

@@ -1,4 +1,6 @@
-"""Schemas of the kinds as an API server applies them: unknown fields and bad metadata are refused."""
+"""Schemas of the Kubernetes kinds as an API server applies them: unknown fields and invalid metadata are
+errors.
+"""
 
 import functools
 import json
@@ -21,7 +23,7 @@ FILES = {
 
 
 def strict(schema: Any) -> Any:
-    """Return a copy of the schema in which an object with properties accepts no other properties."""
+    """Return a copy of the schema in which no object with properties allows further ones."""
     if isinstance(schema, list):
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
@@ -61,7 +63,9 @@ def validator(kind: str) -> "jsonschema.Draft7Validator":
 
 
 def errors(kind: str, manifest: dict[str, Any]) -> list[str]:
-    """Return "spec.trainer.image: ..." for each wrong field of the manifest, including its pods' metadata."""
+    """Return an error such as "spec.trainer.image: ..." for each invalid field of the manifest and of its
+    pods' metadata.
+    """
     found = [
         f"{'.'.join(str(part) for part in error.absolute_path)}: {error.message}"
         for error in validator(kind).iter_errors(manifest)

@@ -1,9 +1,10 @@
-"""An API server on the loopback interface with faults on demand, to test the official client.
+"""A stub of the Kubernetes API server on the loopback interface, which can cause faults, to test the official
+client.
 
-It keeps objects by path and name, numbers each change, and supports create (with dry run), get, list with
-label and field selectors, watch, merge patch, delete, pod logs and access reviews. It refuses what an API
-server refuses: an unknown namespace or kind (404), a name that is taken (409), a version that it has
-forgotten (410), fields that a kind does not have (422).
+It stores objects by path and name, numbers each change, and supports create (also as dry run), get, list with
+label and field selectors, watch, merge patch, delete, pod logs and access reviews. As a real API server, it
+rejects an unknown namespace or kind (404), a name that is in use (409), a resource version that is too old
+(410), and fields that a kind does not have (422).
 """
 
 import copy
@@ -25,7 +26,7 @@ GONE = {"code": 410, "reason": "Expired", "message": "too old resource version"}
 
 
 class StubServer:
-    """Objects, logs and ordered faults of the server that listens at `address`."""
+    """The objects, logs and planned faults of the server that listens at `address`."""
 
     def __init__(self, folder: Path, validate: Callable[[str, dict], list[str]] | None = None):
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
@@ -68,11 +69,11 @@ class StubServer:
         self._thread.join()
 
     def fault(self, method: str, pattern: str, times: int = 1, **how: Any) -> None:
-        """Order a fault for the next requests: status=500, drop=True, slow=0.5, or break_after=2 lines."""
+        """Plan a fault for the next requests: status=500, drop=True, slow=0.5, or break_after=2 lines."""
         self._faults += [(method, pattern, how)] * times
 
     def put(self, path: str, item: dict[str, Any]) -> None:
-        """Store an object as an operator creates or changes it."""
+        """Store an object, as an operator does when it creates or changes one."""
         with self._changed:
             key = (path, item["metadata"]["name"])
             self._keep(key, item, "MODIFIED" if key in self.objects else "ADDED")
@@ -86,7 +87,7 @@ class StubServer:
             self._keep((path, name), self.objects[path, name], "DELETED")
 
     def forget(self) -> None:
-        """Refuse every watch that starts from an earlier version than the current one."""
+        """Reject every watch that starts from a resource version before the current one."""
         self._oldest = self._version
 
     def _config(self) -> dict[str, Any]:
@@ -144,7 +145,7 @@ class StubServer:
             }
 
     def changes(self, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the events of a watch until its time is over."""
+        """Yield the events of a watch until it times out."""
         seen, deadline = int(query["resourceVersion"]), time.monotonic() + float(query["timeoutSeconds"])
         self.watches += 1
         if seen < self._oldest:
@@ -177,7 +178,7 @@ class StubServer:
             protocol_version = "HTTP/1.1"
 
             def log_message(self, *_: object) -> None:
-                """Write nothing to stderr."""
+                """Discard the log message."""
 
             def answer(self) -> None:
                 parts = urlsplit(self.path)

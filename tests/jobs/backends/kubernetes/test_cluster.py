@@ -1,4 +1,4 @@
-"""The official client against an API server on the loopback interface: answers, refusals and lost answers."""
+"""The official client with an API server on the loopback interface: responses, errors and lost responses."""
 
 import itertools
 import json
@@ -27,7 +27,9 @@ def manifest(work_with):
 
 @pytest.mark.slow
 def test_the_same_job_is_never_there_twice(stub, cluster, manifest):
-    """A job's object is created once, also if an answer is lost; another job's object is refused."""
+    """The object of a job is created only once, even if a response is lost; an object with this name from
+    another job is an error.
+    """
     stub.fault("POST", "mpijobs", lose_answer=True)
     first = cluster.create(manifest)
     assert cluster.create(manifest)["metadata"]["uid"] == first["metadata"]["uid"]
@@ -45,7 +47,9 @@ def test_the_same_job_is_never_there_twice(stub, cluster, manifest):
 
 
 def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
-    """Errors 422, 404, 403 and 401 are not retried; the message quotes the server and names the fix."""
+    """Requests that fail with 422, 404, 403 or 401 are not retried; the error quotes the server and names a
+    fix.
+    """
     validator("MPIJob")  # skips without the CRD, which the server needs to refuse
     manifest["spec"]["slotPerWorker"] = 4
     manifest["spec"]["runPolicy"]["backoffLimit"] = "three"
@@ -94,7 +98,7 @@ def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
     ],
 )
 def test_who_has_refused_decides_the_fix(message, fix):
-    """RBAC, admission and quotas all answer 403; each gets its own fix."""
+    """RBAC, admission controllers and quotas all respond with 403, and each gets a different fix."""
     body = json.dumps({"reason": "Forbidden", "message": message, "code": 403})
     assert str(refusal(403, body, "create MPIJob gpt", "here")) == (
         f"here: cannot create MPIJob gpt: {message}. {fix}"
@@ -102,7 +106,9 @@ def test_who_has_refused_decides_the_fix(message, fix):
 
 
 def test_what_may_pass_is_asked_again(stub, cluster, manifest):
-    """Temporary failures (500, 503, lost or slow answers) are retried, then reported as Unanswered."""
+    """Requests are retried after temporary failures (500, 503, lost or slow responses), and then reported as
+    Unanswered.
+    """
     cluster.create(manifest)
     stub.fault("GET", "mpijobs", status=500)
     stub.fault("GET", "mpijobs", drop=True)
@@ -127,7 +133,9 @@ def test_what_may_pass_is_asked_again(stub, cluster, manifest):
 
 
 def test_patch_delete_and_what_is_gone(stub, cluster, manifest):
-    """A merge patch pauses the object; delete removes this object only, never a later one with its name."""
+    """A merge patch pauses the object. Delete removes exactly this object, and never a later one with the
+    same name.
+    """
     uid = cluster.create(manifest)["metadata"]["uid"]
     assert cluster.patch(KIND, NAME, KIND.pause(True))["spec"]["runPolicy"]["suspend"] is True
     assert stub.asked[-1][2] == "application/merge-patch+json"
@@ -138,7 +146,9 @@ def test_patch_delete_and_what_is_gone(stub, cluster, manifest):
 
 
 def test_a_watch_survives_what_cuts_it(stub, cluster, manifest):
-    """A watch resumes after a broken line or a forgotten version, and ends when the object is deleted."""
+    """A watch is resumed after a broken connection or an expired resource version, and ends when the object
+    is deleted.
+    """
     cluster.create(manifest)
     stub.fault("GET", "watch=true", times=2, break_after=1)
     seen = cluster.watch(KIND, NAME)
@@ -156,7 +166,9 @@ def test_a_watch_survives_what_cuts_it(stub, cluster, manifest):
 
 
 def test_a_log_goes_on_after_its_last_line(stub, cluster):
-    """A followed log resumes after its last line, also if several lines share one timestamp."""
+    """Following a pod's log resumes after the last line received, also if several lines have the same
+    timestamp.
+    """
     stub.put(PODS, {"metadata": {"name": "p"}})
     stub.logs["p"] = [f"2026-11-21T03:15:0{number // 2}Z line {number}" for number in range(6)]
     assert list(cluster.log("p", "worker", tail_lines=2)) == ["line 4", "line 5"]
@@ -166,7 +178,9 @@ def test_a_log_goes_on_after_its_last_line(stub, cluster):
 
 
 def test_pods_and_events_are_those_of_the_job(stub, cluster):
-    """Pods are selected by label; events are about the object and what it created, oldest first."""
+    """Pods are selected by label; events are those of the object and of everything it created, oldest
+    first.
+    """
     for name, job in (("a", "mine"), ("b", "other")):
         stub.put(PODS, {"metadata": {"name": name, "labels": {"nbtrain/job-id": job}}})
     for number, (about, stamp) in enumerate([("gpt-worker-0", "03"), ("gpt", "02"), ("gpt2", "01")]):
@@ -181,7 +195,9 @@ def test_pods_and_events_are_those_of_the_job(stub, cluster):
 
 
 def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
-    """Context and namespace come from the kubeconfig; a missing file or client is reported with the fix."""
+    """Context and namespace are read from the kubeconfig; if the file or the client package is missing, the
+    error names the fix.
+    """
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     assert (connect().namespace, connect().context) == ("research", "here")
     assert connect(namespace="other").namespace == "other"
@@ -221,7 +237,9 @@ def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
     ],
 )
 def test_a_file_that_is_no_kubeconfig(text, words, tmp_path, monkeypatch):
-    """A file that is not a kubeconfig (a tab, an HTML page, another encoding) is reported in one sentence."""
+    """A file that is not a valid kubeconfig (with tabs, an HTML page, in another encoding) is reported in one
+    sentence.
+    """
     file = tmp_path / "config"
     file.write_bytes(text)
     monkeypatch.setenv("KUBECONFIG", str(file))
@@ -234,7 +252,7 @@ def test_a_file_that_is_no_kubeconfig(text, words, tmp_path, monkeypatch):
 
 
 def test_a_server_that_is_not_there_is_unseen(tmp_path, monkeypatch, stub):
-    """An unreachable server raises Unanswered and does not change the job's state."""
+    """If the server cannot be reached, Unanswered is raised, and the job's state does not change."""
     text = stub.kubeconfig.read_text().replace(stub.address, "http://127.0.0.1:9")
     (tmp_path / "config").write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
@@ -243,5 +261,5 @@ def test_a_server_that_is_not_there_is_unseen(tmp_path, monkeypatch, stub):
 
 
 def test_the_schema_of_the_stub_is_the_kinds_own(manifest):
-    """The stub server validates objects with the kinds' real schemas."""
+    """The stub server validates objects with the real schemas of the kinds."""
     assert errors("MPIJob", manifest) == []

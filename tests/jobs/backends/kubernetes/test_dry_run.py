@@ -1,4 +1,4 @@
-"""A manifest as a file: kubectl reads exactly what submit would send."""
+"""Writing the manifest to a file, with which kubectl creates exactly what submit would create."""
 
 import pytest
 import yaml
@@ -14,7 +14,7 @@ ON_KUBERNETES = {"kind": "kubernetes", "kubernetes": PLAIN}
 
 
 def test_a_file_for_kubectl(workspace, tmp_path):
-    """The manifest file is valid and has the run's resources; no other file is written."""
+    """The manifest file is valid and contains the resources of the run; no other file is written."""
     config = load("gpt-13b-4xdp-4xpp", {"resources.cpus_per_node": 64, "backend": ON_KUBERNETES})
     path = dry_run(config, tmp_path / "job.yaml")
     manifest = yaml.safe_load(path.read_text())
@@ -32,7 +32,7 @@ def test_a_file_for_kubectl(workspace, tmp_path):
 
 
 def test_what_cannot_be_written_is_said(workspace, tmp_path):
-    """A broken rule is reported before anything is written, and so is a missing folder."""
+    """A broken rule or a missing folder is reported before anything is written."""
     with pytest.raises(
         ConfigError, match=r"backend\.kind = local: a dry run writes what a scheduler receives, and"
     ):

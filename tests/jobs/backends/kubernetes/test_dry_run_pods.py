@@ -1,4 +1,6 @@
-"""Pods of a manifest that a dry run wrote: node 0 writes the run directory, and the others wait for it."""
+"""The pods of a manifest that a dry run wrote: node 0 writes the run directory, and the other nodes wait for
+it.
+"""
 
 import itertools
 import os
@@ -33,7 +35,7 @@ AGENT = (
 
 @pytest.fixture
 def volume(tmp_path, tiny_data, monkeypatch):
-    """Create the volume that the pods mount: it holds the tiny run's data and no output folder."""
+    """Create the volume that the pods mount; it contains the data of the tiny run and no output directory."""
     path = tmp_path / "volume"
     path.mkdir()
     (path / "data").symlink_to(tiny_data)
@@ -44,7 +46,7 @@ def volume(tmp_path, tiny_data, monkeypatch):
 
 @pytest.fixture
 def manifest(fake, volume, tmp_path):
-    """Return a function that writes a dry run and reads its manifest: manifest({"resources.nodes": 2})."""
+    """Return a function that makes a dry run and returns the manifest: manifest({"resources.nodes": 2})."""
 
     def write(overrides=None):
         section = {**PLAIN, "mounts": [{"claim": "w", "mount_path": str(volume)}]}
@@ -57,7 +59,9 @@ def manifest(fake, volume, tmp_path):
 
 @pytest.fixture
 def pod(tmp_path):
-    """Start a pod's process of node 0 with the manifest's environment and command: pod(manifest)."""
+    """Return a function that starts the process of node 0's pod with the environment and command of the
+    manifest: pod(manifest).
+    """
     started = []
 
     def start(manifest):
@@ -79,7 +83,9 @@ def pod(tmp_path):
 
 @pytest.fixture
 def prepare(monkeypatch):
-    """Run the first step of a pod's agent in this process: prepare(manifest, node=0)."""
+    """Return a function that runs the first step of a pod's agent in this process: prepare(manifest,
+    node=0).
+    """
 
     def run(manifest, node=0, leaving=None):
         for name, value in variables_of(manifest).items():
@@ -100,7 +106,9 @@ def job_of(manifest):
 
 @pytest.mark.slow
 def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume, wait_until):
-    """A run started by kubectl alone has a submission's records; the next job checks its settings again."""
+    """A run that was started only with kubectl has the same records as a submitted one; the next job checks
+    its settings again.
+    """
     written = manifest()
     assert not (volume / "output").exists()
     # Characters that Kubernetes, pdsh and DeepSpeed's environment file would interpret.
@@ -131,7 +139,9 @@ def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume, wa
 
 @pytest.mark.slow
 def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(manifest, prepare):
-    """A second manifest is refused while the first one's job is active, and resumes the run afterwards."""
+    """A second manifest of the run is rejected while the job of the first is active; afterwards it resumes
+    the run.
+    """
     older, written, newer = manifest(), manifest(), manifest()
     ids = sorted([older, written, newer], key=lambda manifest: job_of(manifest).job_id)
     older, written, newer = ids
@@ -165,7 +175,7 @@ def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(m
 
 @pytest.mark.slow
 def test_the_other_nodes_wait_for_node_0(manifest, prepare, monkeypatch):
-    """The other nodes wait for node 0 up to node_timeout_seconds, and stop waiting when asked to exit."""
+    """The other nodes wait for node 0 for at most node_timeout_seconds, or until they are asked to exit."""
     written = manifest({"resources.nodes": 2, "parallel.data_parallel_size": 2})
     job = job_of(written)
     assert prepare(written, 1, Leaving(signal=15)) is False
@@ -183,7 +193,7 @@ def test_the_other_nodes_wait_for_node_0(manifest, prepare, monkeypatch):
 
 @pytest.mark.slow
 def test_without_data_on_the_volume_the_pod_says_so_and_writes_nothing(manifest, pod, volume, tmp_path):
-    """Without data on the volume the pod prints submit's message, exits with code 1 and writes nothing."""
+    """If the volume has no data, the pod prints submit's message, exits with code 1, and writes nothing."""
     written = manifest()
     (volume / "data").unlink()
     assert pod(written).wait(600) == 1
@@ -200,7 +210,9 @@ def test_without_data_on_the_volume_the_pod_says_so_and_writes_nothing(manifest,
 
 
 def test_a_run_that_no_manifest_may_hold_is_refused(manifest, monkeypatch):
-    """A run with a password in an address, or with a text too long for a variable, is refused."""
+    """A run whose configuration has a password in an address, or a text too long for an environment variable,
+    is rejected.
+    """
     with pytest.raises(ConfigError) as refused:
         manifest({"backend.env": {"HTTPS_PROXY": "http://me:pass@proxy:3128"}})
     assert str(refused.value) == (

@@ -1,4 +1,4 @@
-"""The whole life of a job of each kind, with the official client and an API server on loopback."""
+"""The life of a job of each kind from creation to end, with the official client and a stub API server."""
 
 import os
 import re
@@ -43,7 +43,7 @@ KUBEFLOW = dict(waits="Created", runs="Running", pauses="Suspended", restarts="R
 
 
 def status_of(kind, moment):
-    """Return the status that the kind's operator writes at a moment of a job's life."""
+    """Return the status that the operator of a kind writes at this point of a job's life."""
     if kind == "DeepSpeedJob":
         phase = {"runs": "Running", "fails": "Failed"}.get(moment, "Pending")
         pods = {"running": int(moment == "runs")}
@@ -58,7 +58,7 @@ def status_of(kind, moment):
 
 @pytest.fixture
 def job(workspace):
-    """Create a submitted job whose supervisor has not started."""
+    """Create a submitted job whose supervisor has not been started yet."""
     run = RunDir.named("gpt-125m-4xdp")
     job = JobDir(run, JOB_ID)
     job.make_folders()
@@ -74,7 +74,7 @@ def job(workspace):
 
 @pytest.fixture
 def life(stub, cluster, job, work_with, monkeypatch):
-    """Create the object and return (backend, path of the objects, its name)."""
+    """Create the object and return (backend, path of the objects, name of this object)."""
     monkeypatch.setattr(remote_backend, "ASK_SECONDS", 0.0)
     monkeypatch.setattr(module, "FOLLOW_SECONDS", 0.5)
     monkeypatch.setattr(
@@ -98,7 +98,7 @@ def set_pod(stub, name, phase, labels=None, **status):
 
 
 def supervisor_writes(job, state):
-    """Write the records of a supervisor in the pod of node 0, on another host."""
+    """Write the records of a supervisor that runs in the pod of node 0 on another host."""
     record = JobRecord.read(job.job_json)
     record.state, record.supervisor = state, ProcessIdentity(1, 1, "boot", "n1")
     record.write(job.job_json)
@@ -107,7 +107,9 @@ def supervisor_writes(job, state):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, capsys):
-    """A job is pending, runs, is paused and resumed, and is killed for memory; page and log show it."""
+    """A job is pending, runs, is paused and resumed, and is finally killed for lack of memory (exit code
+    137), which its page and log show.
+    """
     backend, path, name = life(kind)
     pod, labels = f"{name}-{FIRST_PODS[kind][0]}", FIRST_PODS[kind][1]
     speaker = pod
@@ -182,7 +184,9 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
 
 @pytest.mark.parametrize("kind", ["TrainJob", "DeepSpeedJob"])
 def test_an_operators_deadline_is_the_reason_of_the_failure(kind, life, job, stub):
-    """An operator's activeDeadlineSeconds is the reason of the failure, also in the job page's condition."""
+    """If an operator ends the job at activeDeadlineSeconds, that is the reason for the failure, also on the
+    job page.
+    """
     backend, path, name = life(kind)
     failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "it was too long"}
     stub.set_status(path, name, {"phase": "Failed", "conditions": [failed]})
@@ -192,7 +196,9 @@ def test_an_operators_deadline_is_the_reason_of_the_failure(kind, life, job, stu
 
 
 def test_a_job_that_waits_is_deleted_when_it_is_cancelled(life, job, stub):
-    """Cancelling a waiting job deletes its object, because no supervisor could carry out a request."""
+    """Cancelling a waiting job deletes its object, because there is no supervisor that could carry out the
+    request.
+    """
     backend, path, name = life("TrainJob")
     assert backend.cancel(job, now=False) is True
     assert (path, name) not in stub.objects
@@ -202,7 +208,9 @@ def test_a_job_that_waits_is_deleted_when_it_is_cancelled(life, job, stub):
 
 @pytest.mark.slow
 def test_a_pause_of_a_job_that_waits_ends_with_the_operators_word(life, job, stub, monkeypatch, capsys):
-    """Pausing a waiting job ends when the operator confirms; a silent operator is reported."""
+    """Pausing a waiting job is complete when the operator confirms it; an operator that does not respond is
+    reported.
+    """
     _, path, name = life("TrainJob")
     stub.set_status(path, name, status_of("TrainJob", "runs"))
     monkeypatch.setattr(control, "ENGINE_SECONDS", 0.2)
@@ -219,7 +227,9 @@ def test_a_pause_of_a_job_that_waits_ends_with_the_operators_word(life, job, stu
 
 
 def test_a_server_that_is_silent_is_no_traceback_and_no_lost_request(life, job, stub, capsys):
-    """If the server is silent, cancel keeps its request and pause reports a failure; both work later."""
+    """If the server does not respond, cancel stores its request for later, and pause reports a failure; both
+    work once the server is back.
+    """
     _, path, name = life("TrainJob")
     stub.set_status(path, name, status_of("TrainJob", "waits"))
     which = rf"output/{job.run.name}: job {JOB_ID} cannot be "
@@ -241,7 +251,9 @@ def test_a_server_that_is_silent_is_no_traceback_and_no_lost_request(life, job, 
 
 
 def test_a_running_job_is_asked_through_its_folder(life, job, stub):
-    """A running job reads stop, stop now and save in its folder; after a kill its object is deleted."""
+    """A running job gets its requests (save, stop, stop immediately) through its folder. If it does not end,
+    its object is deleted.
+    """
     backend, path, name = life("PyTorchJob")
     stub.set_status(path, name, status_of("PyTorchJob", "runs"))
     supervisor_writes(job, RUNNING)
@@ -257,7 +269,7 @@ def test_a_running_job_is_asked_through_its_folder(life, job, stub):
 
 
 def test_what_has_ended_keeps_its_pods(life, job, stub):
-    """An ended job keeps its pods, because they hold its logs."""
+    """The pods of a job that has ended are kept, because they contain its logs."""
     backend, path, name = life("PyTorchJob")
     stub.set_status(path, name, status_of("PyTorchJob", "fails"))
     assert backend.status(job)[0] == "FAILED"
@@ -266,7 +278,7 @@ def test_what_has_ended_keeps_its_pods(life, job, stub):
 
 
 def test_an_engine_that_is_silent_is_a_flag(life, job, stub):
-    """If the server does not answer, the last state is kept and the record marks it as not seen."""
+    """If the server does not respond, the last known state is kept and marked as not current."""
     backend, path, name = life("MPIJob")
     stub.set_status(path, name, status_of("MPIJob", "runs"))
     supervisor_writes(job, RUNNING)
@@ -280,7 +292,9 @@ def test_an_engine_that_is_silent_is_a_flag(life, job, stub):
 
 
 def test_events_and_debug_mode(life, job, stub):
-    """The cluster's events are listed with the job's own; debug mode is explained in the state."""
+    """Events of the cluster are listed together with the job's own; in debug mode, the state says that the
+    pods run without training.
+    """
     backend, path, name = life("DeepSpeedJob")
     about = {"kind": "Pod", "name": f"{name}-worker-0"}
     event = {"metadata": {"name": "e"}, "involvedObject": about, "reason": "FailedScheduling"}
@@ -297,7 +311,9 @@ def test_events_and_debug_mode(life, job, stub):
 
 @pytest.fixture
 def submitted(stub, cluster, job, monkeypatch):
-    """Return a function that submits a TrainJob run with these fields of the section: submitted(**fields)."""
+    """Return a function that submits a TrainJob run with these fields in backend.kubernetes:
+    submitted(**fields).
+    """
 
     def submit(**fields):
         backend = {"kind": "kubernetes", "kubernetes": {**PLAIN, **fields}}
@@ -311,7 +327,9 @@ def submitted(stub, cluster, job, monkeypatch):
 
 
 def test_submit_leaves_a_durable_handle(submitted, job, stub):
-    """Submitting a job twice creates one object; a refusal is a SubmitError and leaves no handle."""
+    """Submitting a job twice creates one object. If it is rejected, a SubmitError is raised and no handle is
+    left.
+    """
     stub.fault("POST", "trainjobs", status=422, body={"message": "TrainJob is invalid"})
     with pytest.raises(SubmitError, match=r"cannot create TrainJob .*: TrainJob is invalid\."):
         submitted()
@@ -323,7 +341,9 @@ def test_submit_leaves_a_durable_handle(submitted, job, stub):
 
 
 def test_a_job_whose_submission_was_killed_is_found_by_its_name(submitted, cluster, job, stub, monkeypatch):
-    """A job whose submission was killed before its uid was written is found by name; others are not."""
+    """If a submission was killed before it stored the object's uid, the object is found by the job's name;
+    objects of other jobs are not used.
+    """
 
     class Killed(BaseException):
         pass
@@ -353,7 +373,7 @@ def test_a_job_whose_submission_was_killed_is_found_by_its_name(submitted, clust
 
 
 def test_a_log_comes_from_the_pod_if_the_rank_has_written_none(submitted, job, stub):
-    """Ranks without a log file are read from their node's pod log, and node 10 sorts after node 2."""
+    """For a rank without a log file, the log of its node's pod is shown; node 10 comes after node 2."""
     name = submitted().name
     for node in (10, 2, 0):
         pod = f"{name}-node-0-{node}-x7k2p"
@@ -365,7 +385,9 @@ def test_a_log_comes_from_the_pod_if_the_rank_has_written_none(submitted, job, s
 
 
 def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submitted, job, stub):
-    """The log of a pod that ended before its agent wrote is saved before the cluster deletes it."""
+    """If a pod ended before its agent could write anything, its log is saved before the cluster deletes
+    it.
+    """
     name = submitted().name
     end = {"containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}]}
     for node in (0, 1):
@@ -385,7 +407,9 @@ def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submit
 
 @pytest.mark.slow
 def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, monkeypatch):
-    """One thread watches the object while a page is open, wakes at each change, and ends with the job."""
+    """While a page is open, a single thread watches the object; it wakes up at each change and ends with the
+    job.
+    """
     from nbtrain.lab.engine_watch import look_after
 
     def askers():
@@ -407,7 +431,9 @@ def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, m
 
 
 def test_a_job_that_only_tunes_ends_by_its_engines_word(life, job, stub, capsys):
-    """A job with autotune: tune has no supervisor: its operator ends it, and a command uses the result."""
+    """A job with autotune: tune has no supervisor: its end comes from the operator, and a command applies the
+    result.
+    """
     section = {**PLAIN, "workload": "DeepSpeedJob", "autotune": "tune"}
     config = load("gpt-125m-4xdp", {"backend": {"kind": "kubernetes", "kubernetes": section}})
     for path in (job.run.config_yaml, job.config_yaml):

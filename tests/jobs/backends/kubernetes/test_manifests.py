@@ -1,4 +1,4 @@
-"""Manifests of all four kinds: valid against strict CRDs, with the commands that their pods run."""
+"""Manifests of all four kinds are valid under strict CRDs and contain the commands that the pods run."""
 
 import dataclasses
 import json
@@ -52,7 +52,9 @@ OWN = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_manifest_has_only_fields_that_its_kind_has(kind, work_with):
-    """Manifests with default and with all fields have no unknown fields; a misspelled field is detected."""
+    """Manifests, with default and with all fields set, have no unknown fields; a misspelled field would be
+    detected.
+    """
     for fields in ({}, {**EVERYTHING, **OWN[kind]}):
         manifest = write(work_with(kind, **fields), "research")
         assert errors(kind, yaml.safe_load(yaml.safe_dump(manifest))) == []
@@ -65,7 +67,7 @@ def test_a_manifest_has_only_fields_that_its_kind_has(kind, work_with):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_patches_have_only_fields_that_their_kind_has(kind, work_with):
-    """The patches for pause and resume, merged into the manifest, have only fields of their kind."""
+    """After applying the patches for pause and resume, a manifest still has only fields of its kind."""
     manifest = write(work_with(kind), "research")
     for patch in (KINDS[kind].pause(True), KINDS[kind].pause(False)):
         assert errors(kind, _merged(manifest, patch)) == []
@@ -79,7 +81,9 @@ def _merged(whole, patch):
 
 
 def test_the_autotuner_starts_ranks_and_the_agent_comes_after_it(work_with):
-    """The autotuner starts ranks with one slot each, from a script that DeepSpeed's tuner can start again."""
+    """DeepSpeed's autotuner starts ranks in one slot each with a script that it can start again; the node
+    agent starts after it.
+    """
     job = f"{AGENT[3]}/jobs/{AGENT[4]}"
     words = [f"{job}/autotune.py", AGENT[3], "--deepspeed_config", f"{job}/autotune.json"]
     expected = {"slotsPerWorker": 4, "localRank": False, "autotune": "tune", "run": {"python": words}}
@@ -89,7 +93,9 @@ def test_the_autotuner_starts_ranks_and_the_agent_comes_after_it(work_with):
 
 
 def test_every_pod_runs_the_agent(work_with):
-    """Every pod of each kind runs the same agent, which reads its node number from the kind's variable."""
+    """All pods of all kinds run the same agent, which reads its node number from the variable that the kind
+    sets.
+    """
     deepspeed = write(work_with("DeepSpeedJob"))["spec"]
     assert deepspeed["config"] == {
         "slotsPerWorker": 1,
@@ -110,7 +116,9 @@ def test_every_pod_runs_the_agent(work_with):
 
 
 def test_the_launcher_of_an_mpijob_asks_for_little(work_with):
-    """The launcher of an MPIJob requests few cores and little memory, or none if the run requests none."""
+    """The launcher pod of an MPIJob requests few cores and little memory, or none if the run requests
+    none.
+    """
     work = work_with("MPIJob")
 
     def asked(**fields):
@@ -124,7 +132,9 @@ def test_the_launcher_of_an_mpijob_asks_for_little(work_with):
 
 
 def test_what_the_pods_ask_for(work_with):
-    """All kinds request the same GPUs, cores, memory, shared memory, claims and Secrets by reference."""
+    """With every kind, the pods request the same GPUs, cores, memory, shared memory and volumes, and refer to
+    Secrets by name.
+    """
     work = work_with("TrainJob", **EVERYTHING)
     spec = write(work)["spec"]
     asked = {"cpu": "32", "memory": "262144Mi", "nvidia.com/gpu": 4, "rdma/hca": 1}
@@ -154,7 +164,9 @@ def test_what_the_pods_ask_for(work_with):
 
 @pytest.mark.parametrize("kind", ["DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"])
 def test_local_checkpoints_lie_in_an_emptydir(work_with, kind):
-    """Local checkpoints go to an emptyDir unless a volume is mounted; {node} and {host} are folders in it."""
+    """Local checkpoints are written to an emptyDir unless a volume is mounted at this path; {node} and {host}
+    become folders in it.
+    """
     text = json.dumps(write(work_with(kind, local_dir="/local")))
     for part in (
         {"name": "local-checkpoints", "emptyDir": {}},
@@ -179,13 +191,15 @@ def test_local_checkpoints_lie_in_an_emptydir(work_with, kind):
     [({"key": "gpu", "value": "a100"}, "Equal"), ({"key": "gpu"}, "Exists"), ({}, "Exists")],
 )
 def test_a_toleration_with_a_value_compares_it(work_with, toleration, operator):
-    """A toleration with a value compares it, as is Kubernetes' default; a value with Exists is refused."""
+    """A toleration with a value uses the operator Equal, Kubernetes' default; a value together with Exists is
+    rejected.
+    """
     spec = write(work_with("MPIJob", tolerations=[toleration]))["spec"]["mpiReplicaSpecs"]
     assert spec["Worker"]["template"]["spec"]["tolerations"] == [{**toleration, "operator": operator}]
 
 
 def test_queue_and_priority_have_their_own_place_in_each_kind(work_with):
-    """Queue and priority are written where each kind's operator looks for them."""
+    """Queue and priority are written where the operator of each kind expects them."""
     deepspeed = write(work_with("DeepSpeedJob", queue="gpu", priority=50))["spec"]
     assert deepspeed["scheduler"] == {"t9kScheduler": {"queue": "gpu", "priority": 50}}
     train = write(work_with("TrainJob", queue="gpu", priority_class="high"))["metadata"]["labels"]

@@ -1,4 +1,4 @@
-"""Names of objects, within RFC 1123 and the operators' lengths."""
+"""Names of objects, within the rules of RFC 1123 and the maximum lengths of the operators."""
 
 import pytest
 
@@ -14,7 +14,9 @@ JOB = "20261121-031500-a1b2"
 
 
 def test_a_name_is_the_runs_and_a_hash_of_its_job():
-    """A job's object name is stable, its own, at most 45 characters long, and starts with a letter."""
+    """The object name of a job is unique and does not change, has at most 45 characters, and starts with a
+    letter.
+    """
     assert object_name("gpt-tiny", "id", JOB) == object_name("gpt-tiny", "id", JOB) == "gpt-tiny-df9910"
     assert object_name("gpt-tiny", "id", JOB[:-1] + "3") != object_name("gpt-tiny", "id", JOB)
     longest = object_name("a" * 37 + "-" + "b" * 15, "id", JOB)
@@ -23,7 +25,7 @@ def test_a_name_is_the_runs_and_a_hash_of_its_job():
 
 
 def test_what_is_no_name_never_reaches_the_server():
-    """Invalid names are refused before a request is sent, with the rule and the fix."""
+    """An invalid name is rejected with the rule and a fix before a request is sent."""
     for bad in ("Gpt", "gpt_tiny", "-gpt", "1gpt", "g" * 46, ""):
         with pytest.raises(SubmitError) as caught:
             checked(bad)

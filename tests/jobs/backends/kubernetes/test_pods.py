@@ -1,4 +1,4 @@
-"""The processes of a pod, for real: agent, supervisor and ranks; the test plays the operator."""
+"""Real processes of pods, with agent, supervisor and ranks; the test plays the operator."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ OBJECTS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/research/trainjobs"
 
 @pytest.fixture
 def pod():
-    """Start the process that a pod of the job runs: pod(job, node=0, nodes=1)."""
+    """Return a function that starts the process of a pod: pod(job, node=0, nodes=1)."""
     started = []
 
     def start(job, node=0, nodes=1):
@@ -44,7 +44,9 @@ def pod():
 def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
     fake, start, stub, pod, operator, wait_until, states_of, monkeypatch
 ):
-    """One job goes through three pods: paused, resumed, evicted and finished; its progress is posted."""
+    """One job runs in three successive pods: it is paused, resumed, evicted, and then finishes; its progress
+    is posted.
+    """
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     for variable, value in operator[0].items():
         monkeypatch.setenv(variable, value)
@@ -105,7 +107,9 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
 def test_the_ranks_start_again_once_if_one_pod_of_two_is_evicted(
     fake, start, stub, pod, wait_until, states_of, monkeypatch
 ):
-    """After the pod of node 1 is evicted and replaced, the ranks restart once and the pod of node 0 stays."""
+    """If the pod of node 1 is evicted and replaced, the ranks restart once, and the pod of node 0 keeps
+    running.
+    """
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     where = {"kind": "kubernetes", "kubernetes": PLAIN}
     config = load(fake(steps=40, step_seconds=0.1, ranks=2, backend=where), {"resources.nodes": 2})
@@ -130,7 +134,7 @@ def test_the_ranks_start_again_once_if_one_pod_of_two_is_evicted(
 
 @pytest.mark.slow
 def test_a_job_in_the_queue_is_paused_there(fake, start, stub, monkeypatch):
-    """A queued job without pods is paused in the queue; it stays paused if the server does not answer."""
+    """A waiting job without pods can be paused; it stays paused even if the server does not respond."""
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     monkeypatch.setattr(remote_backend, "ASK_SECONDS", 0.0)
     job = start(fake(backend={"kind": "kubernetes", "kubernetes": PLAIN}))

@@ -1,4 +1,4 @@
-"""Checks against the cluster before a job starts, and the message of each refusal."""
+"""Checks of the cluster before a job is started, and their messages."""
 
 from pathlib import Path
 
@@ -41,7 +41,9 @@ def refusals(stub, workspace, monkeypatch):
 
 
 def test_a_cluster_that_has_all_of_it(refusals, stub):
-    """A complete cluster has no problems; nothing is created, and only Secrets' metadata are read."""
+    """A cluster with everything that a job needs has no problems. The checks create nothing and read only the
+    metadata of Secrets.
+    """
     stub.present |= THERE
     assert refusals(**NAMED) == []
     assert stub.objects == {}
@@ -53,7 +55,9 @@ def test_a_cluster_that_has_all_of_it(refusals, stub):
 
 @pytest.mark.slow
 def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stub):
-    """A missing claim, Secret or service account is named with the command that creates it."""
+    """If a volume claim, Secret or service account is missing, the message names the command that creates
+    it.
+    """
     stub.present.clear()
     found = refusals(**NAMED)
     assert found[0].endswith(
@@ -73,7 +77,9 @@ def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stu
 
 
 def test_the_server_judges_the_manifest(refusals, stub):
-    """The server's refusal (namespace, kind, rights, fields, admission) is quoted with the fix."""
+    """If the server rejects the manifest (namespace, kind, permissions, fields, admission), its message is
+    quoted with a fix.
+    """
     host = f"{stub.address}: cannot create TrainJob gpt-125m-4xdp-"
     (found,) = refusals(namespace="elsewhere")
     assert found.startswith(host) and found.endswith(
@@ -100,7 +106,9 @@ def test_the_server_judges_the_manifest(refusals, stub):
 
 
 def test_rights_that_a_job_needs_later(refusals, stub):
-    """Each missing right is reported with the command that needs it, but an unanswered review is not."""
+    """Each missing permission is reported with the command that needs it; a review without a response is
+    not.
+    """
     stub.forbidden |= {("delete", "trainjobs"), ("list", "pods")}
     found = refusals()
     assert found[0] == (
@@ -116,7 +124,9 @@ def test_rights_that_a_job_needs_later(refusals, stub):
 
 
 def test_a_server_that_does_not_answer(refusals, stub, tmp_path, monkeypatch):
-    """An unanswered request is reported once and not repeated for some seconds, for the form's sake."""
+    """A request that gets no response is reported once, and is not repeated for some seconds, so that the
+    form stays responsive.
+    """
     stub.fault("POST", "dryRun=All", times=2, status=503)
     (found,) = refusals()
     assert found.startswith(f"{stub.address}: cannot create TrainJob") and found.endswith(
@@ -136,7 +146,7 @@ def test_a_server_that_does_not_answer(refusals, stub, tmp_path, monkeypatch):
 def test_the_autotuner_finds_its_json_and_the_rules_take_what_it_tries(
     mode, refusals, work_with, tmp_path, monkeypatch
 ):
-    """DeepSpeed's own function reads the JSON in the job's folder from the manifest's arguments."""
+    """DeepSpeed's own function finds the JSON in the job's folder from the arguments in the manifest."""
     from deepspeed.autotuning.autotuner import Autotuner
 
     assert refusals(workload="DeepSpeedJob", autotune=mode) == []
@@ -154,7 +164,7 @@ def test_the_autotuner_finds_its_json_and_the_rules_take_what_it_tries(
 
 
 def test_submit_refuses_before_anything_is_written(fake, start, stub, workspace, monkeypatch):
-    """Submit refuses before it creates the run directory."""
+    """Submit rejects the run before it creates the run directory."""
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     stub.present.clear()
     with pytest.raises(SubmitError, match="names the PersistentVolumeClaim workspace, and http"):

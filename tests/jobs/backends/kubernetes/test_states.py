@@ -1,4 +1,4 @@
-"""The table of states: statuses as the four operators write them, and unknown ones."""
+"""The table of job states for the statuses that the four operators write, and for unknown ones."""
 
 import pytest
 
@@ -45,13 +45,15 @@ def conditions(*true, **reasons):
     ],
 )
 def test_one_table_for_four_kinds(item, state):
-    """Each kind's status maps to a state; a malformed status keeps the last state, marked as not known."""
+    """Each status of each kind maps to a job state; with a malformed status, the last state is kept and
+    marked as not known.
+    """
     word = object_word(item, last="RESTARTING")
     assert (word.state, word.known) == ((state, True) if state else ("RESTARTING", False))
 
 
 def test_a_word_that_nobody_knows_keeps_the_last_state():
-    """An unknown phase or condition keeps the last state and becomes the reason."""
+    """With an unknown phase or condition, the last state is kept, and the unknown word becomes the reason."""
     word = object_word({"status": {"phase": "Unknown"}}, last=RUNNING)
     assert (word.state, word.known, word.reason) == (RUNNING, False, "phase Unknown")
     word = object_word({"status": {"conditions": conditions("Paralysed")}}, last=RUNNING)
@@ -59,7 +61,9 @@ def test_a_word_that_nobody_knows_keeps_the_last_state():
 
 
 def test_what_else_a_status_holds():
-    """A status also gives reasons, conditions, restarts, and a DeepSpeedJob's pods under either field."""
+    """Reasons, conditions and restarts are read from a status, and the pods of a DeepSpeedJob from either of
+    two fields.
+    """
     failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "too often"}
     item = {"status": {"conditions": [failed], "backoffCount": 2, "tasks": [{"restartCount": 3}]}}
     assert object_word(item).reason == "BackoffLimitExceeded: too often"
@@ -78,7 +82,9 @@ def ended(code, reason="Error", key="state"):
 
 
 def test_how_a_pod_ended_in_words():
-    """The end of a pod is explained: 137 with and without OOMKilled, an earlier end, an eviction."""
+    """The end of a pod is explained: exit code 137 with and without OOMKilled, an early end, and an
+    eviction.
+    """
     out_of_memory = replica(pod(phase="Failed", containerStatuses=[ended(137, "OOMKilled")]))
     assert failure_words([replica(pod("gpt-worker-0")), out_of_memory]) == (
         "gpt-worker-1 on n7: exit code 137 (SIGKILL): the kernel killed it, because it was over its memory "
@@ -93,7 +99,7 @@ def test_how_a_pod_ended_in_words():
 
 
 def test_why_a_pod_waits_in_words():
-    """The reason why a pod waits is explained: no node, no image, no Secret."""
+    """The reason why a pod is waiting is explained: no suitable node, no image, or no Secret."""
     nowhere = {"type": "PodScheduled", "status": "False", "message": "0/8 nodes: insufficient nvidia.com/gpu"}
     assert waiting_words([replica(pod(phase="Pending", conditions=[nowhere]))]) == (
         "gpt-worker-1: no node takes it: 0/8 nodes: insufficient nvidia.com/gpu"
@@ -105,7 +111,9 @@ def test_why_a_pod_waits_in_words():
 
 
 def test_which_node_a_pod_is():
-    """A pod's node number comes from its operator's label, else its name; a PyTorchJob's master is 0."""
+    """The node number of a pod is read from its operator's label or from its name; the master of a PyTorchJob
+    is node 0.
+    """
     kubeflow, job = "training.kubeflow.org/replica-", "batch.kubernetes.io/job-completion-index"
     for name, labels, has_master, node in (
         ("gpt-node-0-12-x7k2p", {job: "12"}, False, 12),

@@ -1,4 +1,4 @@
-"""TrainJob's trainerStatus: the body within its CRD's bounds, and how it is posted."""
+"""The trainerStatus of a TrainJob: its contents, within the limits of the CRD, and how it is posted."""
 
 import math
 import time
@@ -21,7 +21,9 @@ PROGRESS = TrainingProgress(
 
 
 def test_the_body_is_what_the_kind_takes(work_with):
-    """The body has whole percent, seconds, and metrics as text; unknown values are omitted."""
+    """The body contains the progress in whole percent, seconds, and metrics as text; unknown values are
+    omitted.
+    """
     status = trainer_status(PROGRESS, 500, now=0)
     assert status == {
         "progressPercentage": 49,
@@ -45,13 +47,15 @@ def test_the_body_is_what_the_kind_takes(work_with):
 
 
 def test_no_place_to_report_to():
-    """Without the operator's variables, or over plain HTTP, nothing is posted."""
+    """Without the operator's environment variables, or over plain HTTP, nothing is posted."""
     assert TrainerStatus.of({}) is None
     assert TrainerStatus.of({URL: "http://status", TOKEN: "/token", CA_CERT: "/ca"}) is None
 
 
 def test_a_report_is_posted_with_the_token(operator):
-    """A report with the token is posted every half minute; redirects, which would leak it, are refused."""
+    """A status with the token is posted every half minute; redirects are not followed, because they would
+    disclose the token.
+    """
     environment, posted, answers = operator
     status = TrainerStatus.of(environment)
     earlier = {name.replace("_SERVER_", "_STATUS_"): value for name, value in environment.items()}
@@ -66,7 +70,7 @@ def test_a_report_is_posted_with_the_token(operator):
 
 @pytest.fixture
 def journal(workspace):
-    """Create the journal of a job that has a supervisor."""
+    """Return the journal of a job that has a supervisor."""
     job = JobDir(RunDir.named("tiny"), JOB_ID)
     job.make_folders()
     JobRecord(JOB_ID, RUN_ID, "tiny", "RUNNING", time.time(), 1).write(job.job_json)
@@ -74,7 +78,9 @@ def journal(workspace):
 
 
 def test_the_supervisor_reports_now_and_then_and_at_the_end(operator, journal):
-    """The supervisor posts at intervals and at the end; failures are reported as one event."""
+    """The supervisor posts the status at intervals and at the end; repeated failures are reported as a single
+    event.
+    """
     environment, posted, answers = operator
     answers += [500, 500]
     report = ProgressReport(journal, environment)
@@ -97,7 +103,7 @@ def test_the_supervisor_reports_now_and_then_and_at_the_end(operator, journal):
 
 
 def test_a_place_that_cannot_be_used_is_said_once(journal):
-    """An unusable address is reported once; without the variables nothing is reported."""
+    """An unusable address is reported once; if the variables are not set, nothing is reported."""
     ProgressReport(journal, {}).look(None)
     assert read_events(journal.job) == []
     ProgressReport(journal, {URL: "http://status", TOKEN: "/token", CA_CERT: "/ca"}).close(None)

@@ -1,4 +1,4 @@
-"""The manifests in examples/megatron-gpt/cluster/ agree with each other and with the code."""
+"""The manifests in examples/megatron-gpt/cluster/ are consistent with each other and with the code."""
 
 import json
 import re
@@ -24,7 +24,7 @@ OBJECTS = [
 
 
 def found(value, key):
-    """Yield every value of a key, at any depth."""
+    """Yield every value of a key at any depth of an object."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from ([inner] if name == key else found(inner, key))
@@ -34,7 +34,7 @@ def found(value, key):
 
 
 def test_the_notebook_may_do_what_nbtrain_asks():
-    """The notebook's role has a rule for each kind, and for pods, their logs and events."""
+    """The notebook's role has a rule for each kind of job, and for pods, their logs and events."""
     rules = next(item["rules"] for item in OBJECTS if item["kind"] == "Role")
     allowed = {
         (group, resource): set(rule["verbs"])
@@ -50,7 +50,9 @@ def test_the_notebook_may_do_what_nbtrain_asks():
 
 
 def test_names_agree_and_no_secret_is_written():
-    """The manifests use one claim and one image, services find their pods, and Secrets appear by name."""
+    """All manifests use the same volume claim and image, the services select existing pods, and Secrets are
+    only named.
+    """
     assert (
         {*found(OBJECTS, "claimName")}
         == {"nbtrain-workspace"}
@@ -67,13 +69,13 @@ def test_names_agree_and_no_secret_is_written():
 
 
 def test_the_run_yaml_of_the_workspace_is_legal():
-    """The workspace's run.yaml is valid on top of an example's run."""
+    """The run.yaml in the workspace is valid and extends the run of an example."""
     changes = yaml.safe_load((CLUSTER / "manifests" / "run-backend.yaml").read_text())
     assert load("gpt-125m", changes).backend.kubernetes.mounts[0].claim == "nbtrain-workspace"
 
 
 class Answer:
-    """A response object for the client's deserializer."""
+    """A response object that the client's deserializer accepts."""
 
     def __init__(self, item):
         self.data = json.dumps(item)
@@ -81,7 +83,7 @@ class Answer:
 
 @pytest.mark.parametrize("item", OBJECTS, ids=lambda item: f"{item['kind']}-{item['metadata']['name']}")
 def test_a_manifest_has_only_fields_of_its_kind(item):
-    """The official client reads each manifest without losing a field or missing a required one."""
+    """The official client reads each manifest without losing a field, and no required field is missing."""
     if item["kind"] == "TensorBoard":
         assert item["apiVersion"] == "tensorstack.dev/v1beta1" and [*item["spec"]] == ["trainingLogFilesets"]
         assert item["spec"]["trainingLogFilesets"] == ["t9k://pvc/nbtrain-workspace/output"]
@@ -92,14 +94,14 @@ def test_a_manifest_has_only_fields_of_its_kind(item):
 
 
 def without_empty(value):
-    """Remove empty lists and mappings, which the client drops."""
+    """Remove empty lists and mappings, as the client does."""
     if isinstance(value, dict):
         return {key: without_empty(inner) for key, inner in value.items() if inner not in ({}, [], None)}
     return [without_empty(item) for item in value] if isinstance(value, list) else value
 
 
 def test_the_image_has_what_is_pinned_and_what_the_kinds_need(repository):
-    """The image has torch as constraints.txt pins it, and sshd for the kinds with an operator's keys."""
+    """The image has the torch version that constraints.txt pins, and sshd, which some operators need."""
     text = (CLUSTER / "notebook.Dockerfile").read_text()
     (torch,) = re.findall(r"^FROM pytorch/pytorch:([\d.]+)-cuda", text, re.MULTILINE)
     assert f"torch=={torch}" in (repository / "constraints.txt").read_text().splitlines()
@@ -111,7 +113,9 @@ def test_the_image_has_what_is_pinned_and_what_the_kinds_need(repository):
 
 
 def test_tensorboard_reads_s3_by_the_names_that_the_manifest_gives():
-    """TensorBoard reads S3 through boto3 with the names in the manifest, and stays up while it is used."""
+    """TensorBoard reads from S3 with boto3, using the variable names in the manifest, and keeps running while
+    it is used.
+    """
     from tensorboard.compat.tensorflow_stub.io import gfile
 
     source = Path(gfile.__file__).read_text()

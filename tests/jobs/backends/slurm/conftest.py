@@ -1,4 +1,4 @@
-"""One real Slurm of two nodes for all tests of this folder."""
+"""A real Slurm cluster of two nodes for all tests in this folder."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from tests.jobs.conftest import FAKE_RANK
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[slurm.SlurmCluster]:
-    """Start one Slurm for all tests of the folder."""
+    """Start one Slurm cluster for all tests in the folder."""
     if why := slurm.missing():
         if os.environ.get("NBTRAIN_REQUIRE_SLURM"):
             pytest.fail(why)
@@ -33,7 +33,7 @@ def cluster() -> Iterator[slurm.SlurmCluster]:
 def on_slurm(
     cluster: slurm.SlurmCluster, fake: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Return a function that submits the tiny run on two nodes, by default with fake ranks."""
+    """Return a function that submits the tiny run on two nodes, with fake ranks by default."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
 

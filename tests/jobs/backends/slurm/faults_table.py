@@ -1,4 +1,5 @@
-"""Cause each fault in a run of 2 x 2 ranks on a real Slurm; writes docs/evidence/faults-slurm.md.
+"""Cause each fault in a run with 2 x 2 ranks on a real Slurm cluster, and write
+docs/evidence/faults-slurm.md.
 
     python -m tests.jobs.backends.slurm.faults_table [NAME ...]     run only these faults; keep the other rows
 
@@ -37,7 +38,7 @@ from tests.jobs.conftest import FAKE_RANK
 
 
 class Scene(fault_tables.Scene):
-    """A job that runs on a cluster and the fault that happens to it."""
+    """A job on a Slurm cluster and the fault that happens to it."""
 
     def __init__(self, cluster: SlurmCluster):
         super().__init__({"backend.kind": "slurm", "backend.slurm.time_limit_seconds": 1200})
@@ -45,11 +46,11 @@ class Scene(fault_tables.Scene):
 
     @property
     def number(self) -> str:
-        """Return Slurm's number of the newest allocation."""
+        """Return the Slurm job number of the newest allocation."""
         return files.read_json(self.job.handle_json)["numbers"][-1]
 
     def start_now(self) -> None:
-        """Start a requeued job at once, without Slurm's delay of two minutes."""
+        """Start a requeued job immediately, without Slurm's delay of two minutes."""
         waits = "JobState=PENDING"
         self.until(lambda: waits in self.cluster.call("scontrol", "show", "job", self.number), waits)
         self.cluster.call("scontrol", "update", f"JobId={self.number}", "StartTime=now")
@@ -59,7 +60,7 @@ class Scene(fault_tables.Scene):
 
 
 def rank_killed(scene: Scene) -> Row:
-    """Kill a rank: it is restarted in the same allocation."""
+    """Kill a rank; it is restarted in the same allocation."""
     order = [{"rank": 3, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
     scene.submit(40, env={"FAKE_FAULTS": json.dumps(order)})
     number = scene.number
@@ -74,7 +75,9 @@ def rank_killed(scene: Scene) -> Row:
 
 
 def time_limit(scene: Scene) -> Row:
-    """Reach the time limit: USR1, save, the next allocation, the end, bit-exact with an uninterrupted run."""
+    """Let the job reach its time limit: Slurm sends USR1, the job saves and continues in the next allocation,
+    and the result is bit-exact.
+    """
     steps = 60
     slow = {"checkpoint.save_interval_steps": 1000, "evaluation.eval_interval_steps": 1000}
     straight = scene.submit(steps, fake=False, name="straight", **slow)
@@ -105,7 +108,7 @@ def time_limit(scene: Scene) -> Row:
 
 
 def _hold_back(scene: Scene, job: JobDir, stop: threading.Event) -> None:
-    """Stop rank 1 for most of each second, so that a tiny run lasts until its time limit."""
+    """Stop rank 1 for most of every second, so that a tiny run lasts until its time limit."""
     while not stop.is_set():
         beat = Heartbeat.read(job.heartbeat(1))
         held = beat is not None and beat.phase == "train" and beat.process.alive()
@@ -123,7 +126,7 @@ def _handed_over(job: JobDir) -> str:
 
 
 def array_chain(scene: Scene) -> Row:
-    """Chain an array: each task resumes where the one before it ended."""
+    """Run as a chain of array tasks; each task resumes where the one before it ended."""
     limits = {"backend.slurm.time_limit_seconds": 120, "backend.slurm.signal_before_seconds": 30}
     job = scene.submit(500, **limits, **{"backend.slurm.array": "1-3%1"})
     scene.until(lambda: _events(job, QUEUED) > 1, "handed over")
@@ -141,7 +144,7 @@ def _events(job: JobDir, state: str) -> int:
 
 
 def node_lost(scene: Scene) -> Row:
-    """Kill slurmd of the second node with -9; Slurm ends the job there and requeues it."""
+    """Kill slurmd on the second node; Slurm ends the job there and requeues it."""
     scene.submit(300)
     scene.until_step(20)
     scene.fault()
@@ -155,7 +158,7 @@ def node_lost(scene: Scene) -> Row:
 
 
 def first_node_lost(scene: Scene) -> Row:
-    """Kill slurmd of the node with the supervisor."""
+    """Kill slurmd on the node of the supervisor."""
     scene.submit(300)
     scene.until_step(20)
     scene.fault()
@@ -171,7 +174,7 @@ def first_node_lost(scene: Scene) -> Row:
 
 
 def _switch_off_second(scene: Scene) -> None:
-    """Kill slurmd of the second node and the job's processes there, as if it were switched off."""
+    """Kill slurmd and the job's processes on the second node, as if the node were switched off."""
     scene.fault()
     scene.cluster.kill("n1")
     agent = NodeRecord.read(scene.job.node(1))
@@ -183,7 +186,7 @@ def _switch_off_second(scene: Scene) -> None:
 
 
 def elastic_node_lost(scene: Scene) -> Row:
-    """Switch the second node off for good: the same allocation continues with the first."""
+    """Switch the second node off permanently; the allocation continues with the first node."""
     options = {"sbatch_options": ["--no-kill"], "srun_options": ["--no-kill", "--overlap"]}
     kept = {f"backend.slurm.{name}": value for name, value in options.items()}
     job = scene.submit(300, **{"backend.elastic": True, **kept})
@@ -202,7 +205,7 @@ def elastic_node_lost(scene: Scene) -> Row:
 
 
 def paused(scene: Scene) -> Row:
-    """Pause and resume with nbtrain: the job leaves Slurm and returns as the same job."""
+    """Pause and resume with nbtrain: the job leaves Slurm's queue and comes back as the same job."""
     job = scene.submit(150)
     scene.until_step(20)
     scene.fault()
@@ -219,7 +222,7 @@ def paused(scene: Scene) -> Row:
 
 
 def controller_killed(scene: Scene) -> Row:
-    """Kill slurmctld with -9 and restart it: the job does not notice."""
+    """Kill slurmctld with -9 and restart it; the job is not affected."""
     job = scene.submit(250)
     scene.until_step(10)
     scene.fault()
@@ -241,7 +244,7 @@ def controller_killed(scene: Scene) -> Row:
 
 
 def controller_forgets(scene: Scene) -> Row:
-    """Kill slurmctld and delete its state: the job's number is unknown afterwards."""
+    """Kill slurmctld and delete its state, so that Slurm no longer knows the job's number."""
     job = scene.submit(250)
     scene.until_step(10)
     scene.fault()
@@ -262,7 +265,7 @@ def controller_forgets(scene: Scene) -> Row:
 
 
 def suspended(scene: Scene) -> Row:
-    """Suspend with scontrol for longer than node_timeout_seconds, then resume."""
+    """Suspend the job with scontrol for longer than node_timeout_seconds, and resume it."""
     scene.submit(200, **{"backend.node_timeout_seconds": 8, "backend.heartbeat_timeout_seconds": 15})
     scene.until_step(20)
     scene.fault()
@@ -282,7 +285,7 @@ def suspended(scene: Scene) -> Row:
 
 
 def cancelled_outside(scene: Scene) -> Row:
-    """Cancel by hand with scancel."""
+    """Cancel the job with scancel."""
     scene.submit(100_000)
     scene.until_step(20)
     scene.fault()
@@ -294,7 +297,9 @@ def cancelled_outside(scene: Scene) -> Row:
 
 
 def cancelled_while_suspended(scene: Scene) -> Row:
-    """Cancel with nbtrain while scontrol has suspended the job, so that its supervisor reads no request."""
+    """Cancel the job with nbtrain while scontrol has suspended it, so that its supervisor cannot read the
+    request.
+    """
     from nbtrain.jobs.control import cancel
 
     job = scene.submit(100_000)
@@ -308,7 +313,7 @@ def cancelled_while_suspended(scene: Scene) -> Row:
 
 
 def requeued(scene: Scene) -> Row:
-    """Requeue with scontrol, as a preemption does."""
+    """Requeue the job with scontrol, as in a preemption."""
     scene.submit(150)
     scene.until_step(20)
     scene.fault()
@@ -326,7 +331,7 @@ def requeued(scene: Scene) -> Row:
 
 
 def supervisor_killed(scene: Scene) -> Row:
-    """Kill the supervisor with -9 in its allocation: the batch step fails, so Slurm ends the job."""
+    """Kill the supervisor with -9 in its allocation; the batch step fails, so Slurm ends the job."""
     job = scene.submit(100_000)
     scene.until_step(20)
     supervisor = scene.record.supervisor
@@ -348,7 +353,7 @@ def _env(job: JobDir) -> dict[str, str]:
 
 
 def second_shell(scene: Scene) -> Row:
-    """Submit the same run from two other shells while the first one's job waits or runs: there is one job."""
+    """Submit the same run from two other shells while its job waits or runs; there is still only one job."""
     job = scene.submit(60)
     script = (
         "import sys\nfrom nbtrain.config.load import load_resolved\nfrom nbtrain.jobs.submit import submit\n"
@@ -408,7 +413,7 @@ FAULTS = {
 
 
 def engine_code(scene: Scene, job: JobDir) -> str:
-    """Return Slurm's final state of the first allocation, once its nodes are free again."""
+    """Return the final state that Slurm reports for the first allocation, once its nodes are free again."""
     number = files.read_json(job.handle_json)["numbers"][0]
     deadline = time.monotonic() + 60
     while True:
@@ -422,7 +427,7 @@ def engine_code(scene: Scene, job: JobDir) -> str:
 
 @contextlib.contextmanager
 def on_a_cluster() -> Iterator[Scene]:
-    """Provide a separate Slurm for each fault."""
+    """Provide a separate Slurm cluster for each fault."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     cluster = SlurmCluster(folder).start()
     try:

@@ -1,4 +1,4 @@
-"""SlurmBackend with recorded answers: which allocation resumes a job, what is refused at submit."""
+"""SlurmBackend with recorded output of Slurm: which allocation continues a job, and what submit rejects."""
 
 import os
 from collections.abc import Callable
@@ -42,7 +42,9 @@ def config(workspace: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Fake Slurm: {program: output or exception}; `said` has all calls, `environment` the last call's."""
+    """A fake Slurm, {program: output or exception}. `said` contains all calls, and `environment` that of the
+    last call.
+    """
     answers: dict[str, Any] = {"said": []}
 
     def call(*arguments: str, folder: Path | None = None, environment: Any = None) -> str:
@@ -70,7 +72,9 @@ def test_a_restart_that_slurm_has_counted_is_to_come(
     before: str | None,
     words: str,
 ) -> None:
-    """While a job is COMPLETING, Restarts tells a requeue from scancel, since both send TERM."""
+    """While a job is COMPLETING, its number of restarts distinguishes a requeue from scancel, because Slurm
+    sends TERM in both cases.
+    """
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     if before:
@@ -84,7 +88,9 @@ def test_a_restart_that_slurm_has_counted_is_to_come(
 def test_the_next_allocation_is_asked_for_or_queued_already(
     job: JobDir, slurm: dict[str, Any], config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Resubmissions are requested one at a time up to the limit; an array has already queued its tasks."""
+    """Resubmissions are made one at a time, up to the limit. For an array, the next task is already
+    queued.
+    """
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     slurm["sbatch"] = "13;east\n"
     twice = config(**{"backend.slurm.resubmissions": 1})
@@ -104,7 +110,9 @@ def test_the_next_allocation_is_asked_for_or_queued_already(
 def test_the_next_allocation_counts_its_own_restarts(
     job: JobDir, slurm: dict[str, Any], config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SLURM_RESTART_COUNT is not inherited, since an old 1 would hide the next job's first restart."""
+    """A resubmission does not pass SLURM_RESTART_COUNT on to the next job, because an old 1 would hide its
+    first restart.
+    """
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     monkeypatch.setenv("SBATCH_PARTITION", "debug")
@@ -134,7 +142,9 @@ def at_rest(job: JobDir, config: Callable[..., RunConfig]) -> Callable[..., JobD
 
 
 def test_a_paused_job_is_submitted_again_once(at_rest: Callable[..., JobDir], slurm: dict[str, Any]) -> None:
-    """A paused job is resubmitted once, at no cost in resubmissions, and stays paused if Slurm refuses."""
+    """Resuming a paused job submits it once, which does not count as a resubmission; if Slurm rejects it, the
+    job stays paused.
+    """
     job = at_rest(**{"backend.slurm.resubmissions": 1})
     assert BACKEND.status(job) == (SUSPENDED, PAUSED)
     assert slurm["said"] == []
@@ -155,7 +165,9 @@ def test_a_paused_job_is_submitted_again_once(at_rest: Callable[..., JobDir], sl
 def test_tasks_of_a_paused_array_do_not_run_beside_the_new_ones(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each task of a paused array that starts ends at once; the others are removed from the queue."""
+    """After a pause, a task of the old array that still starts ends immediately, and the remaining tasks are
+    removed from the queue.
+    """
     job = at_rest(**{"backend.slurm.array": "1-3%1"})
     # The signals and orphans of this process are not the job's.
     monkeypatch.setattr(supervise.Asked, "listen", lambda asked, in_allocation: asked)
@@ -170,7 +182,7 @@ def test_tasks_of_a_paused_array_do_not_run_beside_the_new_ones(
 def test_a_paused_job_is_cancelled_without_slurm(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any]
 ) -> None:
-    """Cancelling a paused job needs no Slurm: its end is written, with a summary."""
+    """Cancelling a paused job needs no Slurm: its end and a summary are written."""
     job = at_rest()
     assert BACKEND.cancel(job, now=False)
     ended = (CANCELLED, "stopped on request while it was paused; before: paused on request at step 8; saved")
@@ -182,7 +194,7 @@ def test_a_paused_job_is_cancelled_without_slurm(
 def test_a_job_that_waits_again_is_not_said_to_save(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any]
 ) -> None:
-    """Cancelling a job that was requeued meanwhile does not claim that it saves."""
+    """If a job was requeued in the meantime, cancelling it does not claim that it saves."""
     job = at_rest()
     JobRecord(job.job_id, "id", "tiny", QUEUED, 1.0, 4, backend="slurm").write(job.job_json)
     slurm.update(scontrol=ENDED.replace("COMPLETED", "PENDING"), scancel="")
@@ -197,7 +209,9 @@ def test_a_job_that_waits_again_is_not_said_to_save(
 def test_a_job_that_is_resumed_while_it_goes_to_rest_is_submitted_again(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that is resumed after its supervisor has read the pause is resubmitted once it has left."""
+    """If a job is resumed when its supervisor has already read the pause, it is submitted again as soon as
+    the supervisor has exited.
+    """
     job = at_rest()
     rests = JobRecord.read(job.job_json)
     assert rests is not None
@@ -228,7 +242,9 @@ def test_a_job_that_is_resumed_while_it_goes_to_rest_is_submitted_again(
 def test_a_job_that_waits_is_held_and_released(
     at_rest: Callable[..., JobDir], slurm: dict[str, Any], reason: str, released: bool
 ) -> None:
-    """A pause holds a job in Slurm's queue and a resume releases it; a suspended job cannot be held."""
+    """Pausing a waiting job holds it in Slurm's queue, and resuming releases it; a suspended job cannot be
+    held.
+    """
     job = at_rest()
     JobRecord(job.job_id, "id", "tiny", QUEUED, 1.0, 4, backend="slurm").write(job.job_json)
     slurm["scontrol"] = ENDED.replace("COMPLETED", "PENDING").replace("Reason=None", f"Reason={reason}")
@@ -246,7 +262,7 @@ def test_a_job_that_waits_is_held_and_released(
 def test_an_elastic_job_counts_the_nodes_that_are_left(
     job: JobDir, slurm: dict[str, Any], config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With --no-kill, an elastic job counts the nodes that Slurm has left in its allocation."""
+    """With --no-kill, an elastic job counts the nodes that are still part of its allocation."""
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     launcher = SlurmLauncher(job, [])
     run = config(**{"resources.nodes": 2, "parallel.data_parallel_size": 4})
@@ -258,7 +274,7 @@ def test_an_elastic_job_counts_the_nodes_that_are_left(
 
 
 def test_slurm_forgets_and_the_run_directory_does_not(job: JobDir, slurm: dict[str, Any]) -> None:
-    """A job that Slurm has forgotten keeps its recorded end; without a record it is not known."""
+    """If Slurm no longer knows a job, its recorded end is kept; without a record, its state is unknown."""
     unknown = JobError("scontrol: slurm_load_jobs error: Invalid job id specified")
     slurm["sacct"] = JobError("sacct: Slurm accounting storage is disabled")
     slurm["scontrol"] = (
@@ -290,7 +306,9 @@ def test_slurm_forgets_and_the_run_directory_does_not(job: JobDir, slurm: dict[s
 def test_another_job_with_the_same_number_is_left_alone(
     job: JobDir, slurm: dict[str, Any], fields: str, own: bool
 ) -> None:
-    """Another job that got the same number from a controller without its state is left alone."""
+    """If the controller has lost its state and given the same number to another job, that job is left
+    alone.
+    """
     slurm["scontrol"] = f"JobId=12 {fields} JobState=RUNNING Reason=None Restarts=0 NodeList=n0"
     slurm["scancel"] = ""
     assert BACKEND.engine_word(job).state == (RUNNING if own else None)
@@ -326,7 +344,9 @@ def test_another_job_with_the_same_number_is_left_alone(
 def test_what_can_never_start_is_refused_at_submit(
     slurm: dict[str, Any], config: Callable[..., RunConfig], settings: dict[str, Any], words: str
 ) -> None:
-    """A request that can never start is refused; nodes that are down or busy count as available."""
+    """A request that can never start is rejected at submission; nodes that are down or busy count as
+    available.
+    """
     slurm["sinfo"] = SINFO
     found = [str(finding) for finding in BACKEND.findings(config(**settings))]
     assert (words in found[0]) if words else found == []
@@ -335,7 +355,9 @@ def test_what_can_never_start_is_refused_at_submit(
 def test_partitions_are_hidden_or_none_is_the_default(
     slurm: dict[str, Any], config: Callable[..., RunConfig]
 ) -> None:
-    """Hidden partitions are found with sinfo -a; without a default partition one must be named."""
+    """Hidden partitions are found with `sinfo -a`; if there is no default partition, one must be
+    configured.
+    """
     slurm["sinfo"] = SINFO.replace("*", "")
     run = config()
     (found,) = BACKEND.findings(run)
@@ -350,7 +372,9 @@ def test_partitions_are_hidden_or_none_is_the_default(
 def test_one_allocation_of_a_script_has_the_job(
     job: JobDir, slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the allocation whose number was written owns the job, or the next start if none was."""
+    """Only the allocation whose number is in the job's handle may run the job; if there is no handle, the
+    next allocation that starts may.
+    """
     slurm["scontrol"] = "#!/bin/bash\n"
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     assert BACKEND.taken_elsewhere(job, "id") == "Slurm job 12 has it"

@@ -1,4 +1,4 @@
-"""Runs on a real Slurm of two nodes: to the end, cancelled, waiting, with a rank killed."""
+"""Runs on a real Slurm cluster of two nodes: finished, cancelled, waiting, or with a killed rank."""
 
 import re
 import shlex
@@ -36,7 +36,9 @@ WITH_FAKE_RANK = (
 
 
 def test_two_nodes_train_to_the_end(on_slurm: Callable[..., Any]) -> None:
-    """The real trainer runs on two nodes: each rank ends, has a log, and is in the checkpoint."""
+    """The real trainer finishes on two nodes; each rank has a log, an exit record and a part in the
+    checkpoint.
+    """
     job = on_slurm(steps=6, command=TRAINER)
     assert wait(job, END_SECONDS) == (SUCCEEDED, "all steps are trained and saved: 6 steps")
     assert newest_checkpoint_step(job.run) == 6
@@ -47,7 +49,7 @@ def test_two_nodes_train_to_the_end(on_slurm: Callable[..., Any]) -> None:
 
 
 def test_a_killed_rank_is_named_and_the_run_goes_on(on_slurm: Callable[..., Any]) -> None:
-    """After a rank on the second node is killed, the supervisor restarts all ranks in the same allocation."""
+    """If a rank on the second node is killed, the supervisor restarts all ranks in the same allocation."""
     job = on_slurm(steps=20, faults=[{"rank": 3, "attempt": 0, "step": 12, "do": "kill", "signal": 9}])
     assert wait(job, END_SECONDS)[0] == SUCCEEDED
     record = JobRecord.read(job.job_json)
@@ -59,7 +61,8 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(on_slurm: Callable[..., Any]
 def test_a_paused_job_gives_its_nodes_back_and_goes_on(
     on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
 ) -> None:
-    """A paused job saves, is SUSPENDED and leaves Slurm; resumed, it is the same job in another allocation.
+    """A paused job saves, becomes SUSPENDED and leaves Slurm's queue; when it is resumed, it is the same job
+    in another allocation.
 
     A cancel reaches its supervisor through a file, on any node; afterwards Slurm has no job of it.
     """
@@ -88,7 +91,9 @@ def test_sbatch_alone_starts_the_script_of_a_dry_run(
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """sbatch alone starts a dry run's script with a submission's records; a second sbatch starts nothing."""
+    """The script that a dry run wrote can be started with sbatch alone and then has the records of a
+    submission; a second sbatch starts nothing.
+    """
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     python = tmp_path / "python"
@@ -118,7 +123,9 @@ def test_sbatch_alone_starts_the_script_of_a_dry_run(
 def test_a_job_that_waits_says_why(
     on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
 ) -> None:
-    """A waiting job shows its reason; it is held by a pause and cancelled without any supervisor."""
+    """A waiting job shows why it waits. A pause holds it and a cancel removes it, both without a
+    supervisor.
+    """
     job = on_slurm(nodes=1, backend={"slurm.sbatch_options": ["--hold"]})
 
     def held() -> bool:
@@ -138,7 +145,9 @@ def test_a_job_that_waits_says_why(
 
 
 def test_what_slurm_refuses_is_said_before_anything_waits(on_slurm: Callable[..., Any]) -> None:
-    """A request that Slurm can never meet, and would queue forever, is refused before it is sent."""
+    """A request that Slurm would keep in its queue forever, because it can never be met, is rejected before
+    it is sent.
+    """
     words = "the run requests 4 nodes; partition main has 2 such nodes of 2"
     with pytest.raises(SubmitError, match=words) as caught:
         on_slurm(nodes=4, ranks=4)

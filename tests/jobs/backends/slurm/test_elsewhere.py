@@ -1,4 +1,6 @@
-"""A Slurm job seen from a machine with its run directory but without Slurm: messages, never a traceback."""
+"""A Slurm job, seen from a machine that has the run directory but no Slurm: messages, and never a
+traceback.
+"""
 
 import os
 import shlex
@@ -37,7 +39,9 @@ WAITS = "Slurm job 12 waits (Resources): the nodes that it needs are busy"
 
 @pytest.fixture
 def job(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
-    """Create a job of the run `tiny`, submitted elsewhere, with no program on the PATH."""
+    """Create a job of the run `tiny` as if it had been submitted on another machine, with no programs in
+    PATH.
+    """
     monkeypatch.setenv("PATH", str(workspace))
     (workspace / "tiny.yaml").write_text(TINY)
     config = load(workspace / "tiny.yaml", {"backend.kind": "slurm"})
@@ -54,7 +58,9 @@ def job(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
 
 @pytest.fixture
 def become(job: JobDir) -> Callable[..., None]:
-    """Set the job's records: become(state, Slurm's state, its reason, seconds of silence)."""
+    """Return a function that sets the job's records: become(state, Slurm's state, its reason, seconds of
+    silence).
+    """
 
     def become(state: str, said: str | None = None, reason: str = "", silent: float = 0, **more: Any) -> None:
         record = JobRecord(job.job_id, "id", "tiny", state, time.time() - 500, 4, backend="slurm")
@@ -71,7 +77,9 @@ def become(job: JobDir) -> Callable[..., None]:
 
 @pytest.fixture
 def supervisor(job: JobDir) -> Iterator[list[str]]:
-    """Play a supervisor on another host that obeys control/ask.json; the list holds its requests."""
+    """Play a supervisor on another host that obeys control/ask.json; the list contains the requests it has
+    read.
+    """
     asked: list[str] = []
     ended = threading.Event()
 
@@ -133,7 +141,7 @@ def test_status_reads_what_others_have_heard(
     silent: float,
     shown: str,
 ) -> None:
-    """Every command that only reads shows the same state and leaves Slurm's recorded answer unchanged."""
+    """All commands that only read show the same state, and leave the recorded output of Slurm unchanged."""
     become(state, said, reason, silent)
     assert cli.main(["status", "tiny"]) == 0
     text = capsys.readouterr().out
@@ -150,7 +158,7 @@ def test_status_reads_what_others_have_heard(
 def test_an_engine_that_did_not_answer_is_a_flag(
     become: Callable[..., None], capsys: pytest.CaptureFixture
 ) -> None:
-    """If Slurm did not answer, the status shows the last state and a note."""
+    """If Slurm did not respond, the status shows the last known state with a note."""
     become(RUNNING, RUNNING, silent=3, seen=False, trouble="Unable to contact slurm controller")
     assert cli.main(["status", "tiny"]) == 0
     text = capsys.readouterr().out
@@ -161,7 +169,7 @@ def test_an_engine_that_did_not_answer_is_a_flag(
 def test_a_running_job_is_reached_by_its_folder(
     become: Callable[..., None], supervisor: list[str], capsys: pytest.CaptureFixture
 ) -> None:
-    """Save and cancel need no Slurm: the supervisor reads control/ask.json."""
+    """Save and cancel work without Slurm, because the supervisor reads control/ask.json."""
     become(RUNNING, RUNNING)
     assert cli.main(["save", "tiny"]) == 0
     assert capsys.readouterr().out == "tiny: will save after the current step.\n"
@@ -179,7 +187,9 @@ def test_a_running_job_is_reached_by_its_folder(
 def test_what_only_slurm_can_do_is_refused(
     become: Callable[..., None], capsys: pytest.CaptureFixture, state: str
 ) -> None:
-    """Cancelling a queued or suspended job needs Slurm and is refused here; the request is kept."""
+    """Cancelling a queued or suspended job needs Slurm, so it is rejected on this machine; the request is
+    kept.
+    """
     become(state, SUSPENDED if state == RUNNING else QUEUED, silent=400)
     assert cli.main(["cancel", "tiny"]) == JobError.exit_code
     assert capsys.readouterr().err == (
@@ -190,7 +200,7 @@ def test_what_only_slurm_can_do_is_refused(
 
 @pytest.mark.parametrize(("state", "seen_as"), [(RUNNING, "Lost"), (QUEUED, "Failed")])
 def test_slurms_word_for_the_end_is_the_reason(become: Callable[..., None], state: str, seen_as: str) -> None:
-    """Slurm's final state is the reason if the supervisor vanished or never started."""
+    """If the supervisor has vanished or was never started, Slurm's final state is the reason."""
     become(state, FAILED, "Slurm job 12 ended as NODE_FAIL", silent=400, ended_as="NODE_FAIL")
     last = job_page(RunDir.named("tiny")).conditions[-1]
     assert (last.type, last.status, last.reason) == (seen_as, True, "NODE_FAIL")
@@ -199,7 +209,7 @@ def test_slurms_word_for_the_end_is_the_reason(become: Callable[..., None], stat
 def test_a_lost_job_cannot_be_resumed_here(
     become: Callable[..., None], capsys: pytest.CaptureFixture
 ) -> None:
-    """A lost job cannot be resumed without Slurm, and nothing is written."""
+    """Without Slurm, a lost job cannot be resumed, and nothing is written."""
     become(RUNNING, FAILED, "Slurm job 12 ended as NODE_FAIL", silent=400)
     for verb in (["resume", "tiny"], ["clone", "tiny", "other"]):
         assert cli.main(verb) == SubmitError.exit_code
@@ -211,7 +221,9 @@ def test_a_lost_job_cannot_be_resumed_here(
 
 
 def test_nobody_has_asked_yet(job: JobDir, become: Callable[..., None]) -> None:
-    """Before the first query of Slurm nothing is known, and nothing is written."""
+    """Before Slurm has been queried for the first time, its state is unknown, and reading the status writes
+    nothing.
+    """
     become(QUEUED)
     job.engine_json.unlink()
     assert BACKEND.engine_word(job) is None
@@ -237,7 +249,9 @@ echo "JobId=13 JobName=nbtrain-tiny JobState=PENDING Reason=Priority Restarts=0 
 def test_a_job_whose_submission_was_killed_is_found_by_its_comment(
     job: JobDir, become: Callable[..., None], workspace: Path
 ) -> None:
-    """A job whose submission was killed is found by its comment: shown, joined, cancelled, never resent."""
+    """A job whose submission was killed is found by the comment of its Slurm job: it is shown, joined and
+    cancelled, and never submitted twice.
+    """
     cancels = '#!/bin/bash\necho "$@" > {folder}/cancelled\n'
     scripts = {"sbatch": TAKES_AND_KILLS, "squeue": LISTS, "scontrol": SHOWS, "scancel": cancels}
     for name, text in scripts.items():

@@ -1,4 +1,4 @@
-"""Parsing of Slurm's output, recorded on 22.05 and written in the format of other versions."""
+"""Parsing of Slurm's output, recorded with version 22.05 and rewritten in the format of other versions."""
 
 import time
 from pathlib import Path
@@ -15,14 +15,14 @@ RECORDS = Path(__file__).with_name("records")
 
 
 def spoken(name: str) -> tuple[str | None, str]:
-    """Return (state, reason) of a recorded answer of scontrol."""
+    """Return (state, reason) for a recorded output of scontrol."""
     word = word_of(read_scontrol((RECORDS / name).read_text()), "12")
     return word.state, word.reason
 
 
 @pytest.mark.parametrize("version", ["20.11", "22.05", "23.11", "24.05", "24.11", "25.05"])
 def test_every_version_says_that_a_job_runs(version: str) -> None:
-    """Every version's output is parsed; paths and comments in it may hold spaces and NAME=."""
+    """The output of every version is parsed, also with paths and comments that contain spaces and NAME=."""
     found = read_scontrol((RECORDS / f"running-{version}.txt").read_text())
     assert found is not None
     assert (found.number, found.state, found.restarts, found.nodes) == ("12", "RUNNING", 1, "n[0-1]")
@@ -30,7 +30,9 @@ def test_every_version_says_that_a_job_runs(version: str) -> None:
 
 
 def test_an_array_is_what_its_foremost_task_is() -> None:
-    """An array has the state of its foremost task, although Slurm's last line may be a cancelled task."""
+    """The state of an array is that of its most advanced task, although the last line of Slurm's output may
+    be a cancelled task.
+    """
     assert spoken("array-running-22.05.txt") == (RUNNING, "Slurm job 12 is RUNNING on n1")
     assert spoken("array-ended-22.05.txt")[0] == CANCELLED
     assert spoken("array-waiting-22.05.txt") == (
@@ -44,13 +46,15 @@ def test_an_array_is_what_its_foremost_task_is() -> None:
 
 
 def test_het_jobs_and_federations_are_read() -> None:
-    """Heterogeneous jobs have one line for each part; a federated job has a large number."""
+    """A heterogeneous job has one line for each component, and a federated job has a very large number."""
     assert spoken("het-22.05.txt") == (RUNNING, "Slurm job 12 is RUNNING on n0")
     assert spoken("federated-23.11.txt") == (RUNNING, "Slurm job 12 is RUNNING on n0")
 
 
 def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A requeued job in PENDING shows when it starts, not that it never started."""
+    """For a requeued job that is PENDING, the reason says when it will start, not that it was never
+    started.
+    """
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setattr(engine.time, "time", lambda: 0.0)
@@ -62,7 +66,9 @@ def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyP
 
 
 def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output of 24.11 gives the planned nodes, licences listed twice, and whether the kernel ended a step."""
+    """The output of version 24.11 is parsed: planned nodes, licenses that are listed twice, and whether the
+    kernel killed a step.
+    """
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setattr(engine.time, "time", lambda: 0.0)
@@ -115,13 +121,15 @@ GENERAL = "Slurm's own word; `scontrol show job` and the cluster's pages may say
     ],
 )
 def test_every_reason_is_said_in_words(reason: str, words: str) -> None:
-    """Slurm's reason is shown with an explanation; an unknown one gets a general sentence."""
+    """A reason that Slurm gives is shown with an explanation; an unknown one gets a general sentence."""
     text = f"JobId=12 JobName=a JobState=PENDING Reason={reason} Dependency=(null) Restarts=0 NodeList="
     assert word_of(read_scontrol(text), "12").reason == f"Slurm job 12 waits ({reason}): {words}"
 
 
 def test_no_reason_of_slurm_is_without_words() -> None:
-    """Every reason of 22.05 (from its library's strings) and of newer versions has an explanation."""
+    """Every reason of version 22.05 (from the strings in its library) and of newer versions has an
+    explanation.
+    """
     reasons = (RECORDS / "reasons.txt").read_text().split()
     assert len(reasons) > 150
     assert [reason for reason in reasons if reason_words(reason) == GENERAL] == []
@@ -129,7 +137,7 @@ def test_no_reason_of_slurm_is_without_words() -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_every_state_has_its_place_and_its_words(state: str) -> None:
-    """Every state of Slurm maps to a job state, with an explanation unless it is an everyday one."""
+    """Every state of Slurm maps to a job state, and has an explanation unless it is self-explanatory."""
     ours, words = STATES[state]
     text = f"JobId=12 JobName=a JobState={state} Reason=NonZeroExitCode Restarts=0 ExitCode=1:0 NodeList=n0"
     word = word_of(read_scontrol(text), "12")
@@ -153,7 +161,7 @@ def test_every_state_has_its_place_and_its_words(state: str) -> None:
 
 
 def test_a_state_of_a_newer_slurm_is_not_guessed() -> None:
-    """An unknown state of a newer Slurm counts as not known."""
+    """A state that only a newer Slurm has is treated as unknown."""
     text = "JobId=12 JobName=a JobState=DREAMING Reason=None Restarts=0 ExitCode=0:0 NodeList="
     assert word_of(read_scontrol(text), "12").state is None
 
@@ -179,14 +187,14 @@ def test_a_state_of_a_newer_slurm_is_not_guessed() -> None:
     ],
 )
 def test_accounting_is_read(text: str, state: str, said: str) -> None:
-    """With -D, accounting has a line for each start of a requeued job, and one for each task of an array."""
+    """With -D, sacct prints a line for each start of a requeued job, and one for each task of an array."""
     found = read_sacct(text)
     assert found is not None and found.state == state
     assert word_of(found, "12").state == said
 
 
 def test_an_empty_answer_is_no_job() -> None:
-    """An empty answer or a warning of sacct means that the job is unknown."""
+    """If sacct prints nothing or only a warning, the job is unknown."""
     assert read_sacct("") is None
     assert read_sacct("Slurm accounting storage is disabled\n") is None
     assert read_scontrol("slurm_load_jobs error: Invalid job id specified\n") is None
@@ -194,7 +202,9 @@ def test_an_empty_answer_is_no_job() -> None:
 
 
 def test_nodes_of_partitions_are_counted() -> None:
-    """Nodes are counted per partition: mixed sizes end in +, and GPUs have a type, a count and sockets."""
+    """Nodes are counted by partition: a + after a number means nodes of different sizes, and GPUs have a
+    type, a number and sockets.
+    """
     text = (
         "gpu*|n0|64|515000|gpu:a100:8(S:0-1)\ngpu*|n1|64+|515000+|gpu:2,shard:16\ndebug|n0|64|515000|(null)\n"
     )
@@ -208,7 +218,9 @@ def test_nodes_of_partitions_are_counted() -> None:
 
 
 def test_what_slurm_prints_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output that is not UTF-8 is read; the environment is the caller's if one is passed."""
+    """Output that is not UTF-8 is read; commands run in the environment of the caller unless another one is
+    given.
+    """
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\nprintf '12|caf\\351 %s' \"$SLURM_JOB_ID\"\n")
     squeue.chmod(0o755)
@@ -219,7 +231,7 @@ def test_what_slurm_prints_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_machine_without_a_slurm_conf_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with only the client packages gets one sentence about the missing slurm.conf."""
+    """On a machine that has only Slurm's client packages, one sentence reports that slurm.conf is missing."""
     sinfo = tmp_path / "sinfo"
     sinfo.write_text(f"#!/bin/sh\ncat {RECORDS / 'no-configuration-22.05.txt'} >&2\nexit 1\n")
     sinfo.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The batch script, word for word, and as a shell reads it."""
+"""The batch script: its exact text, and how a shell reads it."""
 
 import shlex
 import subprocess
@@ -38,7 +38,7 @@ SETTINGS = {
 
 @pytest.fixture
 def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return the batch script of gpt-tiny in a workspace with a space and a quote in its name."""
+    """Return the batch script of gpt-tiny in a workspace whose name contains a space and a quote."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", "/shared/ann's work")
     monkeypatch.delenv("NBTRAIN_OUTPUT", raising=False)
 
@@ -52,12 +52,14 @@ def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., s
 
 
 def test_the_batch_script_is_as_recorded(script: Callable[..., str]) -> None:
-    """The batch script equals the recorded one: every option once, nothing read from this machine."""
+    """The batch script equals the recorded one: each option appears once, and nothing in it comes from this
+    machine.
+    """
     assert script() == RECORDED.read_text()
 
 
 def test_a_shell_reads_every_path_as_it_is(script: Callable[..., str], tmp_path: Path) -> None:
-    """Paths with quotes, spaces and dollars reach the supervisor unchanged through a shell."""
+    """A shell passes paths with quotes, spaces and dollar signs to the supervisor unchanged."""
     shown = tmp_path / "it's shown"
     shown.write_text('#!/bin/bash\nprintf \'%s\\n\' "$PWD" "$NBTRAIN_WORKSPACE" "$@"\n')
     shown.chmod(0o755)
@@ -75,7 +77,9 @@ def test_a_shell_reads_every_path_as_it_is(script: Callable[..., str], tmp_path:
 
 
 def test_options_follow_the_section(script: Callable[..., str]) -> None:
-    """The script has the section's options: an array, GPUs, no requeue, a predecessor, the Python."""
+    """The script contains the options of backend.slurm: an array, GPUs, no requeue, a dependency, and the
+    Python interpreter.
+    """
     more = {
         "backend.slurm.array": "1-4%1",
         "backend.slurm.resubmissions": 0,
@@ -111,7 +115,9 @@ OTHER_SPELLINGS = {
 
 
 def test_every_option_of_the_script_is_refused_as_a_further_option(script: Callable[..., str]) -> None:
-    """A second one would win, or lose, without a message; only the dependency may be given twice."""
+    """An option that the script already has is rejected as an additional option, because one of the two would
+    be ignored silently; only a dependency may be given.
+    """
     settings = {"backend.slurm.sbatch_options": [], "resources.cpus_per_node": 4}
     chain = {"backend.slurm.array": "1-4%1", "backend.slurm.requeue": False, "backend.slurm.gres": "gpu:1"}
     written = {
@@ -139,7 +145,9 @@ def test_every_option_of_the_script_is_refused_as_a_further_option(script: Calla
 def test_a_resubmission_waits_for_the_allocation_before_it_and_for_what_the_run_says(
     script: Callable[..., str], lines: list[str], dependency: str, others: list[str]
 ) -> None:
-    """A resubmission joins both dependencies in one --dependency, since sbatch uses only the last one."""
+    """A resubmission combines both of its dependencies in one --dependency, because sbatch uses only the last
+    such option.
+    """
     given = {"backend.slurm.sbatch_options": lines}
     options = [line.removeprefix("#SBATCH ") for line in script("11", **given).splitlines()]
     assert [option for option in options if "depend" in option] == [f"--dependency={dependency}"]
@@ -149,7 +157,9 @@ def test_a_resubmission_waits_for_the_allocation_before_it_and_for_what_the_run_
 
 
 def test_sbatch_inherits_no_allocation_and_nothing_that_outweighs_the_script() -> None:
-    """sbatch inherits none of the variables that `man sbatch` reads, from a job, a step or ~/.bashrc."""
+    """sbatch gets none of the input variables listed in `man sbatch`, whether from a job, a step or
+    ~/.bashrc, because they would override the script.
+    """
     kept = {
         "PATH": "/bin",
         "SLURM_CONF": "/etc/slurm.conf",

@@ -26,6 +26,7 @@ BRIEF = {
     "nbtrain.jobs.backends.hosts.end_job",
     "nbtrain.jobs.backends.hosts.probe",
     "nbtrain.lab.labextension.build",
+    "nbtrain.monitor.log_search",
     "nbtrain.planner.cpu_rate",
 }
 

@@ -18,8 +18,8 @@ def followed(tmp_path, looks, act=lambda step: step):
 
 
 def test_each_checkpoint_once_and_the_last_one_after_the_end(tmp_path):
-    """Each checkpoint is visited once. Of several new ones only the newest is, and the last one after the run
-    ends.
+    """Each look visits the newest checkpoint unless it was visited before; the last one
+    is visited after the run ends.
     """
     looks = [(True, None), (True, 10), (True, 10), (True, 40), (False, 50), (False, 50)]
     assert followed(tmp_path, looks) == ([10, 40, 50], [LOOK_SECONDS] * 2)

@@ -16,7 +16,7 @@ from nbtrain.base.addresses import redacted, text_without_secrets, without_secre
         ("http://u:p@a/ss@host", "http://***@host"),
         ("http://u:pa?ss@host", "***"),
         ("http://u:pa#ss@host", "***"),
-        # Its first part might be a port.
+        # The part of the password before the ? might be a port.
         ("https://alice:2024?Secret@host/", "***"),
         ("https://alice:2024#Secret@host/", "***"),
         ("u:pass@host", "***@host"),
@@ -32,7 +32,7 @@ def test_redacted(address, shown):
 
 
 def test_values_without_secrets():
-    """Strings at any depth are redacted; a mirror counts as an address even without https://."""
+    """Strings nested at any depth are redacted; a `mirror` counts as an address even without https://."""
     sources = [{"kind": "wiki", "mirror": "me:s3cret@host", "sha1": None}, {"path": "a@b:c"}]
     assert without_secrets({"sources": sources, "number": 5}) == {
         "sources": [{"kind": "wiki", "mirror": "***@host", "sha1": None}, {"path": "a@b:c"}],

@@ -55,7 +55,7 @@ def test_limits_of_the_groups_above_count(groups):
 
 @pytest.mark.parametrize("own", ["/docker/0af3", "/", "/../../kubepods/pod7"])
 def test_a_container_shows_its_group_at_the_root_of_the_mount(groups, own):
-    """In a container, the group is at the root of the mount, whatever path /proc gives."""
+    """In a container, the process's group is the root of the mount, whatever path /proc reports."""
     groups(f"0::{own}\n", {"cpu.max": "400000 100000", "memory.max": 16 * GIB})
     assert usable_cores() == 4
     assert memory_groups() == [MemoryGroup(16 * GIB, None, None)]

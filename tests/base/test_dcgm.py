@@ -79,7 +79,7 @@ def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path]
     ],
 )
 def test_without_engine_or_rights_there_is_no_figure(program: Callable[[str], Path], script: str) -> None:
-    """Without the DCGM service or the permission to read it there is no value, and dcgmi is stopped."""
+    """No value is read without the DCGM service or the permission to read it, and dcgmi is stopped."""
     said = program(script)
     activity = dcgm.TensorActivity([0], first_seconds=0.5)
     assert not activity.supported and activity.look() == {}

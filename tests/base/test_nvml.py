@@ -14,11 +14,11 @@ NAME = "NVIDIA A100-SXM4-40GB"
 
 
 class NVMLError(Exception):
-    """The package's error, with the driver's code."""
+    """A stand-in for the package's error, with the driver's error code."""
 
 
 class Driver(ModuleType):
-    """Three GPUs as the package reports them: the second has only a name, and the third is lost."""
+    """A stand-in for the package with three GPUs: the second has only a name, and the third is lost."""
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1

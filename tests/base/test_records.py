@@ -41,7 +41,9 @@ def test_a_process_that_this_user_may_not_see_has_no_identity(monkeypatch):
 
 
 def test_records_within_records_come_back(tmp_path):
-    """Nested records are read back: a heartbeat with process and progress, a job with its attempts."""
+    """Nested records are read back, such as a heartbeat with its process and progress,
+    or a job with its attempts.
+    """
     me = ProcessIdentity.of(os.getpid())
     collective = Collective("all_reduce", "data_parallel", [0, 1], 3, 1.0, True)
     beat = Heartbeat(0, 1, me, 1.0, 6, "train", 0.5, TrainingProgress(8, 1024), 3, collective)

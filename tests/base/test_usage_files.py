@@ -141,10 +141,10 @@ def test_a_job_that_restarts_for_ever_keeps_few_files(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_a_month_of_64_ranks_is_under_100_MB(tmp_path: Path, ranks: int) -> None:
-    """64 nodes with one rank, and 8 nodes with 8, each with a GPU and all values, fit in 100 MB a month.
+    """A month of usage of 64 ranks fits in 100 MB, on 64 nodes with one GPU each or on 8 nodes with 8.
 
-    One node is written: a sample every ten minutes, every minute on the last day, and every two seconds in
-    the last hour. Every level then has as many frames as with a sample every two seconds throughout.
+    Only one node is written: a sample every ten minutes, every minute on the last day, and every two seconds
+    in the last hour. Every level then has as many frames as with a sample every two seconds throughout.
     """
     node_figures = [name for name in FIGURES if not name.startswith(("read_", "write_", *GPU_FIGURES))]
     subjects = {"node": node_figures, "replica": PROCESS_FIGURES}

@@ -1,12 +1,12 @@
-"""Encode the same text with local processes and with a Dask cluster on this machine, alternating.
+"""Encode the same text with local processes and with a Dask cluster on this machine, in alternation.
 
-python tests/benchmarks/dask_workers.py [--text FILE.jsonl] [--megabytes 400] [--workers 1 2 4] [--rounds 3]
+    python tests/benchmarks/dask_workers.py [--text FILE.jsonl] [--megabytes 400] [--workers 1 2 4]
+                                            [--rounds 3]
 
-text        installed source and documentation files, each once (or FILE.jsonl)
-contender   `nbtrain data encode` in a separate process: the tokenizer exists, dataset and manifest are
-            made
-figure      seconds from start to end, and CPU seconds of all its processes: the median over the rounds.
-            `--megabytes 0` measures only start and end (a text of one part)
+The text is installed source and documentation files, each once (or FILE.jsonl). A contender is `nbtrain data
+encode` in a separate process: the tokenizer exists already, and the dataset and manifest are built. The
+results are seconds from start to end and CPU seconds of all its processes, each as the median over the
+rounds. `--megabytes 0` measures only the start and the end, with a text of one part.
 """
 
 import argparse

@@ -2,16 +2,14 @@
 
     python tests/benchmarks/encode.py [--text FILE.jsonl] [--sizes 100 250] [--rounds 2] [--memory-mb 1000]
 
-    text        installed source and documentation files, each once by its hash (or FILE.jsonl), never
-                repeated: repetition favors engines that cache words
-    contender   a separate process that makes tokens, index and manifest from the text: `nbtrain data
-                encode`
-    figure      CPU seconds of the whole process and its children, the median over the rounds; memory is the
-                peak of the process (VmHWM). On a busy machine they are many times as large: check the load
-                first
+The text is installed source and documentation files, each once by its hash (or FILE.jsonl). It is never
+repeated, because repetition favors engines that cache words. A contender is a separate process that makes
+tokens, index and manifest from the text, as `nbtrain data encode` does. The results are CPU seconds of the
+process and its children, as the median over the rounds, and the peak memory of the process (VmHWM). CPU
+seconds grow when the machine is busy: check the load first.
 
-datatrove's tokenizer, where it is installed, gets the first 10 MB. Engines that are not installed are skipped
-with a message. The last table shows only memory, on seeded random words, and says nothing about speed.
+datatrove's tokenizer, if it is installed, gets the first 10 MB. Engines that are not installed are skipped
+with a message. The last table shows only memory, on seeded random words, so its speeds mean nothing.
 """
 
 import argparse

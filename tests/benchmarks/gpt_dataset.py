@@ -86,9 +86,7 @@ def make_data(folder: Path, documents: int, mean_tokens: int) -> None:
 
 
 def num_samples(folder: Path, epochs: int) -> int:
-    """Return the samples of `epochs` epochs less half a one, so that the last, partial
-    epoch is shuffled separately.
-    """
+    """Return the samples in `epochs` - 0.5 epochs, so that the last, partial epoch is shuffled separately."""
     from nbtrain.dataset.indexed import IndexedDataset
 
     tokens = int(IndexedDataset(folder / "x_document").lengths.sum(dtype=np.int64))

@@ -54,7 +54,7 @@ WITHIN = 0.15
 
 
 class Contender:
-    """A run under torchrun, and the end times of its steps."""
+    """A run under torchrun that can be stopped and continued, with the end times of its steps."""
 
     def __init__(self, model: str, layout: str, root: Path):
         from tests.train import launch
@@ -91,7 +91,7 @@ class Contender:
         return max(sum(process.cpu_times()[:2]) for process in self.tree())
 
     def run_for(self, seconds: float) -> None:
-        """Run until it has completed three steps, for at least `seconds`."""
+        """Let the run continue for at least `seconds`, until it has completed three steps."""
         used, before = self.slowest_cpu(), len(self.finished_steps())
         self.signal(signal.SIGCONT)
         began = time.time()

@@ -215,7 +215,7 @@ def verdicts(cases: list[Published]) -> list[Verdict]:
 
 
 def device_share(case: Published, setup: Setup) -> float:
-    """Return the planned fraction of the device's memory; 0 if the device is not known."""
+    """Return the planned fraction of the device's memory, or 0 if the device is unknown."""
     found = estimate(setup)
     needed = found.total_bytes - (1 + buffers.RESERVE_FRACTION) * moved_to_host(case, setup)
     return needed / found.device_bytes if found.device_bytes else 0.0
@@ -295,7 +295,7 @@ UPSTREAM = (
 def upstream_parts(run: str) -> dict[str, int]:
     """Return the bytes by part of an upstream run in Megatron-DeepSpeed; the reserve is all free blocks.
 
-    The parts are those of the stage with the largest sum, free blocks included.
+    The stage with the largest sum is reported, free blocks included.
     """
     setup = dataclasses.replace(setup_of_run(load(run)), engine="megatron-deepspeed")
     stages = []

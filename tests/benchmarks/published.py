@@ -40,7 +40,9 @@ Counted = Literal["model", "causal", "hardware"]
 
 @dataclass(frozen=True)
 class Source:
-    """A source of cases: those whose id begins with `prefix`, unless a longer prefix matches too."""
+    """A source of cases, whose ids begin with `prefix` (if several prefixes match,
+    the longest one decides).
+    """
 
     prefix: str
     family: str

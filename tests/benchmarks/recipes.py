@@ -133,7 +133,7 @@ class Trial:
 
 
 class Bench:
-    """The folder with the records of all runs, which trains those that are missing."""
+    """Reads the records in a folder, and trains the runs that have no record yet."""
 
     def __init__(
         self, folder: Path, text: Path | None, device: str = "cpu", precision: str = "fp32", jobs: int = 1
@@ -291,7 +291,7 @@ def measure_speed(bench: Bench, size: str) -> None:
 
 
 class Contender:
-    """A run that is resumed for a few steps at a time and stopped in between."""
+    """A run that is resumed for a few steps at a time, and stopped in between."""
 
     def __init__(self, bench: Bench, size: str, arm: str):
         overrides = {

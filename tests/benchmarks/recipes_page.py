@@ -206,7 +206,7 @@ def _section(bench: Bench, size: str, records: list[Record]) -> list[str]:
 
 
 def places_of(records: list[Record]) -> str:
-    """Return the precision and the device of the runs, by seed if they differ."""
+    """Describe the precision and the device of the runs, by seed if they differ."""
     places: dict[str, set[int]] = {}
     for one in records:
         if "loss" in one:

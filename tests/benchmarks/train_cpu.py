@@ -301,7 +301,7 @@ def trainer(shape: Shape, precision: str, compiled: bool, dropout: float, log: P
 
 
 class Contender:
-    """A process group that trains until it is ended, and the end times of its steps."""
+    """A process group that trains until it is killed, with the end times of its steps."""
 
     def __init__(self, name: str, process: subprocess.Popen, tokens: int):
         self.name = name
@@ -344,7 +344,7 @@ class Contender:
         self.cpu_rates.append(self.tokens * (last - first) / cpu)
 
     def wait(self, steps: int) -> int:
-        """Wait until this many steps have ended, and return how many have."""
+        """Wait until at least this many steps have ended; return the number that have."""
         deadline = time.monotonic() + 600
         while (made := len(self.finished_steps())) < steps:
             if self.process.poll() is not None or time.monotonic() > deadline:

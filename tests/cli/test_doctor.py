@@ -1,4 +1,4 @@
-"""The checks of `nbtrain doctor`."""
+"""The checks that `nbtrain doctor` makes."""
 
 import importlib.metadata
 import subprocess

@@ -20,7 +20,7 @@ def test_search_prints_the_table(capsys):
 
 @pytest.mark.slow
 def test_search_as_json_one_layouts_reasons_and_all_refusals(capsys):
-    """--json, --why and --refused each print one kind of result."""
+    """--json prints the table as JSON, --why one layout's reasons, and --refused all refused layouts."""
     assert main(["search", "1.3B", "batch.micro_batch_size=8", *ARGUMENTS, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["gpu_type"] == "A100-40GB" and len(record["layouts"]) == 10

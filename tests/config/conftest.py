@@ -39,7 +39,7 @@ LLAMA = [
 
 @pytest.fixture
 def run_yaml(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes a run YAML which extends an example: run_yaml("batch:\n ...") -> path.
+    """Return a function that writes a run YAML which extends an example: run_yaml("batch:\\n ...") -> path.
 
     The given text starts in line 2.
     """

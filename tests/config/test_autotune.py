@@ -41,7 +41,7 @@ def test_the_tuner_tries_what_the_rules_allow(config):
 
 
 def test_what_the_tuner_changes_becomes_overrides(config):
-    """What the tuner changes becomes overrides, even if written as floats; keys without a field go to
+    """The tuner's changes become overrides, even if written as floats; keys without a field go to
     deepspeed_extra.
     """
     zero = {"stage": 3, "reduce_bucket_size": 5e7, "overlap_comm": False, "allgather_partitions": False}

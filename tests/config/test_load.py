@@ -364,7 +364,7 @@ def test_a_child_wins_and_keeps_what_it_does_not_say(run_yaml):
 
 
 def test_several_parents_apply_in_order(run_yaml):
-    """Of several parents, the last in the list wins."""
+    """The last parent in the list wins over the others."""
     first = run_yaml("optimizer: {clip_grad: 2, weight_decay: 3}\n", base=None, name="first.yaml")
     run_yaml("optimizer: {clip_grad: 4}\n", base=None, name="second.yaml")
     child = first.with_name("child.yaml")
@@ -711,7 +711,7 @@ def test_a_resolved_file_must_say_everything(tmp_path):
 
 
 def test_a_run_without_its_resolved_file(tmp_path):
-    """A folder with only run.json is refused with the missing file and the fix."""
+    """A folder with only run.json is refused; the message names the missing file and the fix."""
     with pytest.raises(
         ConfigError, match=r"config\.yaml: no such file: submit writes it.* Submit the run again"
     ):

@@ -134,7 +134,9 @@ def test_weights_bring_their_tokenizer(run_yaml, workspace):
 
 
 def test_names_that_nobody_gives(run_yaml):
-    """By default the dataset has the run's name and the tokenizer the dataset's; config.yaml stores both."""
+    """The dataset's name is by default the run's, and the tokenizer's name the
+    dataset's; config.yaml has both.
+    """
     path = run_yaml(
         "name: alone\nmodel: {num_layers: 1, hidden_size: 8, num_attention_heads: 1, seq_length: 16}\n"
         "tokenizer: {vocab_size: 512}\ndata: {sources: [{kind: mock}]}\n"

@@ -24,7 +24,7 @@ EDGES = [0, 1, 2, 3, 2**7, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**61, 2**62, 
 
 
 class Pair:
-    """A valid pair in a separate folder, with its contents."""
+    """A valid pair in a separate folder, with the contents that it must have."""
 
     def __init__(self, folder, dtype, lengths, documents):
         folder.mkdir()

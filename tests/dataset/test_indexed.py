@@ -31,7 +31,7 @@ def read_bytes(prefix, suffix):
 
 
 def test_golden_bytes(prefix):
-    """Two documents in uint16 have the bytes that megatron-core and Megatron-DeepSpeed write."""
+    """Two documents in uint16 are written with the same bytes as by megatron-core and Megatron-DeepSpeed."""
     write(prefix, [[1, 2, 3], [258]], vocab_size=300)
     assert read_bytes(prefix, ".bin").hex() == "010002000300090002010900"
     assert (

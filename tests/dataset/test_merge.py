@@ -167,7 +167,7 @@ def test_refusals_write_nothing(folder, monkeypatch):
 
 
 def test_another_tokenizer_is_refused(make_config, texts):
-    """Datasets of two tokenizers are never merged."""
+    """Datasets with different tokenizers cannot be merged."""
     config = make_config()
     make_dataset(config, texts)
     other = make_config(tokenizer={"name": "other", "vocab_size": 280})
@@ -184,7 +184,7 @@ def test_another_tokenizer_is_refused(make_config, texts):
 
 
 def test_verb(folder, capsys):
-    """`data merge OUT A B` prints the table."""
+    """`data merge OUT A B` prints a table of the merged dataset."""
     a = pair(folder, "a", [[1, 2]])
     assert cli.main(["data", "merge", str(folder / "all"), str(a), f"{a}.bin"]) == 0
     assert "data/all          2          2       6" in capsys.readouterr().out

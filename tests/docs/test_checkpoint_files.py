@@ -46,7 +46,7 @@ def test_the_code_block_computes_our_loss(place, layout):
 
 @pytest.mark.slow
 def test_the_table_has_every_parameter(place):
-    """The table has the name and sharded dimension of every parameter in a manifest."""
+    """The table lists every parameter in a manifest, with its name and sharded dimension."""
     manifest = files.read_json(next(place.source("z0").model.glob("*/manifest.json")))
     rows = re.findall(r"^\| `([\w.<>]+)`(?:, `\.(bias)`)? \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
     said = {}

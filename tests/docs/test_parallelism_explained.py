@@ -45,7 +45,7 @@ def test_the_glossary_is_sorted_and_says_each_word_once():
 
 
 def test_words_of_the_explanation_are_in_the_glossary():
-    """Terms of the explanation are in the glossary."""
+    """Terms that the explanation introduces are in the glossary."""
     known = " ".join(name for name, _ in WORDS).lower()
     for word in (
         "ulysses",

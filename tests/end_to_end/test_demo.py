@@ -56,7 +56,7 @@ def demo(workspace, overrides) -> str:
 
 
 def texts(notebook: "nbformat.NotebookNode") -> str:
-    """Return all text that an executed notebook shows; its last outputs are static."""
+    """Return all text that an executed notebook shows, and assert that its last outputs are static."""
     outputs = [cell["outputs"] for cell in notebook.cells if cell.get("outputs")]
     assert outputs, "it shows nothing"
     assert not any("widget-view" in kind for one in outputs[-1] for kind in one.get("data", {}))

@@ -180,7 +180,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
 
 
 def hovered(page: Any, place: Any) -> str:
-    """Return the title of the element under the pointer, which is moved to the middle of a place."""
+    """Move the pointer to the middle of an element, and return the title that is shown there."""
     box = place.bounding_box()
     middle = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
     found = "([x, y]) => document.elementFromPoint(x, y).closest('[title]')?.title ?? ''"

@@ -446,7 +446,9 @@ def test_the_model_before_a_fine_tuning_is_its_starting_checkpoint(tmp_path, cap
 
 
 def test_a_fine_tuning_that_was_not_launched_ends_in_order(workspace, capsys):
-    """08_finetune ends without an error if the run was not launched; if its base was not, it stops there."""
+    """08_finetune ends without an error if the run cannot be launched, and stops
+    early if its base cannot be.
+    """
     cells = json.loads((ROOT / "notebooks" / "08_finetune.ipynb").read_text())["cells"]
     _, _, base, _, _, *rest = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     config = load("gpt-tiny-instructions")

@@ -1,4 +1,4 @@
-"""A built wheel, installed elsewhere, is complete."""
+"""A built wheel, installed in another environment, is complete."""
 
 import os
 import re

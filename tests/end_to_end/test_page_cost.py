@@ -66,7 +66,9 @@ def cost(devtools: Any) -> dict[str, float]:
 
 
 def test_a_long_list_and_a_long_run_open_at_once_and_polling_costs_no_memory(lab: Lab, page: Any) -> None:
-    """Of 1,000 rows only one page is in the document; memory stays constant during ten minutes of polling."""
+    """Only one page of 1,000 rows is in the document, and memory stays constant
+    during ten minutes of polling.
+    """
     for number in range(NUM_RUNS):
         make_run(lab.output, number)
     make_long_run(lab.output / "gpt-long", NUM_POINTS)

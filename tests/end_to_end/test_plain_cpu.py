@@ -1,4 +1,4 @@
-"""A sample of the tests passes on a processor without AVX-512, AMX and 16-bit units."""
+"""A sample of the tests passes on a processor without AVX-512, AMX and 16-bit arithmetic."""
 
 import os
 import platform
@@ -10,8 +10,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = ["tests/model/test_gpt.py", "tests/parallel/test_loss.py", "tests/parallel/test_tensor_gpt.py"]
-# Kernels of one process, and sums over four ranks; launching two would run all checks of two ranks. fp16
-# without its unit is in tests/checkpoint/test_reshape.py.
+# Tests of kernels in one process, and of sums over four ranks; tests of two ranks would take too long.
+# tests/checkpoint/test_reshape.py tests fp16 without its unit.
 CHOSEN = "(cross_entropy or logits or backends or whole_sequence or on_four_ranks) and not on_two_ranks"
 
 

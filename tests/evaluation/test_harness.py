@@ -119,7 +119,9 @@ def theirs(model, tasks, include_path, **how):
 
 
 def test_scores_are_those_of_the_harness_with_transformers(place):
-    """Scores of lambada_openai, hellaswag, generated text and whole documents equal the harness's."""
+    """Scores of lambada_openai, hellaswag, generated text and whole documents are
+    the same as the harness's.
+    """
     run, model, folder = place
     asked = [f"lambada_openai={folder / 'lambada.jsonl'}", f"hellaswag={folder / 'hellaswag.jsonl'}"]
     mine = nb.evaluate(run.path, harness=asked)

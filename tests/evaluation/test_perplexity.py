@@ -127,7 +127,7 @@ def test_what_does_not_fit_the_run(workspace):
 
 
 def test_a_pair_without_a_manifest(workspace):
-    """For a pair without a manifest, such as Megatron's own, the ids are checked."""
+    """For a pair without a manifest, such as Megatron's own, every id is compared with the vocabulary."""
     run = made.run_with_data()
     config = load_resolved(run.config_yaml)
     own = dataset_of(config)

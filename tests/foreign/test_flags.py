@@ -152,7 +152,7 @@ def test_program_and_version_are_chosen_by_the_flags():
 
 
 def test_an_unknown_target_is_named_with_the_known_ones():
-    """An unknown program or version is refused with the known ones."""
+    """An unknown program or version is refused with a list of the known ones."""
     with pytest.raises(ConfigError, match="no such program; known: megatron-lm, megatron-deepspeed"):
         find_table("megatrn-lm")
     with pytest.raises(ConfigError, match="known: megatron-lm@040eac94, megatron-lm@d98e8a64"):

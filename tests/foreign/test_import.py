@@ -1067,7 +1067,7 @@ def test_master_and_worker_train_with_the_same_flags(tails, tmp_path):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_secondary_shard_is_taken_over(tmp_path, size):
-    """A zero_hpz_partition_size above 1 is imported, also for two ranks."""
+    """A zero_hpz_partition_size above 1 is imported, even for two ranks."""
     zero = {"stage": 3, "zero_hpz_partition_size": size}
     (tmp_path / "a.json").write_text(json.dumps({"zero_optimization": zero}))
     layout = ["parallel.data_parallel_size=8", "resources.nodes=2", "resources.gpus_per_node=4"]

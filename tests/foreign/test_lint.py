@@ -502,9 +502,7 @@ def test_a_value_that_is_none_is_named_once(tmp_path):
 
 
 def test_context_ranks_hold_all_weights(tmp_path):
-    """A layout that relies on context parallelism to shard weights is reported,
-    because it shards only tokens.
-    """
+    """Context parallelism gets a note that its ranks share each sequence but not the weights."""
     script = script_175b(nodes=32).replace(
         "    --clip-grad 1.0\n", "    --clip-grad 1.0\n    --context-parallel-size 2\n"
     )

@@ -57,7 +57,7 @@ def last(text: str) -> list[str]:
         ("m=7b\nif [[ $m != *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "1"]),
         ("m=7b\nif [[ $m == [78]b ]]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
         ("m=13b\nif [ $m == *13b* ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
-        # After a part that may have run, a condition that holds is undecided, but no later part runs.
+        # If an earlier branch may have run, a true condition is undecided, and no later branch runs.
         ("m=x\nif [ -f f ]; then a=1; elif [ $m = y ]; then a=2; else a=3; fi\nrun $a", ["run", "${a}"]),
         ("a=0\nif [ -f f ]; then :; elif [ 1 = 1 ]; then a=1; fi\nrun $a", ["run", "${a}"]),
         ("a=0\nif [ -f f ]; then :; elif [ 1 = 1 ]; then :; else a=1; fi\nrun $a", ["run", "0"]),

@@ -137,7 +137,7 @@ def _documents(place: Place, dtype: torch.dtype, head_size: int) -> Finding:
 
 
 def compared(ours: Attended, plain: Attended, exact: Attended, kernels: list[str], must: str = "") -> Finding:
-    """Return the kernel's largest errors, next to those of plain attention in the same format."""
+    """Return the kernel's largest errors next to the errors of plain attention in the same format."""
     values, exceeded = {}, []
     pairs = {
         "output": ([ours[0]], [plain[0]], [exact[0]]),

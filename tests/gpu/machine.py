@@ -71,7 +71,7 @@ class Machine:
 
     @property
     def words(self) -> str:
-        """Description of the machine in one sentence for a page."""
+        """Description of the machine in one sentence, for the page."""
         names = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         gpu = (
             f"{self.label}, compute capability {self.capability}, {self.gpu_bytes / 2**30:.1f} GiB; driver "

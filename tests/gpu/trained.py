@@ -117,9 +117,9 @@ class Trainings:
         }
 
     def train_on_all(self, run: RunDir, ranks: int) -> Trained:
-        """Train several ranks with torchrun. Raises Impossible if there are too few GPUs.
+        """Train several ranks with torchrun.
 
-        Raises TrainingFailed if a rank fails.
+        Raises Impossible if there are too few GPUs, and TrainingFailed if a rank fails.
         """
         if self.place.on_gpu and ranks > self.place.gpus:
             raise Impossible(f"needs {ranks} GPUs, and this machine has {self.place.gpus}")

@@ -165,7 +165,7 @@ def test_t5_every_rank_has_two_groups(configuration):
     groups = parameter_groups(embedding, 0.1)
     assert [group["name"] for group in groups] == ["decay", "no_decay"]
     assert [len(group["params"]) for group in groups] == [1, 0]
-    # With Muon a stage in the middle has no embedding: decayed and other parameters are one group.
+    # With Muon, decayed and other parameters are one group, because a middle stage has no embedding.
     groups = parameter_groups(embedding, 0.1, muon=True)
     assert [group["name"] for group in groups] == ["matrices", "others"]
     block = GPT(GPTConfig(1, 16, 4, 64, 32, 8)).layers[0].named_parameters()

@@ -41,7 +41,7 @@ def test_the_ramp_rises_in_equal_distances():
 
 
 def test_the_ramp_of_175b():
-    """The ramp of 175B: 95 increments over 5,859,375 samples take 19,802 steps and 12.0B tokens."""
+    """The ramp of 175B has 95 increments over 5,859,375 samples, which are 19,802 steps and 12.0B tokens."""
     schedule = BatchSchedule(1536, 2048, 10**13, Rampup(16, 16, 5_859_375))
     assert schedule.samples_after(19_801) < 5_859_375 <= schedule.samples_after(19_802)
     assert schedule.tokens_after(19_802) == pytest.approx(12.0e9, rel=1e-3)
@@ -72,7 +72,7 @@ schedules = st.builds(
 @settings(max_examples=num_cases(100), deadline=None)
 @given(schedules, st.integers(0, 300))
 def test_the_three_counts_agree_with_stepping_one_by_one(schedule, step):
-    """samples_after, step_at and total_steps agree with a plain loop."""
+    """samples_after, step_at and total_steps agree with a loop over all steps."""
     consumed, reached = [0], None
     while len(consumed) <= max(step + 1, schedule.total_steps):
         if reached is None and consumed[-1] * schedule.seq_length >= schedule.train_tokens:

@@ -122,7 +122,7 @@ FP4 = {"RTX-5090": 1676, "B200": 9000, "GB200": 10000, "GB300": 15000}
 
 @pytest.mark.parametrize("name", DATASHEETS)
 def test_a_row_is_that_of_the_datasheet(name):
-    """Peak rates are those of dense products, half of the sparse ones; V100 and T4 have no bf16 or tf32."""
+    """Peak rates are for dense products, half of the sparse rates; V100 and T4 have no bf16 or tf32."""
     gib, bandwidth, fp32, tf32, half, fp8, link, capability, watts, flash = DATASHEETS[name]
     device = find_device(name)
     peaks = {"fp32": fp32, "fp16": half, "tf32": tf32, "fp8": fp8, "fp4": FP4.get(name)}

@@ -11,7 +11,7 @@ def rate_of_step(schedule: LrSchedule, step: int, tokens_per_step: int) -> float
 
 
 def test_golden_rates_of_gpt_125m():
-    """The two rates logged by the upstream run are reproduced; t counts the tokens before the step."""
+    """The two learning rates in the upstream run's log are reproduced from the tokens before the step."""
     config = load("gpt-125m")
     schedule = LrSchedule.of(config)
     assert config.tokens_per_step == 524_288

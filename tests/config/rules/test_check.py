@@ -1525,7 +1525,7 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
     ],
 )
 def test_what_is_allowed_passes(overrides):
-    """Every run that the rules must allow passes."""
+    """No rule refuses the runs in this table, which must be allowed."""
     check_config(load("gpt-125m", overrides, check=False))
 
 

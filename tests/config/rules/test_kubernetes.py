@@ -21,7 +21,9 @@ def messages(config, section):
 
 
 def test_names_have_kubernetes_own_form():
-    """Names that the API server would refuse, or a launcher would misread, are refused here."""
+    """Names that the API server would refuse, or that a launcher would misread, are
+    refused before submission.
+    """
     good = {
         "namespace": "team-a",
         "mounts": [MOUNT, {"claim": "a.b", "mount_path": "/c/.d", "sub_path": "x/.y"}],
@@ -76,7 +78,7 @@ def test_a_field_without_a_place_in_the_kind_is_refused(config):
 
 
 def test_the_run_directory_outlives_its_pod(config):
-    """The workspace must be on a writable volume that no operator path covers."""
+    """The workspace must be on a writable volume, and volumes must not overlap the operator's own paths."""
 
     def problems(mounts, **fields):
         section = KubernetesConfig(workload="DeepSpeedJob", mounts=mounts, **fields)

@@ -51,8 +51,8 @@ def test_empty_documents_always_go(settings):
 
 
 def test_trivial():
-    """The default cleaning drops only empty documents and counts as trivial, as
-    does disabled deduplication.
+    """Cleaning that drops only empty documents is trivial, with or without exact
+    deduplication; any other is not.
     """
     assert Cleaner(CleaningConfig()).is_trivial
     assert Cleaner(CleaningConfig(exact_dedup=False)).is_trivial
@@ -91,7 +91,7 @@ def test_symbols():
 
 
 def test_digits():
-    """Digits of every script count as digits; Roman numerals and fractions do not."""
+    """The share of digits counts digits of every script, but not Roman numerals and fractions."""
     assert reason("ab12", max_digit_fraction=0.5) is None
     assert reason("ab123", max_digit_fraction=0.5) == "digits"
     assert reason("क१२३", max_digit_fraction=0.5) == "digits"
@@ -100,7 +100,9 @@ def test_digits():
 
 
 def test_duplicate_lines():
-    """Lines that repeat an earlier line count, except empty ones: 1 of 2 lines is a share of a half."""
+    """The share of duplicate lines counts lines equal to an earlier line, except
+    empty lines: 1 of 2 is a half.
+    """
     assert reason("a\nb\n\n\n", max_duplicate_line_fraction=0) is None
     assert reason("a\n\n  a \n", max_duplicate_line_fraction=0.5) is None
     assert reason("a\na\r\na\u2028b", max_duplicate_line_fraction=0.49) == "duplicate_lines"
@@ -109,8 +111,9 @@ def test_duplicate_lines():
 
 
 def test_top_word():
-    """The most frequent word ignores case, and is a character in Chinese; words
-    that occur once do not count.
+    """The share of the most frequent word ignores case; in Chinese, words are characters.
+
+    Words that occur only once have no share.
     """
     assert cleaning.top_word_fraction("Spam spam SPAM eggs") == 0.75
     assert cleaning.top_word_fraction("哈哈哈好") == 0.75

@@ -157,7 +157,7 @@ def test_empty_corpus(dropped, first, advice):
 
 
 def test_every_rule_of_cleaning_names_its_setting():
-    """Every setting that the advice names exists."""
+    """The settings that the error about an empty corpus suggests to change exist."""
     for reason in cleaning.REASONS:
         if reason != cleaning.EMPTY:
             assert LOOSENED_BY[reason].removeprefix("data.cleaning.") in CleaningConfig.model_fields

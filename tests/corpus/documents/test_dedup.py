@@ -128,7 +128,7 @@ def test_the_estimate_is_the_similarity():
 
 @pytest.mark.slow
 def test_near_duplicates_go_and_others_stay():
-    """Of 40 pairs per similarity, all with 0.95 are found, nearly all with 0.9, and none with 0.6 or 0."""
+    """All of 40 pairs with similarity 0.95 are found, nearly all with 0.9, and none with 0.6 or 0."""
     pytest.importorskip("rensa")
     dropped = {}
     for similarity in (0.0, 0.6, 0.9, 0.95):

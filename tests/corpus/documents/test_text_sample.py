@@ -178,7 +178,7 @@ def test_every_kind_of_record():
 
 
 def test_examples_are_not_cleaned():
-    """As in encoding, examples are not cleaned, while plain text and records with several keys are."""
+    """Examples are not cleaned, as in encoding, while plain text and records with several keys are."""
     short = Example((("q ", False), ("a", True)))
     records = ["text", Texts("main", ("other",)), short, Preference(short, short)]
 

@@ -64,7 +64,9 @@ def two_packages(tmp_path, monkeypatch):
 
 
 def test_packages_are_mixed_evenly(two_packages):
-    """Every stretch of the text has both packages in proportion, without tests; duplicates are counted."""
+    """Both packages are mixed in proportion throughout the text; their tests are
+    skipped, and duplicates are counted.
+    """
     reader, tally = two_packages(10**6), Tally()
     documents = list(reader.documents(tally))
     names = [document.split()[0] for document in documents]

@@ -226,7 +226,7 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, has_ma
 
 
 def test_parts_of_a_compressed_file_are_those_of_its_text(workspace, read, part_bytes):
-    """Parts of a compressed file end at the same lines as those of the plain file, so shards are the same."""
+    """A compressed file is split at the same lines as the plain file, so shards are the same."""
     content = b"".join(b'{"text": "%s"}\n' % (b"x" * (number % 50)) for number in range(60))
     (workspace / "a.jsonl").write_bytes(content)
     (workspace / "a.jsonl.zst").write_bytes(PACK[".zst"](content))

@@ -117,8 +117,8 @@ def test_one_row(workspace, cost, document, kind):
 
 @pytest.mark.slow
 def test_many_documents(workspace, cost):
-    """200 MB of short lines need memory for one block, or a few parts if the parent
-    decompresses for workers.
+    """Reading 200 MB of short lines needs memory for one block, or for a few parts if workers get them
+    decompressed.
     """
     lines = b"".join(b'{"text": "%s"}\n' % random.randbytes(200).hex().encode() for _ in range(4_800)) * 100
     (workspace / "a.jsonl").write_bytes(lines)

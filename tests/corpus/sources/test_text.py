@@ -45,7 +45,7 @@ def test_each_file_is_a_document(workspace, read):
 
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_line_ends(workspace, read, separator):
-    """\r\n becomes \n by default, and is kept with `newlines: keep`; a lone \r is always kept."""
+    """\\r\\n becomes \\n by default, and is kept with `newlines: keep`; a lone \\r is always kept."""
     (workspace / "a.txt").write_bytes(b"a\r\nb\rc\n\r\n")
     assert read(text("a.txt", document_separator=separator)).records == ["a\nb\rc\n\n"]
     kept = read(text("a.txt", document_separator=separator, newlines="keep"))
@@ -165,7 +165,7 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separa
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """Split after each \n only, like files of lines."""
+    """Split after each \\n only, like files of lines."""
     pieces = content.split(b"\n")
     return [piece + b"\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
 

@@ -105,7 +105,7 @@ def test_max_articles(path, number):
 
 
 def test_several_revisions(workspace):
-    """Of several revisions of a page the newest by time is read, and the others are counted."""
+    """The newest revision of a page is read, wherever it is in the dump, and the others are counted."""
 
     def revision(text: str, **fields: str) -> str:
         tags = "".join(f"<{key}>{value}</{key}>" for key, value in fields.items())

@@ -1,4 +1,4 @@
-"""Exported tokenizers: transformers gives the training ids."""
+"""Exported tokenizers give the same ids in transformers as in training."""
 
 import json
 

@@ -428,7 +428,7 @@ def test_databases():
 
 
 def test_sha1_of_a_brought_file(workspace, monkeypatch):
-    """The checksum of the user's own file is computed once for its size and time."""
+    """The checksum of a user's own file is computed once, and again only if its size or time changes."""
     path = workspace / "a.xml"
     path.write_bytes(CONTENT)
     right = hashlib.sha1(CONTENT).hexdigest()

@@ -254,7 +254,9 @@ def test_a_forced_prepare_that_fails_leaves_the_dataset(make_config, workspace):
 
 
 def test_duplicates_over_parts_and_sources(make_config, workspace, small_parts):
-    """Of equal texts the first is kept, across parts and sources, and duplicates are counted by source."""
+    """The first of several equal texts is kept, across parts and sources, and
+    duplicates are counted by source.
+    """
     texts = [f"text number {number}, " * 20 for number in range(12)]
     write_jsonl(workspace / "one.jsonl", [{"text": text} for text in [*texts, texts[0]]])
     write_jsonl(workspace / "two.jsonl", [{"text": texts[5]}, {"text": "a new one"}])
@@ -283,7 +285,7 @@ def test_duplicates_over_parts_and_sources(make_config, workspace, small_parts):
 
 
 def test_near_duplicates_over_parts(make_config, workspace, small_parts):
-    """Of nearly equal texts the first is kept, across parts too."""
+    """The first of several nearly equal texts is kept, also across parts."""
     generator = np.random.default_rng(1)
     words = [f"word{number}" for number in range(500)]
     texts = [" ".join(generator.choice(words, 120)) for _ in range(10)]
@@ -355,7 +357,7 @@ def test_a_text_that_may_become_eod_is_looked_at_whole(eod_from_text):
 
 
 def test_sentences(make_config, workspace):
-    """With split_sentences, a document is several sequences, and EOD follows the last one."""
+    """With split_sentences, each sentence is a sequence, and EOD follows the last one of a document."""
     write_jsonl(workspace / "s.jsonl", [{"text": "One is here. Two is there. Three?"}, {"text": "Only one."}])
     config = make_config(
         data={"sources": [{"kind": "jsonl", "path": "s.jsonl"}], "split_sentences": "en", "split": "100,0,0"},
@@ -814,7 +816,7 @@ UNITS = ["the model reads some words ", "文本分詞模型讀取\uff0c"]
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("vocabulary", ["made", pytest.param("shared", marks=pytest.mark.soak)])
 def test_memory_of_one_document_of_100_mb(make_config, workspace, request, vocabulary, unit):
-    """prepare stays within 250 MiB plus four times a document of 100 MB."""
+    """For a document of 100 MB, prepare needs at most 250 MiB plus four times the document."""
     from nbtrain.config.load import to_yaml
 
     text = unit * (100_000_000 // len(unit.encode()))

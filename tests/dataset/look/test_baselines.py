@@ -146,7 +146,7 @@ def test_what_is_wrong_with_the_data_is_told_however_small(make_config):
 
 
 def test_only_labels_that_bear_loss_count(make_config, texts):
-    """With a loss mask or eod_mask_loss, only validation labels in the loss count."""
+    """With a loss mask or eod_mask_loss, only validation labels in the loss are evaluated."""
     config = make_config()
     every = validation_samples(config) * config.model.seq_length
     make_dataset(config, texts)

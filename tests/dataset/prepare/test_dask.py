@@ -121,7 +121,9 @@ def make(folder):
 
 @pytest.mark.slow
 def test_the_bytes_of_the_local_pool(make_config, small_parts, scheduler):
-    """A running scheduler, a cluster started with 1 worker, and 2 local processes write the same dataset."""
+    """The same dataset is written by an existing scheduler, a new cluster with 1
+    worker, and 2 local processes.
+    """
     prepare(make_config(data={"num_prepare_workers": 2}))
     expected, manifest = content(dataset_dir("small")), DatasetFiles.named("small").manifest()
     assert len(expected) == 2

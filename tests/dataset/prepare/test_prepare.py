@@ -238,7 +238,7 @@ def test_texts_come_back_from_the_dataset(make_config, texts):
 
 
 def test_second_call_does_nothing_and_says_so(make_config):
-    """A second call changes no byte and gives a reason for each step."""
+    """A second call changes no file and gives the reason for each step that it skips."""
     config = make_config()
     first = prepare(config)
     before = everything(data_home())

@@ -352,7 +352,7 @@ def test_eod_mask_needs_to_know_the_token(make_config, write_dataset):
 
 
 def test_a_loss_mask_beside_the_tokens_is_cut_as_they_are(make_config, write_dataset):
-    """A sample's loss mask is the mask of its labels, one token after the mask of its tokens."""
+    """The loss mask is shifted like the labels: a sample's mask says which of its labels are in the loss."""
     target = write_dataset()
     indexed = IndexedDataset(target.prefix)
     with IndexedWriter(target.loss_mask.prefix, 2, None, dtype=np.dtype(np.uint8)) as writer:

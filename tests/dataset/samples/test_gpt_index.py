@@ -233,7 +233,7 @@ def test_how_many_epochs_are_needed(tokens, seq_length, samples, expected):
 
 
 def test_split_rules_differ_by_a_document():
-    """With ten documents split 949,50,1, Megatron-DeepSpeed trains on 10 and megatron-core on 9."""
+    """With ten documents and the split 949,50,1, Megatron-DeepSpeed trains on 10 and megatron-core on 9."""
     assert split_bounds("949,50,1", "megatron-deepspeed", 10) == [(0, 10), (10, 10), (10, 10)]
     assert split_bounds("949,50,1", "megatron-core", 10) == [(0, 9), (9, 10), (10, 10)]
 

@@ -62,7 +62,7 @@ def examples(first: int, count: int) -> list[tuple[list[int], list[int]]]:
 
 
 def config(split="1", seed=7, seq_length=SEQ, rule="megatron-deepspeed", sources=()):
-    """Return the three sections that build_split reads."""
+    """Return the three sections of a run that build_split reads."""
     data = SimpleNamespace(split=split, split_rule=rule, seed=seed, sources=sources)
     return SimpleNamespace(data=data, model=SimpleNamespace(seq_length=seq_length))
 

@@ -13,6 +13,7 @@
         job.json                submit, then the supervisor from its first act on
         config.yaml             submit      the resolved configuration of this job, passwords in
                                             addresses as ***
+        origins.json            submit      where each setting was set: a line of a YAML, an override
         environment.json        submit      commit, versions, devices, hashes
         deepspeed.json          submit      the derived DeepSpeed configuration
         autotune.json           submit      what DeepSpeed's autotuner starts from
@@ -185,6 +186,7 @@ class JobDir:
 
     job_json = _Below("job.json")
     config_yaml = _Below("config.yaml")
+    origins_json = _Below("origins.json")
     environment_json = _Below("environment.json")
     deepspeed_json = _Below("deepspeed.json")
     autotune_json = _Below("autotune.json")

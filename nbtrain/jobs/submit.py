@@ -48,6 +48,7 @@ from nbtrain.jobs.changes import changes_between, typed_changes
 from nbtrain.jobs.control import ask_priority, asked_pause, asked_priority, cancel, end_cut_off, unpause
 from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.initial_weights import record_initial, with_new_tokens
+from nbtrain.jobs.origins import origins
 from nbtrain.jobs.preflight import preflight, preflight_in_allocation, refuse_to_start
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.needs import warnings_here
@@ -368,10 +369,11 @@ def _write_job(
         files.write_json(run.plan_json, plan.to_dict())
         for folder in (run.model, run.tensorboard):
             folder.mkdir(exist_ok=True)
-        differences = record_initial(run, config)
+        differences, places = record_initial(run, config), origins(config, run)
         job = started[0] if started else run.job(run.unused_job_id())
         job.make_folders()
         files.write_text(job.config_yaml, to_shown_yaml(config))
+        files.write_json(job.origins_json, places)
         files.write_json(job.environment_json, environment_record(config, job))
         files.write_json(job.deepspeed_json, deepspeed_config(config))
         autotune.write_files(job, config)

@@ -33,23 +33,40 @@ def plan_page(run: RunDir) -> dict[str, Any]:
 
 
 def config_page(run: RunDir, readable: Callable[[Path], object] = lambda path: path) -> dict[str, Any]:
-    """Return {"yaml", "parent", "differences"}; a difference is [key, value here, value of the parent].
+    """Return {"yaml", "parent", "differences", "rows"}: the settings of a run.
+
+    A difference is [key, value here, value of the parent].
 
     `parent` is the run that this one was cloned from, None if it no longer exists. `readable` raises an
-    NbtrainError for a path that may not be read.
+    NbtrainError for a path that may not be read. `rows` has every setting:
+    {"key", "value", "text", "default"?, "parent"?, "origin", "override"}. `text` is the value as it is typed,
+    None if the form has no such field; default and parent are there only if they differ, and a setting
+    without a default has None; origin is where the value was set, "" for a default.
     """
-    from nbtrain.config.load import load_resolved
-    from nbtrain.config.yaml_source import show
+    from nbtrain.config.load import flatten, load_resolved
+    from nbtrain.config.yaml_source import show, spelled
     from nbtrain.jobs.changes import changes_between
+    from nbtrain.jobs.origins import read_origins
+    from nbtrain.lab.form.fields import every_field
 
     value: dict[str, Any] = {"yaml": run.config_yaml.read_text(encoding="utf-8"), "parent": None}
-    parent = _parent_of(run, readable)
+    parent, config = _parent_of(run, readable), load_resolved(run.config_yaml)
     differences = []
     if parent is not None:
-        changes = changes_between(load_resolved(parent.config_yaml), load_resolved(run.config_yaml))
+        changes = changes_between(load_resolved(parent.config_yaml), config)
         differences = [[one.key, show(one.now), show(one.before)] for one in changes if one.key != "name"]
         value["parent"] = parent.name
-    return {**value, "differences": differences}
+    fields, before = every_field(), {key: text for key, _, text in differences}
+    job = run.newest_job()
+    places, rows = read_origins(job) if job else {}, []
+    for key, found in flatten(config.model_dump()):
+        field, place = fields.get(key), places.get(key, "")
+        row = {"key": key, "value": show(found), "text": field.text(found) if field else None}
+        if field and (field.default is None or spelled(field.initial) != spelled(found)):
+            row["default"] = field.default
+        row |= {"parent": before[key]} if key in before else {}
+        rows.append({**row, "origin": place, "override": place.startswith("override ")})
+    return {**value, "differences": differences, "rows": rows}
 
 
 def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None:

@@ -21,7 +21,7 @@ class PlanHandler(NbtrainHandler):
 
 
 class ConfigHandler(NbtrainHandler):
-    """GET run/<name>/config: {"yaml", "parent", "differences"}: [key, value here, value of the parent].
+    """GET run/<name>/config: {"yaml", "parent", "differences", "rows"}, as run_pages.config_page() says.
 
     `parent` is the run that this one was cloned from, null if it no longer exists.
     """

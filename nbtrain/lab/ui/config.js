@@ -1,5 +1,6 @@
-// The tab Config: the run's resolved YAML, and the difference to its parent run.
+// The tab Config: the run's settings as a tree, the difference to its parent run, and the resolved YAML.
 
+import { ConfigTree } from "./config_tree.js";
 import { refused } from "./server.js";
 import { DataTable } from "./table.js";
 import { copyButton, element, newestJob } from "./words.js";
@@ -16,8 +17,13 @@ export class Config {
     this.yaml.tabIndex = 0;
     const tools = element("div", "nbt-tools");
     tools.append(copyButton("Copy YAML", "Copy the resolved configuration", () => this.yaml.textContent));
-    this.node.append(this.note, this.differences.node, tools, this.yaml);
-    this.differences.node.hidden = true;
+    const cloneWith = (key, text) => run.host.openForm({ clone: run.name, overrides: [`${key}=${text}`] });
+    this.tree = new ConfigTree(run.host && run.host.openForm ? cloneWith : null);
+    const whole = element("details", "nbt-details");
+    whole.append(element("summary", "", "The resolved YAML"), tools, this.yaml);
+    this.whole = whole;
+    this.node.append(this.note, this.differences.node, this.tree.node, whole);
+    this.differences.node.hidden = this.tree.node.hidden = true;
   }
 
   opened() {
@@ -32,11 +38,13 @@ export class Config {
     if (this.job !== job) {
       Object.assign(this, { job, asked: false, read: false });
       this.note.textContent = READING_CONFIG;
-      this.differences.node.hidden = true;
+      this.differences.node.hidden = this.tree.node.hidden = true;
     }
     if (run.server && !older && !this.asked) this.ask(job);
     if (this.read || !kept || kept.job_id !== job) return;
     if (!run.server || older) this.note.textContent = "";
+    // Without the tree, the YAML is all there is.
+    this.whole.open = true;
     if (this.yaml.textContent !== kept.yaml) this.yaml.textContent = kept.yaml;
   }
 
@@ -51,14 +59,17 @@ export class Config {
     }
   }
 
-  show({ yaml, parent, differences }) {
+  show({ yaml, parent, differences, rows = [] }) {
     this.read = true;
+    this.whole.open = this.whole.open && !rows.length;
+    this.tree.node.hidden = !rows.length;
+    if (rows.length) this.tree.show(rows, parent);
     this.yaml.textContent = yaml;
     this.note.textContent = !parent
       ? "This run has no parent run."
       : differences.length ? `Differences to its parent run ${parent}:` : `Same settings as its parent run ${parent}.`;
     this.differences.node.hidden = !differences.length;
-    const rows = differences.map((cells) => ({ kind: "", cells: cells.map(String) }));
-    this.differences.show(["setting", "this run", parent || "parent run"], rows);
+    const cells = differences.map((texts) => ({ kind: "", cells: texts.map(String) }));
+    this.differences.show(["setting", "this run", parent || "parent run"], cells);
   }
 }

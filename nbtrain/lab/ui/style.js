@@ -234,6 +234,13 @@ const CSS = `
 .nbt-root .nbt-life-saving{background:var(--nbt-good)}
 .nbt-root .nbt-life-restarting{background:var(--nbt-bad)}
 .nbt-root .nbt-life-paused{background:var(--nbt-b)}
+.nbtrain-panel .nbt-config-sections summary{cursor:pointer;min-height:24px;padding:2px 0;font-size:12px;color:var(--nbt-dim)}
+.nbtrain-panel .nbt-config-sections summary b{color:var(--nbt-fg);font-weight:600}
+.nbtrain-panel .nbt-config-sections details>table{margin-left:14px;width:calc(100% - 14px)}
+.nbt-root.nbtrain-panel .nbt-config-sections .nbt-pairs th{width:1px;min-width:190px;font-size:12px;vertical-align:middle}
+.nbt-root.nbtrain-panel .nbt-config-sections code{font:11.5px/1.5 var(--nbt-mono);color:var(--nbt-fg);background:transparent}
+.nbt-root.nbtrain-panel .nbt-config-sections code.nbt-differs{font-weight:700}
+.nbtrain-panel .nbt-config-sections small{color:var(--nbt-dim);font-size:11px}
 .nbtrain-panel .nbt-strip-summary{font-size:12px;color:var(--nbt-dim)}
 .nbtrain-panel .nbt-strip-cells{display:flex;flex-wrap:wrap;gap:5px 8px;margin-bottom:10px}
 /* A group is a machine or pod. */

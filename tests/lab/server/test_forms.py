@@ -29,11 +29,16 @@ def test_config_beside_its_parents(server: Server) -> None:
     """
     parent = ended_run(server.output, "gpt-parent", 2)
     value = server.get("run/gpt-parent/config")
+    rows = {row.pop("key"): row for row in value.pop("rows")}
     assert value == {"yaml": parent.config_yaml.read_text(), "parent": None, "differences": []}
+    rate = {"value": "0.001", "text": "0.001", "default": None, "origin": "", "override": False}
+    assert rows["lr_schedule.lr"] == rate and rows["model.num_layers"]["value"] == "4"
     body = {"name": "gpt-child", "overrides": {"lr_schedule.lr": 5e-4}}
     assert server.ask("run/gpt-parent/clone", "POST", body).status == 201
     value = server.get("run/gpt-child/config")
     assert (value["parent"], value["differences"]) == ("gpt-parent", [["lr_schedule.lr", "0.0005", "0.001"]])
+    (row,) = [row for row in value["rows"] if row["key"] == "lr_schedule.lr"]
+    assert (row["value"], row["parent"]) == ("0.0005", "0.001")
     parent.config_yaml.unlink()
     assert server.get("run/gpt-child/config")["parent"] is None
     answer = server.ask("run/gpt-parent/config")

@@ -30,6 +30,7 @@ globalThis.Node = class {
   get options() { return this.children; }
   addEventListener() {}
   querySelector() { return null; }
+  querySelectorAll() { return []; }
 };
 globalThis.ResizeObserver = class { observe() {} };
 globalThis.document = { createElement: () => new Node(), createElementNS: () => new Node() };

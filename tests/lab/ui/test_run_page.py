@@ -14,6 +14,7 @@ from nbtrain.base.files import write_json
 from nbtrain.base.records import ExitRecord, Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.run_actions import actions, off, run_shown
+from nbtrain.lab.run_pages import config_page
 from nbtrain.monitor.job_shown import rank_charts
 from nbtrain.monitor.metric_charts import how_drawn, metric_charts
 from nbtrain.monitor.run_view import RunView
@@ -135,6 +136,56 @@ def test_the_plan_says_what_to_do(job: FakeJob, browser: Any) -> None:
         panel.get_by_text("error, cannot run: It does not fit. Set zero_stage: 3.").wait_for()
         assert panel.locator(".nbt-kind-bad").inner_text() == "no, 9.1 GiB too much"
         assert panel.locator("h4").all_inner_texts() == ["Findings", "Model"]
+
+
+def test_settings_are_searched_filtered_and_cloned_with_another_value(job: FakeJob, browser: Any) -> None:
+    """A tree of sections; what differs from the defaults, from the parent and by overrides; a clone opens the
+    form with the changed value, by the keyboard alone."""
+    write_json(
+        job.job.origins_json, {"lr_schedule.lr": "override lr_schedule.lr=1e-3", "model.seed": "gpt.yaml:3"}
+    )
+    value = config_page(job.run)
+    for row in value["rows"]:
+        if row["key"] == "lr_schedule.lr":
+            row["parent"] = "5e-4"
+    value["parent"] = "gpt-parent"
+    routes = routes_of(job.run) | {"run/gpt-fake/config": lambda query, body: value}
+    host = "window.nbtrainHost = {openForm: (start) => (window.opened = start)};"
+    mount = f"(() => {{ {host} return ui.mount(root, {{name: 'gpt-fake', place: {{tab: 'config'}}}}); }})()"
+    with view_page(browser, routes, mount) as page:
+        tree, rows = page.locator(".nbt-config-tree"), page.locator(".nbt-config-tree tr:visible")
+        tree.locator("summary", has_text="lr_schedule").wait_for()
+        assert rows.locator("th", has_text="num_layers").count() == 1
+        status = tree.get_by_role("status")
+        assert status.inner_text() == f"{len(value['rows'])} settings"
+        filters = tree.get_by_label("which settings")
+        assert filters.locator("option").all_inner_texts() == [
+            "all settings",
+            "only what overrides changed",
+            "only what was set",
+            "only what differs from the defaults",
+            "only what differs from gpt-parent",
+        ]
+        found = {}
+        for key in ("yaml", "set", "default", "parent"):
+            filters.select_option(key)
+            found[key] = rows.evaluate_all("(all) => all.map((row) => row.dataset.key)")
+        assert (found["yaml"], found["set"]) == (["lr_schedule.lr"], ["model.seed", "lr_schedule.lr"])
+        assert found["parent"] == ["lr_schedule.lr"] and "model.seed" not in found["default"]
+        assert "gpt-parent 5e-4 \u00b7 set by override lr_schedule.lr=1e-3" in rows.inner_text()
+        filters.select_option("all")
+        tree.get_by_label("search settings").fill("model.hidden_size")
+        assert status.inner_text() == f"1 of {len(value['rows'])} settings"
+        change = tree.get_by_role("button", name="Clone this run with another value of model.hidden_size")
+        change.focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.value") == "192"
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.textContent") == "Change"
+        page.keyboard.press("Enter")
+        page.keyboard.type("384")
+        page.keyboard.press("Enter")
+        assert page.evaluate("window.opened") == {"clone": "gpt-fake", "overrides": ["model.hidden_size=384"]}
 
 
 def test_one_point_is_a_dot(tmp_path: Path, browser: Any) -> None:

@@ -1,0 +1,38 @@
+"""Where each setting of a run was set: origins.json of its jobs.
+
+origins(config, run)  ->  {"lr_schedule.lr": "gpt-tiny.yaml:14", "seed": "override seed=2"}
+"""
+
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.workspace import display
+from nbtrain.config.load import flatten
+from nbtrain.config.schema import RunConfig
+
+
+def origins(config: RunConfig, run: RunDir) -> dict[str, str]:
+    """Return the place of each setting that a file or an override sets; the others have their defaults.
+
+    A run that is resumed is loaded from its own config.yaml, which has every setting: what its last job knows
+    of a setting is kept.
+    """
+    own, newest = display(run.config_yaml.absolute()), run.newest_job()
+    before = read_origins(newest) if newest else {}
+    found = {}
+    for key, _ in flatten(config.model_dump()):
+        if not config.sets(key):
+            continue
+        place = config.where(key)
+        if not place.startswith(own):
+            found[key] = str(place)
+        elif key in before:
+            found[key] = before[key]
+    return found
+
+
+def read_origins(job: JobDir) -> dict[str, str]:
+    """Return the places of the settings of a job; {} for a job of another version."""
+    found: Any = files.read_json(job.origins_json)
+    return found if isinstance(found, dict) else {}

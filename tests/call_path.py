@@ -3,9 +3,9 @@ file.
 
     python -m tests.call_path nbtrain.jobs.submit.submit
 
-Names are resolved by the imports of a file, methods by the types that mypy gives to the expression before the
-dot. A base class's method leads to the methods that override it. A function that is passed as a value counts
-where it is named, and a property counts as a call.
+Names are resolved through the imports of a file, and methods through mypy's type of the expression before the
+dot. A call of a base class's method may also call the methods that override it. A function that is passed as
+a value counts as called where it is named, and reading a property counts as a call.
 """
 
 import argparse

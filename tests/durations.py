@@ -2,7 +2,7 @@
 
 A test's seconds are the sum of its set-up, its call and its tear-down, so the first test that uses a shared
 fixture pays for it. With several workers (pytest-xdist) the sums are over all of them and exceed the run's
-own time. CONTRIBUTING.md has the budget that these sums are compared with.
+own time. CONTRIBUTING.md defines the time budget for these sums.
 """
 
 from collections import Counter, defaultdict

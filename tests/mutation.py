@@ -9,7 +9,7 @@ detects is printed with its place:
 
     survived  nbtrain/config/arithmetic/stages.py:28: 4 / 3 -> 4 * 3
 
-`--tests tests/config/rules` runs only these tests: that is faster, and never detects more mutations.
+`--tests tests/config/rules` runs only these tests, which is faster, but may detect fewer mutations.
 
 A surviving mutation means a missing test, or a change without effect (an equivalent mutation). Exits with 1
 if less than --aim of the mutations are detected. The same --seed gives the same mutations of the same files.

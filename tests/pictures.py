@@ -4,7 +4,7 @@
 
     build/pictures/output/        the runs, trained once and kept for the next call
     docs/pictures/<name>.png      each under 200 kB
-    docs/pictures/manifest.json   what each picture shows, its size, and a hash of what it was made from
+    docs/pictures/manifest.json   description and size of each picture, and a hash of its sources
 
 A picture is stale if the hash of its sources has changed: `make soak` fails then, `make test` does not.
 """

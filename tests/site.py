@@ -99,7 +99,8 @@ def _pages(text: str, page: Path, source: Path) -> Iterator[str]:
 def notebook_page(path: Path, folder: Path) -> str:
     """Return a notebook as Markdown, and write the pictures in its outputs to `folder`.
 
-    A widget is shown by the HTML or the picture in its output, as in a page of `nbtrain notebook`.
+    For a widget, the HTML or the picture in its output is shown, as in the HTML that `nbtrain notebook`
+    writes.
     """
     import nbformat
 

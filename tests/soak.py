@@ -2,9 +2,9 @@
 
     python -m tests.soak [--only demo fuzz] [--list]
 
-A part is done if its last run passed on the code that it depends on, and is not run again, so a soak that was
-stopped continues with the remaining parts. Each part is one command; its log is build/soak/<part>.log. Exits
-with 1 if a part failed.
+A part whose last run passed with the current code that it depends on is not run again, so a soak that was
+interrupted continues with the remaining parts. Each part is one command; its log is build/soak/<part>.log.
+Exits with 1 if a part failed.
 """
 
 import argparse

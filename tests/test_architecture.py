@@ -372,7 +372,7 @@ def test_no_two_folders_of_a_box_import_each_other():
 
 
 def test_no_circle_for_types():
-    """No modules import each other in a circle if imports under TYPE_CHECKING count too."""
+    """There is no import circle between modules, even if imports under TYPE_CHECKING are counted."""
     loading: dict[str, set[str]] = {module: set() for module in MODULES}
     for module, imported in arrows():
         loading[module].add(imported)

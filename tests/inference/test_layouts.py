@@ -35,8 +35,8 @@ def model_from(place: Place, layout: str):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_are_those_of_one_process(place, layout):
-    """In fp32, logits equal those of a single process to 1e-5, ignoring the vocabulary's padding; text
-    generated with a cache is identical.
+    """In fp32, logits equal a single process's to 1e-5, ignoring the vocabulary's padding; text generated
+    with a cache is identical.
     """
     one, model = model_from(place, "z1"), model_from(place, layout)
     with torch.inference_mode():

@@ -1,5 +1,5 @@
-"""Log-probabilities of given continuations equal those of full forward passes, whatever the engine generates
-at the same time.
+"""Log-probabilities of given continuations equal the results of full forward passes, whatever else the engine
+generates.
 """
 
 import random
@@ -73,8 +73,8 @@ def scored(engine, asked=ASKED, others=()) -> dict[tuple[str, int], dict]:
 
 @pytest.mark.parametrize("slots, budget", [(1, 1024), (4, 16), (16, 1024)])
 def test_scores_are_those_of_full_passes(model, tokenizer, slots, budget):
-    """Scores equal those of full forward passes with one slot and with many, with small and large token
-    budgets, while other texts are generated.
+    """Scores equal full forward passes with one slot and with many, with small and large token budgets, while
+    other texts are generated.
     """
     engine = engine_of(model, tokenizer, slots, prefill_tokens=16)
     engine.scored_tokens = budget
@@ -120,7 +120,7 @@ def test_a_context_is_read_once(model, tokenizer, monkeypatch):
 
 
 def test_the_likeliest_of_equal_logits_is_the_first():
-    """Of several tokens with the same highest logit, the first one counts as the most likely, as in argmax,
+    """If several tokens have the same highest logit, the first one counts as the most likely, as in argmax,
     also in rows after the first block.
     """
     logits = torch.zeros(600, 7)

@@ -1,7 +1,7 @@
 """A rank that does not train: it starts in 50 ms and writes the same heartbeats, records and messages as the
 trainer.
 
-    python fake_rank.py <run dir>        behaviour by environment, set through backend.env:
+    python fake_rank.py <run dir>        controlled by environment variables, set in backend.env:
 
     FAKE_STEPS          steps to make (default: the steps of the run's plan)
     FAKE_STEP_SECONDS   how long one takes (default 0.02)

@@ -3,7 +3,7 @@
     python -m tests.jobs.faults_table [NAME ...]       run only these faults; keep the other rows
 
 The table shows the message that the user reads, how long the run takes to train again, and how many tokens
-are lost. tests/jobs/test_faults.py causes the same faults and pins the messages.
+are lost. tests/jobs/test_faults.py causes some of these faults and tests their messages.
 """
 
 import contextlib

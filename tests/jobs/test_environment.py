@@ -1,4 +1,6 @@
-"""What a job sees of the machine, the environment variables of a rank, and which of them are recorded."""
+"""The part of a machine that a job can use, the environment variables of a rank, and which of them are
+recorded.
+"""
 
 import os
 

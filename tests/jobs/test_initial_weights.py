@@ -267,8 +267,8 @@ def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
 
 
 def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):
-    """By default, the rows of new tokens are trained together with adapters; a run that has a checkpoint
-    keeps its setting.
+    """The rows of new tokens are trained together with adapters by default; a run that has a checkpoint keeps
+    its setting.
     """
     rows = base_rows(base)
     grown = {"tokenizer.vocab_size": rows + 3}

@@ -124,8 +124,8 @@ def test_conversations_become_a_fine_tuning(place, capsys):
 
 
 def test_what_is_too_short_writes_nothing(place, capsys):
-    """For a text that is too short, nothing is written; the message contains the numbers, and the exit code
-    is that of DataError.
+    """If a text is too short, nothing is written, the message contains the numbers, and the command exits
+    with DataError's code.
     """
     (place / "short.txt").write_text("Too short. " * 100)
     assert main(["new", "short", "--text", "short.txt"]) == 3

@@ -126,7 +126,7 @@ def test_a_gpu_without_the_kernels(tiny, name, overrides, expected):
     """Settings are checked against the compute capability of the installed GPU, not against
     resources.gpu_type.
 
-    A GPU that no table lists passes here; the rank checks it.
+    A GPU that is in no table passes the preflight; the rank checks it.
     """
     config = tiny(**ON_GPU, **overrides)
     assert found(config, replace(MACHINE, gpus=(Gpu(name, 16 * GIB),))) == [("resource", expected)]
@@ -264,7 +264,7 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
 
 
 def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monkeypatch):
-    """Checkpoints of this run that will be replaced count as free space; those of other runs do not."""
+    """Checkpoints of this run that will be replaced count as free space; checkpoints of other runs do not."""
     usage = shutil.disk_usage("/")
     disk = tmp_path / "n"
     monkeypatch.setattr(
@@ -307,8 +307,8 @@ def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
 
 
 def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, tmp_path):
-    """The file system of a folder is that of the deepest mount point above it; octal escapes in mount points
-    are decoded.
+    """The deepest mount point above a folder determines its file system; octal escapes in mount points are
+    decoded.
     """
     mounts = tmp_path / "mounts"
     inside = tmp_path / "a disk"

@@ -1,9 +1,9 @@
 """The whole chain with the real trainer: an interrupted run equals an uninterrupted run.
 
 Both runs have dropout, accumulation, two ranks and ZeRO 1. Every step records its loss and gradient norm as
-float hex (NBTRAIN_TRACE); a step repeated after a restart must be the same bit for bit.
+hexadecimal floats (NBTRAIN_TRACE). A step that is repeated after a restart must be bit-identical.
 
-One run goes through three jobs here. The tests marked `soak` test each kind of job separately.
+In the main test, one run has three jobs. Tests marked `soak` interrupt a run in each way separately.
 """
 
 import os

@@ -130,7 +130,7 @@ def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_
 
 @pytest.fixture
 def memory_group(root):
-    """Create a memory cgroup of 400 MiB below that of this process, with whichever version the kernel has."""
+    """Create a memory cgroup of 400 MiB below this process's own, with whichever version the kernel has."""
     own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
     if own is None:
         pytest.skip("no memory cgroup is visible here")

@@ -358,8 +358,8 @@ def test_a_resumed_job_without_an_attempt_is_at_its_checkpoint(tiny, reached, lo
 
 
 def test_perf_is_not_measured_within_a_training(tiny):
-    """mode=perf is rejected for a run that has been trained, because its metrics would be mixed with those of
-    the training.
+    """mode=perf is rejected for a run that has been trained, because its metrics would be mixed with the
+    training's.
     """
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
@@ -588,8 +588,8 @@ def test_a_finished_run_is_refused(tiny):
 
 
 def test_a_notebook_opens_a_finished_run_with_its_own_settings_only(tiny):
-    """A notebook that is executed again shows the finished run; other settings, including those of the
-    backend, are rejected.
+    """A notebook that is executed again shows the finished run; other settings, including the backend's, are
+    rejected.
     """
     job = submit(tiny())
     end(job, step=10)

@@ -28,8 +28,8 @@ def gradients(dtype: torch.dtype, tokens: int, backend: str):
 
 @pytest.mark.parametrize("tokens", [1, 2, 127, 128, 129, 300])
 def test_bf16_on_cpu_has_the_gradients_of_fp32(tokens):
-    """In bf16 on a CPU, output and gradients are close to those of fp32: the root mean square error is at
-    most 1.5 times that of torch's bf16 kernel.
+    """In bf16 on a CPU, output and gradients are close to fp32: the root mean square error is at most 1.5
+    times as large as with torch's bf16 kernel.
     """
     output, gradient = gradients(torch.bfloat16, tokens, "auto")
     assert output.dtype == gradient.dtype == torch.bfloat16
@@ -204,7 +204,7 @@ def test_a_mask_of_documents_is_causal_and_block_diagonal():
 @pytest.mark.parametrize("backend", ["auto", "math"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_documents_attend_as_if_alone(backend, dtype):
-    """For each document, output and gradients equal those of attention over that document alone."""
+    """For each document, output and gradients are the same as in attention over that document alone."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(2, 3, 12, 16, generator=generator).to(dtype).requires_grad_() for _ in range(3)

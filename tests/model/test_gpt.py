@@ -116,8 +116,8 @@ def test_no_position_sees_a_later_one(tokens):
 @pytest.mark.parametrize("pieces", [[16], [1] * 16, [5, 4, 1, 6]])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_cache_gives_the_logits_of_the_whole_sequence(tokens, pieces, autocast):
-    """With a cache, the logits equal those of the whole sequence up to rounding, whether the prompt is read
-    at once, token by token, or in chunks.
+    """With a cache, the logits equal the whole sequence's up to rounding, whether the prompt is read at once,
+    token by token, or in chunks.
     """
     model = GPT(GPTConfig(**{**vars(CONFIG), "autocast": autocast})).eval()
     with torch.no_grad():

@@ -71,9 +71,7 @@ def both(config):
 
 @pytest.mark.parametrize("kind", [*KINDS, "epsilon"])
 def test_loss_and_gradients_are_those_of_the_formula(kind, config_of):
-    """Loss and gradients equal those of the formula with the same weights, and differ from those of another
-    formula.
-    """
+    """Loss and gradients equal the formula's with the same weights, and differ from another formula's."""
     config = config_of(KINDS.get(kind, OTHER_EPSILON))
     (loss, gradients), (expected, of_formula) = both(config)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
@@ -116,8 +114,8 @@ def test_recomputation_changes_no_bit(kind, recompute, config_of):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_gives_the_logits_of_the_whole_sequence(kind, config_of):
-    """With a cache, the logits equal those of the whole sequence, with the prompt read in chunks and then
-    token by token.
+    """With a cache, the logits equal the whole sequence's, with the prompt read in chunks and then token by
+    token.
     """
     config = config_of(KINDS[kind])
     model, (tokens, _) = moved(build_model(config)).eval(), tokens_of(config)

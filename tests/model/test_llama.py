@@ -158,8 +158,8 @@ def both(family: Family, tmp_path) -> tuple[Any, Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_losses_are_those_of_transformers(name, tmp_path):
-    """In fp32, logits and losses equal those of transformers up to the order of additions; a wrong formula
-    changes them by tenths.
+    """In fp32, logits and losses equal the results of transformers up to the order of additions; a wrong
+    formula changes them by tenths.
     """
     config, ours, theirs = both(FAMILIES[name], tmp_path)
     vocabulary = config.tokenizer.vocab_size

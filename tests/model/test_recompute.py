@@ -103,7 +103,7 @@ def test_whole_layers_keep_their_inputs_only():
 
 
 def test_nothing_is_recomputed_where_nothing_is_kept():
-    """Evaluation recomputes nothing, because it keeps no activations; the result is that of a model without
+    """Evaluation recomputes nothing, because it keeps no activations; the result is the same as without
     recomputation.
     """
     model = GPT(GPTConfig(**CONFIG, **WAYS["selective"])).eval()

@@ -83,8 +83,8 @@ def test_steps_at_once_say_what_records_say(
 
 
 def test_most_of_a_regular_file_is_read_by_steps(tmp_path, monkeypatch):
-    """Of 1,000 regular steps, only a few are read record by record: the first, and those where the step
-    number needs one more byte.
+    """Only a few of 1,000 regular steps are read record by record: the first, and steps whose number needs
+    one more byte.
     """
     file = EventFile(tmp_path, 1)
     with file.path.open("ab") as stream:

@@ -106,7 +106,7 @@ Events, the last 2 of 5
 
 
 def test_page_of_a_failed_job_as_text(failed: FakeJob) -> None:
-    """As text, the page of a failed job lists exit codes as Kubernetes does, and resource usage next to the
+    """The text page of a failed job lists exit codes as Kubernetes does, and resource usage next to the
     limits.
     """
     page = job_page(failed.run)
@@ -406,8 +406,8 @@ def test_who_restarts_what(backend: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])
 def test_the_last_condition_is_as_old_as_the_end(tmp_path: Path, state: str) -> None:
-    """The last condition of an ended job changed when the job ended; that of a running job has the current
-    time.
+    """The last condition of an ended job changed when the job ended; the last condition of a running job has
+    the current time.
     """
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
     job.supervisor_events.path.unlink()

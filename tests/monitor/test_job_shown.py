@@ -24,8 +24,8 @@ def job(tmp_path: Path) -> FakeJob:
 
 
 def test_a_replica_names_its_place_its_use_and_its_logs(job: FakeJob) -> None:
-    """A replica shows its host, its resource usage and its logs: those of its ranks first, newest attempt
-    first, and then its agent's.
+    """A replica shows its host, its resource usage and its logs: first its ranks' logs, newest attempt first,
+    and then its agent's.
     """
     (row,) = job_shown(job.run)["replicas"]["rows"]
     cells = dict(zip(REPLICA_HEADS, row["cells"], strict=True))

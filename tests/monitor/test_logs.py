@@ -66,7 +66,7 @@ def test_redrawn_progress_bar_counts_as_its_last_state(tmp_path: Path) -> None:
 
 
 def test_newest_attempt_of_a_rank_is_shown(tmp_path: Path) -> None:
-    """By default, the log of the newest attempt (in numeric order) is shown; another attempt can be
+    """The log of the newest attempt (in numeric order) is shown by default; another attempt can be
     requested.
     """
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3).job
@@ -112,7 +112,7 @@ def test_follow_yields_new_lines_until_the_job_ends(tmp_path: Path, monkeypatch:
 def test_follow_reads_a_log_to_its_end_before_the_next_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Following finishes the log of one attempt before it continues with that of the next."""
+    """Following finishes the log of one attempt before it continues with the log of the next attempt."""
     monkeypatch.setattr(logs, "FOLLOW_POLL_SECONDS", 0.0)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=5)
     job.job.log(0, 0).write_text("step 1\n")

@@ -214,7 +214,9 @@ def test_trial_fills_its_bar(run: RunDir) -> None:
 def test_resumed_run_has_one_point_per_step_and_both_jobs(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the curves, the steps of the second job replace those of the first; both jobs are listed."""
+    """In the curves, the steps of the second job replace the same steps of the first job; both jobs are
+    listed.
+    """
     first = FakeJob(run, steps=20)
     for _ in range(12):
         first.one_step()

@@ -86,7 +86,7 @@ def test_purge_step_drops_what_an_earlier_session_wrote_from_there_on(tmp_path: 
 
 
 def test_purge_step_is_not_compared_with_token_counts(tmp_path: Path) -> None:
-    """Of the "... vs tokens" scalars, a purge removes only the points that were written together with the
+    """A purge removes only those points of the "... vs tokens" scalars that were written together with the
     purged steps.
     """
     by_tokens = f"{LOSS} vs tokens"

@@ -31,8 +31,8 @@ def assert_close(ours: torch.Tensor, expected: torch.Tensor, relative: float = O
 
 
 def assert_gradient(parameter: torch.nn.Parameter, whole: torch.Tensor, group: Group) -> None:
-    """Assert that the gradient of a sharded parameter is this rank's part of `whole`, and that of a
-    replicated one all of it.
+    """Assert that a sharded parameter has this rank's part of the gradient `whole`, and a replicated
+    parameter all of it.
     """
     expected = whole if (dim := partition_dim(parameter)) is None else own_part(whole, dim, group)
     assert_close(parameter.grad, expected)

@@ -1,6 +1,7 @@
 """Plain attention with the signatures of flash-attn 2.7's kernels, for tests of FPDT without flash-attn.
 
-Shapes: b sequences, s tokens, n heads, d head size. Computed in fp32, in one piece: for small sequences.
+In shapes, b is the number of sequences, s of tokens, n of heads, and d the size of a head. Everything is
+computed in fp32 at once, so sequences must be small.
 """
 
 import torch

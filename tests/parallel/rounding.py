@@ -2,9 +2,9 @@
 
 A sum of n terms is off by at most 3 sqrt(n) u of the sum of their magnitudes, for u = 2**-24: the bound of
 Higham and Mary (A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019,
-theorem 2.4) for lambda = 3. A rounding error spread evenly over +-u has a deviation of u / sqrt(3), so the
-bound is five of its deviations. Sums of sums have the error of one sum of all their lengths. Both results
-have errors, which doubles the bound.
+theorem 2.4) for lambda = 3. A rounding error that is uniform in [-u, u] has a standard deviation of u /
+sqrt(3), so the bound is five standard deviations. Nested sums have the error of a single sum with as many
+terms in total. Since both results have errors, the bound is doubled.
 """
 
 from math import sqrt

@@ -1,4 +1,4 @@
-"""A small GPT and its text for tests of layouts. The sizes are odd, so that nothing divides evenly by
+"""A small GPT and its text for tests of layouts, with unusual sizes, so that nothing divides evenly by
 accident.
 """
 

@@ -107,8 +107,8 @@ def check_frozen_weights_and_inputs_without_gradient():
 
 
 def check_autocast_computes_in_bf16_forward_and_backward():
-    """Under autocast, forward and backward passes run in bf16; gradients are in fp32 and close to those of an
-    fp32 model.
+    """Under autocast, forward and backward passes run in bf16; gradients are in fp32 and close to an fp32
+    model's.
     """
     group = world()
     for sequence_parallel in (False, True):

@@ -1,10 +1,10 @@
 """The reference curve: one process in fp32 that trains plain_gpt.py in a plain loop with torch's AdamW,
 without DeepSpeed.
 
-With optimizer.type: Muon the blocks' matrices are stepped by plain_muon.py.
+With optimizer.type: Muon, plain_muon.py updates the matrices of the layers.
 
-Shared with nbtrain: the order of samples, the initial weights, and the learning rate and weight decay of a
-step, which have separate tests. A step runs its whole batch at once.
+Only the order of samples, the initial weights, and the learning rate and weight decay of a step come from
+nbtrain; they have separate tests. A step runs its whole batch at once.
 """
 
 from dataclasses import dataclass

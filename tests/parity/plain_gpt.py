@@ -1,9 +1,10 @@
 """GPT-3 and related models in plain torch, written from the papers without nbtrain's code: the reference for
 every layout.
 
-Attention is written out, logits are whole, and the loss is torch's. The modules have nbtrain's canonical
-names (model/names.py), so that the same initial weights can be loaded; the vocabulary has no padding. The
-number of heads follows from the weights, so that DeepSpeed's AutoTP can shard the linear layers.
+Attention is computed step by step, logits are computed for the whole vocabulary, and the loss is torch's. The
+modules have nbtrain's canonical names (model/names.py), so that the same initial weights can be loaded; the
+vocabulary has no padding. The number of heads is derived from the weights, so that DeepSpeed's AutoTP can
+shard the linear layers.
 """
 
 import math
@@ -16,7 +17,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Kind:
-    """The formulas that define a model; the defaults are those of GPT-3."""
+    """The formulas that define a model; the defaults describe GPT-3."""
 
     rms_norm: bool = False
     epsilon: float = 1e-5

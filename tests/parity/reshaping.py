@@ -1,9 +1,9 @@
 """Checkpoints that are written in one layout and loaded in another: their contents stay the same, and the
 loss curve continues.
 
-The second layout saves what it has loaded before its first step: masters, moments and Adam's step of every
-parameter must equal the first layout's byte for byte (except for the vocabulary's padding, which depends on
-the layout). In fp32 the steps after the load are compared with one process.
+Before its first step, the second layout saves the state that it has loaded. The master weight, moments and
+Adam step of every parameter must equal the first layout's byte for byte, except for the vocabulary's padding,
+which depends on the layout. In fp32, the steps after the load are compared with one process.
 """
 
 import shutil

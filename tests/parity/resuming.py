@@ -4,8 +4,8 @@
     SIGKILL of one rank in the middle of a step      the others follow; the newest checkpoint is an older one
     SIGKILL of one rank while it writes a checkpoint the torn checkpoint is skipped
 
-Rank, step, moment and file are drawn by a generator that is seeded with the case's name. Dropout is on, so
-the resumed job must also continue its random numbers.
+The rank, the step, the point in the step and the file are drawn at random, seeded with the case's name.
+Dropout is on, so the resumed job must also continue its random numbers.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Training of cases on forked ranks, and comparison of the results with one process.
 
 A job is a generator that yields launches and returns its result; a few jobs run at the same time. Every
-launch forks new ranks, because DeepSpeed keeps state of one engine for the next, and a fork takes less time
+launch forks new ranks, because DeepSpeed keeps state from one engine to the next, and forking takes less time
 than a step.
 """
 
@@ -191,7 +191,7 @@ class Runner:
         """Return the largest differences in (loss, gradient norm) between DeepSpeed's own tensor parallelism
         and ours.
 
-        `case` is a layout and ZeRO stage that both support, and has been trained.
+        `case` has a layout and ZeRO stage that both support, and must have been trained before.
         """
         run = self.make_run(case, f"{case.name}-autotp")
         answer = run.path / "autotp.json"

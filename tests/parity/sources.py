@@ -1,9 +1,9 @@
 """The sources behind a committed page of measurements: a hash of the code, and the library versions.
 
-The hash covers the modules that a page's entry points import, directly or through others and wherever the
-import statement is, and the tests' own files that choose and compare. No other module can change a result: an
-edit of a data source, a widget or a verb does not make a page stale. Nor does an edit of a comment, a
-docstring or an empty line.
+The hash covers the modules that a page's entry points import, directly or indirectly and wherever the import
+statement is, and the test files that select and compare. Other modules cannot change a result, so editing a
+data source, a widget or a command does not make a page stale. Neither does editing a comment, a docstring or
+an empty line.
 """
 
 import ast

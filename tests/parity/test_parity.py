@@ -1,21 +1,22 @@
 """Every layout follows the fp32 curve of one process: a small set of cases that covers all pairs of choices.
 
-The full set of combinations is `make parity`'s (matrix.py, docs/evidence/parity.md). Here every two
-compatible choices occur together in at least one case (pairwise.py), and a few more layouts are added.
+`make parity` compares every combination (matrix.py, docs/evidence/parity.md). In these tests, every pair of
+compatible choices occurs in at least one case (pairwise.py), and a few more layouts are added.
 
 Both sides have the same initial weights, the same samples in each step, and no dropout (ranks draw different
 numbers). The reference is plain torch, without DeepSpeed and without nbtrain's model (plain_gpt.py,
-oracle.py). Compared are the loss and gradient norm of every step, the loss of every validation, and at the
-end each parameter's weight and Adam moments. Every gradient has contributed to the moments, so a gradient
-that is missing, doubled or summed over the wrong ranks shows by its name even where Adam's update and the
-total norm hide it. The vocabulary's padding differs between 1, 2, 4 and 8 tensor-parallel ranks.
+oracle.py). The tests compare the loss and gradient norm of every step, the loss of every validation, and at
+the end each parameter's weight and Adam moments. Every gradient contributes to the moments, so a gradient
+that is missing, doubled or summed over the wrong ranks shows under its parameter's name, even if Adam's
+update and the total norm hide it. The vocabulary's padding differs between 1, 2, 4 and 8 tensor-parallel
+ranks.
 
 Tolerances. In fp32, sums are computed in another order, which changes the last bits: a loss of 6 has steps of
 2^-21 = 4.8e-7; two of them were measured, four are allowed. 16-bit formats round each weight and activation
-to 2^-9 (bf16) or 2^-12 (fp16) of itself. These errors are independent and average out over 512 tokens.
-Measured were 1.7e-4 of a loss, 4.6e-3 of a norm, which contains the rounding of each gradient rather than
-their mean, and 2 % of a parameter's moments. Allowed are 1e-3, 1e-2 and 10 %. A wrong scale or a missed
-gradient shows as 1e-2 in the loss and 100 % in the moments.
+to 2^-9 (bf16) or 2^-12 (fp16) of itself. These errors are independent and average out over 512 tokens. The
+measured deviations were 1.7e-4 of a loss, 4.6e-3 of a norm (which contains the rounding of each gradient
+rather than their mean), and 2 % of a parameter's moments; the tests allow 1e-3, 1e-2 and 10 %. A wrong scale
+or a missing gradient changes the loss by 1e-2 and the moments by 100 %.
 """
 
 import itertools

@@ -2,7 +2,7 @@
 once.
 
 python worker.py RUN_DIR ..., or worker:main of forked ranks (nbtrain/proof/fork_client.py). Each run is
-trained like `python -m nbtrain.train` trains it, except for start and end.
+trained as by `python -m nbtrain.train`, except for starting and ending the process.
 """
 
 import os

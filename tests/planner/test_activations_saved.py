@@ -1,9 +1,9 @@
 """Activations: the plan is within 5 % of what autograd keeps for nbtrain's model, measured with saved-tensor
 hooks.
 
-Each storage behind the saved tensors is counted once, without parameters. Small models run for real; large
-shapes are fake tensors, which have sizes and no memory. On a CPU a dropout mask is kept as numbers; the bytes
-on a GPU differ only in masks.
+Each storage behind the saved tensors is counted once, without parameters. Small models are really run; large
+shapes use fake tensors, which have sizes but no memory. On a CPU, dropout masks are kept in the number format
+of the activations; only these bytes differ on a GPU.
 """
 
 import itertools
@@ -76,7 +76,9 @@ def test_what_autograd_keeps(precision, recompute):
 
 
 def check_other_layers(kind: str, precision: str, recompute: str) -> None:
-    """Compare models with other kinds of layers, also with kept scores and with windows as masks."""
+    """Assert the plan of models with other kinds of layers, also with kept scores and with windows as
+    masks.
+    """
     for ways in ({}, {"keeps_scores": True}, {"masks_windows": True}):
         shape = replace(SMALL, **KINDS[kind])
         if (shape.attn_softcap and ways) or ("masks_windows" in ways and not shape.window_layers):
@@ -107,8 +109,8 @@ def test_what_autograd_keeps_of_other_layers_in_every_way(kind, precision, recom
 def test_what_autograd_keeps_of_large_shapes(size, recompute, monkeypatch):
     """The plan gives the right activations for large shapes in bf16.
 
-    Selective recomputation is not covered, because it tells tensors apart by their memory, and fake tensors
-    have none.
+    Selective recomputation is not covered, because it identifies tensors by their memory, which fake tensors
+    do not have.
     """
     # One pass over complete chunks, as on a GPU: fake tensors of separate blocks would take long.
     monkeypatch.setattr(cross_entropy, "CPU_SOFTMAX_ROWS", 2**20)

@@ -91,8 +91,8 @@ def test_a_plan_for_this_machines_gpus_takes_their_rates(machine):
 
 @pytest.mark.parametrize("measured, on_gpu", [("gpu", False), ("cpu", True)])
 def test_figures_of_a_machines_other_device_are_not_used(machine, measured, on_gpu):
-    """The calibration of a machine's GPUs is not used for CPU runs, and that of its CPU is not used for GPU
-    runs.
+    """A calibration of this machine's GPUs is not used for CPU runs, and a calibration of its CPU is not used
+    for GPU runs.
     """
     setup = setup_of(load("gpt3-tiny"))
     if on_gpu:

@@ -48,8 +48,8 @@ def chosen(text, place=TWO_CORES, **options):
 
 
 def test_entries_are_seen_100_times():
-    """The vocabulary is as large as its rarest entry still occurs 100 times; counts are scaled from the
-    sample to the text, and extrapolated as 1 / size^2.
+    """The chosen vocabulary is the largest whose rarest entry still occurs 100 times. Counts are scaled from
+    the sample to the text, and extrapolated as 1 / size^2.
     """
     assert largest_seen(BOOKS, 2.93e6) == rounded(1024 * (78 * 2.93e6 / 2.662 / 393_898 / 100) ** 0.5) == 1536
     assert largest_seen(BOOKS, 100 * 2.93e6) == pytest.approx(10 * 1536, abs=640)

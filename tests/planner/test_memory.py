@@ -37,7 +37,7 @@ def layer_of(overrides: list[str], run: str = "gpt-125m") -> float:
 
 
 def test_a_layer_keeps_34_bytes_without_the_scores():
-    """With flash attention, which keeps no scores, a layer keeps s b h 34 bytes (Korthikanti et al., section
+    """With flash attention, which keeps no scores, a layer keeps 34 s b h bytes (Korthikanti et al., section
     4.1).
     """
     assert layer_of(SMALL) == pytest.approx(34, abs=1e-3)
@@ -254,7 +254,9 @@ def test_offloaded_parameters_leave_what_is_whole_at_one_time():
 
 
 def test_state_on_nvme_passes_through_host_memory():
-    """What ZeRO 3 shards is stored on NVMe; host memory has four tensors of a sub-group and five buffers."""
+    """NVMe stores everything that ZeRO 3 shards; host memory has four tensors of a sub-group and five
+    buffers.
+    """
     held, host, nvme = state_of(
         "parallel.zero_stage=3",
         *(f"parallel.offload_{what}.device=nvme" for what in ("optimizer", "param")),
@@ -312,7 +314,8 @@ def as_megatron_deepspeed(name: str, stage: int) -> float:
     """Return our estimate in GiB for the run in the upstream trainer, with its logits and fp16 gradients and
     without the CUDA runtime.
 
-    Upstream's peaks are from DeepSpeed of 2023, which kept gradients in fp16 and had one fp16 bucket of 5e8.
+    The upstream peaks were measured with DeepSpeed of 2023, which kept gradients in fp16 and had one fp16
+    bucket of 5e8.
     """
     config = load(name)
     parts = stage_memory(config, stage)
@@ -348,7 +351,7 @@ def test_published_peaks_are_above_the_count_by_the_allocators_share(name, publi
     """The estimates are below the published peaks of 31, 39 and 70 GB, which also include free blocks of the
     allocator, CUDA and NCCL.
 
-    At 125M, 1.3B and 13B the count reaches 90, 78 and 73 % of them.
+    The estimates for 125M, 1.3B and 13B are 90, 78 and 73 % of the published peaks.
     """
     stages = range(load(name).parallel.pipeline_parallel_size)
     counted = max(as_megatron_deepspeed(name, stage) for stage in stages)

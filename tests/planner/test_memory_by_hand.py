@@ -360,7 +360,7 @@ def test_a_snapshot_of_asynchronous_saving(mode, copies):
 
 
 def test_the_fullest_stage_and_its_share_of_the_host():
-    """Of two stages, the first needs more memory, because it keeps two micro batches; 8 GPUs share the
+    """The first of two stages needs more memory, because it keeps two micro batches; 8 GPUs share the
     machine's host memory.
     """
     config = small(

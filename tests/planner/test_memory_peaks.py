@@ -130,8 +130,8 @@ def test_autocast_keeps_the_cast_matrices_of_a_program_with_whole_fp32_weights()
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_words_that_are_looked_up_are_not_cast(tied):
-    """On the first stage, the embedding is only looked up and needs no 16-bit copy; on the last stage, it is
-    multiplied and does.
+    """On the first stage, the embedding is only looked up and needs no 16-bit copy; on the last stage, a
+    product reads it, so it needs one.
     """
     setup = replace(ONE, engine="nbtrain", shape=replace(SHAPE, tied=tied), pipeline_parallel_size=2)
     first, last = stage_of(setup, 0), stage_of(setup, 1)
@@ -141,8 +141,8 @@ def test_words_that_are_looked_up_are_not_cast(tied):
 
 
 def test_a_later_stage_with_more_windows_may_be_the_fullest():
-    """Of middle stages with the same number of layers, each kind is checked: the one with more windows may
-    need the most, because each window keeps a mask.
+    """If middle stages have the same number of layers, each kind of stage is checked: the one with more
+    windows may need the most memory, because each window keeps a mask.
     """
     shape = replace(SHAPE, padded_vocab_size=128, window_size=512)
     shape = replace(shape, window_layers=(False,) * 12 + (True,) * 6 + (False,) * 6)

@@ -54,8 +54,8 @@ def test_layouts_use_all_gpus_and_whole_batches():
 
 
 def test_seconds_are_those_computed_by_the_reference():
-    """31 times equal those of the reference, which computes them from TFLOP/s and counts recomputation as the
-    source does.
+    """31 times equal the reference's, which are computed from TFLOP/s with recomputation counted as in the
+    source.
     """
     computed = [case for case in CASES if case.raw.get("step_s_computed")]
     assert len(computed) == 31

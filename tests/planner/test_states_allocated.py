@@ -1,8 +1,8 @@
 """Planned model states equal the bytes that the engine allocates, exactly and on every rank.
 
 Ranks are forked with DeepSpeed loaded. Each launch measures several layouts with one number of ranks, one
-after the other (state_rank.py). Here, every two choices meet in at least one layout; `--soak` runs all
-layouts of up to 8 ranks.
+after the other (state_rank.py). By default, every pair of choices occurs in at least one layout; `--soak`
+runs all layouts of up to 8 ranks.
 """
 
 import itertools

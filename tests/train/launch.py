@@ -1,7 +1,7 @@
 """Run directories, datasets of random tokens, and ranks that train on them.
 
-Under torchrun the ranks start as a user's do (start, train). Forked from the suite's server (ForkedRuns),
-they skip the imports of torch and DeepSpeed, which take longer than the steps of a small model.
+start and train run the ranks under torchrun, as a user does. ForkedRuns forks them from the server that all
+tests share, which saves importing torch and DeepSpeed; that takes longer than the steps of a small model.
 """
 
 import json
@@ -184,7 +184,7 @@ def make_run(
 
 
 def new_job(run: RunDir, trace: bool = True) -> JobDir:
-    """Add a job to the run; its id sorts after those of the other jobs."""
+    """Add a job to the run; its id sorts after the ids of the other jobs."""
     job = run.job(run.unused_job_id())
     job.make_folders()
     config, record = load_resolved(run.config_yaml), run.record()

@@ -127,7 +127,7 @@ class Place:
 def assert_same(one: Path, other: Path, most_rows: int = 1 << 30, step: int = HALF) -> None:
     """Assert that two checkpoints have bit-identical master weights, moments and steps.
 
-    Only the rows of the word embedding that both have are compared, at most `most_rows` of them.
+    Of the word embedding, only rows that both have are compared, at most `most_rows`.
     """
     before, now = CheckpointStore(one), CheckpointStore(other)
     assert sorted(before.parameters) == sorted(now.parameters)

@@ -14,7 +14,8 @@ from nbtrain.train.__main__ import main as train_main
 def main(path: str, what: str = "", step: int = 0) -> int:
     """Train the run `path` with each rank on a separate node.
 
-    `what` happens to the checkpoint of `step`: its copies "hang", or the node's disk is "full" for rank 1.
+    With `what` = "hang", copying the checkpoint of `step` hangs; with "full", the disk of rank 1's node is
+    full.
     """
     rank = os.environ["RANK"]
     os.environ["GROUP_RANK"] = rank

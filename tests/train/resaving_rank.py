@@ -1,8 +1,9 @@
 """Forked ranks that compute in fp16 on any CPU: one function trains, the other loads a checkpoint and saves
 it without training.
 
-DeepSpeed checks the processor for fp16 instructions. Without them torch computes too, but slowly: the large
-products with which a trainer measures the processor would take longer than all steps, so they are skipped.
+DeepSpeed checks the processor for fp16 instructions. Without them, torch still computes in fp16, but slowly.
+The large products with which the trainer measures the processor would take longer than all steps, so they are
+skipped.
 """
 
 from pathlib import Path
@@ -31,7 +32,7 @@ def main(path: str, to: str, universal: str | None = None) -> int:
     """Load the checkpoint of the run `path` and save it, in the layout of this run, to the run directory
     `to`.
 
-    `universal`: a folder in DeepSpeed's universal format, which DeepSpeed's own loader reads instead.
+    If `universal` is given, DeepSpeed's own loader reads this folder in DeepSpeed's universal format instead.
     """
     world = startup.start("cpu", 120)
     get_accelerator().is_fp16_supported = lambda: True

@@ -97,7 +97,9 @@ MORE = [
     ],
 )
 def test_the_first_losses_are_those_of_transformers(kind, words, folders, expected, forked, tmp_path):
-    """In fp32, the first losses equal those of transformers, which compares the weights and their updates."""
+    """In fp32, the first losses equal the losses of transformers, which compares the weights and their
+    updates.
+    """
     run = launch.make_run(tmp_path, overrides_of(folders(kind)[0], words))
     forked.train(run, layout(words)[0])
     assert launch.losses(run) == pytest.approx(expected(kind), abs=1e-5)

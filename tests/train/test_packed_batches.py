@@ -135,7 +135,7 @@ class Gradients:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_loss_and_gradients_are_those_of_transformers(kind, batch, tmp_path):
-    """The loss and gradients of a packed batch equal those of transformers in fp32.
+    """The loss and gradients of a packed batch equal the results of transformers in fp32.
 
     transformers separates examples by their positions alone, without a mask or a cache, and divides by
     num_items_in_batch.

@@ -176,8 +176,8 @@ def test_peft_on_transformers_4_bits_has_its_logits(double, forked, tmp_path):
     """With peft, the exported adapter on a base that transformers loads in 4 bits gives the same logits as in
     training.
 
-    Matrices are equal bit for bit. With double quantization, packed queries, keys and values differ: their
-    blocks of 256 constants and the mean are different. It is small compared with the error of 4 bits.
+    Matrices are bit-identical, except that with double quantization, packed queries, keys and values have
+    other blocks of 256 constants and another mean. The difference is small compared with the error of 4 bits.
     """
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit

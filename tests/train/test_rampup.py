@@ -121,7 +121,7 @@ def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, forked, monkeypatch):
 def test_a_run_cut_in_the_middle_of_the_ramp_is_bitwise_the_same(tmp_path, forked):
     """A run with dropout that is resumed in the middle of the ramp has bit-identical losses and norms.
 
-    The resumed run lists its batch sizes explicitly; they are the same.
+    The resumed run has the same batch sizes, as an explicit list.
     """
     straight = launch.make_run(tmp_path, RAMP, "straight")
     forked.train(straight)

@@ -44,8 +44,8 @@ def start(place, base, words, name, **overrides):
     ],
 )
 def test_masters_and_new_rows(before, words, place):
-    """Master weights are bit-identical to those of the other run, and the row of a new token is the mean of
-    the existing rows.
+    """Master weights are bit-identical to the other run's, and the row of a new token is the mean of the
+    existing rows.
     """
     base = place.source(before)
     run = start(place, base, words, f"grown-{words.replace(' ', '-')}", **{"tokenizer.vocab_size": GROWN})

@@ -85,8 +85,8 @@ def test_every_layout_trains_the_rows_of_one_process(kind, words, place, one):
 
 @pytest.mark.parametrize("kind", ["", "llama"])
 def test_no_other_row_moves(kind, place, one):
-    """In the merged vocabulary, all other rows are bit-identical to those of the base run, including new rows
-    that are frozen.
+    """In the merged vocabulary, all other rows are bit-identical to the base run's, including new rows that
+    are frozen.
     """
     base, alone = one(kind)
     before = RunWeights(CheckpointStore(base.checkpoint(HALF)), GROWN)

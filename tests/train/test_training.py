@@ -75,7 +75,7 @@ def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, forked, ranks, 
     for bit.
 
     The test compares the loss and gradient norm of each step, and everything in the last checkpoint. The
-    stopped run evaluates and saves once more in between.
+    stopped run evaluates and saves one more time, when it stops.
     """
     overrides = {**RUN, **overrides}
     steps = overrides["batch.train_tokens"] // 32 // overrides.get("batch.global_batch_size", 4)

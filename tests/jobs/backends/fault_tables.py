@@ -3,9 +3,9 @@ and the runner.
 
     tables = Tables("faults-hosts.md", "tests.jobs...", FAULTS, ...); sys.exit(tables.main(sys.argv[1:]))
 
-Each fault runs in a separate process, several at once, because they are idle most of the time. A fault states
-how the job must end. A job that ends differently is reported as failed, and its rows in the page are not
-changed.
+Each fault runs in a separate process. Several run at the same time, because they are idle most of the time. A
+fault defines how its job must end; if the job ends differently, the fault is reported as failed, and its rows
+in the page are not changed.
 """
 
 import contextlib
@@ -166,7 +166,7 @@ class Row:
     seconds: str
     """Seconds from the fault until ranks train again; "" if they do not recover by themselves."""
     after: str
-    """What happens after the fault, in one sentence."""
+    """Consequence of the fault, in one sentence."""
 
 
 @dataclass(frozen=True)

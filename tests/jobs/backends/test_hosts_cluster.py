@@ -1,6 +1,6 @@
 """Runs on two hosts that are reached by ssh: finished, one of two cancelled, or rejected before the start.
 
-Faults that take longer: hosts_faults_table.py, a part of `make soak`.
+Faults that take longer are in hosts_faults_table.py, which is a part of `make soak`.
 """
 
 import json

@@ -47,8 +47,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, named: str = "127.0.1.1", **interfa
 
 
 def test_the_address_is_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address is that of the host name, or of a hardware interface before a bridge; loopback is the last
-    resort.
+    """The agent uses the address of the host name, then of a hardware interface, then of a bridge, and
+    loopback as a last resort.
     """
     machine(monkeypatch, lo="127.0.0.1", docker0="172.17.0.1", eth0="10.0.0.7", ib0="10.1.0.7")
     assert own_address() == ("10.0.0.7", "eth0")

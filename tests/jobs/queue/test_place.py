@@ -283,7 +283,7 @@ def test_causes_are_of_the_order_that_is_shown(holders, cause_of):
 
 
 def test_cores_are_threads_times_ranks(holders):
-    """By default, a job gets all cores; resources.cpus_per_node or OMP_NUM_THREADS reduces the number."""
+    """A job gets all cores by default; resources.cpus_per_node or OMP_NUM_THREADS reduces the number."""
     holders.machine(cores=8)
 
     def count(**overrides):

@@ -112,8 +112,8 @@ def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
 
 
 def test_ranks_that_are_all_in_one_collective_wait_for_none_of_its_own():
-    """If some ranks are in a collective that does not end, these are named, not the rank that waits for them
-    elsewhere.
+    """If some ranks are in a collective that does not end, they are named, and not a rank in another
+    collective that waits for them.
     """
     everyone = [rank(0, inside([0, 1], 5)), rank(1, inside([0, 1], 5)), rank(2, inside(range(3), 9))]
     assert [culprit.rank for culprit in culprits(everyone)] == [0, 1]

@@ -1,4 +1,4 @@
-"""What the supervisor does between attempts. The attempts are not run; the test gives their verdicts."""
+"""Actions of the supervisor between attempts. The attempts are not run; the test gives their verdicts."""
 
 import errno
 import os

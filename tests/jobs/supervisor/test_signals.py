@@ -87,7 +87,9 @@ def test_no_later_request_takes_a_stop_back(job: JobDir, actions: tuple[str, str
 
 @pytest.mark.parametrize(("action", "stops"), [("save", False), ("stop", True), ("something new", False)])
 def test_a_new_supervisor_heeds_only_an_old_stop(job: JobDir, action: str, stops: bool) -> None:
-    """Of old requests, a new supervisor obeys only a stop, because its predecessor has answered the saves."""
+    """A new supervisor obeys an old stop request, but no other old request, because its predecessor has
+    answered the saves.
+    """
     Ask(7, action, 0.0).write(job.control_ask)
     asked = Asked()
     asked.read_ask(job, at_start=True)

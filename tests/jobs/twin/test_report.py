@@ -85,8 +85,8 @@ def test_missing_steps_are_not_equal():
 @pytest.mark.parametrize("number_format", TOLERANCES)
 @pytest.mark.parametrize("change", ["loss5", "norm5", "validation6"])
 def test_what_is_close_depends_on_the_format(number_format, change):
-    """The tolerance depends on the number format: half of it passes, and twice as much fails with the
-    step.
+    """The tolerance depends on the number format. A deviation of half the tolerance passes; twice the
+    tolerance fails, and the result names the step.
     """
     loss, norm = TOLERANCES[number_format]
     allowed = norm * 1.55 if change == "norm5" else loss
@@ -98,8 +98,8 @@ def test_what_is_close_depends_on_the_format(number_format, change):
 
 
 def test_what_has_no_number_or_no_counterpart_is_not_close():
-    """A NaN or a step that only one curve has does not count as close; a part of a run is compared with the
-    same part of the other.
+    """A NaN does not count as close, nor does a step that only one of the curves has. A part of a run is
+    compared with the same part of the other run.
     """
     assert check_close("reshape", without(curve(), 1, 2, 3), curve(), "fp32", "here").outcome == "passed"
     assert check_close("layout", curve(loss5=math.nan), curve(), "fp32", "here").outcome == "failed"

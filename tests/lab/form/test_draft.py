@@ -232,7 +232,7 @@ def test_what_a_recipe_sets_follows_it(run: str, typed: dict[str, object], overr
 
 
 def test_names_follow_the_text_and_the_vocabulary() -> None:
-    """As in the run itself, dataset and tokenizer names follow from the text and the vocabulary, unless the
+    """Dataset and tokenizer names follow from the text and the vocabulary, as in the run itself, unless the
     user typed a name.
     """
     draft, names = Draft("gpt-tiny"), ("data.name", "tokenizer.name")
@@ -250,7 +250,7 @@ def test_names_follow_the_text_and_the_vocabulary() -> None:
 
 
 def test_defaults_are_those_of_the_recipe() -> None:
-    """Defaults are those of the recipe and its architecture, unless the user chose another architecture. An
+    """Defaults come from the recipe and its architecture, unless the user chose another architecture. An
     unknown recipe has none.
     """
     draft = Draft("gpt3-tiny")

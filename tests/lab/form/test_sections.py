@@ -76,7 +76,7 @@ def test_overrides_are_those_that_a_person_writes(
 
 def test_a_run_that_fine_tunes_opens_with_its_values(tuned: str) -> None:
     """The form of a run that fine-tunes opens with its values. The switch of the section removes and restores
-    them; Reset restores those of the YAML.
+    them; Reset restores the YAML's values.
     """
     fields = answer("form", {"yaml": tuned})["fields"]
     assert at(fields, "lora")["value"] == "{}" and at(fields, "dpo")["value"] == "null"

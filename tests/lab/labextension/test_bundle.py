@@ -1,7 +1,7 @@
 """The files of the JupyterLab extension: the committed bundle is built from the sources and contains no name
 of a machine.
 
-Only the rebuild at the end needs node.
+Only the last test, which builds the bundle, needs node.
 """
 
 import json

@@ -54,7 +54,7 @@ class Server:
     ) -> Answer:
         """Send a request to nbtrain/<path>, or to another path if it begins with a slash.
 
-        An answer of nbtrain must be described in openapi.yaml.
+        The response of an nbtrain route must be described in openapi.yaml.
         """
         answer = self._ask(path, method, body, token, opener, headers)
         kind = answer.headers.get("Content-Type", "").partition(";")[0]

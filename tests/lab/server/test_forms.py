@@ -46,7 +46,7 @@ def test_config_beside_its_parents(server: Server) -> None:
 
 
 def test_check_says_all_that_stands_against_a_run(server: Server) -> None:
-    """The check of a valid run passes, that of an invalid run returns its problems, and files outside the
+    """Checking a valid run returns no problems, checking an invalid run returns them, and files outside the
     workspace are not read.
     """
     assert server.ask("check", "POST", {"yaml": "gpt-tiny"}).json["works"] is True

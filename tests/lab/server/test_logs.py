@@ -83,7 +83,7 @@ def test_search_finds_lines_with_their_place(server: Server, failed: RunDir) -> 
 
 
 def test_last_traceback_of_the_rank_that_failed(server: Server, failed: RunDir, run: RunDir) -> None:
-    """The last traceback is that of the rank named in the cause, with a title; a run without a traceback says
+    """The last traceback comes from the rank named in the cause, with a title; a run without a traceback says
     so.
     """
     found = server.get("run/gpt-failed/log/traceback")

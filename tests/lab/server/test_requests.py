@@ -11,8 +11,8 @@ MOST_SECONDS = 60.0
 
 
 def test_what_was_not_begun_waits_for_the_list(monkeypatch):
-    """The list of runs is answered before requests about single runs that have not been started, even if it
-    comes last.
+    """The list of runs is answered before waiting requests about single runs, even if it was requested
+    last.
     """
     monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", MOST_SECONDS)
     begun, go_on, order = threading.Event(), threading.Event(), []

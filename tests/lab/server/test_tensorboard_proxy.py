@@ -71,7 +71,8 @@ def test_routes_are_loaded_without_the_schema_and_the_planner(
 ) -> None:
     """The routes import neither the schema nor the planner, which only plans, forms and job pages need.
 
-    A request for a running run, with its buttons, loads the schema but neither numpy nor an engine.
+    A request for an active run, which has buttons, loads the schema, but neither numpy nor a backend's
+    scheduler.
     """
     import subprocess
     import sys

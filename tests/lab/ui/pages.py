@@ -92,8 +92,8 @@ def view_page(
 
     `exports` are names that the module only imports.
 
-    Its errors fail the test. With `still`, its clock advances only by page.clock.run_for(milliseconds); then
-    answered(page) delivers the answers.
+    Errors in the page fail the test. With `still`, the page's clock advances only by
+    page.clock.run_for(milliseconds); after that, answered(page) delivers the responses.
     """
     context = browser.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()

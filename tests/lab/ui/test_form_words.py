@@ -1,4 +1,4 @@
-"""What the launch form says after Submit, and where its buttons are."""
+"""Texts of the launch form after Submit, and the positions of its buttons."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,8 @@ def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
 def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace: Path, browser: Any) -> None:
     """If gpt-tiny has been trained, New Run opens with the name gpt-tiny-2 and without an error.
 
-    A learning rate of 1000 is a warning, whose button sets the usual one; a submitted run is opened.
+    A learning rate of 1000 causes a warning, with a button that sets the usual one. After Submit, the run is
+    opened.
     """
     run_as_submitted("gpt-tiny").finish("SUCCEEDED", "all steps are done")
     routes: dict[str, Any] = {

@@ -270,9 +270,7 @@ def test_a_button_has_its_place_in_every_state(job: FakeJob, browser: Any, width
 
 
 def test_a_long_cause_leaves_the_page_in_reach(job: FakeJob, browser: Any) -> None:
-    """Of a cause with 3,500 characters, three lines are shown with a button that opens the rest, which
-    scrolls.
-    """
+    """A cause of 3,500 characters is cut to three lines, with a button that opens the rest, which scrolls."""
     job.finish("FAILED", "rank 1 failed: CUDA out of memory. " + 290 * "Tried more. ")
     with view_page(browser, routes_of(job.run), MOUNT, width=1024) as page:
         box = page.locator(".nbt-failure")
@@ -952,7 +950,7 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
 
 
 def test_a_run_made_anew_under_its_name_is_another(job: FakeJob, browser: Any) -> None:
-    """A run that was deleted and created again under its name is shown as another run, but not as one in
+    """A run that was deleted and created again under its name is shown as a new run, and not as a run in
     another output directory.
     """
     routes, ids = routes_of(job.run), [job.record.run_id]

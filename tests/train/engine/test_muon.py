@@ -178,8 +178,8 @@ def test_parameters_that_are_not_where_they_should_be_are_named():
 
 
 def test_costs_are_those_of_the_parts(tmp_path):
-    """A packed matrix costs as much as three matrices of 64 x 64, not as one of 192 x 64, also in the
-    planner.
+    """A packed matrix costs as much as three matrices of 64 x 64, and not as much as one of 192 x 64; the
+    planner counts the same.
     """
     optimizer = SimpleNamespace(matrices_of=partial(matrices_of, MODEL), num_ns_steps=5)
     cost = Muon._cost(optimizer, "layers.0.attention.query_key_value.weight", (192, 64))

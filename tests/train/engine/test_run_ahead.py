@@ -15,8 +15,7 @@ STEPS = 3
 
 @pytest.mark.slow
 def test_a_step_takes_no_number_from_the_device(tmp_path):
-    """Without DeepSpeed's checks, the only reads of a number from a tensor in a step are those of the
-    stability guard.
+    """Without DeepSpeed's checks, only the stability guard reads a number from a tensor during a step.
 
     Losses and norms are bit-identical with and without DeepSpeed's checks.
     """

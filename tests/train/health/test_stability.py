@@ -89,7 +89,7 @@ class Run:
 
 
 def test_stop_says_step_loss_norm_rank_and_samples(yaml, job):
-    """By default, a NaN loss stops the run; the message contains the step, loss, norm, rank and samples, and
+    """A NaN loss stops the run by default; the message contains the step, loss, norm, rank and samples, and
     names the configuration field.
     """
     run = Run(yaml, job)

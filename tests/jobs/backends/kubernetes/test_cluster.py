@@ -178,9 +178,7 @@ def test_a_log_goes_on_after_its_last_line(stub, cluster):
 
 
 def test_pods_and_events_are_those_of_the_job(stub, cluster):
-    """Pods are selected by label; events are those of the object and of everything it created, oldest
-    first.
-    """
+    """Pods are selected by label. Events are about the object and everything it created, oldest first."""
     for name, job in (("a", "mine"), ("b", "other")):
         stub.put(PODS, {"metadata": {"name": name, "labels": {"nbtrain/job-id": job}}})
     for number, (about, stamp) in enumerate([("gpt-worker-0", "03"), ("gpt", "02"), ("gpt2", "01")]):

@@ -42,8 +42,8 @@ def config(workspace: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A fake Slurm, {program: output or exception}. `said` contains all calls, and `environment` that of the
-    last call.
+    """A fake Slurm, {program: output or exception}. `said` contains all calls, and `environment` the last
+    call's variables.
     """
     answers: dict[str, Any] = {"said": []}
 

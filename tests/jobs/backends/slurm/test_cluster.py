@@ -64,7 +64,8 @@ def test_a_paused_job_gives_its_nodes_back_and_goes_on(
     """A paused job saves, becomes SUSPENDED and leaves Slurm's queue; when it is resumed, it is the same job
     in another allocation.
 
-    A cancel reaches its supervisor through a file, on any node; afterwards Slurm has no job of it.
+    A cancel request reaches the supervisor through a file, on any node; afterwards, Slurm has no job of this
+    run.
     """
     job = on_slurm(steps=100_000)
     wait_until(lambda: status_of(job)[0] == RUNNING, "RUNNING", END_SECONDS)

@@ -30,8 +30,8 @@ def test_every_version_says_that_a_job_runs(version: str) -> None:
 
 
 def test_an_array_is_what_its_foremost_task_is() -> None:
-    """The state of an array is that of its most advanced task, although the last line of Slurm's output may
-    be a cancelled task.
+    """An array has the state of its most advanced task, although the last line of Slurm's output may be a
+    cancelled task.
     """
     assert spoken("array-running-22.05.txt") == (RUNNING, "Slurm job 12 is RUNNING on n1")
     assert spoken("array-ended-22.05.txt")[0] == CANCELLED

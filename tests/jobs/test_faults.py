@@ -5,7 +5,7 @@
     attempt 2   rank 1 dies at step 14, and one device is left
     attempt 3   one rank with twice the micro batches: the same steps
 
-faults_table.py causes every other fault in a run of its own, and writes docs/evidence/faults-local.md.
+faults_table.py causes every other fault in a separate run, and writes docs/evidence/faults-local.md.
 """
 
 import re

@@ -462,7 +462,9 @@ STATUS = {
 
 @pytest.mark.parametrize("state", STATUS)
 def test_status_is_tidy_in_every_state(run: RunDir, state: str) -> None:
-    """In no state does the status text have trailing spaces, empty lines or a message of several lines."""
+    """The status text has no trailing spaces, no empty lines and no message of several lines, whatever the
+    state.
+    """
     job = FakeJob(run, steps=2)
     job.supervisor_events.path.unlink()
     causes = {"SUCCEEDED": "all is done", "FAILED": "boom\n  and more\n"}

@@ -58,7 +58,9 @@ def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
 
 
 def test_many_ranks_are_a_mean_with_a_band_and_the_extremes_by_name(tmp_path: Path) -> None:
-    """Of 64 ranks, the highest and the lowest mean are named; one rank alone is one line."""
+    """For 64 ranks, a chart shows their mean with a band and names the ranks with the highest and lowest
+    mean; a single rank is one line.
+    """
     job = FakeJob(RunDir(tmp_path / "gpt-wide"), steps=40, world_size=2)
     job.one_step()
     job.tensorboard.close()

@@ -227,8 +227,8 @@ def test_an_unknown_device_has_no_time():
 
 @pytest.mark.parametrize(("dtype", "share"), [("fp32", 0.43), ("bf16", 0.76), ("fp16", 0.43)])
 def test_the_rate_of_cores(monkeypatch, dtype, share):
-    """A CPU run's throughput follows from the number of cores, the format's efficiency, and the rate of a
-    core: 100 GFLOP/s as measured, or 166 GFLOP/s if assumed.
+    """The throughput of a CPU run is computed from the number of cores, the format's efficiency, and the rate
+    of a core: 100 GFLOP/s if measured, and 166 GFLOP/s by default.
     """
     config = load("gpt3-tiny", ["resources.cpus_per_node=3", f"precision.dtype={dtype}"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 100e9)

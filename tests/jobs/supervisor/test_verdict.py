@@ -172,8 +172,8 @@ def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
 
 @pytest.mark.parametrize("number", [6, 9, 15])
 def test_a_rank_that_failed_and_was_then_ended_by_a_signal_is_the_cause(number):
-    """The rank that failed by itself is the cause, even if its peers failed earlier and a signal ended it
-    later.
+    """The cause is the rank that raised an error of its own, here a full disk, even if a lost connection made
+    its peer fail earlier and a signal then ended it.
     """
     full = record(
         1, "failed", signal=number, code=None, time=9.0, message="OSError: [Errno 28] No space left"

@@ -71,7 +71,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     `program` names the program and version of their flags ("megatron-lm@040eac94"). A run that would be
     refused raises nothing: its problems are findings of the level error.
     """
-    from nbtrain.config.findings import finding_of_problem, split_problems
+    from nbtrain.config.findings import findings_of
     from nbtrain.foreign.read import is_foreign
     from nbtrain.jobs.findings import findings_here
     from nbtrain.jobs.initial_weights import findings_of_weights, with_new_tokens
@@ -89,8 +89,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
         here = [*findings_here(config), *findings_of_weights(config)]
         return Checked(config.name, [*here, *plan(with_new_tokens(config)).findings])
     except ConfigError as error:
-        problems = [finding_of_problem(problem) for problem in split_problems(str(error))]
-        return Checked(str(getattr(run, "name", run)), problems, error)
+        return Checked(str(getattr(run, "name", run)), findings_of(error), error)
 
 
 def _check_files(files: Sequence[str], overrides: Overrides, program: str) -> Checked:

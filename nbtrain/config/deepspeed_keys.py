@@ -11,9 +11,9 @@ import difflib
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.version import PACKAGE
 from nbtrain.config.yaml_source import show
 
@@ -55,18 +55,16 @@ _WORDS = {
 Section = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class KeyProblem:
-    """A key or value that DeepSpeed does not take."""
+# Rules of the findings about DeepSpeed's configuration.
+UNKNOWN_KEY, WRONG_VALUE = "deepspeed_keys_exist", "deepspeed_values_fit"
 
-    path: str
-    """Dotted, from the top of DeepSpeed's configuration."""
-    words: str
-    """The rule and the fix, to follow "...sets PATH, which"."""
-    near: str = ""
-    """The known key that looks like it."""
-    of_value: bool = True
-    """Whether the key is right and its value is wrong."""
+
+def _problem(rule: str, path: str, message: str) -> Finding:
+    """Return a finding whose key is dotted from the top of DeepSpeed's configuration.
+
+    The message is the rule and the fix, to follow "...sets PATH, which".
+    """
+    return Finding("error", rule, path, "", message, cost=FATAL)
 
 
 @functools.lru_cache(1)
@@ -77,7 +75,7 @@ def table() -> dict[str, Any]:
     return found
 
 
-def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[KeyProblem]:
+def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Finding]:
     """Return all known problems of a DeepSpeed configuration, in the file's order.
 
     Keys at the top are not compared with a list: config/deepspeed.py has it.
@@ -86,41 +84,45 @@ def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[KeyPro
     for key, value in values.items():
         path = f"{prefix}{key}"
         if path in rejected:
-            yield KeyProblem(
-                path,
-                f"DeepSpeed {VERSION} rejects: what it turned on has been removed. Remove it.",
-                of_value=False,
-            )
+            message = f"DeepSpeed {VERSION} rejects: what it turned on has been removed. Remove it."
+            yield _problem(UNKNOWN_KEY, path, message)
         elif path in top:
             if rule := broken_rule(top[path], value):
-                yield KeyProblem(path, f"{rule}, not {show(value)}.")
+                yield _problem(WRONG_VALUE, path, f"{rule}, not {show(value)}.")
         elif path in sections:
             if isinstance(value, Mapping):
                 yield from _section_problems(sections[path], value, path)
             elif value is not None and value != AUTO:
-                yield KeyProblem(path, f"must be a mapping of keys, not {show(value)}.")
+                yield _problem(WRONG_VALUE, path, f"must be a mapping of keys, not {show(value)}.")
         elif isinstance(value, Mapping) and any(known.startswith(f"{path}.") for known in sections):
             yield from key_problems(value, f"{path}.")
 
 
-def _section_problems(section: Section, values: Mapping[str, Any], path: str) -> Iterator[KeyProblem]:
-    # A field may be given by its own name too.
-    known = {**section, **{entry["also"]: entry for entry in section.values() if "also" in entry}}
+def _section_problems(section: Section, values: Mapping[str, Any], path: str) -> Iterator[Finding]:
+    known = _known(section)
     for key, value in values.items():
         inner = f"{path}.{key}"
         if inner in table()["rejected"] or inner in table()["sections"]:
             yield from key_problems({key: value}, f"{path}.")
         elif key not in known:
-            near = RENAMED.get(inner) or next(iter(difflib.get_close_matches(str(key), known, n=1)), "")
+            near = nearest_key(inner)
             hint = f" Nearest: {near}." if near else ""
-            yield KeyProblem(
-                inner,
-                f"DeepSpeed {VERSION} does not know in {path}.{hint} Remove it, or correct its name.",
-                near,
-                of_value=False,
-            )
+            message = f"DeepSpeed {VERSION} does not know in {path}.{hint} Remove it, or correct its name."
+            yield _problem(UNKNOWN_KEY, inner, message)
         elif rule := broken_rule(known[key], value):
-            yield KeyProblem(inner, f"{rule}, not {show(value)}.")
+            yield _problem(WRONG_VALUE, inner, f"{rule}, not {show(value)}.")
+
+
+def _known(section: Section) -> Section:
+    """Return the keys of a section; a field may be given by its own name too."""
+    return {**section, **{entry["also"]: entry for entry in section.values() if "also" in entry}}
+
+
+def nearest_key(path: str) -> str:
+    """Return the known key of its section that an unknown key looks like; "" if there is none."""
+    section, _, key = path.rpartition(".")
+    known = _known(table()["sections"].get(section, {}))
+    return RENAMED.get(path) or next(iter(difflib.get_close_matches(key, known, n=1)), "")
 
 
 def unknown_optimizer(kind: object) -> str:

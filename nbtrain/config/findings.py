@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from nbtrain.base.errors import NbtrainError
 from nbtrain.base.findings import FATAL, Cost, Finding, Lack, Level
 from nbtrain.config.schema import RunConfig
 
@@ -51,25 +52,14 @@ def run_checks(checks: Iterable[Callable[..., Iterable[Finding]]], *arguments: A
     ]
 
 
-# A second line of a problem is indented.
-NEXT_PROBLEM = re.compile(r"\n(?! )")
-
-
-def split_problems(text: str) -> list[str]:
-    """Split the text of a ConfigError into its problems."""
-    return NEXT_PROBLEM.split(text)
-
-
-# "gpt.yaml:22: batch.global_batch_size = 250", the beginning of every message of config/rules/.
-_BEGINNING = re.compile(r"(?P<place>.*?): (?P<key>[a-z_]+(\.[A-Za-z0-9_]+)*)(?= = |: | sets | looks )")
-# "gpt.yaml:22: " or "override batch.x=1: ", the beginning of other messages.
+# "gpt.yaml:22: " or "override batch.x=1: ", the beginning of the message of a single check.
 _PLACE = re.compile(r"(?P<place>override .+?|\S+:\d+): ")
 
 
-def finding_of_problem(problem: str) -> Finding:
-    """Convert the message of a broken rule (config/rules/), or of the schema, to a finding."""
-    match = _BEGINNING.match(problem)
-    place, key = (match["place"], match["key"]) if match else ("", "")
-    if match is None and (begins := _PLACE.match(problem)):
-        place = begins["place"]
-    return Finding("error", "rules", key, place, problem, "", FATAL)
+def findings_of(error: NbtrainError) -> list[Finding]:
+    """Return the findings that an error was raised with, or one with the text of an error raised alone."""
+    if error.findings:
+        return list(error.findings)
+    text = str(error)
+    place = match["place"] if (match := _PLACE.match(text)) else ""
+    return [Finding("error", "load", "", place, text.removeprefix(f"{place}: "), cost=FATAL)]

@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.terminal import shortened
 from nbtrain.config.other_names import other_name
 from nbtrain.config.schema import ConfigModel, RunConfig
@@ -78,8 +79,8 @@ def _section(annotation: Any) -> type[ConfigModel] | None:
     return None
 
 
-def unknown_keys(located: Located) -> list[str]:
-    """Return a message for each key that the schema does not have, with the nearest known key."""
+def unknown_keys(located: Located) -> list[Finding]:
+    """Return a finding for each key that the schema does not have, with the nearest known key."""
     known = field_keys()
     sections = [key for key, model in known.items() if model is not None]
     problems = []
@@ -92,9 +93,9 @@ def unknown_keys(located: Located) -> list[str]:
                 # What holds keys was meant to be a section, if there is one like it.
                 near = _nearest(dotted, sections) if isinstance(inner, Mapping) else ""
                 near = _numbered(dotted, inner) or near or _nearest(dotted, known)
-                problems.append(
-                    f"{located.where(dotted)}: {shortened(section)} has no key `{shortened(key)}`.{near}"
-                )
+                message = f"{shortened(section)} has no key `{shortened(key)}`.{near}"
+                place = located.where(dotted) or ""
+                problems.append(Finding("error", "unknown_keys", dotted, place, message, cost=FATAL))
             elif isinstance(inner, Mapping) and known[dotted] is not None:
                 walk(inner, f"{dotted}.")
 

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.amounts import counted
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import display, example_folders, example_names, typed_path, valid_name, workspace
@@ -38,7 +39,7 @@ from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
 from nbtrain.config.recipes import expanded
 from nbtrain.config.schedule_section import NO_LENGTH, given_unit
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.schema_errors import worded
+from nbtrain.config.schema_errors import schema_finding
 from nbtrain.config.yaml_source import (
     Located,
     MisleadingValue,
@@ -308,15 +309,16 @@ def validate(located: Located, label: str) -> RunConfig:
     except ValidationError as error:
         # Unknown keys outside lists have been reported above, with the nearest known one.
         problems += [
-            worded(entry, located, label)
+            schema_finding(entry, located, label)
             for entry in error.errors(include_url=False)
             if entry["type"] != "extra_forbidden" or any(isinstance(part, int) for part in entry["loc"])
         ]
     else:
         if given_unit(config.batch, "train") is None:
-            problems.append(NO_LENGTH.format(where=located.where("batch.train_tokens") or label))
-    if problems:
-        raise ConfigError("\n".join(problems))
+            key = "batch.train_tokens"
+            place = located.where(key) or label
+            problems.append(Finding("error", "schema", key, place, NO_LENGTH, cost=FATAL))
+    refuse(problems, ConfigError)
     config._origins.update(located.origins)
     return config
 
@@ -332,9 +334,8 @@ def validate_section(located: Located, section: str) -> None:
             model.model_validate(located.value[section])
     except ValidationError as error:
         problems = [
-            worded({**entry, "loc": (section, *entry["loc"])}, located, section)
+            schema_finding({**entry, "loc": (section, *entry["loc"])}, located, section)
             for entry in error.errors(include_url=False)
             if entry["type"] not in ("missing", "extra_forbidden")
         ]
-        if problems:
-            raise ConfigError("\n".join(problems)) from None
+        refuse(problems, ConfigError)

@@ -26,7 +26,7 @@ STEP_SIZES = r"^0:[1-9]\d{0,6}( [1-9]\d{0,14}(\.\d{1,15})?[KMBT]?:[1-9]\d{0,6})*
 
 UNITS = ("tokens", "samples", "steps")
 
-NO_LENGTH = "{where}: batch.train_tokens is missing: set it, or train_samples or train_steps."
+NO_LENGTH = "batch.train_tokens is missing: set it, or train_samples or train_steps."
 
 
 def given_unit(section: ConfigModel, stem: str) -> str | None:
@@ -88,7 +88,7 @@ class BatchConfig(ConfigModel):
         """The run's length, e.g. ("tokens", 2_500_000_000). Raises ConfigError if there is none."""
         unit = given_unit(self, "train")
         if unit is None:
-            raise ConfigError(NO_LENGTH.format(where="batch"))
+            raise ConfigError(NO_LENGTH)
         return unit, getattr(self, f"train_{unit}")
 
 

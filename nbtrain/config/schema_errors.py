@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from nbtrain.base.amounts import counted
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE
 from nbtrain.config.backend_section import BACKEND_WORDS
@@ -62,8 +63,8 @@ _PATTERNS = {
 NAMES = ("name", "data.name", "tokenizer.name")
 
 
-def worded(entry: Any, located: Located, label: str) -> str:
-    """Reword one of pydantic's errors: the place, the value, and the rule."""
+def schema_finding(entry: Any, located: Located, label: str) -> Finding:
+    """Return the finding about one of pydantic's errors: the place, the value, and the rule."""
     location = entry["loc"]
     # In a list of sources pydantic names the kind after the index, of a pattern or a step its form, such as
     # "<each layer>": these are not keys.
@@ -73,34 +74,40 @@ def worded(entry: Any, located: Located, label: str) -> str:
         if not (isinstance(before, int) and part in SOURCES) and not str(part).startswith("<")
     ]
     dotted = ".".join(str(part) for part in parts)
-    where = located.where(dotted) or label
+    place = located.where(dotted) or label
+    if entry["type"] == "string_type" and entry["input"] is None and dotted in NAMES:
+        # name= on the command line.
+        place = place.removesuffix("null")
+    return Finding("error", "schema", dotted, place, _message(entry, location, parts, dotted), cost=FATAL)
+
+
+def _message(entry: Any, location: tuple[Any, ...], parts: list[Any], dotted: str) -> str:
     kind, context = entry["type"], entry.get("ctx", {})
     if kind == "string_type" and entry["input"] is None and dotted in NAMES:
-        # name= on the command line.
         fix = f"Give one, e.g. {dotted}=my-run, or omit {dotted} to keep the YAML's value."
         rule = NAME_RULE.rpartition(", e.g. ")[0]
-        return f"{where.removesuffix('null')}: {dotted} is empty: a name {rule}. {fix}"
-    found = f"{where}: {dotted} = {show(entry['input'])}"
+        return f"{dotted} is empty: a name {rule}. {fix}"
+    found = f"{dotted} = {show(entry['input'])}"
     if parts and parts[-1] == "[key]":
         section = ".".join(str(part) for part in parts[:-2])
-        found = f"{where}: {section} has the key {show(entry['input'])}"
+        found = f"{section} has the key {show(entry['input'])}"
     if kind == "model_type" and dotted == "backend":
         known = entry["input"] in ("local", "hosts", "slurm", "kubernetes")
         engine = entry["input"] if known else "slurm"
         return f"{found}: must be a section with a kind: write `backend: {{kind: {engine}}}`."
     if kind == "missing":
-        return f"{where}: {dotted} is missing; it has no default."
+        return f"{dotted} is missing; it has no default."
     if kind == "extra_forbidden":
         section, _, key = dotted.rpartition(".")
         item = SOURCES.get(location[-2]) or entry_models().get(section.rpartition(".")[0])
         near = nearest(key, item.model_fields) if item else ""
-        return f"{where}: {section} has no key `{shortened(key)}`.{near}"
+        return f"{section} has no key `{shortened(key)}`.{near}"
     if kind == "union_tag_not_found":
-        return f"{where}: {dotted} has no `kind`; it must be one of {', '.join(SOURCES)}."
+        return f"{dotted} has no `kind`; it must be one of {', '.join(SOURCES)}."
     if kind == "union_tag_invalid":
         tag = str(context["tag"])
         rule = f"must be one of {', '.join(SOURCES)}.{nearest(tag, SOURCES)}"
-        return f"{where}: {dotted}.kind = {shortened(tag)}: {rule}"
+        return f"{dotted}.kind = {shortened(tag)}: {rule}"
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         rule = _PATTERNS.get(pattern, f"must match {pattern}")

@@ -9,7 +9,7 @@ from typing import Any
 from nbtrain.base.terminal import nearest
 from nbtrain.config.autotune import SAME_NAME
 from nbtrain.config.deepspeed import KNOWN_KEYS
-from nbtrain.config.deepspeed_keys import key_problems, unknown_optimizer
+from nbtrain.config.deepspeed_keys import WRONG_VALUE, key_problems, unknown_optimizer
 from nbtrain.config.rules.zero import DECIDED_ELSEWHERE
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
@@ -226,10 +226,10 @@ def drop_auto(source: Reading, document: Document) -> None:
 def drop_wrong(source: Reading, document: Document) -> None:
     """Drop values that DeepSpeed rejects: the import fails at each, and the lint names them."""
     for problem in list(key_problems(document.value)):
-        if problem.of_value:
-            source.fail("", document.place(problem.path), f"{problem.path}: {problem.words}")
+        if problem.rule == WRONG_VALUE:
+            source.fail("", document.place(problem.key), f"{problem.key}: {problem.message}")
             source.wrong.append(problem)
-            *parents, last = problem.path.split(".")
+            *parents, last = problem.key.split(".")
             document.get(".".join(parents)).pop(last) if parents else document.value.pop(last)
 
 

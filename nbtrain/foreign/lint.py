@@ -14,7 +14,6 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import FATAL, Cost, Finding, by_cost
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.config.findings import finding_of_problem
 from nbtrain.config.load import Overrides, flatten, override_layer, validate
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
@@ -83,7 +82,7 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
             raise
         return findings  # a finding about a flag explains why its field is missing
     if problems := find_problems(config):
-        return [*findings, *(finding_of_problem(problem) for problem in problems)]
+        return [*findings, *problems]
     from nbtrain.planner.plan import plan
 
     return [*findings, *plan(config).findings, *checkpoints_fit_the_volume(source, config)]

@@ -43,9 +43,9 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
             fix, cost = "Remove it, or correct its name.", Cost(words="a setting that does nothing")
             yield Finding("error", "json_keys_are_known", key, document.place(key), text, fix, cost)
     for problem in [*source.wrong, *key_problems(document.value)]:
-        text = f"{problem.words[:1].upper()}{problem.words[1:]}"
-        text = text.replace(" does not know in ", f" does not know {problem.path.rpartition('.')[2]} in ")
-        yield _error(document, "json_keys_are_known", problem.path, text, "")
+        text = f"{problem.message[:1].upper()}{problem.message[1:]}"
+        text = text.replace(" does not know in ", f" does not know {problem.key.rpartition('.')[2]} in ")
+        yield _error(document, "json_keys_are_known", problem.key, text, "")
     kind = document.get("optimizer.type")
     if kind is not None and (words := unknown_optimizer(kind)):
         yield _error(document, "json_keys_are_known", "optimizer.type", words, "")

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.config.deepspeed_keys import KeyProblem
 from nbtrain.config.schema import RunConfig
 from nbtrain.foreign.flags import Arguments, Setting, Table
 from nbtrain.foreign.job import Job
@@ -28,7 +27,7 @@ class Reading:
     """Notes about settings that are omitted, and why that changes nothing."""
     auto: dict[str, str] = field(default_factory=dict)
     """{"train_batch_size": "ds.json:2"}: keys of the JSON that say "auto", and where."""
-    wrong: list[KeyProblem] = field(default_factory=list)
+    wrong: list[Finding] = field(default_factory=list)
     """Values of the JSON that DeepSpeed does not accept; they are removed from it."""
     failures: list[Finding] = field(default_factory=list)
     """Errors about what cannot be imported; `key` is the field that can be overridden instead, or ""."""

@@ -5,11 +5,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.data_section import CleaningConfig, DataConfig
 from nbtrain.config.rules.check import find_problems
-from nbtrain.config.rules.combinations import REFUSALS
+from nbtrain.config.rules.combinations import CLASHES
 from nbtrain.config.schedule_section import given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import FineTuningSourceModel
@@ -279,7 +279,7 @@ def small_parallel(config: RunConfig, folded: dict[str, int], missing: list[NotP
 
 
 def _why_not_on_cpu(kind: str) -> str:
-    return next(refusal.reason for refusal in REFUSALS if refusal.kind == kind and "cpu" in refusal.others)
+    return next(refusal.reason for refusal in CLASHES if refusal.kind == kind and "cpu" in refusal.others)
 
 
 def small_data(
@@ -346,10 +346,8 @@ def in_one_process(config: RunConfig, name: str) -> RunConfig:
 
 def validated(values: dict[str, Any]) -> RunConfig:
     config = RunConfig.model_validate(values)
-    if problems := find_problems(config):
-        raise ConfigError(
-            f"no twin can be made of this run; the one tried breaks these rules:\n{chr(10).join(problems)}"
-        )
+    heading = "no twin can be made of this run; the one tried breaks these rules:"
+    refuse(find_problems(config), ConfigError, heading)
     return config
 
 

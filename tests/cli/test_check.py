@@ -26,7 +26,7 @@ def test_a_run_that_is_refused_has_errors(workspace, capsys):
         rule["place"].startswith("gpt-tiny.yaml:") and "must be a multiple of micro_batch" in rule["message"]
     )
     code, [key, text] = checked(capsys, "gpt-tiny", "batch.micro_batch=5", "labels={year: 2026}")
-    assert (key["place"], key["key"]) == ("override batch.micro_batch=5", "")
+    assert (key["place"], key["key"]) == ("override batch.micro_batch=5", "batch.micro_batch")
     assert (text["place"], text["key"]) == ("override labels={year: 2026}", "labels.year")
     code, [one] = checked(capsys, "gpt-none")
     assert code == 2 and one["message"].startswith("gpt-none: no such run YAML")
@@ -37,7 +37,7 @@ def test_a_run_that_is_refused_has_errors(workspace, capsys):
 def test_findings_of_a_run_and_of_files(workspace, tmp_path, capsys):
     """A warning has its fix and its cost; files of other programs get findings in the same form."""
     _, findings = checked(capsys, "gpt-175b")
-    assert {"level", "rule", "key", "place", "message", "fix", "cost"} == set(findings[0])
+    assert {"level", "rule", "key", "place", "message", "fix", "cost", "lacks"} == set(findings[0])
     assert any(finding["fix"] for finding in findings)
     code, findings = checked(capsys, str(write(tmp_path, "gpt-125m")))
     assert code == 0 and {finding["level"] for finding in findings} <= {"warning", "note"}

@@ -333,7 +333,8 @@ def test_a_run_without_its_sections_names_what_is_missing(run_yaml):
 def test_the_same_word_in_another_section_is_the_nearest():
     """For a key that belongs to another section, the message suggests that section."""
     located = Located({"model": {"zero_stage": 1}}, {"model.zero_stage": "a.yaml:2"})
-    assert unknown_keys(located) == ["a.yaml:2: model has no key `zero_stage`. Nearest: parallel.zero_stage."]
+    [finding] = unknown_keys(located)
+    assert str(finding) == "a.yaml:2: model has no key `zero_stage`. Nearest: parallel.zero_stage."
 
 
 # --- extends --------------------------------------------------------------------------------------

@@ -528,7 +528,7 @@ SELECTIVE = ["--recompute-granularity=selective"]
         ("gpt-13b-4xdp-4xpp", ["--pipeline-model-parallel-size=2"], {}, {}, "memory_fits", None),
         ("gpt-1-3b-4xdp-4xpp", [], {}, {}, "loaders_have_cores", "job.yaml:43"),
         ("gpt-125m", ["--lr-warmup-tokens=1000000"], {}, {}, "warmup_is_long_enough", "job.yaml:59"),
-        ("gpt-125m", ["--lr-warmup-tokens=3000000000"], {}, {}, "rules", "job.yaml:59"),
+        ("gpt-125m", ["--lr-warmup-tokens=3000000000"], {}, {}, "warmup_ends_before_decay", "job.yaml:59"),
         # A fixed loss scale, an unusual learning rate, tensor ranks across nodes, a mistaken unit, the
         # bubble.
         ("gpt-125m", [], {"fp16": {"enabled": True, "loss_scale": 1024}}, {}, "fp16_scale_can_move", None),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.rules import limits
 from nbtrain.config.rules.limits import no_divisor, problems_of
-from nbtrain.config.rules.wording import Problems, found
+from nbtrain.config.rules.wording import Problems, broken
 from nbtrain.config.schema import RunConfig
 
 # What FPDT's kernel, DeepSpeed's, does not do with queries, keys and scores: {field: its plain value}.
@@ -34,16 +34,19 @@ def patterns_fit_the_layers(config: RunConfig) -> Problems:
     for key, of in (("window_attn_skip_freq", "window_size"), ("no_rope_freq", None)):
         pattern = getattr(model, key)
         if of is not None and pattern is not None and getattr(model, of) is None:
-            yield f"{found(config, f'model.{key}')}\n  is read with {of} only. Set {of}, or remove it."
+            yield broken(config, f"model.{key}", f"is read with {of} only. Set {of}, or remove it.")
         if isinstance(pattern, list) and len(pattern) != model.num_layers:
-            yield (
-                f"{found(config, f'model.{key}')}\n  has {len(pattern)} entries, but num_layers is "
-                f"{model.num_layers}: a list has one for each layer."
+            yield broken(
+                config,
+                f"model.{key}",
+                f"has {len(pattern)} entries, but num_layers is "
+                f"{model.num_layers}: a list has one for each layer.",
             )
     if model.window_attn_skip_freq == 1:
-        yield (
-            f"{found(config, 'model.window_attn_skip_freq')}\n"
-            "  leaves the window out in every layer. Set window_size: null, or a number from 2 on."
+        yield broken(
+            config,
+            "model.window_attn_skip_freq",
+            "leaves the window out in every layer. Set window_size: null, or a number from 2 on.",
         )
 
 
@@ -53,14 +56,18 @@ def capped_scores_have_their_kernel(config: RunConfig) -> Problems:
     if model.attn_logit_softcapping is None:
         return
     if model.attention_dropout:
-        yield (
-            f"{found(config, key)}\n  needs attention_dropout: 0, but it is {model.attention_dropout:g}: the "
-            "kernel that caps scores has no dropout."
+        yield broken(
+            config,
+            key,
+            f"needs attention_dropout: 0, but it is {model.attention_dropout:g}: the "
+            "kernel that caps scores has no dropout.",
         )
     if model.attention_backend != "auto":
-        yield (
-            f"{found(config, key)}\n  needs attention_backend: auto, but it is {model.attention_backend}: no "
-            "kernel of torch caps scores, and nbtrain has its own."
+        yield broken(
+            config,
+            key,
+            f"needs attention_backend: auto, but it is {model.attention_backend}: no "
+            "kernel of torch caps scores, and nbtrain has its own.",
         )
 
 
@@ -70,10 +77,11 @@ def fpdt_attends_plainly(config: RunConfig) -> Problems:
         return
     for name, plain in PLAIN_IN_FPDT.items():
         if getattr(config.model, name) != plain:
-            yield (
-                f"{found(config, f'model.{name}')}\n"
-                f"  is not known to FPDT, and parallel.fpdt_chunk_tokens is {chunk}. "
-                "Set fpdt_chunk_tokens: 0, or remove it."
+            yield broken(
+                config,
+                f"model.{name}",
+                f"is not known to FPDT, and parallel.fpdt_chunk_tokens is {chunk}. "
+                "Set fpdt_chunk_tokens: 0, or remove it.",
             )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from nbtrain.base.amounts import counted
 from nbtrain.config.backend_section import SlurmConfig
+from nbtrain.config.findings import mistake
 from nbtrain.config.markers import SbatchOption, marked
 from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.rules.wording import Problems
@@ -46,26 +47,33 @@ def backend_has_its_machines(config: RunConfig) -> Problems:
     if kind != "hosts":
         return
     if section.hosts and section.hostfile:
-        yield (
-            f"{config.where('backend.hosts.hostfile')}: backend.hosts names machines in `hosts` and in "
-            "`hostfile`. Remove one of them."
+        yield mistake(
+            config,
+            "backend.hosts.hostfile",
+            "backend.hosts names machines in `hosts` and in `hostfile`. Remove one of them.",
         )
     elif not section.hosts and not section.hostfile:
-        yield (
-            f"{config.where('backend.kind')}: backend.kind = hosts needs machines. Set backend.hosts.hosts: "
-            "[name, ...], or backend.hosts.hostfile to a DeepSpeed hostfile."
+        yield mistake(
+            config,
+            "backend.kind",
+            "backend.kind = hosts needs machines. Set backend.hosts.hosts: "
+            "[name, ...], or backend.hosts.hostfile to a DeepSpeed hostfile.",
         )
     elif section.hosts and len(section.hosts) < nodes:
-        yield (
-            f"{config.where('backend.hosts.hosts')}: backend.hosts.hosts names "
+        yield mistake(
+            config,
+            "backend.hosts.hosts",
+            f"backend.hosts.hosts names "
             f"{counted(len(section.hosts), 'machine')}, and resources.nodes = {nodes}. "
-            "Add machines, or lower nodes."
+            "Add machines, or lower nodes.",
         )
     repeated = sorted({name for name in section.hosts if section.hosts.count(name) > 1})
     if repeated:
-        yield (
-            f"{config.where('backend.hosts.hosts')}: backend.hosts.hosts names {', '.join(repeated)} twice. "
-            "Each machine gets one agent, which starts all its ranks."
+        yield mistake(
+            config,
+            "backend.hosts.hosts",
+            f"backend.hosts.hosts names {', '.join(repeated)} twice. "
+            "Each machine gets one agent, which starts all its ranks.",
         )
 
 
@@ -75,38 +83,44 @@ def slurm_options_agree(config: RunConfig) -> Problems:
     if config.backend.kind != "slurm":
         return
     for index, line in enumerate(section.sbatch_options):
-        where = config.where(f"backend.slurm.sbatch_options.{index}")
+        key, field = f"backend.slurm.sbatch_options.{index}", "backend.slurm.sbatch_options"
         try:
             words = shlex.split(line)
         except ValueError as error:
-            yield f"{where}: backend.slurm.sbatch_options: {line!r} cannot be read: {error}."
+            yield mistake(config, key, f"{field}: {line!r} cannot be read: {error}.")
             continue
         if not words or not words[0].startswith("-"):
-            yield (
-                f"{where}: backend.slurm.sbatch_options: {line!r} is not an option of sbatch, such as "
-                "--mail-type=END. Lines of shell go into backend.slurm.setup."
+            yield mistake(
+                config,
+                key,
+                f"{field}: {line!r} is not an option of sbatch, such as --mail-type=END. Lines of shell go "
+                "into backend.slurm.setup.",
             )
             continue
         for option in options_in(words):
             if option in OWN_SBATCH_OPTIONS:
                 own = OWN_SBATCH_OPTIONS[option]
                 fix = f"Set {own} instead." if own else "Remove it."
-                yield f"{where}: backend.slurm.sbatch_options: {option} is written by nbtrain. {fix}"
+                yield mistake(config, key, f"{field}: {option} is written by nbtrain. {fix}")
             elif why := REFUSED_SBATCH_OPTIONS.get(option):
-                yield f"{where}: backend.slurm.sbatch_options: {option} {why}"
+                yield mistake(config, key, f"{field}: {option} {why}")
     limit, before = section.time_limit_seconds, section.signal_before_seconds
     # Slurm's clock of time limits ticks in minutes: a warning may come 60 s early.
     if limit is not None and limit < before + 60:
-        yield (
-            f"{config.where('backend.slurm.time_limit_seconds')}: backend.slurm.time_limit_seconds = "
+        yield mistake(
+            config,
+            "backend.slurm.time_limit_seconds",
+            f"backend.slurm.time_limit_seconds = "
             f"{limit:g} leaves no time to train: the ranks are asked to save signal_before_seconds = "
-            f"{before} before it, and Slurm may be 60 s early. Set at least {before + 120}."
+            f"{before} before it, and Slurm may be 60 s early. Set at least {before + 120}.",
         )
     if section.array and section.resubmissions:
-        yield (
-            f"{config.where('backend.slurm.array')}: backend.slurm.array = {section.array} and "
+        yield mistake(
+            config,
+            "backend.slurm.array",
+            f"backend.slurm.array = {section.array} and "
             f"resubmissions = {section.resubmissions} both continue after the time limit. Keep one: an array "
-            "queues all allocations at once, resubmissions one after the other."
+            "queues all allocations at once, resubmissions one after the other.",
         )
 
 

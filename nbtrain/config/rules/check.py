@@ -1,6 +1,6 @@
 """The rules that join fields: one function for each rule; all broken rules are reported together.
 
-Each rule yields messages: where the value was set, what was found, the rule with its numbers, what to change.
+Each rule yields findings: where the value was set, what was found, the rule with its numbers, what to change.
 Rules of the layout are in layout.py, of attention in attention.py, of ZeRO, number formats and DeepSpeed's
 keys in zero.py, of combinations in combinations.py, and of the data section in data.py.
 Nothing here looks at a file, a device or the network: checks that need the machine are in jobs/preflight.py.
@@ -15,10 +15,12 @@ from collections.abc import Callable
 
 from nbtrain.base.addresses import redacted
 from nbtrain.base.checkpoint_files import PLACEHOLDERS
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import Finding
 from nbtrain.config.arithmetic.batch import StepSizes
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.fields import MOST_TOKENS
+from nbtrain.config.findings import mistake, run_checks
 from nbtrain.config.rules.attention import ATTENTION_RULES
 from nbtrain.config.rules.backends import BACKEND_RULES
 from nbtrain.config.rules.data import DATA_RULES
@@ -28,21 +30,20 @@ from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
 from nbtrain.config.rules.limits import no_divisor, no_multiple
 from nbtrain.config.rules.lora import LORA_RULES
-from nbtrain.config.rules.wording import Problems, found, join
+from nbtrain.config.rules.wording import Problems, broken, found, hidden, join
 from nbtrain.config.rules.zero import ZERO_RULES
 from nbtrain.config.schedule_section import UNITS, OptimizerConfig, given_unit
 from nbtrain.config.schema import RunConfig
 
 
 def check_config(config: RunConfig) -> None:
-    """Raises ConfigError with the messages of all broken rules, one below the other."""
-    if problems := find_problems(config):
-        raise ConfigError("\n".join(problems))
+    """Raise ConfigError with a finding for each broken rule."""
+    refuse(find_problems(config), ConfigError)
 
 
-def find_problems(config: RunConfig) -> list[str]:
-    """Return the messages of all broken rules; empty if the run may be launched."""
-    return [problem for rule in RULES for problem in rule(config)]
+def find_problems(config: RunConfig) -> list[Finding]:
+    """Return a finding for each broken rule, with the rule's name; empty if the run may be launched."""
+    return run_checks(RULES, config)
 
 
 def global_batch_divides(config: RunConfig) -> Problems:
@@ -64,10 +65,11 @@ def rampup_is_whole(config: RunConfig) -> Problems:
         return
     key = "batch.rampup"
     if ramp.start_batch_size >= batch.global_batch_size:
-        yield (
-            f"{found(config, f'{key}.start_batch_size')}\n"
-            f"  must be less than global_batch_size({batch.global_batch_size}); without a ramp-up set "
-            "rampup: null."
+        yield broken(
+            config,
+            f"{key}.start_batch_size",
+            f"must be less than global_batch_size({batch.global_batch_size}); without a ramp-up set "
+            "rampup: null.",
         )
         return
     distance = batch.global_batch_size - ramp.start_batch_size
@@ -82,24 +84,37 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
     batch, sizes = config.batch, config.ramp
     if not isinstance(sizes, StepSizes):
         return
-    setting = found(config, "batch.step_batch_size_schedule")
     if batch.rampup is not None:
-        yield f"{setting}\n  and batch.rampup both grow the batch; set one of them to null."
+        yield broken(
+            config,
+            "batch.step_batch_size_schedule",
+            "and batch.rampup both grow the batch; set one of them to null.",
+        )
     starts = [first for first, _ in sizes.parts]
     for number, (before, after) in enumerate(itertools.pairwise(starts), start=2):
         if after <= before:
-            yield (
-                f"{setting}\n  must rise, but size number {number} begins at sequence {after}, the size "
-                f"before at {before} (tokens / seq_length({config.model.seq_length}), rounded down)."
+            yield broken(
+                config,
+                "batch.step_batch_size_schedule",
+                f"must rise, but size number {number} begins at sequence {after}, the size "
+                f"before at {before} (tokens / seq_length({config.model.seq_length}), rounded down).",
             )
     last = sizes.parts[-1][1]
     if last != batch.global_batch_size:
-        yield f"{setting}\n  must end at global_batch_size({batch.global_batch_size}), but ends at {last}."
+        yield broken(
+            config,
+            "batch.step_batch_size_schedule",
+            f"must end at global_batch_size({batch.global_batch_size}), but ends at {last}.",
+        )
     unit, words = _micro_batches(config)
     for _, size in sizes.parts[:-1]:
         if size % unit:
             nearest = join(nearest_multiples(size, unit))
-            yield f"{setting}\n  has {size}, which is not a multiple of {words}; nearest: {nearest}."
+            yield broken(
+                config,
+                "batch.step_batch_size_schedule",
+                f"has {size}, which is not a multiple of {words}; nearest: {nearest}.",
+            )
 
 
 def training_ends(config: RunConfig) -> Problems:
@@ -110,21 +125,22 @@ def training_ends(config: RunConfig) -> Problems:
             unit or "tokens", config.tokens_per_step
         )
         steps = f" = {MOST_TOKENS:.0e} tokens" if unit != "tokens" else ""
-        yield f"{found(config, f'batch.train_{unit}')}\n  must be at most {most}{steps}."
+        yield broken(config, f"batch.train_{unit}", f"must be at most {most}{steps}.")
 
 
 def learning_rates_are_ordered(config: RunConfig) -> Problems:
     """The schedule rises from lr_warmup_init to lr and falls to min_lr."""
     schedule = config.lr_schedule
     if schedule.min_lr > schedule.lr:
-        yield f"{found(config, 'lr_schedule.min_lr')}\n  must be at most lr({schedule.lr:g})."
+        yield broken(config, "lr_schedule.min_lr", f"must be at most lr({schedule.lr:g}).")
     if schedule.lr_warmup_init >= schedule.lr:
-        yield f"{found(config, 'lr_schedule.lr_warmup_init')}\n  must be less than lr({schedule.lr:g})."
+        yield broken(config, "lr_schedule.lr_warmup_init", f"must be less than lr({schedule.lr:g}).")
     elif schedule.lr_warmup_init and not config.lr_warmup_tokens:
-        yield (
-            f"{found(config, 'lr_schedule.lr_warmup_init')}\n"
-            "  is the rate at which a warm-up begins, but this run has no warm-up. Set lr_warmup_tokens, or "
-            "lr_warmup_init: 0."
+        yield broken(
+            config,
+            "lr_schedule.lr_warmup_init",
+            "is the rate at which a warm-up begins, but this run has no warm-up. Set lr_warmup_tokens, or "
+            "lr_warmup_init: 0.",
         )
 
 
@@ -140,11 +156,9 @@ def amounts_are_given_once(config: RunConfig) -> Problems:
         keys = [f"{section}.{stem}_{unit}" for unit in units]
         given = [key for key in keys if getattr(getattr(config, section), key.partition(".")[2]) is not None]
         if len(given) > 1:
-            yield (
-                f"{found(config, given[0])}\n"
-                + "".join(f"  and {found(config, key)}\n" for key in given[1:])
-                + "  give one amount in several units; set all but one to null."
-            )
+            others = "".join(f"and {config.where(key)}: {found(config, key)}\n  " for key in given[1:])
+            rule = "give one amount in several units; set all but one to null."
+            yield broken(config, given[0], f"{others}{rule}")
 
 
 def warmup_ends_before_decay(config: RunConfig) -> Problems:
@@ -155,9 +169,10 @@ def warmup_ends_before_decay(config: RunConfig) -> Problems:
     if warmup >= limit:
         explicit = given_unit(schedule, "lr_decay") and not constant
         what = "lr_decay_tokens" if explicit else "train_tokens"
-        yield (
-            f"{_found_amount(config, 'lr_warmup')}\n"
-            f"  must be less than {what}({limit}); usual is 1 % of it: {max(limit // 100, 1)}."
+        yield _broken_amount(
+            config,
+            "lr_warmup",
+            f"must be less than {what}({limit}); usual is 1 % of it: {max(limit // 100, 1)}.",
         )
 
 
@@ -167,35 +182,40 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
     warmup = config.lr_warmup_tokens
     room = config.lr_decay_tokens - warmup
     if style != "WSD" and wsd is not None:
-        yield (
-            f"{_found_amount(config, 'lr_wsd_decay')}\n"
-            f"  is read with lr_decay_style: WSD only, and lr_decay_style is {style}. Set it to null, or "
-            "lr_decay_style: WSD."
+        yield _broken_amount(
+            config,
+            "lr_wsd_decay",
+            f"is read with lr_decay_style: WSD only, and lr_decay_style is {style}. Set it to null, or "
+            "lr_decay_style: WSD.",
         )
     elif style == "WSD" and wsd is None:
-        yield (
-            f"{found(config, 'lr_schedule.lr_decay_style')}\n"
-            "  needs lr_wsd_decay_tokens; usual is 10 % of the decay tokens: "
-            f"{max(config.lr_decay_tokens // 10, 1)}."
+        yield broken(
+            config,
+            "lr_schedule.lr_decay_style",
+            "needs lr_wsd_decay_tokens; usual is 10 % of the decay tokens: "
+            f"{max(config.lr_decay_tokens // 10, 1)}.",
         )
     elif wsd is not None and wsd > room > 0:
-        yield (
-            f"{_found_amount(config, 'lr_wsd_decay')}\n"
-            f"  must be at most lr_decay_tokens({config.lr_decay_tokens}) - lr_warmup_tokens({warmup}) = "
-            f"{room}."
+        yield _broken_amount(
+            config,
+            "lr_wsd_decay",
+            f"must be at most lr_decay_tokens({config.lr_decay_tokens}) - lr_warmup_tokens({warmup}) = "
+            f"{room}.",
         )
     if style == "inverse-square-root" and not warmup:
-        yield (
-            f"{found(config, 'lr_schedule.lr_decay_style')}\n"
-            "  falls as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up; usual is 1 % of the decay "
-            f"tokens: lr_warmup_tokens: {max(config.lr_decay_tokens // 100, 1)}."
+        yield broken(
+            config,
+            "lr_schedule.lr_decay_style",
+            "falls as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up; usual is 1 % of the decay "
+            f"tokens: lr_warmup_tokens: {max(config.lr_decay_tokens // 100, 1)}.",
         )
 
 
-def _found_amount(config: RunConfig, stem: str) -> str:
-    """Return the beginning of a message about an amount of lr_schedule: in its own unit, and in tokens."""
+def _broken_amount(config: RunConfig, stem: str, rule: str) -> Finding:
+    """Return a finding about an amount of lr_schedule, shown in its own unit and in tokens."""
     unit, tokens = given_unit(config.lr_schedule, stem) or "fraction", getattr(config, f"{stem}_tokens")
-    return found(config, f"lr_schedule.{stem}_{unit}") + (f" = {tokens} tokens" if unit != "tokens" else "")
+    key, in_tokens = f"lr_schedule.{stem}_{unit}", "" if unit == "tokens" else f" = {tokens} tokens"
+    return mistake(config, key, f"{found(config, key)}{in_tokens}\n  {rule}")
 
 
 def weight_decay_has_its_start(config: RunConfig) -> Problems:
@@ -203,16 +223,18 @@ def weight_decay_has_its_start(config: RunConfig) -> Problems:
     optimizer = config.optimizer
     start, style = optimizer.start_weight_decay, optimizer.weight_decay_incr_style
     if style == "constant" and start not in (None, optimizer.weight_decay):
-        yield (
-            f"{found(config, 'optimizer.start_weight_decay')}\n"
-            f"  is where weight_decay({optimizer.weight_decay:g}) starts, but weight_decay_incr_style is "
-            "constant. Set it to null, or the style to linear or cosine."
+        yield broken(
+            config,
+            "optimizer.start_weight_decay",
+            f"is where weight_decay({optimizer.weight_decay:g}) starts, but weight_decay_incr_style is "
+            "constant. Set it to null, or the style to linear or cosine.",
         )
     if style != "constant" and start is None:
-        yield (
-            f"{found(config, 'optimizer.weight_decay_incr_style')}\n"
-            f"  goes from start_weight_decay, which is null, to weight_decay({optimizer.weight_decay:g}). "
-            "Set start_weight_decay, or the style to constant."
+        yield broken(
+            config,
+            "optimizer.weight_decay_incr_style",
+            f"goes from start_weight_decay, which is null, to weight_decay({optimizer.weight_decay:g}). "
+            "Set start_weight_decay, or the style to constant.",
         )
 
 
@@ -222,10 +244,11 @@ def muon_settings_have_muon(config: RunConfig) -> Problems:
         return
     for name, field in OptimizerConfig.model_fields.items():
         if name.startswith("muon_") and getattr(config.optimizer, name) != field.default:
-            yield (
-                f"{found(config, f'optimizer.{name}')}\n"
-                f"  is read with optimizer.type: Muon only, and type is {config.optimizer.type}. Remove it, "
-                "or set type: Muon."
+            yield broken(
+                config,
+                f"optimizer.{name}",
+                f"is read with optimizer.type: Muon only, and type is {config.optimizer.type}. Remove it, "
+                "or set type: Muon.",
             )
 
 
@@ -237,10 +260,11 @@ def kept_checkpoints_exist(config: RunConfig) -> Problems:
         words = f"save_interval_steps({interval})"
         yield from no_multiple(config, "checkpoint.keep_every_steps", interval, words)
     if checkpoint.keep_best and not config.evaluation.eval_iters:
-        yield (
-            f"{found(config, 'checkpoint.keep_best')}\n"
-            "  needs validations, and evaluation.eval_iters is 0. Set eval_iters, 10 for example, or "
-            "keep_best: false."
+        yield broken(
+            config,
+            "checkpoint.keep_best",
+            "needs validations, and evaluation.eval_iters is 0. Set eval_iters, 10 for example, or "
+            "keep_best: false.",
         )
 
 
@@ -251,16 +275,18 @@ def tasks_have_validations(config: RunConfig) -> Problems:
         words = f"eval_interval_steps({interval})"
         yield from no_multiple(config, "evaluation.tasks_interval_steps", interval, words)
         if not evaluation.tasks:
-            yield (
-                f"{found(config, 'evaluation.tasks_interval_steps')}\n"
-                "  sets when evaluation.tasks are evaluated, but there are none. Add a task, or remove it."
+            yield broken(
+                config,
+                "evaluation.tasks_interval_steps",
+                "sets when evaluation.tasks are evaluated, but there are none. Add a task, or remove it.",
             )
     if evaluation.tasks and not evaluation.eval_iters:
-        yield (
-            f"{found(config, 'evaluation.eval_iters')}\n"
-            "  turns validations off, but evaluation.tasks are evaluated at validations. Set eval_iters: 1 "
+        yield broken(
+            config,
+            "evaluation.eval_iters",
+            "turns validations off, but evaluation.tasks are evaluated at validations. Set eval_iters: 1 "
             "or "
-            "more, or remove the tasks."
+            "more, or remove the tasks.",
         )
 
 
@@ -270,37 +296,42 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
     if (folder := checkpoint.local_dir) is None:
         for name in ("local_save_interval_steps", "local_copy_bytes_per_second"):
             if getattr(checkpoint, name) is not None:
-                yield (
-                    f"{found(config, f'checkpoint.{name}')}\n"
-                    "  is about checkpoints on the nodes' own disks, and checkpoint.local_dir is null. Set "
-                    f"local_dir, /local/nvme/nbtrain for example, or {name}: null."
+                yield broken(
+                    config,
+                    f"checkpoint.{name}",
+                    "is about checkpoints on the nodes' own disks, and checkpoint.local_dir is null. Set "
+                    f"local_dir, /local/nvme/nbtrain for example, or {name}: null.",
                 )
         return
     if not folder.startswith("/"):
-        yield (
-            f"{found(config, key)}\n"
-            "  must be absolute, because it is looked up on every node; /local/nvme/nbtrain for example."
+        yield broken(
+            config,
+            key,
+            "must be absolute, because it is looked up on every node; /local/nvme/nbtrain for example.",
         )
     if unknown := sorted(set(re.findall(r"\{[^{}]*\}|[{}]", folder)) - set(PLACEHOLDERS)):
-        yield (
-            f"{found(config, key)}\n"
-            f"  has {', '.join(unknown)}; the only placeholders are {' or '.join(PLACEHOLDERS)}: the node's "
+        yield broken(
+            config,
+            key,
+            f"has {', '.join(unknown)}; the only placeholders are {' or '.join(PLACEHOLDERS)}: the node's "
             f"number or "
-            "name."
+            "name.",
         )
     for name in ("offload_optimizer", "offload_param"):
         if getattr(config.parallel, name).device == "nvme":
-            yield (
-                f"{found(config, key)}\n"
-                f"  does not go with parallel.{name}.device = nvme: DeepSpeed copies its swap files into the "
-                "checkpoint as they are. Set local_dir: null, or device: cpu."
+            yield broken(
+                config,
+                key,
+                f"does not go with parallel.{name}.device = nvme: DeepSpeed copies its swap files into the "
+                "checkpoint as they are. Set local_dir: null, or device: cpu.",
             )
     interval, local = checkpoint.save_interval_steps, checkpoint.local_save_interval_steps
     if local is not None and local >= interval:
-        yield (
-            f"{found(config, 'checkpoint.local_save_interval_steps')}\n"
-            f"  must be less than save_interval_steps({interval}), at which a checkpoint is written to the "
-            f"nodes' disks anyway. Set {max(interval // 10, 1)} for example, or null."
+        yield broken(
+            config,
+            "checkpoint.local_save_interval_steps",
+            f"must be less than save_interval_steps({interval}), at which a checkpoint is written to the "
+            f"nodes' disks anyway. Set {max(interval // 10, 1)} for example, or null.",
         )
 
 
@@ -310,24 +341,30 @@ def rollback_has_a_checkpoint(config: RunConfig) -> Problems:
     for key in ("on_nan", "on_loss_spike"):
         if getattr(config.stability, key) != "rollback":
             continue
-        setting = found(config, f"stability.{key}")
         if config.mode == "perf":
-            yield f"{setting}\n  goes back to a checkpoint, but mode: perf writes none. Set {key}: stop."
+            yield broken(
+                config,
+                f"stability.{key}",
+                f"goes back to a checkpoint, but mode: perf writes none. Set {key}: stop.",
+            )
         elif config.mode == "full" and interval >= config.train_steps:
-            yield (
-                f"{setting}\n  goes back to a checkpoint, but with save_interval_steps({interval}) none is "
+            yield broken(
+                config,
+                f"stability.{key}",
+                f"goes back to a checkpoint, but with save_interval_steps({interval}) none is "
                 f"written before the run ends at step {config.train_steps}.\n"
-                f"  Set a smaller checkpoint.save_interval_steps, or {key}: stop."
+                f"  Set a smaller checkpoint.save_interval_steps, or {key}: stop.",
             )
 
 
 def mode_has_work(config: RunConfig) -> Problems:
     """mode: eval needs batches to evaluate."""
     if config.mode == "eval" and not config.evaluation.eval_iters:
-        yield (
-            f"{found(config, 'mode')}\n"
-            "  evaluates nothing, because evaluation.eval_iters is 0. Set eval_iters, 10 for example, or "
-            "mode: full."
+        yield broken(
+            config,
+            "mode",
+            "evaluates nothing, because evaluation.eval_iters is 0. Set eval_iters, 10 for example, or "
+            "mode: full.",
         )
 
 
@@ -336,52 +373,62 @@ def profile_fits_run(config: RunConfig) -> Problems:
     profile = config.profile
     cycle = profile.wait_steps + profile.warmup_steps + profile.active_steps
     if profile.enabled and cycle > config.train_steps:
-        yield (
-            f"{found(config, 'profile.enabled')}\n"
-            f"  one cycle takes wait_steps({profile.wait_steps}) + warmup_steps({profile.warmup_steps}) + "
-            f"active_steps({profile.active_steps}) = {cycle} steps, but the run makes {config.train_steps}."
+        yield broken(
+            config,
+            "profile.enabled",
+            f"one cycle takes wait_steps({profile.wait_steps}) + warmup_steps({profile.warmup_steps}) + "
+            f"active_steps({profile.active_steps}) = {cycle} steps, but the run makes {config.train_steps}.",
         )
     if profile.memory_snapshot and config.resources.device == "cpu":
-        yield (
-            f"{found(config, 'profile.memory_snapshot')}\n"
-            "  records a GPU's allocator, but resources.device is cpu. Set it to false; profile_memory works "
-            "on both."
+        yield broken(
+            config,
+            "profile.memory_snapshot",
+            "records a GPU's allocator, but resources.device is cpu. Set it to false; profile_memory works "
+            "on both.",
         )
 
 
 def split_is_readable(config: RunConfig) -> Problems:
     """Three relative sizes: training is more than 0, and so is validation if the run validates."""
-    setting = found(config, "data.split")
     if not re.fullmatch(r"\s*\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){2}\s*", config.data.split):
-        yield (
-            f"{setting}\n  must be three sizes separated by commas, for training, validation and test, "
-            "e.g. 949,50,1."
+        yield broken(
+            config,
+            "data.split",
+            "must be three sizes separated by commas, for training, validation and test, e.g. 949,50,1.",
         )
         return
     training, validation, _ = (float(part) for part in config.data.split.split(","))
     if training == 0:
-        yield f"{setting}\n  leaves nothing for training; the first size must be more than 0, e.g. 949,50,1."
+        yield broken(
+            config,
+            "data.split",
+            "leaves nothing for training; the first size must be more than 0, e.g. 949,50,1.",
+        )
     elif validation == 0 and config.evaluation.eval_iters:
-        yield (
-            f"{setting}\n  leaves nothing for validation, but eval_iters is {config.evaluation.eval_iters}. "
-            "Set evaluation.eval_iters: 0, or a split such as 949,50,1."
+        yield broken(
+            config,
+            "data.split",
+            f"leaves nothing for validation, but eval_iters is {config.evaluation.eval_iters}. "
+            "Set evaluation.eval_iters: 0, or a split such as 949,50,1.",
         )
 
 
 def notification_is_safe(config: RunConfig) -> Problems:
     """The arguments of notify.command are written to config.yaml, so none may be a secret."""
-    where = config.where("notify.command").partition("=")[0]
+    key = "notify.command"
     if config.notify.command and not config.notify.command[0].strip():
-        yield f"{where}: notify.command: its first entry is the program, and it is empty."
+        yield hidden(config, key, f"{key}: its first entry is the program, and it is empty.")
     for number, argument in enumerate(config.notify.command):
         if SECRET_VALUES.search(argument) or ("://" in argument and redacted(argument) != argument):
-            yield (
-                f"{where}: notify.command: entry {number} looks like a secret, or an address with one, which "
-                "config.yaml would show.\n"
-                "  Have the program read it from the environment, or use notify.url_variable."
+            yield hidden(
+                config,
+                key,
+                f"{key}: entry {number} looks like a secret, or an address with one, which config.yaml would "
+                "show.\n"
+                "  Have the program read it from the environment, or use notify.url_variable.",
             )
         elif "\0" in argument:
-            yield f"{where}: notify.command: entry {number} holds a NUL character; no argument can."
+            yield hidden(config, key, f"{key}: entry {number} holds a NUL character; no argument can.")
 
 
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (

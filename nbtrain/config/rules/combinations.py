@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.base.table import rows
-from nbtrain.config.rules.wording import Problems, found, value_of
+from nbtrain.config.rules.wording import Problems, broken, value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 
@@ -175,7 +175,7 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Clash:
     """Kinds that do not go together."""
 
     kind: str
@@ -186,7 +186,7 @@ class Refusal:
     """A sentence."""
 
 
-_REFUSALS = """
+_CLASHES = """
 zero0 | bf16 fp16 | with 16-bit weights DeepSpeed's stage 0 makes an extra optimizer step at start, so that
     Adam is one step ahead | Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.
 zero0 | tensor pipeline | gradients would be clipped by the norm of one part of the model | Set zero_stage: 1,
@@ -219,8 +219,8 @@ compile | zero3 | torch's compiler cannot follow parameters that are sharded and
 async_save | offload_optimizer_nvme offload_param_nvme | state on NVMe passes through host memory in pieces
     and is never there as a whole to be copied | Set async_save: false, or device: cpu.
 """
-REFUSALS = tuple(
-    Refusal(kind, tuple(others.split()), reason, fix) for kind, others, reason, fix in rows(_REFUSALS)
+CLASHES = tuple(
+    Clash(kind, tuple(others.split()), reason, fix) for kind, others, reason, fix in rows(_CLASHES)
 )
 
 
@@ -229,11 +229,11 @@ def clashes(present: Collection[str]) -> Iterator[str]:
     for kind in KINDS:
         if kind.needs and kind.name in present and not any(name in present for name in kind.needs):
             yield f"{_name(kind)} needs {kind.needs_words}"
-    for refusal in REFUSALS:
-        others = [BY_NAME[name] for name in refusal.others if name in present]
-        if others and refusal.kind in present:
+    for clash in CLASHES:
+        others = [BY_NAME[name] for name in clash.others if name in present]
+        if others and clash.kind in present:
             words = " and ".join(_name(other) for other in others)
-            yield f"{_name(BY_NAME[refusal.kind])} does not go with {words}: {refusal.reason}"
+            yield f"{_name(BY_NAME[clash.kind])} does not go with {words}: {clash.reason}"
 
 
 def _name(kind: Kind) -> str:
@@ -246,21 +246,22 @@ def kinds_have_what_they_need(config: RunConfig) -> Problems:
         needed = [BY_NAME[name] for name in kind.needs]
         if needed and kind.present(config) and not any(other.present(config) for other in needed):
             key = needed[0].key
-            yield (
-                f"{found(config, kind.key)}\n"
-                f"  needs {kind.needs_words}, but it is {show(value_of(config, key))}. Set {kind.off}, or "
-                f"{kind.needs_words}."
+            yield broken(
+                config,
+                kind.key,
+                f"needs {kind.needs_words}, but it is {show(value_of(config, key))}. Set {kind.off}, or "
+                f"{kind.needs_words}.",
             )
 
 
 def kinds_go_together(config: RunConfig) -> Problems:
     """No pair of kinds is one that trains wrongly, fails late or has no code."""
-    for refusal in REFUSALS:
-        kind = BY_NAME[refusal.kind]
-        others = [BY_NAME[name] for name in refusal.others if BY_NAME[name].present(config)]
+    for clash in CLASHES:
+        kind = BY_NAME[clash.kind]
+        others = [BY_NAME[name] for name in clash.others if BY_NAME[name].present(config)]
         if others and kind.present(config):
             sizes = " and ".join(
                 f"{other.key.removeprefix('parallel.')}({show(value_of(config, other.key))})"
                 for other in others
             )
-            yield f"{found(config, kind.key)}\n  does not go with {sizes}: {refusal.reason}.\n  {refusal.fix}"
+            yield broken(config, kind.key, f"does not go with {sizes}: {clash.reason}.\n  {clash.fix}")

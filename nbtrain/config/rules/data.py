@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable
 
 from nbtrain.config.data_section import LANGUAGES
-from nbtrain.config.rules.wording import Problems, found
+from nbtrain.config.findings import mistake
+from nbtrain.config.rules.wording import Problems, broken, found
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import (
     TEXT_KINDS,
@@ -22,40 +23,49 @@ STREAM_OPTIONS = ("reset_position_ids", "inter_document_masking", "eod_mask_loss
 def vocabulary_holds_text(config: RunConfig) -> Problems:
     """A model with a single token has nothing to predict."""
     if config.tokenizer.vocab_size < 2:
-        yield (
-            f"{found(config, 'tokenizer.vocab_size')}\n"
-            f"  must be at least 2: {config.tokenizer.eod_token}, which ends documents, and one entry of "
-            "text. A tokenizer that is trained has at least 257: that one and 256 bytes."
+        yield broken(
+            config,
+            "tokenizer.vocab_size",
+            f"must be at least 2: {config.tokenizer.eod_token}, which ends documents, and one entry of "
+            "text. A tokenizer that is trained has at least 257: that one and 256 bytes.",
         )
 
 
 def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
     """Tokens are added once, to a tokenizer that is there, and are not what ends documents."""
-    added, setting = config.tokenizer.added_tokens, found(config, "tokenizer.added_tokens")
+    added, key = config.tokenizer.added_tokens, "tokenizer.added_tokens"
     if added and config.tokenizer.path is None:
-        yield (
-            f"{setting}\n  are added to the tokenizer at tokenizer.path, which is null. Set path to the "
+        yield broken(
+            config,
+            key,
+            "are added to the tokenizer at tokenizer.path, which is null. Set path to the "
             "tokenizer of the weights (a run's is data/tokenizer/<its tokenizer.name>), and give "
-            "tokenizer.name a new value."
+            "tokenizer.name a new value.",
         )
     if twice := sorted({token for token in added if added.count(token) > 1}):
-        yield f"{setting}\n  names {', '.join(twice)} twice. Name each token once."
+        yield broken(config, key, f"names {', '.join(twice)} twice. Name each token once.")
     for token in added:
         shown = token.replace("\u200c", "").replace("\u200d", "")  # joiners inside one visible sign
         if not shown.isprintable() or token != token.strip():
-            yield (
-                f"{setting}\n  has {token!r}, which is not visible text. A token may hold letters and signs, "
-                "and spaces between them, but no line ends, tabs or control characters."
+            yield broken(
+                config,
+                key,
+                f"has {token!r}, which is not visible text. A token may hold letters and signs, "
+                "and spaces between them, but no line ends, tabs or control characters.",
             )
         elif len(token) == 1 and token.isascii():
-            yield (
-                f"{setting}\n  has {token}, one character of ASCII: each {token} of a text would be this "
-                "token. Use a longer marker, such as <|user|>."
+            yield broken(
+                config,
+                key,
+                f"has {token}, one character of ASCII: each {token} of a text would be this "
+                "token. Use a longer marker, such as <|user|>.",
             )
     if config.tokenizer.eod_token in added:
-        yield (
-            f"{setting}\n  has tokenizer.eod_token({config.tokenizer.eod_token}), which ends documents: a "
-            "text must not hold it. Remove it."
+        yield broken(
+            config,
+            key,
+            f"has tokenizer.eod_token({config.tokenizer.eod_token}), which ends documents: a "
+            "text must not hold it. Remove it.",
         )
 
 
@@ -65,18 +75,20 @@ def json_keys_name_files(config: RunConfig) -> Problems:
     for key, values in (("json_key", [data.json_key]), ("extra_json_keys", data.extra_json_keys)):
         for value in values:
             if not re.fullmatch(r"\w[\w.-]*", value):
-                shown = f" has {value}, which" if key == "extra_json_keys" else ""
-                yield (
-                    f"{found(config, f'data.{key}')}\n"
-                    f" {shown} becomes part of a file's name: use letters, digits, '_', '.' and '-' only, "
-                    "e.g. text."
+                shown = f"has {value}, which " if key == "extra_json_keys" else ""
+                yield broken(
+                    config,
+                    f"data.{key}",
+                    f"{shown}becomes part of a file's name: use letters, digits, '_', '.' and '-' only, e.g. "
+                    "text.",
                 )
     keys = [data.json_key, *data.extra_json_keys]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
-        yield (
-            f"{found(config, 'data.extra_json_keys')}\n"
-            f"  names {', '.join(twice)} twice (data.json_key({data.json_key}) included); each key is "
-            "encoded once."
+        yield broken(
+            config,
+            "data.extra_json_keys",
+            f"names {', '.join(twice)} twice (data.json_key({data.json_key}) included); each key is "
+            "encoded once.",
         )
 
 
@@ -85,11 +97,12 @@ def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
     data = config.data
     without = [source.kind for source in data.sources if source.kind not in TEXT_KINDS]
     if data.extra_json_keys and without:
-        yield (
-            f"{found(config, 'data.extra_json_keys')}\n"
-            f"  are keys of records, but records of kind {', '.join(dict.fromkeys(without))} in data.sources "
+        yield broken(
+            config,
+            "data.extra_json_keys",
+            f"are keys of records, but records of kind {', '.join(dict.fromkeys(without))} in data.sources "
             "have no keys by name.\n"
-            f"  Set extra_json_keys: [], or use {', '.join(TEXT_KINDS)}."
+            f"  Set extra_json_keys: [], or use {', '.join(TEXT_KINDS)}.",
         )
 
 
@@ -98,10 +111,12 @@ def separators_are_lines(config: RunConfig) -> Problems:
     for index, source in enumerate(config.data.sources):
         separator = getattr(source, "document_separator", None)
         if separator is not None and ("\n" in separator or "\r" in separator):
-            yield (
-                f"{config.where('data.sources')}: data.sources[{index}].document_separator = "
+            yield mistake(
+                config,
+                "data.sources",
+                f"data.sources[{index}].document_separator = "
                 f"{show(separator)}\n"
-                "  is compared with single lines: it must be one line without its line end, such as ---."
+                "  is compared with single lines: it must be one line without its line end, such as ---.",
             )
 
 
@@ -110,16 +125,18 @@ def paths_are_no_addresses(config: RunConfig) -> Problems:
     for index, source in enumerate(config.data.sources):
         path = getattr(source, "path", None) or ""
         if problem := address_problem(path):
-            yield f"{config.where('data.sources')}: data.sources[{index}].path = {show(path)}\n  {problem}"
+            yield mistake(config, "data.sources", f"data.sources[{index}].path = {show(path)}\n  {problem}")
 
 
 def text_is_cut_in_one_way(config: RunConfig) -> Problems:
     """A file is cut at a separator or by size."""
     for index, source in enumerate(config.data.sources):
         if isinstance(source, TextSource) and None not in (source.document_separator, source.document_bytes):
-            yield (
-                f"{config.where('data.sources')}: data.sources[{index}] has document_separator and "
-                "document_bytes; a file is cut in one way. Remove one of the two."
+            yield mistake(
+                config,
+                "data.sources",
+                f"data.sources[{index}] has document_separator and "
+                "document_bytes; a file is cut in one way. Remove one of the two.",
             )
 
 
@@ -127,11 +144,12 @@ def sentences_have_a_language(config: RunConfig) -> Problems:
     """Text with an unknown code would be cut by English rules, without a warning."""
     code = config.data.split_sentences
     if code is not None and code not in LANGUAGES:
-        yield (
-            f"{found(config, 'data.split_sentences')}\n"
-            "  is not a language that the splitter knows; it must be an ISO 639 code such as en, de or zh.\n"
+        yield broken(
+            config,
+            "data.split_sentences",
+            "is not a language that the splitter knows; it must be an ISO 639 code such as en, de or zh.\n"
             "  Set the language of the text. Sentences of a language without rules are found by the rules of "
-            "a related one, or by English rules."
+            "a related one, or by English rules.",
         )
 
 
@@ -141,21 +159,27 @@ def blend_is_whole(config: RunConfig) -> Problems:
     for number, entry in enumerate(data.blend):
         if (entry.name is None) == (entry.prefix is None):
             said = "both name and prefix" if entry.name else "neither name nor prefix"
-            yield (
-                f"{config.where('data.blend')}: data.blend[{number}] has {said}; give one: name for a "
-                "dataset in data/dataset/, prefix for any .bin/.idx."
+            yield mistake(
+                config,
+                "data.blend",
+                f"data.blend[{number}] has {said}; give one: name for a "
+                "dataset in data/dataset/, prefix for any .bin/.idx.",
             )
         elif entry.name == data.name:
-            yield (
-                f"{config.where('data.blend')}: data.blend[{number}].name = {entry.name} is data.name too, "
-                "the folder that keeps the blend's own index. Give the blend another name."
+            yield mistake(
+                config,
+                "data.blend",
+                f"data.blend[{number}].name = {entry.name} is data.name too, "
+                "the folder that keeps the blend's own index. Give the blend another name.",
             )
     if data.blend and data.sources:
-        yield (
-            f"{config.where('data.blend')}: data.blend mixes datasets that exist, and data.sources makes a "
+        yield mistake(
+            config,
+            "data.blend",
+            "data.blend mixes datasets that exist, and data.sources makes a "
             "dataset from text: a run has one or the other.\n"
             "  Prepare the sources as a dataset with its own name and blend that one, or set sources: [] or "
-            "blend: []."
+            "blend: [].",
         )
 
 
@@ -166,21 +190,24 @@ def packing_goes_with_the_options(config: RunConfig) -> Problems:
         return
     for option in STREAM_OPTIONS:
         if getattr(data, option):
-            yield (
-                f"{found(config, f'data.{option}')}\n"
-                "  is for packing: stream; best_fit always keeps examples apart in attention, positions and "
-                "loss. Set it to false."
+            yield broken(
+                config,
+                f"data.{option}",
+                "is for packing: stream; best_fit always keeps examples apart in attention, positions and "
+                "loss. Set it to false.",
             )
     if data.blend:
-        yield (
-            f"{found(config, 'data.packing')}\n"
-            "  packs the examples of data.sources, each source with its weight, and does not read "
-            "data.blend. Set packing: stream, or list the sources."
+        yield broken(
+            config,
+            "data.packing",
+            "packs the examples of data.sources, each source with its weight, and does not read "
+            "data.blend. Set packing: stream, or list the sources.",
         )
     if data.shuffle == "per_epoch":
-        yield (
-            f"{found(config, 'data.shuffle')}\n"
-            "  is for packing: stream; best_fit always packs and shuffles each epoch by itself. Remove it."
+        yield broken(
+            config,
+            "data.shuffle",
+            "is for packing: stream; best_fit always packs and shuffles each epoch by itself. Remove it.",
         )
 
 
@@ -190,10 +217,12 @@ def weights_are_read(config: RunConfig) -> Problems:
         return
     for number, source in enumerate(config.data.sources):
         if isinstance(source, FineTuningSourceModel) and source.weight != 1.0:
-            yield (
-                f"{config.where('data.sources')}: data.sources[{number}].weight = {source.weight:g}\n"
+            yield mistake(
+                config,
+                "data.sources",
+                f"data.sources[{number}].weight = {source.weight:g}\n"
                 "  is for packing: best_fit; stream goes through all documents once in each epoch. Set "
-                "packing: best_fit, or remove the weight."
+                "packing: best_fit, or remove the weight.",
             )
 
 
@@ -204,9 +233,10 @@ def index_samples_decide_something(config: RunConfig) -> Problems:
         return
     if data.shuffle == "per_epoch" or data.resolved_packing == "best_fit":
         why = "shuffle: per_epoch" if data.shuffle == "per_epoch" else "packing: best_fit"
-        yield (
-            f"{found(config, 'data.index_samples')}\n"
-            f"  has no effect with {why}, whose order does not depend on a number of samples. Leave it null."
+        yield broken(
+            config,
+            "data.index_samples",
+            f"has no effect with {why}, whose order does not depend on a number of samples. Leave it null.",
         )
 
 
@@ -216,11 +246,12 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
     if config.model.attention_backend == "flash" and (
         config.data.inter_document_masking or config.data.resolved_packing == "best_fit"
     ):
-        yield (
-            f"{found(config, 'model.attention_backend')}\n"
-            f"  does not go with {found(config, masked).partition(': ')[2]}: the kernel takes no mask "
+        yield broken(
+            config,
+            "model.attention_backend",
+            f"does not go with {found(config, masked)}: the kernel takes no mask "
             "between documents. Set attention_backend: auto, which uses flash attention inside each document "
-            "if it can."
+            "if it can.",
         )
 
 
@@ -232,10 +263,12 @@ def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
         plain = {name: field.default for name, field in WikiSource.model_fields.items()}
         said = [name for name in ("date", "mirror") if getattr(source, name) != plain[name]]
         if said:
-            yield (
-                f"{config.where('data.sources')}: data.sources[{number}] has a path, and "
+            yield mistake(
+                config,
+                "data.sources",
+                f"data.sources[{number}] has a path, and "
                 f"{' and '.join(said)} for a download. Remove path to download the dump, or remove the "
-                "rest to read the file."
+                "rest to read the file.",
             )
 
 
@@ -243,9 +276,10 @@ def document_sizes_are_ordered(config: RunConfig) -> Problems:
     """min_bytes is less than max_bytes, or no document is left."""
     cleaning = config.data.cleaning
     if cleaning.max_bytes is not None and cleaning.min_bytes >= cleaning.max_bytes:
-        yield (
-            f"{found(config, 'data.cleaning.min_bytes')}\n"
-            f"  must be less than max_bytes({cleaning.max_bytes}), or every document is dropped."
+        yield broken(
+            config,
+            "data.cleaning.min_bytes",
+            f"must be less than max_bytes({cleaning.max_bytes}), or every document is dropped.",
         )
 
 
@@ -255,28 +289,32 @@ def workers_are_one_kind(config: RunConfig) -> Problems:
     given = [key for key in ("address", "cluster") if getattr(workers, key) is not None]
     if workers.kind == "local":
         for key in given:
-            yield (
-                f"{found(config, f'data.workers.{key}')}\n"
-                "  is for a Dask scheduler, but data.workers.kind is local. Set kind: dask, or remove it."
+            yield broken(
+                config,
+                f"data.workers.{key}",
+                "is for a Dask scheduler, but data.workers.kind is local. Set kind: dask, or remove it.",
             )
     elif len(given) != 1:
         said = "both address and cluster" if given else "neither address nor cluster"
-        yield (
-            f"{found(config, 'data.workers.kind')}\n"
-            f"  has {said}; give one: address for a scheduler that runs, cluster: local or slurm for one "
-            "that is started."
+        yield broken(
+            config,
+            "data.workers.kind",
+            f"has {said}; give one: address for a scheduler that runs, cluster: local or slurm for one "
+            "that is started.",
         )
     elif workers.cluster == "slurm" and not workers.num_workers:
-        yield (
-            f"{found(config, 'data.workers.num_workers')}\n"
-            "  must be at least 1 with cluster: slurm: the number of cores of this machine does not apply "
-            "to a cluster."
+        yield broken(
+            config,
+            "data.workers.num_workers",
+            "must be at least 1 with cluster: slurm: the number of cores of this machine does not apply "
+            "to a cluster.",
         )
     if workers.kind == "dask" and config.data.num_prepare_workers:
-        yield (
-            f"{found(config, 'data.num_prepare_workers')}\n"
-            "  is for this machine's processes, but data.workers.kind is dask. Remove it; a cluster that "
-            "is started has data.workers.num_workers."
+        yield broken(
+            config,
+            "data.num_prepare_workers",
+            "is for this machine's processes, but data.workers.kind is dask. Remove it; a cluster that "
+            "is started has data.workers.num_workers.",
         )
 
 
@@ -285,13 +323,14 @@ def scheduler_is_safe(config: RunConfig) -> Problems:
     address = config.data.workers.address
     if address is None or address.startswith("tls://") or is_loopback(address):
         return
-    yield (
-        f"{found(config, 'data.workers.address')}\n"
-        "  must be tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine: without TLS anyone who reaches "
+    yield broken(
+        config,
+        "data.workers.address",
+        "must be tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine: without TLS anyone who reaches "
         "the port can run code as you.\n"
         "  Start scheduler and workers with --protocol tls and --tls-ca-file, --tls-cert, --tls-key, and set "
         "data.workers.tls_ca_file, tls_cert_file and tls_key_file; or let cluster: local or slurm start "
-        "them, always with TLS."
+        "them, always with TLS.",
     )
 
 

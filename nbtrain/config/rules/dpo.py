@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from nbtrain.config.findings import mistake
 from nbtrain.config.rules.limits import preference_answers, problems_of
-from nbtrain.config.rules.wording import Problems, found
+from nbtrain.config.rules.wording import Problems, broken
 from nbtrain.config.schema import RunConfig
 
 PAIRS = "preference"
@@ -12,9 +13,11 @@ PAIRS = "preference"
 def preferences_have_a_reference(config: RunConfig) -> Problems:
     """Rewards are measured against the weights that the run starts from."""
     if config.dpo is not None and config.init_from is None:
-        yield (
-            f"{config.where('dpo')}: dpo\n  measures answers against the weights of init_from, which is "
-            "null. Set init_from to a run that was fine-tuned, or to a folder of Hugging Face."
+        yield mistake(
+            config,
+            "dpo",
+            "dpo\n  measures answers against the weights of init_from, which is "
+            "null. Set init_from to a run that was fine-tuned, or to a folder of Hugging Face.",
         )
 
 
@@ -23,27 +26,32 @@ def preferences_are_pairs(config: RunConfig) -> Problems:
     kinds = [source.kind for source in config.data.sources]
     if config.dpo is None:
         if PAIRS in kinds:
-            yield (
-                f"{config.where('data.sources')}: data.sources[{kinds.index(PAIRS)}].kind = {PAIRS}\n"
+            yield mistake(
+                config,
+                "data.sources",
+                f"data.sources[{kinds.index(PAIRS)}].kind = {PAIRS}\n"
                 "  is read with the section dpo only: otherwise rejected answers would be trained on. Set "
-                "dpo: {beta: 0.1}, or use another kind of source."
+                "dpo: {beta: 0.1}, or use another kind of source.",
             )
         return
     others = [number for number, kind in enumerate(kinds) if kind != PAIRS]
     if others or not kinds:
         what = f"data.sources[{others[0]}].kind = {kinds[others[0]]}" if others else "data.sources = []"
-        yield (
-            f"{config.where('data.sources')}: {what}\n  with dpo, every source must have kind: {PAIRS}, and "
-            f"at least one source is required."
+        yield mistake(
+            config,
+            "data.sources",
+            f"{what}\n  with dpo, every source must have kind: {PAIRS}, and at least one source is required.",
         )
 
 
 def preferences_are_packed(config: RunConfig) -> Problems:
     """Both answers of a pair are in one sequence and cannot attend to each other."""
     if config.dpo is not None and config.data.resolved_packing != "best_fit":
-        yield (
-            f"{found(config, 'data.packing')}\n  with dpo must be best_fit, which puts both answers of a "
-            "pair into one sequence and keeps them apart. Set packing: best_fit."
+        yield broken(
+            config,
+            "data.packing",
+            "with dpo must be best_fit, which puts both answers of a "
+            "pair into one sequence and keeps them apart. Set packing: best_fit.",
         )
 
 

@@ -4,7 +4,7 @@ import re
 
 from nbtrain.base.nvml import CUDA_DEVICES
 from nbtrain.config.debug import debug_variables
-from nbtrain.config.rules.wording import Problems
+from nbtrain.config.rules.wording import Problems, hidden
 from nbtrain.config.schema import RunConfig
 
 # What nbtrain or torchrun sets: one value from the YAML would give all ranks the same identity, or have
@@ -45,22 +45,25 @@ def environment_is_safe(config: RunConfig) -> Problems:
     """Variables with legal names, none of nbtrain's own and no secrets: their values are written to files."""
     for name, value in config.backend.env.items():
         # An override's place repeats its value, which may be the secret.
-        where = config.where(f"backend.env.{name}").partition("=")[0]
+        key = f"backend.env.{name}"
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield (
-                f"{where}: backend.env: {name!r} cannot name a variable: use letters, digits and _, "
-                "and no digit first."
+            yield hidden(
+                config,
+                key,
+                f"backend.env: {name!r} cannot name a variable: use letters, digits and _, and no digit "
+                "first.",
             )
         elif words := why_reserved(name):
-            yield f"{where}: backend.env.{name}: {words}"
+            yield hidden(config, key, f"{key}: {words}")
         elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(value):
-            yield (
-                f"{where}: backend.env.{name} looks like a secret, which config.yaml and environment.json "
-                "would show.\n"
-                "  Remove it and set it in the shell that submits; ranks inherit its environment."
+            yield hidden(
+                config,
+                key,
+                f"{key} looks like a secret, which config.yaml and environment.json would show.\n"
+                "  Remove it and set it in the shell that submits; ranks inherit its environment.",
             )
         elif "\0" in value:
-            yield f"{where}: backend.env.{name} holds a NUL character, which no variable can hold."
+            yield hidden(config, key, f"{key} holds a NUL character, which no variable can hold.")
 
 
 def replaced_values(config: RunConfig) -> list[tuple[str, str, str, bool]]:

@@ -3,7 +3,9 @@
 from collections import Counter
 
 from nbtrain.base.amounts import counted
+from nbtrain.base.findings import Finding
 from nbtrain.config.arithmetic.shared_memory import worker_shared_memory_bytes
+from nbtrain.config.findings import mistake
 from nbtrain.config.kubernetes_section import KubernetesConfig, MountConfig
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
@@ -66,9 +68,9 @@ def kubernetes_problems(config: RunConfig, section: KubernetesConfig) -> Problem
     yield from shared_memory_suffices(config, section)
 
 
-def _found(config: RunConfig, section: KubernetesConfig, field: str) -> str:
+def _broken(config: RunConfig, section: KubernetesConfig, field: str, rule: str) -> Finding:
     key = f"backend.kubernetes.{field}"
-    return f"{config.where(key)}: {key} = {show(getattr(section, field))}"
+    return mistake(config, key, f"{key} = {show(getattr(section, field))}\n  {rule}")
 
 
 def fields_have_a_place(config: RunConfig, section: KubernetesConfig) -> Problems:
@@ -80,32 +82,36 @@ def fields_have_a_place(config: RunConfig, section: KubernetesConfig) -> Problem
     article = "an" if kind == "MPIJob" else "a"
     for field, why in NO_PLACE[kind].items():
         if field in set_fields:
-            yield f"{_found(config, section, field)}\n  has no place in {article} {kind}: {why}."
+            yield _broken(config, section, field, f"has no place in {article} {kind}: {why}.")
     for owner, fields in (("DeepSpeedJob", OF_DEEPSPEED_JOBS), ("TrainJob", OF_TRAIN_JOBS)):
         for field in fields:
             if kind != owner and field in set_fields:
-                yield f"{_found(config, section, field)}\n  is of a {owner}; workload is {kind}."
+                yield _broken(config, section, field, f"is of a {owner}; workload is {kind}.")
     if kind == "MPIJob" and section.restart_policy not in (None, *MPI_RESTART_POLICIES):
-        yield (
-            f"{_found(config, section, 'restart_policy')}\n"
-            f"  must be {' or '.join(MPI_RESTART_POLICIES)} in an MPIJob."
+        yield _broken(
+            config,
+            section,
+            "restart_policy",
+            f"must be {' or '.join(MPI_RESTART_POLICIES)} in an MPIJob.",
         )
     if kind == "DeepSpeedJob" and section.priority is not None and section.queue is None:
-        yield f"{_found(config, section, 'priority')}\n  needs queue, whose priority it is."
+        yield _broken(config, section, "priority", "needs queue, whose priority it is.")
 
 
 def image_is_there(config: RunConfig, section: KubernetesConfig) -> Problems:
     """The pods have an image, and its name is one word."""
     image = section.image or config.resources.image
     if image is None:
-        yield (
-            f"{config.where('backend.kind')}: neither backend.kubernetes.image nor resources.image is set\n"
+        yield mistake(
+            config,
+            "backend.kind",
+            "neither backend.kubernetes.image nor resources.image is set\n"
             "  one of them must name a container image with nbtrain in it, e.g. "
-            "registry.example.com/nbtrain:0.1.0."
+            "registry.example.com/nbtrain:0.1.0.",
         )
     elif image != "".join(image.split()) or len(image) > 500:
         key = "backend.kubernetes.image" if section.image else "resources.image"
-        yield f"{config.where(key)}: {key} = {show(image)}\n  must be one word of at most 500 characters."
+        yield mistake(config, key, f"{key} = {show(image)}\n  must be one word of at most 500 characters.")
 
 
 def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems:
@@ -114,24 +120,30 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
     paths += [secret.mount_path for secret in section.secret_files]
     for path, count in Counter(paths).items():
         if count > 1:
-            yield (
-                f"{config.where('backend.kubernetes.mounts')}: {path} is mounted {count} times\n"
-                "  each mount_path of mounts and secret_files must be unique."
+            yield mistake(
+                config,
+                "backend.kubernetes.mounts",
+                f"{path} is mounted {count} times\n"
+                "  each mount_path of mounts and secret_files must be unique.",
             )
         for reserved in RESERVED_PATHS[section.workload]:
             if path == reserved or path.startswith(f"{reserved}/"):
-                yield (
-                    f"{config.where('backend.kubernetes.mounts')}: mount_path = {path}\n"
-                    f"  {reserved} belongs to the {section.workload}'s own pods; mount it elsewhere."
+                yield mistake(
+                    config,
+                    "backend.kubernetes.mounts",
+                    f"mount_path = {path}\n"
+                    f"  {reserved} belongs to the {section.workload}'s own pods; mount it elsewhere.",
                 )
     carriers = [mount for mount in section.mounts if carries_workspace(mount, section)]
     if not carriers:
-        yield (
-            f"{_found(config, section, 'workspace_path')}\n"
-            "  must be on a volume of mounts: without one the run directory ends with its pod."
+        yield _broken(
+            config,
+            section,
+            "workspace_path",
+            "must be on a volume of mounts: without one the run directory ends with its pod.",
         )
     elif max(carriers, key=lambda mount: len(mount.mount_path)).read_only:
-        yield f"{_found(config, section, 'workspace_path')}\n  is on a mount with read_only: true."
+        yield _broken(config, section, "workspace_path", "is on a mount with read_only: true.")
 
 
 def carries_workspace(mount: MountConfig, section: KubernetesConfig) -> bool:
@@ -145,15 +157,19 @@ def tolerations_are_whole(config: RunConfig, section: KubernetesConfig) -> Probl
     for index, one in enumerate(section.tolerations):
         key = f"backend.kubernetes.tolerations.{index}"
         if one.written_operator == "Exists" and one.value is not None:
-            yield (
-                f"{config.where(key)}: {key} has operator Exists and the value {show(one.value)}\n"
-                "  Exists compares no value: remove the operator or the value."
+            yield mistake(
+                config,
+                key,
+                f"{key} has operator Exists and the value {show(one.value)}\n"
+                "  Exists compares no value: remove the operator or the value.",
             )
         if one.written_operator == "Equal" and one.key is None:
-            yield (
-                f"{config.where(key)}: {key} has operator Equal and no key\n"
+            yield mistake(
+                config,
+                key,
+                f"{key} has operator Equal and no key\n"
                 "  Equal compares the value of one key: set key, or remove operator and value to accept "
-                "every taint."
+                "every taint.",
             )
 
 
@@ -163,18 +179,22 @@ def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> P
         return
     nodes, least, most = config.resources.nodes, section.min_nodes, section.max_nodes
     if most is not None and least is None:
-        yield f"{_found(config, section, 'max_nodes')}\n  needs min_nodes."
+        yield _broken(config, section, "max_nodes", "needs min_nodes.")
     if least is not None and least > nodes:
-        yield f"{_found(config, section, 'min_nodes')}\n  must be at most resources.nodes({nodes})."
+        yield _broken(config, section, "min_nodes", f"must be at most resources.nodes({nodes}).")
     if most is not None and most != nodes:
-        yield (
-            f"{_found(config, section, 'max_nodes')}\n  must be resources.nodes({nodes}): a job never uses "
-            f"more pods; raise resources.nodes instead."
+        yield _broken(
+            config,
+            section,
+            "max_nodes",
+            f"must be resources.nodes({nodes}): a job never uses more pods; raise resources.nodes instead.",
         )
     if least is not None and not config.backend.elastic:
-        yield (
-            f"{_found(config, section, 'min_nodes')}\n  needs backend.elastic = true: without it, a restart "
-            f"waits for all {nodes} pods."
+        yield _broken(
+            config,
+            section,
+            "min_nodes",
+            f"needs backend.elastic = true: without it, a restart waits for all {nodes} pods.",
         )
 
 
@@ -185,15 +205,21 @@ def autotuner_fits(config: RunConfig, section: KubernetesConfig) -> Problems:
     parallel = config.parallel
     for field in ("pipeline_parallel_size", "tensor_parallel_size", "ds_sequence_parallel_size"):
         if (size := getattr(parallel, field)) > 1:
-            yield (
-                f"{_found(config, section, 'autotune')}\n  needs parallel.{field}(1), not {size}: "
+            yield _broken(
+                config,
+                section,
+                "autotune",
+                f"needs parallel.{field}(1), not {size}: "
                 "DeepSpeed's autotuner counts every rank as a data-parallel one. Set it to none; `nbtrain "
-                "search` tries layouts of all kinds."
+                "search` tries layouts of all kinds.",
             )
     if section.min_nodes is not None:
-        yield (
-            f"{_found(config, section, 'autotune')}\n  does not go with min_nodes({section.min_nodes}): the "
-            f"best settings on {config.resources.nodes} pods may not fit fewer. Remove one of the two."
+        yield _broken(
+            config,
+            section,
+            "autotune",
+            f"does not go with min_nodes({section.min_nodes}): the "
+            f"best settings on {config.resources.nodes} pods may not fit fewer. Remove one of the two.",
         )
 
 
@@ -204,11 +230,13 @@ def deadlines_agree(config: RunConfig, section: KubernetesConfig) -> Problems:
         return
     needs = own + config.backend.shutdown_timeout_seconds + POD_GRACE_SECONDS
     if engines < needs:
-        yield (
-            f"{_found(config, section, 'active_deadline_seconds')}\n"
-            f"  must be at least {needs:g}: backend.deadline_seconds({own:g}), after which the job ends with "
+        yield _broken(
+            config,
+            section,
+            "active_deadline_seconds",
+            f"must be at least {needs:g}: backend.deadline_seconds({own:g}), after which the job ends with "
             f"a checkpoint, + shutdown_timeout_seconds({config.backend.shutdown_timeout_seconds:g}) + "
-            f"{POD_GRACE_SECONDS} s. Remove one of the two, or raise it."
+            f"{POD_GRACE_SECONDS} s. Remove one of the two, or raise it.",
         )
 
 
@@ -216,11 +244,13 @@ def shared_memory_suffices(config: RunConfig, section: KubernetesConfig) -> Prob
     """shared_memory_bytes holds the batches that the data workers read ahead."""
     size, needed = section.shared_memory_bytes, worker_shared_memory_bytes(config)
     if size is not None and size < needed:
-        yield (
-            f"{_found(config, section, 'shared_memory_bytes')}\n"
-            f"  must be at least {needed}: data.num_workers({config.data.num_workers}) for each of "
+        yield _broken(
+            config,
+            section,
+            "shared_memory_bytes",
+            f"must be at least {needed}: data.num_workers({config.data.num_workers}) for each of "
             f"{counted(config.ranks_per_node, 'rank')} of a pod read that many bytes ahead. Set "
-            "data.num_workers: 0, raise it, or remove it."
+            "data.num_workers: 0, raise it, or remove it.",
         )
 
 
@@ -231,13 +261,15 @@ def names_are_free(config: RunConfig, section: KubernetesConfig) -> Problems:
     for field, keys in given.items():
         for key in keys:
             if key.startswith(OWN_PREFIX):
-                yield (
-                    f"{config.where(field)}: {field.removeprefix('backend.')} has {key}\n"
-                    f"  keys that begin with {OWN_PREFIX} are nbtrain's own."
+                yield mistake(
+                    config,
+                    field,
+                    f"{field.removeprefix('backend.')} has {key}\n"
+                    f"  keys that begin with {OWN_PREFIX} are nbtrain's own.",
                 )
     names = Counter(one.name for one in section.secret_variables)
     for name, count in names.items():
         if count > 1 or name.startswith("NBTRAIN_"):
             why = "is nbtrain's own" if count == 1 else f"is there {count} times"
-            place = config.where("backend.kubernetes.secret_variables")
-            yield f"{place}: the variable {name} (secret_variables)\n  {why}."
+            key = "backend.kubernetes.secret_variables"
+            yield mistake(config, key, f"the variable {name} (secret_variables)\n  {why}.")

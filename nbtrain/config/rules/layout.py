@@ -7,9 +7,10 @@ from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_devi
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.arithmetic.stages import stage_layers
+from nbtrain.config.findings import mistake
 from nbtrain.config.rules import limits
 from nbtrain.config.rules.limits import no_multiple, problems_of
-from nbtrain.config.rules.wording import Problems, found, join
+from nbtrain.config.rules.wording import Problems, broken, join
 from nbtrain.config.schema import RopeScalingConfig, RunConfig
 
 # FP8 as the schema promises it: from Hopper on.
@@ -51,11 +52,12 @@ def heads_fill_the_width(config: RunConfig) -> Problems:
     words = f"num_attention_heads({heads})"
     shared_by = parallel.tensor_parallel_size, parallel.ds_sequence_parallel_size
     if legal := legal_heads(hidden, heads, *shared_by):
-        yield (
-            f"{found(config, 'model.num_attention_heads')}\n"
-            f"  must divide hidden_size({hidden}); nearest: "
+        yield broken(
+            config,
+            "model.num_attention_heads",
+            f"must divide hidden_size({hidden}); nearest: "
             f"{' or '.join(f'{count} (heads of {hidden // count})' for count in legal)}.\n"
-            f"  Or set hidden_size: {join(nearest_multiples(hidden, heads))}."
+            f"  Or set hidden_size: {join(nearest_multiples(hidden, heads))}.",
         )
     else:
         yield from no_multiple(config, "model.hidden_size", heads, words)
@@ -67,14 +69,16 @@ def layers_fill_the_stages(config: RunConfig) -> Problems:
     pipeline, cut = parallel.pipeline_parallel_size, parallel.pipeline_stage_layers
     if cut is not None:
         if len(cut) != pipeline:
-            yield (
-                f"{found(config, 'parallel.pipeline_stage_layers')}\n"
-                f"  has {len(cut)} stages, but pipeline_parallel_size is {pipeline}. Set null to cut by cost."
+            yield broken(
+                config,
+                "parallel.pipeline_stage_layers",
+                f"has {len(cut)} stages, but pipeline_parallel_size is {pipeline}. Set null to cut by cost.",
             )
         if sum(cut) != layers:
-            yield (
-                f"{found(config, 'parallel.pipeline_stage_layers')}\n"
-                f"  adds up to {sum(cut)} layers, but num_layers is {layers}. Set null to cut by cost."
+            yield broken(
+                config,
+                "parallel.pipeline_stage_layers",
+                f"adds up to {sum(cut)} layers, but num_layers is {layers}. Set null to cut by cost.",
             )
     else:
         yield from problems_of(config, limits.stages(shape_of(config), pipeline))
@@ -83,11 +87,12 @@ def layers_fill_the_stages(config: RunConfig) -> Problems:
 def pipeline_is_not_interleaved(config: RunConfig) -> Problems:
     """Megatron's interleaved schedule is refused: no engine here runs it."""
     if config.parallel.num_layers_per_virtual_pipeline_stage is not None:
-        yield (
-            f"{found(config, 'parallel.num_layers_per_virtual_pipeline_stage')}\n"
-            "  requests the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs "
+        yield broken(
+            config,
+            "parallel.num_layers_per_virtual_pipeline_stage",
+            "requests the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs "
             "one forward, one backward (1F1B), with consecutive layers on each rank.\n"
-            "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller as well."
+            "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller as well.",
         )
 
 
@@ -105,11 +110,12 @@ def sequence_fits_positions(config: RunConfig) -> Problems:
     """Every position of a sequence has a learned embedding, or is within the context of generation."""
     model = config.model
     if model.seq_length > model.resolved_max_position_embeddings:
-        yield (
-            f"{found(config, 'model.seq_length')}\n"
-            f"  must be at most max_position_embeddings({model.max_position_embeddings}); "
+        yield broken(
+            config,
+            "model.seq_length",
+            f"must be at most max_position_embeddings({model.max_position_embeddings}); "
             f"set seq_length: {model.max_position_embeddings}, or max_position_embeddings: "
-            f"{model.seq_length}."
+            f"{model.seq_length}.",
         )
 
 
@@ -119,25 +125,28 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
     if model.position_embedding_type != "rope":
         for name in ("rotary_base", "rotary_percent", "rope_scaling", "no_rope_freq"):
             if getattr(model, name) != fields[name].default:
-                yield (
-                    f"{found(config, f'model.{name}')}\n"
-                    f"  is read with position_embedding_type: rope only, and that is "
-                    f"{model.position_embedding_type}. Remove it, or set rope."
+                yield broken(
+                    config,
+                    f"model.{name}",
+                    f"is read with position_embedding_type: rope only, and that is "
+                    f"{model.position_embedding_type}. Remove it, or set rope.",
                 )
         return
     head = model.resolved_kv_channels
     if model.rotary_size % 2 or not model.rotary_size:
         around = (model.rotary_size - 1, model.rotary_size + 1) if model.rotary_size else (2,)
         near = join(size for size in around if 0 < size <= head)
-        yield (
-            f"{found(config, 'model.rotary_percent')}\n"
-            f"  turns {model.rotary_size} numbers of each head of {head}, and must turn an even number, "
-            f"in pairs; nearest: {near or 'none: heads of one number'}."
+        yield broken(
+            config,
+            "model.rotary_percent",
+            f"turns {model.rotary_size} numbers of each head of {head}, and must turn an even number, "
+            f"in pairs; nearest: {near or 'none: heads of one number'}.",
         )
     if config.parallel.fpdt_chunk_tokens:
-        yield (
-            f"{found(config, 'parallel.fpdt_chunk_tokens')}\n"
-            "  does not rotate queries, but model.position_embedding_type is rope. Set fpdt_chunk_tokens: 0."
+        yield broken(
+            config,
+            "parallel.fpdt_chunk_tokens",
+            "does not rotate queries, but model.position_embedding_type is rope. Set fpdt_chunk_tokens: 0.",
         )
     if (scaling := model.rope_scaling) is not None:
         yield from _scaling_has_its_fields(config, scaling)
@@ -156,16 +165,18 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
     for name, field in type(scaling).model_fields.items():
         value = getattr(scaling, name)
         if name not in ("kind", "factor", *read) and value != field.default:
-            yield (
-                f"{found(config, f'{key}.{name}')}\n  is not read with kind: {scaling.kind}, which has "
-                f"{', '.join(('factor', *read))}. Remove it."
+            yield broken(
+                config,
+                f"{key}.{name}",
+                f"is not read with kind: {scaling.kind}, which has "
+                f"{', '.join(('factor', *read))}. Remove it.",
             )
         if name in read and value is None:
-            yield f"{config.where(f'{key}.kind')}: {key}.{name} is missing: kind: {scaling.kind} needs it."
+            yield mistake(config, f"{key}.kind", f"{key}.{name} is missing: kind: {scaling.kind} needs it.")
     for least, most in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
         low, high = getattr(scaling, least), getattr(scaling, most)
         if least in read and low >= high:
-            yield f"{found(config, f'{key}.{least}')}\n  must be less than {most}({high:g})."
+            yield broken(config, f"{key}.{least}", f"must be less than {most}({high:g}).")
 
 
 def sequence_divides(config: RunConfig) -> Problems:
@@ -181,17 +192,20 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
     """FPDT calls flash-attn without dropout and without document bounds."""
     if not config.parallel.fpdt_chunk_tokens:
         return
-    setting = found(config, "parallel.fpdt_chunk_tokens")
     device = find_device(config.resources.gpu_type)
     if config.resources.device == "gpu" and device and FLASH_GENERATION not in device.flash_attention:
-        yield (
-            f"{setting}\n  needs flash-attn {FLASH_GENERATION}, which no {device.name} (resources.gpu_type) "
-            "runs: a GPU from Ampere on (compute capability 8.0). Set fpdt_chunk_tokens: 0."
+        yield broken(
+            config,
+            "parallel.fpdt_chunk_tokens",
+            f"needs flash-attn {FLASH_GENERATION}, which no {device.name} (resources.gpu_type) "
+            "runs: a GPU from Ampere on (compute capability 8.0). Set fpdt_chunk_tokens: 0.",
         )
     if config.model.attention_dropout:
-        yield (
-            f"{setting}\n  needs model.attention_dropout: 0, but it is {config.model.attention_dropout:g}: "
-            "its backward pass would draw different random numbers."
+        yield broken(
+            config,
+            "parallel.fpdt_chunk_tokens",
+            f"needs model.attention_dropout: 0, but it is {config.model.attention_dropout:g}: "
+            "its backward pass would draw different random numbers.",
         )
     if config.data.inter_document_masking or config.data.resolved_packing == "best_fit":
         option = (
@@ -199,9 +213,11 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
             if config.data.resolved_packing == "best_fit"
             else "inter_document_masking: true"
         )
-        yield (
-            f"{setting}\n  cannot keep documents apart, but data has {option}. Set fpdt_chunk_tokens: 0, or "
-            f"change {option.partition(':')[0]}."
+        yield broken(
+            config,
+            "parallel.fpdt_chunk_tokens",
+            f"cannot keep documents apart, but data has {option}. Set fpdt_chunk_tokens: 0, or "
+            f"change {option.partition(':')[0]}.",
         )
 
 
@@ -215,10 +231,12 @@ def layout_fits_resources(config: RunConfig) -> Problems:
     nodes, gpus = resources.nodes, resources.gpus_per_node
     if resources.device == "cpu":
         if world % nodes:
-            yield (
-                f"{config.where('resources.nodes')}: {layout},\n"
+            yield mistake(
+                config,
+                "resources.nodes",
+                f"{layout},\n"
                 f"  which do not spread evenly over nodes({nodes}). "
-                f"Nearest: {join(nearest_divisors(nodes, world))}."
+                f"Nearest: {join(nearest_divisors(nodes, world))}.",
             )
         return
     if world == nodes * gpus:
@@ -231,9 +249,10 @@ def layout_fits_resources(config: RunConfig) -> Problems:
     if (nodes * gpus) % (pipeline * tensor * ulysses) == 0 and nodes * gpus:
         fixes.append(f"data_parallel_size: {nodes * gpus // (pipeline * tensor * ulysses)}")
     advice = f" Set {', or '.join(fixes)}." if fixes else ""
-    yield (
-        f"{config.where('resources.gpus_per_node')}: {layout},\n"
-        f"  but resources give nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus}.{advice}"
+    yield mistake(
+        config,
+        "resources.gpus_per_node",
+        f"{layout},\n  but resources give nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus}.{advice}",
     )
 
 
@@ -244,10 +263,10 @@ def gpu_type_is_known(config: RunConfig) -> Problems:
         return
     near = nearest_device_names(name)
     which = f"Nearest: {', '.join(near)}" if near else f"Known: {', '.join(one.name for one in DEVICES)}"
-    yield (
-        f"{found(config, 'resources.gpu_type')}\n"
-        f"  is not in the device table. {which}. Set null to plan without the device's "
-        "memory and peak."
+    yield broken(
+        config,
+        "resources.gpu_type",
+        f"is not in the device table. {which}. Set null to plan without the device's memory and peak.",
     )
 
 
@@ -261,10 +280,11 @@ def format_has_its_units(config: RunConfig) -> Problems:
     instead = " or ".join(other for other in others if other != dtype and device.peak(other) is not None)
     # A GPU without the format is of NVIDIA's generations before Ampere, or of another maker.
     rule = f"compute capability {major}.{minor}; bf16 from 8.0 (Ampere) on" if major else device.vendor
-    yield (
-        f"{found(config, 'precision.dtype')}\n"
-        f"  has no units on resources.gpu_type {device.name} ({rule}).\n"
-        f"  Set precision.dtype: {instead}, or another gpu_type."
+    yield broken(
+        config,
+        "precision.dtype",
+        f"has no units on resources.gpu_type {device.name} ({rule}).\n"
+        f"  Set precision.dtype: {instead}, or another gpu_type.",
     )
 
 
@@ -294,10 +314,10 @@ def attention_backend_serves(config: RunConfig) -> Problems:
         else:
             reason = _flash_without_mask(config)
     if reason:
-        yield (
-            f"{found(config, 'model.attention_backend')}\n"
-            f"  cannot serve this run: {reason}.\n"
-            "  Set attention_backend: auto."
+        yield broken(
+            config,
+            "model.attention_backend",
+            f"cannot serve this run: {reason}.\n  Set attention_backend: auto.",
         )
 
 
@@ -320,10 +340,11 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
     if device and device.compute_capability < FP8_CAPABILITY:
         major, minor = device.compute_capability
         has = f"has {major}.{minor}" if major else f"is {device.vendor}'s"
-        yield (
-            f"{found(config, 'precision.fp8')}\n"
-            f"  needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type {device.name} "
-            f"{has}. Set fp8: false."
+        yield broken(
+            config,
+            "precision.fp8",
+            f"needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type {device.name} "
+            f"{has}. Set fp8: false.",
         )
     parallel, shape = config.parallel, shape_of(config)
     yield from problems_of(config, limits.fp8_sides(shape, parallel.tensor_parallel_size))

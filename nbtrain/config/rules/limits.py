@@ -12,6 +12,7 @@ from typing import NamedTuple
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS
 from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.findings import mistake
 from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.rules.wording import Problems, found, join, value_of
 from nbtrain.config.schema import RunConfig
@@ -34,19 +35,18 @@ class Broken(NamedTuple):
 
 
 def problems_of(config: RunConfig, broken: Iterable[Broken]) -> Problems:
-    """Yield the message of a rule about each broken limit of a run."""
+    """Yield a finding about each broken limit of a run."""
     for limit in broken:
-        setting = f"{config.where(limit.key)}: {limit.value}" if limit.value else found(config, limit.key)
-        yield f"{setting}\n  {limit.rule}"
+        yield mistake(config, limit.key, f"{limit.value or found(config, limit.key)}\n  {limit.rule}")
 
 
 def no_multiple(config: RunConfig, key: str, unit: int, words: str) -> Problems:
-    """Yield the message about a setting that is not a multiple of `unit`, which `words` name."""
+    """Yield the finding about a setting that is not a multiple of `unit`, which `words` name."""
     return problems_of(config, is_multiple(key, value_of(config, key), unit, words))
 
 
 def no_divisor(config: RunConfig, key: str, whole: int, words: str) -> Problems:
-    """Yield the message about a setting that does not divide `whole`, which `words` name."""
+    """Yield the finding about a setting that does not divide `whole`, which `words` name."""
     return problems_of(config, divides(key, value_of(config, key), whole, words))
 
 

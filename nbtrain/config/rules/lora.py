@@ -3,34 +3,38 @@
 from collections.abc import Callable
 
 from nbtrain.config.arithmetic.shape import shape_of
+from nbtrain.config.findings import mistake
 from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.rules.limits import adapter_groups, four_bit_blocks, four_bit_stages, problems_of
-from nbtrain.config.rules.wording import Problems, found, value_of
+from nbtrain.config.rules.wording import Problems, broken, value_of
 from nbtrain.config.schema import RunConfig
 
 
 def adapters_have_weights(config: RunConfig) -> Problems:
     """Weights next to adapters are frozen, so random ones would stay random."""
     if config.lora is not None and config.init_from is None:
-        yield (
-            f"{config.where('lora')}: lora\n  trains adapters next to frozen weights, and init_from names "
-            "none. Set init_from to a run or to a folder of Hugging Face."
+        yield mistake(
+            config,
+            "lora",
+            "lora\n  trains adapters next to frozen weights, and init_from names "
+            "none. Set init_from to a run or to a folder of Hugging Face.",
         )
 
 
 def adapters_are_stepped_by_adamw(config: RunConfig) -> Problems:
     """Muon orthogonalizes whole matrices, which the two of an adapter are not."""
     if config.lora is not None and config.optimizer.type != "AdamW":
-        yield (
-            f"{found(config, 'optimizer.type')}\n  steps whole matrices, and with lora only adapters are "
-            "trained. Set optimizer.type: AdamW."
+        yield broken(
+            config,
+            "optimizer.type",
+            "steps whole matrices, and with lora only adapters are trained. Set optimizer.type: AdamW.",
         )
 
 
 def adapters_are_named_once(config: RunConfig) -> Problems:
     """A matrix has one adapter."""
     if config.lora is not None and len(set(config.lora.targets)) < len(config.lora.targets):
-        yield f"{found(config, 'lora.targets')}\n  names a matrix twice. Name each once."
+        yield broken(config, "lora.targets", "names a matrix twice. Name each once.")
 
 
 def trained_tokens_are_there(config: RunConfig) -> Problems:
@@ -38,15 +42,17 @@ def trained_tokens_are_there(config: RunConfig) -> Problems:
     ids = config.lora.trainable_token_indices if config.lora is not None else None
     if not ids:
         return
-    where = f"{config.where('lora.trainable_token_indices')}: lora.trainable_token_indices"
+    key = "lora.trainable_token_indices"
     size, most = config.tokenizer.vocab_size, max(ids)
     if len(set(ids)) < len(ids):
         again = next(one for number, one in enumerate(ids) if one in ids[:number])
-        yield f"{where}\n  names {again:,} twice. Name each id once."
+        yield mistake(config, key, f"{key}\n  names {again:,} twice. Name each id once.")
     if most >= size:
-        yield (
-            f"{where}\n  names {most:,}, and tokenizer.vocab_size({size:,}) has the ids 0 to {size - 1:,}. "
-            f"Remove it, or set tokenizer.vocab_size: {most + 1}."
+        yield mistake(
+            config,
+            key,
+            f"{key}\n  names {most:,}, and tokenizer.vocab_size({size:,}) has the ids 0 to {size - 1:,}. "
+            f"Remove it, or set tokenizer.vocab_size: {most + 1}.",
         )
 
 
@@ -60,9 +66,11 @@ def adapters_can_be_cut(config: RunConfig) -> Problems:
 def adapters_attend_at_once(config: RunConfig) -> Problems:
     """FPDT multiplies by attention's matrices itself, without adapters."""
     if config.lora is not None and config.parallel.fpdt_chunk_tokens:
-        yield (
-            f"{found(config, 'parallel.fpdt_chunk_tokens')}\n  multiplies by attention's matrices itself, "
-            "without their adapters (lora). Set fpdt_chunk_tokens: 0."
+        yield broken(
+            config,
+            "parallel.fpdt_chunk_tokens",
+            "multiplies by attention's matrices itself, "
+            "without their adapters (lora). Set fpdt_chunk_tokens: 0.",
         )
 
 
@@ -72,9 +80,11 @@ def ia3_has_no_matrices(config: RunConfig) -> Problems:
         return
     for name, field in LoraConfig.model_fields.items():
         if name not in ("kind", "init_from") and getattr(config.lora, name) != field.default:
-            yield (
-                f"{found(config, f'lora.{name}')}\n  is for lora.kind: lora, but kind is ia3, whose vectors "
-                f"multiply keys, values and the MLP. Remove it."
+            yield broken(
+                config,
+                f"lora.{name}",
+                "is for lora.kind: lora, but kind is ia3, whose vectors "
+                "multiply keys, values and the MLP. Remove it.",
             )
 
 
@@ -84,9 +94,10 @@ def four_bits_are_asked_for(config: RunConfig) -> Problems:
         return
     for name in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
         if getattr(config.lora, name) != LoraConfig.model_fields[name].default:
-            yield (
-                f"{found(config, f'lora.{name}')}\n  is for load_in_4bit: true, but load_in_4bit is false. "
-                "Set load_in_4bit: true, or remove it."
+            yield broken(
+                config,
+                f"lora.{name}",
+                "is for load_in_4bit: true, but load_in_4bit is false. Set load_in_4bit: true, or remove it.",
             )
 
 
@@ -95,13 +106,15 @@ def four_bits_are_whole(config: RunConfig) -> Problems:
     if config.lora is None or not config.lora.load_in_4bit:
         return
     parallel = config.parallel
-    broken = four_bit_stages(config.lora, parallel.pipeline_parallel_size, parallel.zero_stage)
-    yield from problems_of(config, broken)
+    limits = four_bit_stages(config.lora, parallel.pipeline_parallel_size, parallel.zero_stage)
+    yield from problems_of(config, limits)
     for key in ("precision.fp8", "model.compile"):
         if value_of(config, key):
-            yield (
-                f"{found(config, key)}\n  reads matrices of 16 or 32 bits, and lora.load_in_4bit holds 4. "
-                f"Set {key.rpartition('.')[2]}: false, or load_in_4bit: false."
+            yield broken(
+                config,
+                key,
+                f"reads matrices of 16 or 32 bits, and lora.load_in_4bit holds 4. "
+                f"Set {key.rpartition('.')[2]}: false, or load_in_4bit: false.",
             )
 
 

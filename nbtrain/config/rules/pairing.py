@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.config.rules.combinations import BY_NAME, REFUSALS, Kind
+from nbtrain.config.rules.combinations import BY_NAME, CLASHES, Kind
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ def pairing(first: Kind, second: Kind) -> Pairing:
 
 def _clash(kinds: list[Kind]) -> str | None:
     for first, second in itertools.permutations(kinds, 2):
-        for refusal in REFUSALS:
-            if refusal.kind == first.name and second.name in refusal.others:
-                return refusal.reason
+        for clash in CLASHES:
+            if clash.kind == first.name and second.name in clash.others:
+                return clash.reason
     for first, second in itertools.permutations(kinds, 2):
         if (
             first.needs

@@ -1,14 +1,17 @@
-"""The parts of a rule's message: place, key and value of what was found, and the nearest legal values."""
+"""Findings of rules: the key and value that break one, and the rule with its numbers."""
 
 import functools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
+from nbtrain.base.findings import Finding
 from nbtrain.config.fields import ConfigModel
+from nbtrain.config.findings import mistake
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 
-Problems = Iterator[str]
+Problems = Iterator[Finding]
 
 
 def value_of(config: RunConfig, key: str) -> Any:
@@ -17,11 +20,21 @@ def value_of(config: RunConfig, key: str) -> Any:
 
 
 def found(config: RunConfig, key: str) -> str:
-    """Return e.g. "gpt.yaml:22: batch.global_batch_size = 250"."""
+    """Return e.g. "batch.global_batch_size = 250"."""
     value = value_of(config, key)
     # A section is shown by what is set in it, as a YAML has it.
     shown = value.model_dump(exclude_defaults=True) if isinstance(value, ConfigModel) else value
-    return f"{config.where(key)}: {key} = {show(shown)}"
+    return f"{key} = {show(shown)}"
+
+
+def broken(config: RunConfig, key: str, rule: str) -> Finding:
+    """Return the error that a key breaks a rule: the key with its value, and in the next line the rule."""
+    return mistake(config, key, f"{found(config, key)}\n  {rule}")
+
+
+def hidden(config: RunConfig, key: str, message: str) -> Finding:
+    """Return an error about a key whose value may be a secret: its place does not repeat an override."""
+    return replace(mistake(config, key, message), place=config.where(key).partition("=")[0])
 
 
 def join(values: Iterable[int]) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
-from nbtrain.config.deepspeed_keys import key_problems
+from nbtrain.config.deepspeed_keys import UNKNOWN_KEY, key_problems, nearest_key
+from nbtrain.config.findings import findings_of, mistake
 from nbtrain.config.parallel_section import ParallelConfig
 from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need
 from nbtrain.config.rules.layout import layers_fill_the_stages
 from nbtrain.config.rules.limits import hpz_partition, prescaled_gradients, problems_of
-from nbtrain.config.rules.wording import Problems, found
+from nbtrain.config.rules.wording import Problems, broken
 from nbtrain.config.schema import RunConfig
 
 # An optimizer's group in NVMe's buffers: parameters, their gradients and Adam's two moments.
@@ -26,32 +27,36 @@ def offload_has_its_place(config: RunConfig) -> Problems:
     for name in ("offload_optimizer", "offload_param"):
         key, offload = f"parallel.{name}", getattr(config.parallel, name)
         if offload.device == "nvme" and not offload.nvme_path:
-            yield (
-                f"{found(config, f'{key}.device')}\n"
-                f"  needs {name}.nvme_path, a folder on a local NVMe disk; or set device: cpu."
+            yield broken(
+                config,
+                f"{key}.device",
+                f"needs {name}.nvme_path, a folder on a local NVMe disk; or set device: cpu.",
             )
         if offload.device != "nvme" and offload.nvme_path:
-            yield (
-                f"{found(config, f'{key}.nvme_path')}\n"
-                f"  is for device: nvme, but device is {offload.device}. Set device: nvme, or nvme_path: "
-                "null."
+            yield broken(
+                config,
+                f"{key}.nvme_path",
+                f"is for device: nvme, but device is {offload.device}. Set device: nvme, or nvme_path: null.",
             )
         if offload.pin_memory and offload.device == "none":
-            yield (
-                f"{found(config, f'{key}.pin_memory')}\n"
-                "  is for device: cpu or nvme, but device is none. Set pin_memory: false."
+            yield broken(
+                config,
+                f"{key}.pin_memory",
+                "is for device: cpu or nvme, but device is none. Set pin_memory: false.",
             )
         if offload.pin_memory and config.resources.device == "cpu":
-            yield (
-                f"{found(config, f'{key}.pin_memory')}\n"
-                "  makes copies between host and GPU faster, but resources.device is cpu. Set pin_memory: "
-                "false."
+            yield broken(
+                config,
+                f"{key}.pin_memory",
+                "makes copies between host and GPU faster, but resources.device is cpu. Set pin_memory: "
+                "false.",
             )
     offload = config.parallel.offload_optimizer
     if offload.device == "nvme" and offload.buffer_count < NVME_OPTIMIZER_BUFFERS:
-        yield (
-            f"{found(config, 'parallel.offload_optimizer.buffer_count')}\n"
-            f"  must be at least {NVME_OPTIMIZER_BUFFERS}: masters, gradients and Adam's two moments."
+        yield broken(
+            config,
+            "parallel.offload_optimizer.buffer_count",
+            f"must be at least {NVME_OPTIMIZER_BUFFERS}: masters, gradients and Adam's two moments.",
         )
 
 
@@ -59,9 +64,10 @@ def initial_weights_have_masters(config: RunConfig) -> Problems:
     """Weights are put into masters that are in memory, not into swap files."""
     for name in ("offload_optimizer", "offload_param"):
         if config.init_from is not None and getattr(config.parallel, name).device == "nvme":
-            yield (
-                f"{found(config, f'parallel.{name}.device')}\n  with init_from: initial weights are not read "
-                "into state on NVMe. Set device: cpu."
+            yield broken(
+                config,
+                f"parallel.{name}.device",
+                "with init_from: initial weights are not read into state on NVMe. Set device: cpu.",
             )
 
 
@@ -69,9 +75,10 @@ def hpz_divides(config: RunConfig) -> Problems:
     """ZeRO++'s second copy is sharded across equal groups of ranks."""
     parallel = config.parallel
     if parallel.zero_hpz_partition_size is not None and not parallel.zero_hpz:
-        yield (
-            f"{found(config, 'parallel.zero_hpz_partition_size')}\n"
-            "  is for zero_hpz: true, but zero_hpz is false. Set it to null, or set zero_hpz: true."
+        yield broken(
+            config,
+            "parallel.zero_hpz_partition_size",
+            "is for zero_hpz: true, but zero_hpz is false. Set it to null, or set zero_hpz: true.",
         )
     # null means a machine's ranks, which divide unless another rule is broken, which reports it.
     if parallel.zero_hpz and (size := parallel.zero_hpz_partition_size) is not None:
@@ -82,10 +89,11 @@ def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
     """DeepSpeed quantizes gradients inside its reduce-scatter only."""
     parallel = config.parallel
     if parallel.zero_quantized_gradients and not parallel.reduce_scatter:
-        yield (
-            f"{found(config, 'parallel.reduce_scatter')}\n"
-            "  must be true with zero_quantized_gradients: DeepSpeed quantizes gradients in its "
-            "reduce-scatter only."
+        yield broken(
+            config,
+            "parallel.reduce_scatter",
+            "must be true with zero_quantized_gradients: DeepSpeed quantizes gradients in its "
+            "reduce-scatter only.",
         )
 
 
@@ -100,10 +108,11 @@ def prescale_is_without_zero(config: RunConfig) -> Problems:
 def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
     """Upstream's files set this key, which nbtrain refuses with the reason."""
     if config.parallel.elastic_checkpoint:
-        yield (
-            f"{found(config, 'parallel.elastic_checkpoint')}\n"
-            "  is DeepSpeed's older way to load on another number of ranks. Set it to false: every "
-            "checkpoint of nbtrain loads into any layout (docs/parallelism.md)."
+        yield broken(
+            config,
+            "parallel.elastic_checkpoint",
+            "is DeepSpeed's older way to load on another number of ranks. Set it to false: every "
+            "checkpoint of nbtrain loads into any layout (docs/parallelism.md).",
         )
 
 
@@ -111,10 +120,11 @@ def autocast_is_bf16(config: RunConfig) -> Problems:
     """Autocast keeps fp32 weights and has no loss scale, so that it is for bf16 only."""
     precision = config.precision
     if precision.autocast and precision.dtype != "bf16":
-        yield (
-            f"{found(config, 'precision.autocast')}\n"
-            f"  needs precision.dtype: bf16, but precision.dtype is {precision.dtype}. Set dtype: bf16, or "
-            "autocast: false."
+        yield broken(
+            config,
+            "precision.autocast",
+            f"needs precision.dtype: bf16, but precision.dtype is {precision.dtype}. Set dtype: bf16, or "
+            "autocast: false.",
         )
 
 
@@ -126,9 +136,10 @@ def loss_scale_has_room(config: RunConfig) -> Problems:
     start = scale.loss_scale or 2.0**scale.initial_scale_power
     if start < scale.min_loss_scale:
         key = "loss_scale" if scale.loss_scale else "initial_scale_power"
-        yield (
-            f"{found(config, f'precision.fp16.{key}')}\n"
-            f"  starts the loss scale at {start:g}, below min_loss_scale({scale.min_loss_scale:g})."
+        yield broken(
+            config,
+            f"precision.fp16.{key}",
+            f"starts the loss scale at {start:g}, below min_loss_scale({scale.min_loss_scale:g}).",
         )
 
 
@@ -171,10 +182,12 @@ def muon_finds_its_matrices(config: RunConfig) -> Problems:
     extra = config.parallel.deepspeed_extra.get("zero_optimization")
     key = "round_robin_gradients"
     if config.optimizer.type == "Muon" and isinstance(extra, dict) and extra.get(key):
-        yield (
-            f"{config.where(f'parallel.deepspeed_extra.zero_optimization.{key}')}: parallel.deepspeed_extra "
+        yield mistake(
+            config,
+            f"parallel.deepspeed_extra.zero_optimization.{key}",
+            f"parallel.deepspeed_extra "
             f"sets zero_optimization.{key}, with which DeepSpeed reorders parameters, so that Muon would "
-            "not find its matrices. Remove it, or set optimizer.type: AdamW."
+            "not find its matrices. Remove it, or set optimizer.type: AdamW.",
         )
 
 
@@ -187,30 +200,38 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
     extra = config.parallel.deepspeed_extra
     decided = sorted(_decided(extra))
     for key, owner in decided:
-        yield (
-            f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, "
-            f"which {owner} decides. Remove it from deepspeed_extra and change the field."
+        yield mistake(
+            config,
+            f"parallel.deepspeed_extra.{key}",
+            f"parallel.deepspeed_extra sets {key}, "
+            f"which {owner} decides. Remove it from deepspeed_extra and change the field.",
         )
     unknown = [key for key in extra if key not in KNOWN_KEYS and key not in DECIDED_ELSEWHERE]
     for key in unknown:
-        yield (
-            f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, which "
-            f"DeepSpeed does not read.{nearest(key, KNOWN_KEYS)} Remove it, or correct its name."
+        yield mistake(
+            config,
+            f"parallel.deepspeed_extra.{key}",
+            f"parallel.deepspeed_extra sets {key}, which "
+            f"DeepSpeed does not read.{nearest(key, KNOWN_KEYS)} Remove it, or correct its name.",
         )
-    inside = [one for one in key_problems(extra) if not _is_below(one.path, [key for key, _ in decided])]
-    for one in inside:
-        own = one.near if one.near in ParallelConfig.model_fields else ""
-        yield (
-            f"{config.where(f'parallel.deepspeed_extra.{one.path}')}: parallel.deepspeed_extra sets "
-            f"{one.path}, which {one.words}" + (f" parallel.{own} sets {own}." if own else "")
+    inside = [
+        problem for problem in key_problems(extra) if not _is_below(problem.key, [key for key, _ in decided])
+    ]
+    for problem in inside:
+        near = nearest_key(problem.key) if problem.rule == UNKNOWN_KEY else ""
+        own = f" parallel.{near} sets {near}." if near in ParallelConfig.model_fields else ""
+        yield mistake(
+            config,
+            f"parallel.deepspeed_extra.{problem.key}",
+            f"parallel.deepspeed_extra sets {problem.key}, which {problem.message}{own}",
         )
     # Other rules report broken layouts and stages; deepspeed_config would report them a second time.
-    broken = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
-    if extra and not decided and not unknown and not inside and not broken:
+    reported = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
+    if extra and not decided and not unknown and not inside and not reported:
         try:
             deepspeed_config(config)
         except ConfigError as error:
-            yield str(error)
+            yield from findings_of(error)
 
 
 ZERO_RULES: tuple[Callable[[RunConfig], Problems], ...] = (

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
-from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.base.errors import ConfigError, NbtrainError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.config import architectures, recipes
-from nbtrain.config.findings import split_problems
+from nbtrain.config.findings import findings_of
 from nbtrain.config.load import Overrides, load
 from nbtrain.config.own_names import OWN_NAMES, leads_names
 from nbtrain.config.rules.check import find_problems
@@ -35,7 +36,6 @@ from nbtrain.lab.form.fields import (
 )
 
 if TYPE_CHECKING:
-    from nbtrain.base.findings import Finding
     from nbtrain.planner.plan import Plan
 
 WIDTH = 88
@@ -48,9 +48,9 @@ class Assessment:
 
     config: RunConfig | None
     """None if a value does not fit the schema."""
-    problems: list[str]
-    """Reasons why it cannot be submitted, each with place, rule and fix."""
-    shortages: list["Finding"]
+    problems: list[Finding]
+    """Reasons why it cannot be submitted."""
+    shortages: list[Finding]
     """Resources and data that this machine lacks for it."""
     plan: "Plan | None"
     """None if there are problems."""
@@ -80,7 +80,7 @@ class Draft:
                 continue
             self.set(key, one.as_held(_at(now, key)))
         self.given = self.changes
-        self.unreadable: dict[str, str] = {}
+        self.unreadable: dict[str, Finding] = {}
         """{key: why the typed text is not a valid value}."""
 
     @property
@@ -208,7 +208,7 @@ class Draft:
             try:
                 self.set_text(one, str(text))
             except ConfigError as error:
-                self.unreadable[key] = str(error)
+                self.unreadable[key] = Finding("error", "typed_text", key, "", str(error), cost=FATAL)
         self.unreadable = {key: why for key, why in self.unreadable.items() if self._counts(known[key])}
 
     def text(self, one: Field) -> str:
@@ -222,9 +222,8 @@ class Draft:
         try:
             config = load(self.run, self.overrides)
         except ConfigError as error:
-            problems += split_problems(str(error))
-        if problems:
-            raise ConfigError("\n".join(problems))
+            problems += findings_of(error)
+        refuse(problems, ConfigError)
         return config
 
     def assess(self) -> Assessment:
@@ -237,19 +236,19 @@ class Draft:
         try:
             config = load(self.run, self.overrides, check=False)
         except ConfigError as error:
-            misfits = split_problems(str(error))
+            misfits = findings_of(error)
             return Assessment(None, [*unreadable, *misfits, *self._other_problems(misfits)], [], None)
         problems = [*unreadable, *find_problems(config)]
         if problems:
             return Assessment(config, problems, [], None)
         return Assessment(config, [], preflight(config), plan(with_new_tokens(config)))
 
-    def _other_problems(self, misfits: list[str]) -> list[str]:
+    def _other_problems(self, misfits: list[Finding]) -> list[Finding]:
         """Check the values that the schema accepts, so that all problems are reported at once."""
         fitting = {
             key: value
             for key, value in self.overrides.items()
-            if not any(f"override {key}" in misfit for misfit in misfits)
+            if not any(f"override {key}" in str(misfit) for misfit in misfits)
         }
         try:
             problems = find_problems(load(self.run, fitting, check=False))
@@ -257,7 +256,7 @@ class Draft:
             return []
         dropped = self.overrides.keys() - fitting.keys()
         # A rule about a field whose value was dropped checked another value.
-        return [problem for problem in problems if not any(_names(problem, key) for key in dropped)]
+        return [problem for problem in problems if not any(_names(problem.message, key) for key in dropped)]
 
     @property
     def line(self) -> str:

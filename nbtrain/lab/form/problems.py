@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbtrain.base.findings import Finding
-from nbtrain.config.findings import finding_of_problem
 from nbtrain.config.load import override_layer
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.form.draft import Draft
-from nbtrain.lab.form.fields import Field, every_field, field_at
+from nbtrain.lab.form.fields import every_field, field_at
 
 # "override batch.max_steps=5", the place of a message that names no key.
 _OVERRIDE = re.compile(r"override (?P<key>[a-z_]+(\.[A-Za-z0-9_-]+)*)")
@@ -33,61 +32,63 @@ _SET = re.compile(r"Set (?P<key>[a-z_.]+): (?P<value>\S+)\.")
 _VALUE = re.compile(r" = (?P<value>.*?)(?P<end>\n\s*|: )", re.DOTALL)
 
 
-def problems_by_key(draft: Draft, problems: Iterable[str], config: RunConfig | None) -> list[dict[str, Any]]:
+def problems_by_key(
+    draft: Draft, problems: Iterable[Finding], config: RunConfig | None
+) -> list[dict[str, Any]]:
     """Return {key, message, full, also} of each problem, in the order of the form's fields.
 
     Problems without a field come first. `message` omits the place, key and value, which the field shows
     anyway; `also` lists other changed fields whose numbers the rule names.
     """
-    found = [_problem(draft, text, config) for text in dict.fromkeys(problems)]
+    different = {str(finding): finding for finding in problems}
+    found = [_problem(draft, finding, config) for finding in different.values()]
     order = {key: at for at, key in enumerate(every_field())}
-    return sorted(found, key=lambda one: order.get(one["key"], -1))
+    return sorted(found, key=lambda problem: order.get(problem["key"], -1))
 
 
-def _problem(draft: Draft, text: str, config: RunConfig | None) -> dict[str, Any]:
-    _, rest, exact, one = _parts(draft, text, config)
+def _problem(draft: Draft, finding: Finding, config: RunConfig | None) -> dict[str, Any]:
+    rest, exact = _message_and_key(draft, finding, config)
+    field = field_at(exact)
     named = {_PRODUCT.get(word, word) for word in _NUMBER.findall(rest)}
     also = [
         key
         for key in draft.overrides
         if (key.rpartition(".")[2] in named or re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", rest))
-        and (one is None or key != one.key)
+        and (field is None or key != field.key)
     ]
     return {
-        "key": one.key if one else None,
-        "message": _rule(rest, exact, one is not None and one.key == exact),
-        "full": text,
+        "key": field.key if field else None,
+        "message": _rule(rest, exact, field is not None and field.key == exact),
+        "full": str(finding),
         "also": also,
     }
 
 
-def _parts(draft: Draft, text: str, config: RunConfig | None) -> tuple[str, str, str, Field | None]:
-    """Split a message into its place, the rest, the key that it is about, and that key's field."""
-    place, rest = _place(draft, text)
-    exact = finding_of_problem(f"?: {rest}").key or _key_of_place(place, config)
+def _message_and_key(draft: Draft, finding: Finding, config: RunConfig | None) -> tuple[str, str]:
+    """Return a finding's message without its place, and the key that it is about."""
+    place, rest = finding.place, finding.message
+    if not finding.key:
+        place, rest = _place_and_message(draft, finding)
+    exact = finding.key or _key_of_place(place, config)
     begins = match[0] if (match := _KEY.match(rest)) else ""
-    # A missing key has no place: the message names the place of its section or of a neighbouring key.
-    if begins in every_field() and rest.startswith(f"{begins} is missing"):
-        exact = begins
     # The message is about invalid YAML, an item of a list, or a section that a key inside it switched on.
     if (
         not exact and field_at(begins) and (rest.startswith((f"{begins} = ", f"{begins}: ")) or "." in begins)
     ) or (begins in every_field() and exact.startswith(f"{begins}.")):
         exact = begins
-    return place, rest, exact, field_at(exact)
+    return rest, exact
 
 
-def _place(draft: Draft, text: str) -> tuple[str, str]:
-    """Split a message into the place that it begins with ("" without one) and the rest.
+def _place_and_message(draft: Draft, finding: Finding) -> tuple[str, str]:
+    """Split the text of an error raised alone into its place ("" without one) and the rest.
 
     An override's place repeats its value, which may contain any text.
     """
-    known = sorted(override_layer(draft.overrides).origins.values(), key=len, reverse=True)
-    for place in known:
+    text = str(finding)
+    for place in sorted(override_layer(draft.overrides).origins.values(), key=len, reverse=True):
         if text.startswith(f"{place}: "):
             return place, text.removeprefix(f"{place}: ")
-    place = finding_of_problem(text).place
-    return place, text.removeprefix(f"{place}: ") if place else text
+    return finding.place, finding.message
 
 
 def _key_of_place(place: str, config: RunConfig | None) -> str:

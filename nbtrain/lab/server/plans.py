@@ -45,7 +45,7 @@ class CheckHandler(NbtrainHandler):
 
 def _check(request: dict[str, Any]) -> dict[str, Any]:
     from nbtrain.base.findings import stops
-    from nbtrain.config.findings import finding_of_problem, split_problems
+    from nbtrain.config.findings import findings_of
     from nbtrain.config.load import load
     from nbtrain.jobs.initial_weights import with_new_tokens
     from nbtrain.lab.form.answers import overrides_of, run_of
@@ -57,7 +57,7 @@ def _check(request: dict[str, Any]) -> dict[str, Any]:
         what, findings, refused = config.name, plan(with_new_tokens(config)).findings, False
     except ConfigError as error:
         what, refused = run, True
-        findings = [finding_of_problem(problem) for problem in split_problems(str(error))]
+        findings = findings_of(error)
     return {
         "what": what,
         "works": not refused and not stops(findings),

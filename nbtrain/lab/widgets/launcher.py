@@ -150,7 +150,7 @@ def assessment_html(draft: Draft, assessment: Assessment) -> str:
     """Return messages, shortages of this machine, difference and plan as HTML."""
     parts = []
     if assessment.problems:
-        parts += _messages(assessment.problems)
+        parts += _messages(map(str, assessment.problems))
     elif assessment.shortages:
         parts.append("<p><strong>This machine cannot start it yet</strong></p>")
         parts += _messages(str(shortage) for shortage in assessment.shortages)

@@ -68,14 +68,14 @@ def test_the_schedule_of_175b_upstream():
 )
 def test_what_breaks_the_rule(text, problem):
     config = load("gpt-125m", {"batch.step_batch_size_schedule": text}, check=False)
-    message = find_problems(config)[0]
+    message = str(find_problems(config)[0])
     where = f"override batch.step_batch_size_schedule={text}: batch.step_batch_size_schedule = {text}"
     assert message == f"{where}\n  {problem}"
 
 
 def test_two_ways_to_grow_are_refused():
-    [message] = find_problems(load("gpt-175b", {"batch.step_batch_size_schedule": UPSTREAM}, check=False))
-    assert message.endswith("and batch.rampup both grow the batch; set one of them to null.")
+    [finding] = find_problems(load("gpt-175b", {"batch.step_batch_size_schedule": UPSTREAM}, check=False))
+    assert finding.message.endswith("and batch.rampup both grow the batch; set one of them to null.")
 
 
 @pytest.mark.parametrize("text", ["16 32", "1:16 2B:32", "0:0", "0:16, 2B:32", "0:16 2X:32", ""])

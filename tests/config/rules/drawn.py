@@ -13,7 +13,7 @@ from typing import Any
 
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import RULES
-from nbtrain.config.rules.combinations import BY_NAME, KINDS, REFUSALS
+from nbtrain.config.rules.combinations import BY_NAME, CLASHES, KINDS
 from nbtrain.config.schema import RunConfig
 
 MOST_RANKS = 4
@@ -151,10 +151,10 @@ def rules_against(config: RunConfig) -> list[str]:
 
 
 def _refused_pairs(config: RunConfig) -> Iterator[str]:
-    for refusal in REFUSALS:
-        for other in refusal.others:
-            if BY_NAME[refusal.kind].present(config) and BY_NAME[other].present(config):
-                yield f"{refusal.kind} + {other}"
+    for clash in CLASHES:
+        for other in clash.others:
+            if BY_NAME[clash.kind].present(config) and BY_NAME[other].present(config):
+                yield f"{clash.kind} + {other}"
 
 
 def _needy(config: RunConfig) -> Iterator[str]:

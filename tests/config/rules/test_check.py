@@ -1450,7 +1450,8 @@ def test_a_broken_rule_says_where_what_and_how_to_mend_it(case):
     config = load(run, overrides, check=False)
     named = expected.removeprefix("@: ").partition(" = ")[0]
     key = named if named in field_keys() else overrides[0].partition("=")[0]
-    assert find_problems(config) == [expected.replace("@", config.where(key), 1)]
+    found = [str(finding) for finding in find_problems(config)]
+    assert found == [expected.replace("@", config.where(key), 1)]
 
 
 def test_all_problems_of_a_run_are_reported_at_once():

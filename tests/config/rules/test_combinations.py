@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
-from nbtrain.config.rules.combinations import BY_NAME, KINDS, REFUSALS
+from nbtrain.config.rules.combinations import BY_NAME, CLASHES, KINDS
 from nbtrain.config.rules.pairing import Pairing, pairing
 
 # Settings compatible with every kind; the settings of a pair are added.
@@ -28,7 +28,7 @@ def problems_of(found: Pairing) -> list[str]:
     if config.resources.device == "gpu":
         overrides = {"resources.gpus_per_node": config.world_size}
         config = load("gpt3-tiny", {**PLAIN, **found.settings, **overrides}, check=False)
-    return find_problems(config)
+    return [str(finding) for finding in find_problems(config)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -88,12 +88,12 @@ def test_what_the_reference_measured_as_right_is_allowed():
 
 
 def test_every_refusal_is_of_known_kinds():
-    assert {name for refusal in REFUSALS for name in (refusal.kind, *refusal.others)} <= set(BY_NAME)
+    assert {name for refusal in CLASHES for name in (refusal.kind, *refusal.others)} <= set(BY_NAME)
 
 
 def test_a_fix_names_what_is_refused_alone():
     """The fix changes only the refused setting: for quantized ZeRO++ with Muon, offloading stays."""
-    fixes = {refusal.others: refusal.fix for refusal in REFUSALS if refusal.kind == "muon"}
+    fixes = {refusal.others: refusal.fix for refusal in CLASHES if refusal.kind == "muon"}
     assert fixes[("qwz", "qgz")] == (
         "Set zero_quantized_weights: false and zero_quantized_gradients: false, or optimizer.type: AdamW."
     )

@@ -17,7 +17,7 @@ def config():
 
 def messages(config, section):
     """Return the messages of a run without their place, which comes from the configuration."""
-    return [problem.partition(": ")[2] for problem in kubernetes_problems(config, section)]
+    return [finding.message for finding in kubernetes_problems(config, section)]
 
 
 def test_names_have_kubernetes_own_form():

@@ -15,7 +15,7 @@ def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
 
     125M has 12 layers of width 768, 12 heads and 2,048 positions.
     """
-    return list(getattr(layout, rule)(load(run, list(overrides), check=False)))
+    return [str(finding) for finding in getattr(layout, rule)(load(run, list(overrides), check=False))]
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,10 @@ def test_assessment_of_a_broken_rule() -> None:
     assert not found.ready
     assert found.plan is None
     (problem,) = found.problems
-    assert "must be a multiple of micro_batch_size(5) * data_parallel_size(1) = 5; nearest: 5, 10." in problem
+    assert (
+        "must be a multiple of micro_batch_size(5) * data_parallel_size(1) = 5; nearest: 5, 10."
+        in problem.message
+    )
 
 
 def test_assessment_of_a_wrong_type() -> None:
@@ -143,7 +146,7 @@ def test_assessment_of_a_wrong_type() -> None:
     found = draft.assess()
     assert found.config is None
     assert not found.ready
-    assert "model.num_layers" in found.problems[0]
+    assert found.problems[0].key == "model.num_layers"
 
 
 def test_assessment_tells_what_the_machine_lacks(workspace: Path) -> None:
@@ -181,7 +184,7 @@ def test_a_number_that_is_not_finite_is_a_problem_and_no_code(text: str) -> None
     """
     draft = Draft("gpt-tiny")
     draft.type({"lr_schedule.lr": text, "batch.max_steps": "7"})
-    assert draft.assess().problems[0] == f"lr_schedule.lr = '{text}': must be a finite number."
+    assert str(draft.assess().problems[0]) == f"lr_schedule.lr = '{text}': must be a finite number."
     assert draft.line == 'nb.submit("gpt-tiny", {"batch.max_steps": 7})'
 
 

@@ -46,8 +46,9 @@ def gone(said: Path) -> bool:
 
 
 def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path], tmp_path: Path) -> None:
-    """Each GPU's newest value is returned once; N/A, headers and values above 1 are skipped, and split lines
-    joined.
+    """Each GPU's newest value is returned once; N/A, headers and values above 1 are skipped.
+
+    A line that arrives in two pieces is joined.
     """
     go_on = tmp_path / "go on"
     said = program(

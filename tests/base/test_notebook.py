@@ -45,8 +45,8 @@ def test_a_bar_is_one_output_that_is_written_again(monkeypatch: pytest.MonkeyPat
 def test_a_front_end_that_takes_input_watches(
     monkeypatch: pytest.MonkeyPatch, message: dict, watched: bool
 ) -> None:
-    """papermill and nbconvert allow no input, so no front end is assumed; a widget's message proves a live
-    one.
+    """papermill and nbconvert allow no input, so no progress bar is shown; a widget's
+    message proves a live front end.
     """
     import IPython
 

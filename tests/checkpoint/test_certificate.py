@@ -123,8 +123,8 @@ def test_a_next_batch_that_no_hash_stands_for_is_not_claimed():
 
 
 def test_a_layout_is_named_in_the_words_of_the_yaml():
-    """Layout changes are reported by their YAML keys; derived values, such as a
-    stage's layers, only on their own.
+    """Layout changes are reported by their YAML keys; a derived value, such as a stage's layers, only if no
+    key changed.
     """
     plain = layout(load("gpt-tiny"))
     piped = {**plain, "pipeline_parallel_size": 2, "stage_layers": [2, 2]}

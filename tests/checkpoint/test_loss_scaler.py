@@ -27,7 +27,10 @@ def test_equal_settings_go_on_as_they_were():
 
 
 def test_the_scale_halves_as_the_field_says(monkeypatch):
-    """With hysteresis 2 the scale halves at every second overflow, counted until the scale doubles again."""
+    """With hysteresis 2, the first overflow is tolerated and each further one halves the scale.
+
+    The tolerance is restored when the scale doubles.
+    """
     monkeypatch.setattr("deepspeed.comm.get_rank", lambda: 1)  # rank 0 logs it
     scaler, scales = dynamic(64.0, window=2), []
     for overflow in (True, False, True, False, True, False, False, False, True, True):

@@ -165,7 +165,7 @@ def no_more_memory_than(num_bytes):
 )
 @given(data=st.data())
 def test_any_index(tmp_path_factory, data):
-    """An index with random numbers in its header and random bytes is read as they say, or refused."""
+    """An index with random numbers in its header and random bytes is read as its bytes say, or refused."""
     folder = tmp_path_factory.mktemp("any")
     pair = Pair(folder / "pair", "<u2", [3, 1, 2], None)
     number = st.one_of(st.sampled_from(EDGES), st.integers(0, 8), st.integers(0, 2**64 - 1))

@@ -139,8 +139,8 @@ def test_an_unknown_run_leaves_no_folder(workspace, run):
 
 
 def test_where_executed_notebooks_go(workspace):
-    """Executed notebooks go to the run's folder, even if the run is only a YAML, and
-    for a path to a shared folder.
+    """Executed notebooks go to the run's folder if the run is given by name, and to
+    a shared folder for a path.
     """
     made = RunDir.named("made-before")
     made.path.mkdir(parents=True)

@@ -48,8 +48,8 @@ def fake_harness(monkeypatch, tmp_path):
         loaded: ClassVar = {"tasks": {"one": "Task one"}, "groups": {}}
 
         def __init__(self, include_path=None, include_defaults=True):
-            """Index task files like the harness: of equal names the first in a folder, and
-            the last folder.
+            """Index task files like the harness: if a name occurs twice, the last folder and
+            its first file count.
             """
             paths = [include_path] if isinstance(include_path, str) else include_path or []
             self.task_index = {}

@@ -105,14 +105,18 @@ def check(name: str, points: list[str]) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", RULES)
 def test_every_code_point(name):
-    """For each of 1,112,064 code points, in every kind of position, the engines split alike."""
+    """For all 1,112,064 code points in every kind of position, the engines split alike,
+    except at disputed characters.
+    """
     check(name, POINTS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_a_part_of_the_code_points(name):
-    """The engines agree on every 10,007th code point and on those on which engines have differed."""
+    """For every 10,007th code point and those on which engines have differed, only disputed characters are
+    split differently.
+    """
     check(name, [*POINTS[::10_007], *"\u180e\u017f\u212a\u0130\u0345\u200b\u0085\u2028'sSlL/\r\n 1"])
 
 

@@ -17,7 +17,7 @@ from tests.dataset.dataset_maker import stacked
 
 
 def upstream(weights, size):
-    """Compute build_blending_indices as both upstream projects do, transcribed."""
+    """Choose the dataset of each sample as build_blending_indices does in both upstream projects."""
     datasets, samples, counts = [], [], [0] * len(weights)
     for k in range(size):
         errors = [weight * max(float(k), 1.0) - count for weight, count in zip(weights, counts)]

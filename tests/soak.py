@@ -32,7 +32,7 @@ LIMIT_SECONDS = 3 * 3600.0
 ENGINE = (
     "nbtrain.train.__main__",
     "nbtrain.jobs.supervisor.__main__",
-    "nbtrain.jobs.supervisor.rank_wrapper",
+    "nbtrain.jobs.attempt.rank_wrapper",
 )
 OUTSIDE_ENGINE = ("nbtrain.corpus", "nbtrain.lab", "nbtrain.cli", "nbtrain.monitor")
 FUZZED = (

@@ -345,13 +345,6 @@ def folder_of(module: str) -> str:
 MUTUAL = {
     ("config", "config.arithmetic"),
     ("config", "config.rules"),
-    ("jobs", "jobs.backends"),
-    ("jobs", "jobs.queue"),
-    ("jobs", "jobs.supervisor"),
-    ("jobs.backends", "jobs.node"),
-    ("jobs.backends", "jobs.supervisor"),
-    ("jobs.node", "jobs.supervisor"),
-    ("jobs.queue", "jobs.supervisor"),
     ("planner", "planner.lint"),
     ("planner", "planner.memory"),
     ("planner", "planner.time"),

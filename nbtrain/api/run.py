@@ -39,7 +39,7 @@ WAIT_LINE_SECONDS = 10.0
 
 def _status(job: JobDir) -> tuple[str, str | None]:
     """Return (state, cause), asking the scheduler if its last answer is old."""
-    from nbtrain.jobs.backends.base import status_of
+    from nbtrain.jobs.attempt.backend import status_of
 
     return status_of(job)
 
@@ -194,7 +194,7 @@ class Run:
 
         The log is the failed rank's, and its last traceback comes first.
         """
-        from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL
+        from nbtrain.jobs.attempt.verdict import DISK_IS_FULL
         from nbtrain.monitor.tracebacks import whose
 
         said = f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}"
@@ -246,7 +246,7 @@ class Run:
 
     def log(self, lines: int = LOG_TAIL_LINES, rank: int | str = 0, job_id: str | None = None) -> list[str]:
         """Return the last lines of a log of the newest job: a rank's, "supervisor" or "node0"."""
-        from nbtrain.jobs.backends.base import backend_of_job
+        from nbtrain.jobs.attempt.backend import backend_of_job
 
         lines, rank = whole("lines", lines), self._whose(rank)
         job = self._job(job_id) if job_id else self.directory.newest_job()
@@ -254,7 +254,7 @@ class Run:
 
     def follow(self, rank: int | str = 0) -> Iterator[str]:
         """Yield the lines added to a log of the newest job from now until the job ends."""
-        from nbtrain.jobs.backends.base import backend_of_job
+        from nbtrain.jobs.attempt.backend import backend_of_job
 
         return backend_of_job(self.job).follow(self.job, self._whose(rank))
 
@@ -267,7 +267,7 @@ class Run:
     @property
     def events(self) -> list[dict[str, Any]]:
         """Return the newest job's events, oldest first: {"time", "writer", "kind", "message", ...}."""
-        from nbtrain.jobs.backends.base import backend_of_job
+        from nbtrain.jobs.attempt.backend import backend_of_job
 
         return backend_of_job(self.job).events(self.job)
 

@@ -295,7 +295,7 @@ def queue(name: str = "", restart: bool = False) -> "QueueList":
     With `restart`, jobs whose supervisor was killed, or lost in a reboot, start again first.
     `run.queue(priority=...)` changes the place of one run.
     """
-    from nbtrain.jobs.queue.folder import Queue
+    from nbtrain.jobs.machine.queue_folder import Queue
     from nbtrain.jobs.queue.listing import list_queue
 
     if restart:

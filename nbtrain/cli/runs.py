@@ -358,7 +358,7 @@ def job(options: argparse.Namespace) -> None:
 
 def logs(options: argparse.Namespace) -> None:
     """Show, follow or search the logs of a run."""
-    from nbtrain.jobs.backends.base import status_of
+    from nbtrain.jobs.attempt.backend import status_of
     from nbtrain.monitor.job_facts import job_of
     from nbtrain.monitor.lines import no_log_line, waiting_line
     from nbtrain.monitor.logs import log_path

@@ -21,7 +21,7 @@ from nbtrain.base.nvml import visible_gpus
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display, output_root
 from nbtrain.jobs.gpu_side import stream
-from nbtrain.jobs.machine import lacking_cores
+from nbtrain.jobs.machine.machine import lacking_cores
 from nbtrain.planner.calibration import Calibration, calibration_path, machine_key, write_calibration
 from nbtrain.planner.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import lines, picture

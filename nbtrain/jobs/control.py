@@ -1,6 +1,6 @@
 """Actions on a job from any process: stop, pause, request a checkpoint, wait for its end, clean up after it.
 
-The job's backend reaches the job (backends/base.py).
+The job's backend reaches the job (attempt/backend.py).
 """
 
 import functools
@@ -26,11 +26,12 @@ from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.backends.base import backend_of_job
+from nbtrain.jobs.attempt import leftovers
+from nbtrain.jobs.attempt.backend import backend_of_job
+from nbtrain.jobs.attempt.phases import stop_patience_seconds
+from nbtrain.jobs.attempt.ranks import Patience
+from nbtrain.jobs.machine import processes
 from nbtrain.jobs.refusals import more_to_train
-from nbtrain.jobs.supervisor import leftovers, processes
-from nbtrain.jobs.supervisor.phases import stop_patience_seconds
-from nbtrain.jobs.supervisor.ranks import Patience
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0

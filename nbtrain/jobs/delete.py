@@ -31,9 +31,9 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root, resolve, workspace
 from nbtrain.config.yaml_source import read_yaml
-from nbtrain.jobs.backends.base import backend_of_job, status_of
+from nbtrain.jobs.attempt.backend import backend_of_job, status_of
 from nbtrain.jobs.control import by_its_owner
-from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.machine import processes
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import backend_of
+from nbtrain.jobs.attempt.backend import backend_of
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.sources.source_check import source_problems
 from nbtrain.corpus.tokenizer.markers import markers_sentence
 from nbtrain.dataset.of_run import dataset_of
-from nbtrain.jobs.hostfile import findings_of_hostfile
-from nbtrain.jobs.machine import this_machine
-from nbtrain.jobs.queue.needs import more_than_is_here
-from nbtrain.jobs.shared_memory import shared_memory_suffices
+from nbtrain.jobs.machine.device_needs import more_than_is_here
+from nbtrain.jobs.machine.hostfile import findings_of_hostfile
+from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.machine.shared_memory import shared_memory_suffices
 
 
 def findings_here(config: RunConfig) -> list[Finding]:

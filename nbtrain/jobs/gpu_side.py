@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from nbtrain.base.errors import NbtrainError, named_error
-from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.machine.environment import supervisor_environment
 
 END_SECONDS = 5.0
 LAST_LINES = 15

@@ -25,7 +25,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.survey.survey import Survey, survey
 from nbtrain.corpus.tokenizer.sizes import fits_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.jobs.machine import this_machine
+from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.planner.choices import Choices, Place, Text, choose
 from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.run_file import commented_text, target_of, write_text

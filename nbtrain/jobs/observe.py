@@ -15,7 +15,7 @@ from nbtrain.base import files
 from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.supervisor.verdict import DEVICE_MEMORY
+from nbtrain.jobs.attempt.verdict import DEVICE_MEMORY
 from nbtrain.monitor.run_view import RunView
 from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.observations import Observations, OutOfMemory, out_of_memory_of

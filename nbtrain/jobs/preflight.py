@@ -33,9 +33,10 @@ from nbtrain.dataset.of_run import dataset_of, open_dataset
 from nbtrain.dataset.prepare.inputs import check_same_settings
 from nbtrain.dataset.samples.build import build_datasets, may_have_no_loss, refuse_without_loss
 from nbtrain.evaluation.of_run import task_problems
-from nbtrain.jobs.backends.base import backend_of
+from nbtrain.jobs.attempt.backend import backend_of
 from nbtrain.jobs.initial_weights import initial_weights_fit
-from nbtrain.jobs.machine import Machine, this_machine
+from nbtrain.jobs.machine.machine import Machine, this_machine
+from nbtrain.jobs.machine.shared_memory import shared_memory_suffices
 from nbtrain.jobs.notify import SCHEMES, resolved_program
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
@@ -44,7 +45,6 @@ from nbtrain.jobs.preflight_tools import (
     nvme_is_ready,
     packages_are_there,
 )
-from nbtrain.jobs.shared_memory import shared_memory_suffices
 from nbtrain.planner.disk import estimate_disk
 from nbtrain.planner.lint.remedies import cheapest_remedy
 from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory

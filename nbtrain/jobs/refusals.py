@@ -18,9 +18,9 @@ from nbtrain.config.resume import is_bound, within
 from nbtrain.config.schedule_section import UNITS
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.changes import Change, as_overrides, changes_between
-from nbtrain.jobs.environment import dataset_sha256
+from nbtrain.jobs.machine.environment import dataset_sha256
 
 # Papermill may have written its executed notebooks there before anything was submitted.
 HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})

@@ -43,15 +43,15 @@ from nbtrain.config.load import Overrides, load, load_resolved, override_layer, 
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import backend_of, status_of
+from nbtrain.jobs.attempt.backend import backend_of, status_of
 from nbtrain.jobs.changes import changes_between, typed_changes
 from nbtrain.jobs.control import ask_priority, asked_pause, asked_priority, cancel, end_cut_off, unpause
-from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.initial_weights import record_initial, with_new_tokens
+from nbtrain.jobs.machine.device_needs import warnings_here
+from nbtrain.jobs.machine.environment import environment_record
+from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.origins import origins
 from nbtrain.jobs.preflight import preflight, preflight_in_allocation, refuse_to_start
-from nbtrain.jobs.queue.folder import Queue
-from nbtrain.jobs.queue.needs import warnings_here
 from nbtrain.jobs.refusals import (
     active_job,
     more_to_train,

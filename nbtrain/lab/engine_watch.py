@@ -11,7 +11,7 @@ from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE, ENGINES
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
-from nbtrain.jobs.backends.base import backend_of
+from nbtrain.jobs.attempt.backend import backend_of
 
 # Seconds between two requests to a scheduler.
 ASK_SECONDS = 5.0

@@ -20,8 +20,8 @@ from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.kept import kept_config
-from nbtrain.jobs.backends.base import capabilities_of_job
-from nbtrain.jobs.supervisor.phases import patience_seconds
+from nbtrain.jobs.attempt.backend import capabilities_of_job
+from nbtrain.jobs.attempt.phases import patience_seconds
 from nbtrain.monitor.run_summary import NO_JOB
 from nbtrain.monitor.run_view import RunView
 

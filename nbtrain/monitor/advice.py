@@ -15,7 +15,7 @@ from nbtrain.base.files import read_json
 from nbtrain.base.records import ControlRequest, JobRecord, Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 
-# Errors that would recur with the same settings: jobs/supervisor/verdict.py.
+# Errors that would recur with the same settings: jobs/attempt/verdict.py.
 _NOT_TRIED_AGAIN = re.compile(r"Error: |not tried again|out of (?:GPU|host) memory|the disk is full")
 
 

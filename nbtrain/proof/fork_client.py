@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import JobError
-from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.gpu_side import LAST_LINES, last_words
+from nbtrain.jobs.machine.environment import supervisor_environment
 
 # On a busy machine the imports take minutes.
 START_SECONDS = 600.0

@@ -24,8 +24,8 @@ from typing import Any
 import orjson
 
 from nbtrain.base.errors import NbtrainError, named_error
-from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.gpu_side import last_words
+from nbtrain.jobs.machine.environment import supervisor_environment
 
 Event = dict[str, Any]
 MODULE = "nbtrain.inference.generate"

@@ -15,8 +15,8 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError, NbtrainError, named_error
 from nbtrain.base.html_table import html_table
-from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.gpu_side import last_words
+from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.tokens import new_token
 

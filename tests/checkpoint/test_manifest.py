@@ -14,7 +14,7 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.weights import load_model_weights
-from nbtrain.jobs.supervisor import leftovers
+from nbtrain.jobs.attempt import leftovers
 
 
 @pytest.fixture

@@ -389,7 +389,7 @@ def test_a_list_of_runs_loads_little(workspace):
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "nbtrain.monitor.runs" in loaded
     late = "hashlib logging subprocess tempfile calendar pydantic yaml psutil nbtrain.base.node_records"
-    ours = "nbtrain.cli.planning nbtrain.cli.checkpoint nbtrain.jobs.queue.folder nbtrain.api.verbs"
+    ours = "nbtrain.cli.planning nbtrain.cli.checkpoint nbtrain.jobs.machine.queue_folder nbtrain.api.verbs"
     assert loaded & {*late.split(), *ours.split()} == set()
 
 

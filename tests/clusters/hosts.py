@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.machine import processes
 
 NAMES = ("hosta", "hostb")
 PROGRAMS = ("ip", "unshare", "sshd", "ssh", "ssh-keygen", "pdsh")

@@ -43,11 +43,11 @@ MAY_CONTACT = {
     "jobs/backends/kubernetes/trainer_status.py": {"urllib.request", "ssl", "http.client"},
     "jobs/findings.py": {"socket"},  # the host's own name
     "jobs/import_model.py": {"huggingface_hub"},  # hf://owner/name, if the user names it
-    "jobs/machine.py": {"socket"},  # the host's own name
+    "jobs/machine/machine.py": {"socket"},  # the host's own name
     "jobs/node/agent.py": {"socket"},  # the host's own name
-    "jobs/node/place.py": {"socket"},  # the host's own address
+    "jobs/machine/node_address.py": {"socket"},  # the host's own address
     "jobs/notify.py": {"urllib.request", "urllib.error", "http.client"},  # the address that notify: names
-    "jobs/supervisor/rank_wrapper.py": {"socket"},  # a pair inside the process
+    "jobs/attempt/rank_wrapper.py": {"socket"},  # a pair inside the process
     "serving/launched.py": {"urllib.request", "urllib.error"},  # the server that the notebook started
     "serving/server.py": {"socket"},  # where it listens
     "train/health/heartbeat.py": {"socket"},  # the host's own name

@@ -25,8 +25,8 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs import control
+from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submit import submit
-from nbtrain.jobs.supervisor import processes
 from nbtrain.monitor.runs import shorter
 from tests.end_to_end.claims import check_claims, newest_whole
 from tests.end_to_end.jupyterlab import (

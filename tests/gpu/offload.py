@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.machine import this_machine
+from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.jobs.preflight_tools import extensions_can_be_built
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
 from tests.gpu.parity import FORMATS, overrides_of

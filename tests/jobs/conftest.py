@@ -13,8 +13,8 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submit import submit
-from nbtrain.jobs.supervisor import processes
 from nbtrain.monitor.runs import list_runs
 
 FAKE_RANK = str(Path(__file__).parent / "fake_rank.py")

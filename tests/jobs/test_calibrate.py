@@ -9,8 +9,8 @@ from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.workspace import output_root
 from nbtrain.cli.__main__ import main
 from nbtrain.jobs import calibrate as module
-from nbtrain.jobs import machine
 from nbtrain.jobs.calibrate import calibrate, disk_rates
+from nbtrain.jobs.machine import machine
 from nbtrain.planner.calibration import calibration_path, read_calibration
 
 ANSWERS = [

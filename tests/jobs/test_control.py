@@ -15,8 +15,9 @@ from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
+from nbtrain.jobs.attempt import leftovers
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
-from nbtrain.jobs.supervisor import leftovers, processes
+from nbtrain.jobs.machine import processes
 from nbtrain.jobs.supervisor.journal import Displaced, Journal
 
 

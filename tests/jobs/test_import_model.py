@@ -23,7 +23,7 @@ from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.import_model import FETCHED, NOT_FETCHED, find_tokenizer, import_model
 from nbtrain.jobs.initial_weights import initial_weights_fit
-from nbtrain.jobs.machine import this_machine
+from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.start import open_start
 from tests.pretrained.small import write_small_folder

@@ -16,7 +16,7 @@ from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.delete import delete
 from nbtrain.jobs.initial_weights import initial_weights_fit, record_initial, with_new_tokens
-from nbtrain.jobs.machine import this_machine
+from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.lab.form.draft import Draft
 from nbtrain.pretrained.start import identity_of, open_start
 

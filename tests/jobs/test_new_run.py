@@ -12,7 +12,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, to_yaml
-from nbtrain.jobs.machine import Machine
+from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.new_run import name_for
 from nbtrain.planner import duration
 from nbtrain.planner.plan import plan

@@ -17,7 +17,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs import preflight as checks
 from nbtrain.jobs import preflight_tools as tools_checks
-from nbtrain.jobs.machine import Machine
+from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.preflight import preflight
 from tests.evaluation.made import MMLU, write_lines
 

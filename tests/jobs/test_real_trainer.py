@@ -19,8 +19,8 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import to_yaml
 from nbtrain.jobs import control
+from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submit import resume, submit
-from nbtrain.jobs.supervisor import processes
 from tests.train import launch
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import ExitRecord, JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
-from nbtrain.jobs.supervisor.reserve import RESERVED_BYTES, Reserve
+from nbtrain.jobs.attempt.reserve import RESERVED_BYTES, Reserve
 
 pytestmark = pytest.mark.root
 

@@ -57,7 +57,7 @@ PARITY = Evidence(
 FAULTS = Evidence(
     REPOSITORY / "docs" / "evidence" / "faults-local.md",
     "make faults",
-    ("nbtrain.train.__main__", "nbtrain.jobs.supervisor.__main__", "nbtrain.jobs.supervisor.rank_wrapper"),
+    ("nbtrain.train.__main__", "nbtrain.jobs.supervisor.__main__", "nbtrain.jobs.attempt.rank_wrapper"),
     ("tests/jobs/faults_table.py",),
     # A backend reads logs for users, which a supervisor does not.
     ("nbtrain.corpus", "nbtrain.monitor"),

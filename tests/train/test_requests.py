@@ -87,8 +87,8 @@ def test_the_last_word_arrives_where_the_log_takes_none(tmp_path):
     with Path("/dev/full").open("w") as full:
         failed = subprocess.run(
             [sys.executable, "-m", "nbtrain.train", str(tmp_path / "run")],
-            # Unbuffered, as every rank is (jobs/environment.py): otherwise Python fails at exit with code
-            # 120.
+            # Unbuffered, as every rank is (jobs/machine/environment.py): otherwise Python fails
+            # at exit with code 120.
             env=os.environ | {"NBTRAIN_EXIT_FD": str(writer), "NBTRAIN_JOB": "", "PYTHONUNBUFFERED": "1"},
             pass_fds=[writer],
             stdout=full,

@@ -1,1 +1,1 @@
-"""Backends: the interface that each place to run a job implements, and the backend for this machine."""
+"""Backends: the places where a job runs, each with its own folder, and the backend for this machine."""

@@ -23,17 +23,17 @@ from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Launcher
+from nbtrain.jobs.attempt.backend import Launcher
+from nbtrain.jobs.attempt.phases import stop_patience_seconds
+from nbtrain.jobs.attempt.ranks import Patience
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
-from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, rank_variables
-from nbtrain.jobs.node.place import LOOPBACK
+from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine.device_needs import too_few
+from nbtrain.jobs.machine.environment import HELD_CORES, HELD_GPUS, rank_variables
+from nbtrain.jobs.machine.host_memory import HostMemory
+from nbtrain.jobs.machine.node_address import LOOPBACK
+from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.node.ranks_here import RanksHere, send_to
-from nbtrain.jobs.queue.folder import Queue
-from nbtrain.jobs.queue.needs import too_few
-from nbtrain.jobs.supervisor import processes
-from nbtrain.jobs.supervisor.host_memory import HostMemory
-from nbtrain.jobs.supervisor.phases import stop_patience_seconds
-from nbtrain.jobs.supervisor.ranks import Patience
 
 
 class LocalLauncher:

@@ -19,11 +19,11 @@ from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalO
 from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import network_interface
-from nbtrain.jobs.environment import common_variables
-from nbtrain.jobs.supervisor.host_memory import HostMemory
-from nbtrain.jobs.supervisor.phases import stop_patience_seconds
-from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS
+from nbtrain.jobs.attempt.backend import network_interface
+from nbtrain.jobs.attempt.phases import stop_patience_seconds
+from nbtrain.jobs.attempt.ranks import PAUSE_SECONDS
+from nbtrain.jobs.machine.environment import common_variables
+from nbtrain.jobs.machine.host_memory import HostMemory
 
 # An agent renews its record every second; a shared disk may hide that for some seconds more.
 FRESH_SECONDS = 20.0

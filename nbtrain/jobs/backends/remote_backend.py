@@ -16,7 +16,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.backends.base import Backend
+from nbtrain.jobs.attempt.backend import Backend
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.pause import stopped_while_paused
 

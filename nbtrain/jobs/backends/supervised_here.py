@@ -19,11 +19,11 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display, workspace
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.backends.base import CAPABILITIES, Backend
-from nbtrain.jobs.environment import supervisor_environment
-from nbtrain.jobs.queue.folder import Queue
-from nbtrain.jobs.supervisor import processes
-from nbtrain.jobs.supervisor.phases import stop_patience_seconds
+from nbtrain.jobs.attempt.backend import CAPABILITIES, Backend
+from nbtrain.jobs.attempt.phases import stop_patience_seconds
+from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine.environment import supervisor_environment
+from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.monitor.logs import SUPERVISOR
 
 # Seconds from the submission until the supervisor has recorded its identity.

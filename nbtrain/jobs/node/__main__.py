@@ -11,10 +11,10 @@ from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.signals import hear_signals
+from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine.node_address import node_number
 from nbtrain.jobs.node.agent import Leaving, agent_of
-from nbtrain.jobs.node.place import node_number
 from nbtrain.jobs.node.prepared import prepared
-from nbtrain.jobs.supervisor import processes
 
 
 def main(arguments: list[str]) -> int:

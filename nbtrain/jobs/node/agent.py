@@ -30,15 +30,15 @@ from nbtrain.base.usage_files import UsageWriter
 from nbtrain.base.version import __version__
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import network_interface
-from nbtrain.jobs.environment import DROPPED_VARIABLES
-from nbtrain.jobs.machine import this_machine
-from nbtrain.jobs.node.place import own_address, resolves
+from nbtrain.jobs.attempt.backend import network_interface
+from nbtrain.jobs.attempt.rank_wrapper import FORWARDED
+from nbtrain.jobs.attempt.ranks import PAUSE_SECONDS, Patience
+from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine.environment import DROPPED_VARIABLES
+from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.machine.node_address import own_address, resolves
 from nbtrain.jobs.node.ranks_here import RanksHere, send_to
 from nbtrain.jobs.node.sampler import Sampler
-from nbtrain.jobs.supervisor import processes
-from nbtrain.jobs.supervisor.rank_wrapper import FORWARDED
-from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS, Patience
 
 LOOK_SECONDS = 0.2
 REPORT_SECONDS = 1.0

@@ -1,6 +1,6 @@
 """Resource use of a job's processes on this machine, from /proc, for the cost of two small files each.
 
-Processes are found by the job's marker in their environment (supervisor/processes.py), so a rank, its wrapper
+Processes are found by the job's marker in their environment (machine/processes.py), so a rank, its wrapper
 and its workers count at any place in the process tree. The rank of a process is RANK in the same environment.
 proc(5) defines the values.
 """
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nbtrain.jobs.supervisor.processes import JOB_MARKER, NODE_MARKER
+from nbtrain.jobs.machine.processes import JOB_MARKER, NODE_MARKER
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from nbtrain.base.cgroup import cpu_seconds
-from nbtrain.jobs.machine import memory_in_use_of_group, this_machine
+from nbtrain.jobs.machine.machine import memory_in_use_of_group, this_machine
 
 INFINIBAND = Path("/sys/class/infiniband")
 # InfiniBand ports count in units of four bytes.

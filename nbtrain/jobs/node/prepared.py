@@ -57,7 +57,7 @@ def prepared_in_allocation(job: JobDir) -> str:
     if not text:
         return ""
     from nbtrain.config.one_line import from_one_line
-    from nbtrain.jobs.backends.base import backend_of
+    from nbtrain.jobs.attempt.backend import backend_of
     from nbtrain.jobs.submit import prepare_job
 
     config = from_one_line(text, RUN_YAML)

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nbtrain.base.records import ProcessIdentity
-from nbtrain.jobs.supervisor import processes
-from nbtrain.jobs.supervisor.host_memory import HostMemory
-from nbtrain.jobs.supervisor.phases import cap_seconds
-from nbtrain.jobs.supervisor.rank_wrapper import EXIT_FD
+from nbtrain.jobs.attempt.phases import cap_seconds
+from nbtrain.jobs.attempt.rank_wrapper import EXIT_FD
+from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine.host_memory import HostMemory
 
 WRAPPER_GRACE_SECONDS = 3.0
 LOOK_SECONDS = 0.05
@@ -56,7 +56,7 @@ class RanksHere:
             # torchrun counts whole seconds; its limit is a little longer than ours, so that the supervisor
             # decides.
             *("--shutdown-timeout", str(int(cap_seconds(shutdown_timeout_seconds)) + 10)),
-            *("--no-python", sys.executable, "-m", "nbtrain.jobs.supervisor.rank_wrapper"),
+            *("--no-python", sys.executable, "-m", "nbtrain.jobs.attempt.rank_wrapper"),
             *(sys.executable, *command),
         ]
         self._memory_before = HostMemory.now()

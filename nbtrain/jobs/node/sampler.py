@@ -22,7 +22,7 @@ from nbtrain.base.records import host_name
 from nbtrain.base.usage import LEVELS, PROCESS_FIGURES, gpu_subject, rank_subject
 from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.environment import HELD_GPUS
+from nbtrain.jobs.machine.environment import HELD_GPUS
 from nbtrain.jobs.node.job_processes import Counters, JobProcesses
 from nbtrain.jobs.node.node_counters import node_counters, node_limits
 

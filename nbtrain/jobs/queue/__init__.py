@@ -1,1 +1,1 @@
-"""The queue of one machine: the jobs that hold its GPUs and cores, and the jobs that wait for them."""
+"""The queue of one machine: shown, changed, and started again after a restart of the machine."""

@@ -12,7 +12,7 @@ def main() -> int:
     # The caller waits for this process only, so no zombie is left in a kernel or server.
     if len(sys.argv) == 1 and os.fork():
         return 0
-    from nbtrain.jobs.queue.folder import Queue
+    from nbtrain.jobs.machine.queue_folder import Queue
     from nbtrain.jobs.queue.restart import go_on, restart
 
     try:

@@ -13,14 +13,14 @@ from nbtrain.base.errors import NbtrainError
 from nbtrain.base.workspace import display, queue_folder
 
 if TYPE_CHECKING:
-    from nbtrain.jobs.queue.folder import Queue, Ticket
+    from nbtrain.jobs.machine.queue_folder import Queue, Ticket
 
 MODULE = "nbtrain.jobs.queue"
 
 
 def from_before(queue: "Queue") -> "list[Ticket]":
     """Return tickets from an earlier start of the machine that were not refused since."""
-    from nbtrain.jobs.queue.folder import system_start
+    from nbtrain.jobs.machine.queue_folder import system_start
 
     if not queue.path.is_dir():
         return []
@@ -48,7 +48,7 @@ def _start_after_boot(say: Callable[[str], object]) -> None:
         # Imported here: on most machines nothing waits, and these modules take 20 ms to load.
         import subprocess
 
-        from nbtrain.jobs.queue.folder import Queue
+        from nbtrain.jobs.machine.queue_folder import Queue
 
         queue = Queue()
         if left := from_before(queue):

@@ -15,7 +15,7 @@ from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.backend_section import MOST_PRIORITY
 from nbtrain.jobs.control import ask_priority
-from nbtrain.jobs.queue.folder import Queue, Ticket, devices
+from nbtrain.jobs.machine.queue_folder import Queue, Ticket, devices
 
 CAUSE_LENGTH = 100
 # Earlier jobs that a cause names, at most.

@@ -20,9 +20,9 @@ from pathlib import Path
 from nbtrain.base.jobstate import QUEUED, read_state
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.environment import kept_variables
+from nbtrain.jobs.machine.environment import kept_variables
+from nbtrain.jobs.machine.queue_folder import Queue, Ticket
 from nbtrain.jobs.queue.after_boot import MODULE, from_before
-from nbtrain.jobs.queue.folder import Queue, Ticket
 
 # Seconds for starting one job again: its checks read its data and call the driver.
 START_SECONDS = 300.0

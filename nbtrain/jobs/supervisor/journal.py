@@ -39,10 +39,10 @@ from nbtrain.base.records import (
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
+from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.supervisor.recovery import starting_point
-from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.supervisor.summary import write_summary
-from nbtrain.jobs.supervisor.verdict import Verdict
 
 # A program that filled the disk may also use up the reserve, so the final state is tried this often.
 LAST_WORD_TRIES = 20

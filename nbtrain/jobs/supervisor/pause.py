@@ -14,10 +14,10 @@ import itertools
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import CANCELLED, SUSPENDED
 from nbtrain.base.rundir import JobDir
+from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, LOOK_SECONDS, PAUSE, REQUEST, Asked
-from nbtrain.jobs.supervisor.verdict import Verdict
 
 
 def is_paused(asked: Asked, verdict: Verdict) -> bool:

@@ -7,10 +7,11 @@ import time
 from nbtrain.base import last_words
 from nbtrain.base.jobstate import RESTARTING, SIGN_OF_LIFE_SECONDS
 from nbtrain.base.records import JobRecord
-from nbtrain.jobs.supervisor import leftovers, processes
+from nbtrain.jobs.attempt import leftovers
+from nbtrain.jobs.attempt.ranks import Patience
+from nbtrain.jobs.attempt.reserve import READ_ONLY_ERRORS, RESERVE_SUFFIX
+from nbtrain.jobs.machine import processes
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.ranks import Patience
-from nbtrain.jobs.supervisor.reserve import READ_ONLY_ERRORS, RESERVE_SUFFIX
 
 # A supervisor that lost its job reads that in job.json within SIGN_OF_LIFE_SECONDS, and kills its ranks.
 DISPLACED_SECONDS = 2 * SIGN_OF_LIFE_SECONDS

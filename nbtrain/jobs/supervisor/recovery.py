@@ -20,8 +20,8 @@ from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.state import DataState
-from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
-from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
+from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD
+from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, Verdict
 
 LONGEST_BACKOFF_SECONDS = 300.0
 # A float cannot exceed 2.0 ** 1024, and backend.max_restarts allows a million.

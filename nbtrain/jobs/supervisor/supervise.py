@@ -7,8 +7,8 @@
       |          +-RESTARTING+     from the newest complete checkpoint
       +----------+-SUSPENDED-+     the same, when it is resumed (pause.py); QUEUED if its devices are taken
 
-The main path: supervise -> run_attempts -> run_attempt (attempt.py) -> its verdict (verdict.py) -> recover,
-by the policy of recovery.py. journal.py writes everything down.
+The main path: supervise -> run_attempts -> run_attempt (attempt/attempt.py) -> its verdict
+(attempt/verdict.py) -> recover, by the policy of recovery.py. journal.py writes everything down.
 
 It has its own session, so a kernel, a server or a shell may end around it, and it holds the run's lock while
 it lives. Signals: signals.py. If it is killed itself, the kernel tells the launcher (PR_SET_PDEATHSIG), the
@@ -44,18 +44,20 @@ from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.elastic import fitted
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Launcher, backend_of
+from nbtrain.jobs.attempt.attempt import Attempt
+from nbtrain.jobs.attempt.backend import Launcher, backend_of
+from nbtrain.jobs.attempt.phases import stop_patience_seconds
+from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
+from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, Verdict
 from nbtrain.jobs.control import asked_devices, asked_pause
+from nbtrain.jobs.machine import processes
 from nbtrain.jobs.node.sampler import Sampler
 from nbtrain.jobs.notify import notify
-from nbtrain.jobs.queue.place import Place, place_of
-from nbtrain.jobs.supervisor import processes
-from nbtrain.jobs.supervisor.attempt import Attempt
 from nbtrain.jobs.supervisor.journal import Displaced, Journal
 from nbtrain.jobs.supervisor.pause import hold, is_paused, paused_before, paused_words
-from nbtrain.jobs.supervisor.phases import stop_patience_seconds
 from nbtrain.jobs.supervisor.predecessors import sweep, wait_for_displaced, wait_for_predecessors
 from nbtrain.jobs.supervisor.progress_report import ProgressReport
+from nbtrain.jobs.supervisor.queue_place import Place, place_of
 from nbtrain.jobs.supervisor.recovery import (
     cancelled_while_waiting,
     given_up,
@@ -65,9 +67,7 @@ from nbtrain.jobs.supervisor.recovery import (
     saved_words,
     with_the_disk,
 )
-from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.supervisor.signals import ALLOCATION, DEADLINE, ENGINE, LOOK_SECONDS, PAUSE, Asked
-from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
 
 # Bytes for events, logs and heartbeats, in addition to a checkpoint.
 SPARE_BYTES = 64 << 20

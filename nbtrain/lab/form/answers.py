@@ -20,7 +20,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import bundled, display, output_root, workspace
 from nbtrain.config.load import Overrides, find
 from nbtrain.config.yaml_source import show
-from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.findings import findings_here
 from nbtrain.jobs.refusals import active_job
 from nbtrain.lab.form.draft import Draft

@@ -14,7 +14,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.changes import Change, changes_between, typed_changes
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.refusals import (

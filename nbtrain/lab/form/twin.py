@@ -15,7 +15,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.machine.environment import supervisor_environment
 
 COMMAND = ("-m", "nbtrain.cli", "twin", "--submit")
 # No run has a name with a dot.

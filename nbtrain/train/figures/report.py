@@ -227,7 +227,7 @@ class Report:
         logger.info("step %6s | checkpoint of step %s | %s", f"{state.step:,}", f"{step:,}", text)
 
     def _note_save(self, seconds: float) -> None:
-        """Record the duration of a save, which a stop may wait for (jobs/supervisor/phases.py)."""
+        """Record the duration of a save, which a stop may wait for (jobs/attempt/phases.py)."""
         self.progress.save_seconds = max(self.progress.save_seconds or 0.0, round(seconds, 3))
 
     def add_spread(self, step: int, spread: Spread | None, state: TrainState) -> None:

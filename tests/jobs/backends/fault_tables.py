@@ -33,7 +33,7 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.dataset.prepare.prepare import prepare
-from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.submit import submit
 from tests.jobs.conftest import FAKE_RANK, TINY
 

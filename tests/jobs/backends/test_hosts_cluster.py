@@ -19,7 +19,7 @@ from nbtrain.base.jobstate import CANCELLED, RUNNING, SUCCEEDED
 from nbtrain.base.node_records import NodeRecord
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.jobs.backends.base import backend_of, status_of
+from nbtrain.jobs.attempt.backend import backend_of, status_of
 from nbtrain.jobs.backends.hosts import end_job
 from nbtrain.jobs.control import cancel, request_save, wait
 from nbtrain.jobs.submit import submit

@@ -11,11 +11,11 @@ from nbtrain.base.records import STACK_SIGNAL, Collective, ExitRecord, Heartbeat
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.attempt import attempt as attempt_module
+from nbtrain.jobs.attempt.attempt import Attempt
+from nbtrain.jobs.attempt.verdict import Circumstances, judge
 from nbtrain.jobs.backends import remote
 from nbtrain.jobs.backends.remote import RemoteLauncher
-from nbtrain.jobs.supervisor import attempt as attempt_module
-from nbtrain.jobs.supervisor.attempt import Attempt
-from nbtrain.jobs.supervisor.verdict import Circumstances, judge
 from tests.jobs.conftest import TINY
 
 NODES = 2

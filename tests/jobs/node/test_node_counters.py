@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base import cgroup
-from nbtrain.jobs import machine
+from nbtrain.jobs.machine import machine
 from nbtrain.jobs.node.node_counters import node_counters
 
 V2 = {

@@ -14,11 +14,11 @@ from nbtrain.base.nvml import Gpu
 from nbtrain.base.records import JobRecord
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs import preflight
-from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.control import cancel, pause, unpause, wait
-from nbtrain.jobs.machine import this_machine
+from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.queue import after_boot
-from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.listing import list_queue, move
 from nbtrain.jobs.submit import resume
 

@@ -25,16 +25,16 @@ from nbtrain.base.records import (
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.jobs import control
+from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD
+from nbtrain.jobs.attempt.reserve import Reserve
+from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.backends.local import LocalLauncher
 from nbtrain.jobs.supervisor import journal as journal_module
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.supervisor.recovery import NO_ROOM_BYTES, in_vain, recovery_from, with_the_disk
-from nbtrain.jobs.supervisor.reserve import Reserve
 from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, REQUEST, Asked
 from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts, wait_for_devices
-from nbtrain.jobs.supervisor.verdict import Verdict
 from nbtrain.monitor.advice import asked_of
 
 

@@ -23,8 +23,8 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdenti
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
 from nbtrain.jobs.backends import supervised_here
+from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submit import resume
-from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.predecessors import wait_for_predecessors
 
 pytestmark = pytest.mark.slow

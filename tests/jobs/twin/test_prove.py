@@ -22,7 +22,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load
-from nbtrain.jobs.supervisor.processes import children
+from nbtrain.jobs.machine.processes import children
 from nbtrain.proof.folder import TWIN_OF, alone, end_job, new_job, renew, write_prompts
 from nbtrain.proof.fork_client import Ended, Launch
 from nbtrain.proof.prove import _Proof, cause_of, format_of, layout_of, run_twin

@@ -13,12 +13,12 @@ from nbtrain.base.findings import Finding
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Launcher
+from nbtrain.jobs.attempt.backend import Launcher
 from nbtrain.jobs.backends.hosts.checks import findings
 from nbtrain.jobs.backends.hosts.dry_text import dry_text
 from nbtrain.jobs.backends.hosts.launcher import HostsHandle, HostsLauncher, end_lost, end_marked, why
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
-from nbtrain.jobs.hostfile import hosts_of
+from nbtrain.jobs.machine.hostfile import hosts_of
 
 
 class HostsBackend(SupervisedHere):

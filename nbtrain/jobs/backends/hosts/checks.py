@@ -20,9 +20,9 @@ from nbtrain.base.workspace import data_home, display, output_root, resolve, wor
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere
-from nbtrain.jobs.environment import package_version
-from nbtrain.jobs.hostfile import hostfile_finding, hosts_of
-from nbtrain.jobs.shared_memory import too_little
+from nbtrain.jobs.machine.environment import package_version
+from nbtrain.jobs.machine.hostfile import hostfile_finding, hosts_of
+from nbtrain.jobs.machine.shared_memory import too_little
 from nbtrain.planner.disk import local_bytes
 
 PROBE = Path(__file__).with_name("probe.py")

@@ -13,8 +13,8 @@ from nbtrain.jobs.backends.hosts.launcher import (
     runner_environment,
 )
 from nbtrain.jobs.backends.hosts.ssh import python_of
-from nbtrain.jobs.environment import supervisor_environment
-from nbtrain.jobs.hostfile import hostfile_text
+from nbtrain.jobs.machine.environment import supervisor_environment
+from nbtrain.jobs.machine.hostfile import hostfile_text
 
 # Variables of the launcher's environment that differ from the submitting shell's.
 SET = ("DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND", "FANOUT", "DS_ACCELERATOR", "OMPI_ALLOW_RUN_AS_ROOT")

@@ -26,14 +26,14 @@ from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import workspace
 from nbtrain.config.backend_section import HostsConfig
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.attempt.phases import cap_seconds, stop_patience_seconds
 from nbtrain.jobs.backends.hosts.checks import usable_devices
 from nbtrain.jobs.backends.hosts.on_host import VISIBLE, as_word, order_path
 from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere, ssh_options
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
-from nbtrain.jobs.environment import recorded_variables, supervisor_environment
-from nbtrain.jobs.hostfile import hostfile_text, hosts_of
-from nbtrain.jobs.supervisor import processes
-from nbtrain.jobs.supervisor.phases import cap_seconds, stop_patience_seconds
+from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine.environment import recorded_variables, supervisor_environment
+from nbtrain.jobs.machine.hostfile import hostfile_text, hosts_of
 
 END_JOB = Path(__file__).with_name("end_job.py")
 AGENT_MARKER = "NBTRAIN_AGENT_JOB"

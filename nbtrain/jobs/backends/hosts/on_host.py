@@ -14,8 +14,8 @@ from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.signals import hear_signals
+from nbtrain.jobs.machine.node_address import node_number
 from nbtrain.jobs.node.__main__ import main as be_the_agent
-from nbtrain.jobs.node.place import node_number
 
 # DeepSpeed's launcher sets them from the slots of its hostfile, and an agent has one slot for all GPUs.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")

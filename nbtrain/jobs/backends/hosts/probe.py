@@ -39,7 +39,7 @@ def versions():
 def place(interface):
     """Return {address, port} by which others reach this host, or {trouble}; by the agent's own rules."""
     from nbtrain.base.ports import port_to_listen_on
-    from nbtrain.jobs.node.place import own_address
+    from nbtrain.jobs.machine.node_address import own_address
 
     try:
         address = own_address(interface)[0]
@@ -66,7 +66,7 @@ def local_disk(path):
 
 def shared_memory():
     """Return the bytes of /dev/shm that can be allocated."""
-    from nbtrain.jobs.shared_memory import free_shared_memory
+    from nbtrain.jobs.machine.shared_memory import free_shared_memory
 
     return free_shared_memory()
 

@@ -20,7 +20,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.one_line import one_line
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import CAPABILITIES, Launcher
+from nbtrain.jobs.attempt.backend import CAPABILITIES, Launcher
 from nbtrain.jobs.backends.kubernetes import preflight
 from nbtrain.jobs.backends.kubernetes.cluster import READ_SECONDS, Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect, own_namespace

@@ -27,7 +27,7 @@ from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load_resolved
 from nbtrain.config.one_line import one_line
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import CAPABILITIES, Launcher
+from nbtrain.jobs.attempt.backend import CAPABILITIES, Launcher
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen, RemoteBackend
 from nbtrain.jobs.backends.slurm.engine import (
@@ -50,9 +50,9 @@ from nbtrain.jobs.backends.slurm.script import (
     shown_script,
 )
 from nbtrain.jobs.control import asked_pause
-from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.jobs.node.prepared import RUN_ID, RUN_YAML
-from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
 
 # Variables of the submitting shell that the batch script sets itself; sbatch passes the others on.

@@ -12,8 +12,8 @@ from nbtrain.base.events import read_events
 from nbtrain.base.records import JobRecord
 from nbtrain.config.load import load
 from nbtrain.jobs import control
+from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.backends import remote_backend
-from nbtrain.jobs.backends.base import status_of
 from nbtrain.jobs.submit import resume
 from tests.jobs.backends.kubernetes.conftest import PLAIN
 

@@ -29,8 +29,8 @@ from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import JobDir
 from nbtrain.jobs.backends.slurm.engine import read_scontrol
 from nbtrain.jobs.control import pause
+from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submit import resume
-from nbtrain.jobs.supervisor import processes
 from tests.clusters.slurm import SlurmCluster, missing
 from tests.jobs.backends import fault_tables
 from tests.jobs.backends.fault_tables import Fault, Row, Tables, environment, plain_times, trace

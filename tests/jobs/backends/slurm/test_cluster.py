@@ -17,7 +17,7 @@ from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPEND
 from nbtrain.base.node_records import NodeExit
 from nbtrain.base.records import ExitRecord, JobRecord
 from nbtrain.base.rundir import RunDir
-from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.backends.slurm.engine import call
 from nbtrain.jobs.control import cancel, pause, wait
 from nbtrain.jobs.dry_run import dry_run

@@ -18,7 +18,7 @@ from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.monitor.logs import follow, log_path, tail_lines
 
 Value = TypeVar("Value")

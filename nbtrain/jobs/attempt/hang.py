@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nbtrain.base.records import Collective, Heartbeat
-from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.machine import processes
 
 # A heartbeat's thread writes every second: an older file belongs to a rank that cannot even run that thread.
 FROZEN_SECONDS = 10.0

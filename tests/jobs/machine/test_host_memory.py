@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from nbtrain.jobs.supervisor import host_memory
-from nbtrain.jobs.supervisor.host_memory import HostMemory, killed_processes
+from nbtrain.jobs.machine import host_memory
+from nbtrain.jobs.machine.host_memory import HostMemory, killed_processes
 
 RECORDS = [
     b"6,339,5140900,-;NET: Registered PF_INET protocol family\n",

@@ -25,13 +25,15 @@ from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.jobs import submit
 from nbtrain.jobs.backends.hosts import backend as hosts_backend
 from nbtrain.jobs.control import asked_priority, cancel
-from nbtrain.jobs.queue import after_boot, needs, place, restart
-from nbtrain.jobs.queue.folder import Queue, Ticket
+from nbtrain.jobs.machine import device_needs
+from nbtrain.jobs.machine.device_needs import needs_of, warnings_here
+from nbtrain.jobs.machine.processes import JOB_MARKER
+from nbtrain.jobs.machine.queue_folder import Queue, Ticket
+from nbtrain.jobs.queue import after_boot, restart
 from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table, waiting_words
-from nbtrain.jobs.queue.needs import needs_of, warnings_here
-from nbtrain.jobs.queue.place import place_of
+from nbtrain.jobs.supervisor import queue_place
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.processes import JOB_MARKER
+from nbtrain.jobs.supervisor.queue_place import place_of
 from nbtrain.jobs.supervisor.signals import Asked
 from nbtrain.planner import plan
 
@@ -419,8 +421,8 @@ def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
 
     monkeypatch.setattr(Queue, "write", lambda *given: fails("write", lambda: write(*given)))
     monkeypatch.setattr(Queue, "lock_slot", lambda *given: fails("lock", lambda: lock_slot(*given)))
-    monkeypatch.setattr(place, "LATER_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(place, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(queue_place, "LATER_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(queue_place, "LOOK_SECONDS", 0.01)
     mine = place_of(journal, config := holders.config("one"))
     assert mine.wait(Asked(), config) is None
     assert said == ["waits for room on the disk of the queue (queue: Disk quota exceeded)"] * 3
@@ -512,7 +514,7 @@ def test_gpus_that_the_machine_does_not_have_are_no_slots(holders, monkeypatch, 
     """A nonexistent GPU in CUDA_VISIBLE_DEVICES hides those after it, as in CUDA; one in devices.json is
     skipped.
     """
-    monkeypatch.setattr(needs, "driver_gpus", lambda: (Gpu("G", 1, "GPU-a"), Gpu("G", 1, "GPU-b")))
+    monkeypatch.setattr(device_needs, "driver_gpus", lambda: (Gpu("G", 1, "GPU-a"), Gpu("G", 1, "GPU-b")))
     holders.machine(**({"gpus": listed} if listed else {}))
     environment = {"backend.env": {"CUDA_VISIBLE_DEVICES": visible}} if visible else {}
     config = holders.config("one", **{"resources.device": "gpu", **environment})

@@ -6,8 +6,9 @@ import os
 import pytest
 
 from nbtrain.base.records import Collective, Heartbeat, ProcessIdentity
-from nbtrain.jobs.supervisor import hang, processes
-from nbtrain.jobs.supervisor.hang import Standstill, culprits, main_stack, report
+from nbtrain.jobs.attempt import hang
+from nbtrain.jobs.attempt.hang import Standstill, culprits, main_stack, report
+from nbtrain.jobs.machine import processes
 
 ME = ProcessIdentity.of(os.getpid())
 

@@ -27,8 +27,8 @@ from nbtrain.config.debug import debug_variables
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.dataset.of_run import dataset_of
-from nbtrain.jobs.machine import this_machine
-from nbtrain.jobs.supervisor.processes import JOB_MARKER, NODE_MARKER
+from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.machine.processes import JOB_MARKER, NODE_MARKER
 
 RECORDED_PACKAGES = (
     *("torch", "deepspeed", "numpy", "tokenizers", "fastokens"),
@@ -43,7 +43,7 @@ RECORDED_PREFIXES = ("OMP_", "KMP_", "MKL_", "NCCL_", "TORCH_", "TORCHINDUCTOR_"
 SECRET_WORDS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
 # Variables that a kernel or a server sets for itself; ranks do not need them, and some are secret.
 DROPPED_PREFIXES = ("JPY_", "JUPYTER", "IPYTHON", "NBTRAIN_EXIT", "TORCHELASTIC_")
-# Set by a supervisor for itself and its ranks: the devices that the queue gave it (queue/place.py).
+# Set by a supervisor for itself and its ranks: the devices from the queue (supervisor/queue_place.py).
 HELD_GPUS = "NBTRAIN_GPUS"
 HELD_CORES = "NBTRAIN_CORES"
 DROPPED_VARIABLES = (

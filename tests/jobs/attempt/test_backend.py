@@ -12,8 +12,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
-from nbtrain.jobs.backends import base
-from nbtrain.jobs.backends.base import Capabilities, backend_of
+from nbtrain.jobs.attempt.backend import BACKENDS, CAPABILITIES, Capabilities, backend_of
 from nbtrain.jobs.refusals import active_job
 
 
@@ -47,7 +46,7 @@ class Elsewhere:
 @pytest.fixture
 def elsewhere(monkeypatch):
     backend = Elsewhere()
-    monkeypatch.setitem(base.BACKENDS, "elsewhere", "tests_elsewhere")
+    monkeypatch.setitem(BACKENDS, "elsewhere", "tests_elsewhere")
     monkeypatch.setitem(sys.modules, "tests_elsewhere", SimpleNamespace(BACKEND=backend))
     return backend
 
@@ -87,6 +86,6 @@ def test_a_backend_of_a_newer_nbtrain_is_named(job):
         control.cancel(job)
 
 
-@pytest.mark.parametrize("kind", base.BACKENDS)
+@pytest.mark.parametrize("kind", BACKENDS)
 def test_a_backend_is_imported_on_use_and_can_what_its_line_says(kind):
-    assert backend_of(kind).capabilities == base.CAPABILITIES[kind]
+    assert backend_of(kind).capabilities == CAPABILITIES[kind]

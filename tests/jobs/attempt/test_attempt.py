@@ -9,11 +9,11 @@ import pytest
 
 from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.jobs.attempt import attempt as attempt_module
+from nbtrain.jobs.attempt.attempt import Attempt
+from nbtrain.jobs.attempt.ranks import BIRTH_SECONDS
 from nbtrain.jobs.backends.local import LocalLauncher
-from nbtrain.jobs.supervisor import attempt as attempt_module
-from nbtrain.jobs.supervisor.attempt import Attempt
-from nbtrain.jobs.supervisor.host_memory import HostMemory
-from nbtrain.jobs.supervisor.ranks import BIRTH_SECONDS
+from nbtrain.jobs.machine.host_memory import HostMemory
 
 
 class HandLauncher(LocalLauncher):

@@ -12,7 +12,7 @@ from nbtrain.base.findings import Finding
 from nbtrain.config.arithmetic.shared_memory import worker_shared_memory_bytes
 from nbtrain.config.findings import shortage
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.machine import Machine
+from nbtrain.jobs.machine.machine import Machine
 
 SHARED_MEMORY = Path("/dev/shm")
 FIX = (

@@ -17,16 +17,16 @@ from nbtrain.base.jobstate import CANCELLED, QUEUED
 from nbtrain.base.records import ProcessIdentity
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.attempt.reserve import FULL
+from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.control import asked_pause, asked_priority
-from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, variables_to_keep
-from nbtrain.jobs.queue.folder import Queue, Ticket, system_start
+from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine.device_needs import gpus_of_hosts_job, needs_of
+from nbtrain.jobs.machine.environment import HELD_CORES, HELD_GPUS, variables_to_keep
+from nbtrain.jobs.machine.queue_folder import Queue, Ticket, system_start
 from nbtrain.jobs.queue.listing import waiting_before, waiting_words
-from nbtrain.jobs.queue.needs import gpus_of_hosts_job, needs_of
-from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.reserve import FULL
 from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, PAUSE, Asked
-from nbtrain.jobs.supervisor.verdict import Verdict
 
 # Jobs that are not first look less often, because many may wait.
 LATER_LOOK_SECONDS = 0.5

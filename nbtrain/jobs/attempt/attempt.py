@@ -16,9 +16,9 @@ from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_st
 from nbtrain.base.records import STACK_SIGNAL
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Launcher
-from nbtrain.jobs.supervisor.hang import Standstill, culprits, main_stack, report
-from nbtrain.jobs.supervisor.phases import (
+from nbtrain.jobs.attempt.backend import Launcher
+from nbtrain.jobs.attempt.hang import Standstill, culprits, main_stack, report
+from nbtrain.jobs.attempt.phases import (
     Action,
     Observed,
     Phase,
@@ -27,8 +27,8 @@ from nbtrain.jobs.supervisor.phases import (
     patience_seconds,
     phase_of,
 )
-from nbtrain.jobs.supervisor.ranks import Ranks, overdue
-from nbtrain.jobs.supervisor.verdict import Circumstances, Verdict, judge, lost_a_peer
+from nbtrain.jobs.attempt.ranks import Ranks, overdue
+from nbtrain.jobs.attempt.verdict import Circumstances, Verdict, judge, lost_a_peer
 from nbtrain.monitor.logs import read_log
 from nbtrain.monitor.tracebacks import traceback_in
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nbtrain.base.records import LEAVING_PHASES, ExitRecord, Heartbeat
-from nbtrain.jobs.backends.base import Launcher
-from nbtrain.jobs.supervisor.hang import Standstill
-from nbtrain.jobs.supervisor.phases import RECORD_SECONDS, time_is_over
+from nbtrain.jobs.attempt.backend import Launcher
+from nbtrain.jobs.attempt.hang import Standstill
+from nbtrain.jobs.attempt.phases import RECORD_SECONDS, time_is_over
 
 # Additional seconds while a rank waits for torchrun and imports torch, which is slow from a cold disk, and
 # while it unloads at the end.

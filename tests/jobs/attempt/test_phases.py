@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbtrain.jobs.supervisor.phases import Action, Observed, Phase, decide, patience_seconds, phase_of
+from nbtrain.jobs.attempt.phases import Action, Observed, Phase, decide, patience_seconds, phase_of
 
 NOW = 1000.0
 QUIET = Observed(patience_seconds=60.0, training=True)

@@ -16,8 +16,8 @@ from functools import partial
 
 from nbtrain.base.jobstate import CANCELLED, FAILED, SUCCEEDED
 from nbtrain.base.records import ExitRecord
-from nbtrain.jobs.supervisor.host_memory import HostMemory
-from nbtrain.jobs.supervisor.processes import signal_name
+from nbtrain.jobs.machine.host_memory import HostMemory
+from nbtrain.jobs.machine.processes import signal_name
 
 SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
 # Exit code that a shell reports for a death by SIGKILL.

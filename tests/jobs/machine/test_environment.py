@@ -8,8 +8,8 @@ import pytest
 
 from nbtrain.base.cgroup import MemoryGroup
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
-from nbtrain.jobs import environment, machine
-from nbtrain.jobs.machine import this_machine
+from nbtrain.jobs.machine import environment, machine
+from nbtrain.jobs.machine.machine import this_machine
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.environment import threads_per_rank
-from nbtrain.jobs.hostfile import hosts_of
-from nbtrain.jobs.machine import this_machine
-from nbtrain.jobs.node.place import is_this_machine
-from nbtrain.jobs.queue.folder import Queue
+from nbtrain.jobs.machine.environment import threads_per_rank
+from nbtrain.jobs.machine.hostfile import hosts_of
+from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.machine.node_address import is_this_machine
+from nbtrain.jobs.machine.queue_folder import Queue
 
 THREADS = "OMP_NUM_THREADS"
 # A GPU with more bytes in use counts as filled: a desktop and a notebook's CUDA context use less.

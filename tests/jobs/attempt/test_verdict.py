@@ -7,9 +7,9 @@ import pytest
 
 from nbtrain.base.records import ExitRecord
 from nbtrain.config.load import load
-from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.attempt.verdict import Circumstances, judge, lost_a_peer, user_error
+from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.supervisor.recovery import overdue
-from nbtrain.jobs.supervisor.verdict import Circumstances, judge, lost_a_peer, user_error
 
 DEADLINE_OF_5 = load("gpt-tiny", ["backend.deadline_seconds=5"])
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1\n'

@@ -4,10 +4,10 @@ import os
 
 from nbtrain.base.files import write_text
 from nbtrain.base.findings import stops
-from nbtrain.jobs import shared_memory
 from nbtrain.jobs.findings import findings_here
+from nbtrain.jobs.machine import shared_memory
+from nbtrain.jobs.machine.shared_memory import free_shared_memory
 from nbtrain.jobs.preflight import preflight
-from nbtrain.jobs.shared_memory import free_shared_memory
 
 # Two semaphores more than 64 KiB hold: 8 + 2 * (3 + 2 * 2) pages of 4 KiB.
 NEEDED = 22 * 4096

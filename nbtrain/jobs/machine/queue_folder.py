@@ -29,7 +29,7 @@ from nbtrain.base.node_records import STOPS, Ask
 from nbtrain.base.records import JobRecord, ProcessIdentity, Record, boot_id
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, queue_folder
-from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.machine import processes
 
 TICKET_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}\.[0-9a-f]{12}\.json")
 SLOT_NAME = re.compile(r"(gpu|cpu)-[A-Za-z0-9][A-Za-z0-9_.:-]{0,120}")

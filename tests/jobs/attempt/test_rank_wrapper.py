@@ -14,7 +14,7 @@ import pytest
 
 from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
-from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.machine import processes
 
 # Every test starts real children.
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def wrap(job):
             "NBTRAIN_JOB": job.job_id,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "nbtrain.jobs.supervisor.rank_wrapper", *command], env=environment
+            [sys.executable, "-m", "nbtrain.jobs.attempt.rank_wrapper", *command], env=environment
         )
         started.append(process)
         return process
@@ -208,7 +208,7 @@ def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
     )
     launcher = (
         "import subprocess, sys\n"
-        f"subprocess.run([sys.executable, '-m', 'nbtrain.jobs.supervisor.rank_wrapper', sys.executable, "
+        f"subprocess.run([sys.executable, '-m', 'nbtrain.jobs.attempt.rank_wrapper', sys.executable, "
         f"'-c', {rank!r}])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", launcher], env=environment)
@@ -223,7 +223,7 @@ def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
 def test_it_starts_without_the_notebook_side():
     """The wrapper imports only the standard library, because one is started for every rank."""
     code = (
-        "import sys, json, nbtrain.jobs.supervisor.rank_wrapper\n"
+        "import sys, json, nbtrain.jobs.attempt.rank_wrapper\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} - "
         "set(sys.stdlib_module_names))))"
     )

@@ -1,6 +1,6 @@
 """The wrapper of one rank: starts it, forwards signals, and records how it ended.
 
-    python -m nbtrain.jobs.supervisor.rank_wrapper <command of the rank ...>
+    python -m nbtrain.jobs.attempt.rank_wrapper <command of the rank ...>
 
     torchrun -> wrapper -> rank          log      jobs/<id>/logs/<rank>.<attempt>.log
                    |         |
@@ -27,8 +27,8 @@ from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.records import STACK_SIGNAL, ExitRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.signals import hear_signals
-from nbtrain.jobs.supervisor.processes import child_setup, signal_name
-from nbtrain.jobs.supervisor.reserve import Reserve
+from nbtrain.jobs.attempt.reserve import Reserve
+from nbtrain.jobs.machine.processes import child_setup, signal_name
 
 EXIT_FD = "NBTRAIN_EXIT_FD"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -175,7 +175,7 @@ if __name__ == "__main__":
     hear_signals()
     if len(sys.argv) < 2:
         sys.exit(
-            f"usage: python -m nbtrain.jobs.supervisor.rank_wrapper COMMAND ...   (found "
+            f"usage: python -m nbtrain.jobs.attempt.rank_wrapper COMMAND ...   (found "
             f"{Path(sys.argv[0]).name} alone)"
         )
     sys.exit(main(sys.argv[1:]))

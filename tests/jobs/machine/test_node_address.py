@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nbtrain.base.errors import JobError
-from nbtrain.jobs.node import place
-from nbtrain.jobs.node.place import NUMBER_VARIABLES, node_number, own_address, resolves
+from nbtrain.jobs.machine import node_address
+from nbtrain.jobs.machine.node_address import NUMBER_VARIABLES, node_number, own_address, resolves
 
 
 @pytest.mark.parametrize("name", NUMBER_VARIABLES)
@@ -40,10 +40,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, named: str = "127.0.1.1", **interfa
         for name, address in interfaces.items()
     }
     stats = {name: SimpleNamespace(isup=bool(address)) for name, address in interfaces.items()}
-    monkeypatch.setattr(place.psutil, "net_if_addrs", lambda: found)
-    monkeypatch.setattr(place.psutil, "net_if_stats", lambda: stats)
-    monkeypatch.setattr(place.socket, "gethostbyname", lambda name: named)
-    monkeypatch.setattr(place.socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr(node_address.psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(node_address.psutil, "net_if_stats", lambda: stats)
+    monkeypatch.setattr(node_address.socket, "gethostbyname", lambda name: named)
+    monkeypatch.setattr(node_address.socket, "gethostname", lambda: "node7")
 
 
 def test_the_address_is_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +70,6 @@ def test_an_address_must_resolve_and_not_to_loopback(monkeypatch: pytest.MonkeyP
     out.
     """
     assert resolves("10.0.0.7") == ""
-    monkeypatch.setattr(place.socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr(node_address.socket, "gethostname", lambda: "node7")
     assert resolves("localhost") == "localhost resolves to loopback on node7"
     assert resolves("no such name").startswith("no such name does not resolve on node7: ")

@@ -161,7 +161,7 @@ def lines_until(stream: IO[bytes] | None, until: float) -> Iterator[bytes]:
 
 
 def _variables(rank: int, ranks: int, threads: int, port: int, device: str) -> dict[str, str]:
-    """Return a rank's environment variables, which jobs/machine/environment.py sets for the ranks of a job."""
+    """Return a rank's variables, the same that jobs/machine/environment.py sets for the ranks of a job."""
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -242,8 +242,8 @@ OF_FOUR = [
 
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
-    """Return a function that runs the checks on a number of ranks. Each number is launched once, when the
-    first test needs it.
+    """Return a function that runs the checks on a given number of ranks. For each number, ranks are launched
+    once, when the first test needs them.
     """
     # On four ranks only checks that could differ from two.
     checks = {2: ranks.names(globals()), 4: OF_FOUR}

@@ -100,8 +100,8 @@ def test_rows_of_tokens_are_trained_numbers_too():
 
 
 def test_matrices_in_4_bits_by_hand():
-    """Frozen matrices in 4 bits, by hand: 4 blocks with 12 x 256 x 256 numbers. With double quantization,
-    each matrix also stores a mean.
+    """Bytes of frozen matrices in 4 bits are counted by hand, for 4 blocks with 12 x 256 x 256 numbers. With
+    double quantization, each matrix also stores a mean.
     """
     settings = {"lora.rank": 8, "init_from": "a-run"}
     in_fp32 = estimate_memory(load("gpt3-tiny", settings)).parts

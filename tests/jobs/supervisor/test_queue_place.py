@@ -1,4 +1,6 @@
-"""Which job gets which devices, and when. Supervisors are real processes, but start no ranks."""
+"""The order in which jobs get devices, and when they get them. Supervisors are real processes, but start no
+ranks.
+"""
 
 import errno
 import json

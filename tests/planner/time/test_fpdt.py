@@ -61,8 +61,8 @@ def test_bytes_are_those_of_the_loops(number: int):
 
 
 def test_two_chunks_by_hand():
-    """With two chunks of 8.39 MB, the forward pass moves 10 to the host and 4 back; the backward pass moves 9
-    back plus one in fp32, and 2 plus three in fp32 to the host.
+    """With two chunks of 8.39 MB, the forward pass moves 14 chunks between device and host; the backward pass
+    moves 8 chunks in 16 bits and 4 in fp32.
     """
     found, chunk, sums = chunks_of(chunked(2)), 8_388_608, 262_144
     assert found.forward_bytes == 14 * chunk + 3 * sums

@@ -23,7 +23,7 @@ FILES = {
 
 
 def strict(schema: Any) -> Any:
-    """Return a copy of the schema in which no object with properties allows further ones."""
+    """Return a copy of the schema in which objects may have only the properties that are listed."""
     if isinstance(schema, list):
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):

@@ -106,8 +106,8 @@ def test_the_server_judges_the_manifest(refusals, stub):
 
 
 def test_rights_that_a_job_needs_later(refusals, stub):
-    """Each missing permission is reported with the command that needs it; a review without a response is
-    not.
+    """Each missing permission is reported with the command that needs it; if the server does not answer a
+    query about a permission, nothing is reported.
     """
     stub.forbidden |= {("delete", "trainjobs"), ("list", "pods")}
     found = refusals()

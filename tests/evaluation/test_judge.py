@@ -65,7 +65,7 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint(monkeypatch) -> Iterator:
-    """Return a function that starts such a judge; retries do not wait."""
+    """Return a function that starts an Endpoint with these replies; retries do not wait."""
     opened = []
     monkeypatch.setattr(judging.Retry, "sleep", lambda *_: None)
 

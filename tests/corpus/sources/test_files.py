@@ -298,7 +298,7 @@ HUB = {
 
 
 def test_the_split_that_a_name_says():
-    """The last component of a path that names a split decides the split; names of
+    """The split is the one that the last matching component of a path names;
     held-out splits take precedence.
     """
     assert {name: split_of(name) for name in HUB} == HUB

@@ -56,8 +56,8 @@ def test_any_array(values, indent, is_ascii, read_bytes):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("size", [50, 1 << 20])
 def test_an_array_under_the_name_of_json_lines(workspace, read, part_bytes, suffix, size):
-    """Kind jsonl reads an array like lines, small or large, compressed or not, also
-    if the file is named .json.
+    """Kind jsonl reads a JSON array like lines, small or large, compressed or not,
+    with the suffix .jsonl or .json.
     """
     part_bytes(size)
     content = json.dumps([{"text": f"text {number}"} for number in range(20)], indent=1).encode()

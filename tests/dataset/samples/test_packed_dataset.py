@@ -235,7 +235,9 @@ def test_too_long_examples(write, caplog):
 
 
 def test_nothing_to_learn_is_an_error(write):
-    """If every prompt is longer than the sequence, an error gives the numbers."""
+    """If every prompt is longer than the sequence, the error counts the examples
+    and names model.seq_length.
+    """
     with pytest.raises(DataError) as caught:
         build(write({"a": (1.0, [example(1, 40, 5)])}))
     assert str(caught.value) == (

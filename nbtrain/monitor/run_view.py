@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base import amounts, files
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, MEANING, read_state
 from nbtrain.base.metrics import BY_NAME, name_of
@@ -20,6 +20,7 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.advice import advice, asked_of, marks, nan_words, remedies, waiting
+from nbtrain.monitor.prediction import prediction
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler
 from nbtrain.monitor.run_summary import NO_JOB
 from nbtrain.monitor.runs import job_with_end
@@ -82,6 +83,7 @@ class RunView:
         self._samplers: dict[str, ResourceSampler] = {}
         # {job id: (time stamp of job.json, its entry in a snapshot)} of ended jobs
         self._ended: dict[str, tuple[int, tuple[dict[str, Any], JobRecord | None]]] = {}
+        self._kept_plan: tuple[int, dict[str, Any] | None] = (0, None)
         self._events: tuple[Any, list[dict[str, Any]]] = (None, [])
         self._snapshot: tuple[float, dict[str, Any]] | None = None
 
@@ -183,6 +185,7 @@ class RunView:
             "marks": marks(self.run, [known for _, known in jobs if known], events),
             "config": config,
             "progress": progress,
+            "prediction": prediction(self._plan(), progress, curves),
             "curves": curves,
             "reading": self.read_fraction(),
             "resources": resources,
@@ -195,6 +198,16 @@ class RunView:
         }
         finite_value = finite(value)
         return {**finite_value, "shown": shown(finite_value)}
+
+    def _plan(self) -> dict[str, Any] | None:
+        """Return plan.json, which each submission writes again."""
+        try:
+            stamp = self.run.plan_json.stat().st_mtime_ns
+        except OSError:
+            return None
+        if self._kept_plan[0] != stamp:
+            self._kept_plan = (stamp, files.read_json(self.run.plan_json))
+        return self._kept_plan[1]
 
     def read_fraction(self) -> float:
         """Return the fraction of the event files that was read: below 1 for a moment after the first look."""

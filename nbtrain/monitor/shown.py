@@ -32,6 +32,8 @@ CONFIG_ROWS = (
     ),
     ("dataset", "{dataset}"),
 )
+PREDICTED = {"step": ("step time", amounts.step), "memory": ("peak memory, rank 0", amounts.size)}
+"""Label of a prediction's tile, and the format of its numbers."""
 RANK_HEADS = ("rank", "phase", "step", "pid", "CPU", "memory", "heartbeat", "last words")
 
 
@@ -152,13 +154,27 @@ def _tiles(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ]
     if curves["mfu"]["values"]:
         found.append(("MFU", f"{100 * curves['mfu']['values'][-1]:.1f}", "%"))
-    found += _use(snapshot)
+    found += _predictions(snapshot) + _use(snapshot)
     best = progress.get("best_validation_loss")
     if best is not None and best != progress.get("validation_loss"):
         found.append(("best validation loss", f"{best:.4f}", ""))
     if progress.get("test_loss") is not None:
         found.append(("test loss", f"{progress['test_loss']:.4f}", ""))
     return found
+
+
+def _predictions(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the measured step time and peak memory, each next to its prediction, with their ratio."""
+    tiles = []
+    for row in (snapshot["prediction"] or {}).get("rows", ()):
+        label, form = PREDICTED[row["name"]]
+        words = f"predicted {form(row['predicted'])}"
+        if row["measured"] is None:
+            tiles.append((label, UNKNOWN, words))
+        else:
+            number, _, unit = form(row["measured"]).partition(" ")
+            tiles.append((label, number, f"{unit}, {words}, ratio {row['ratio']:.2f}"))
+    return tiles
 
 
 def _rate(value: float | None) -> str:
@@ -226,6 +242,8 @@ def _job_rows(snapshot: Mapping[str, Any]) -> list[list[str]]:
         rows.append(["backend", f"{job['backend']}, {ranks}, attempt {job['attempt']}, {restarts}"])
         if job["command"]:
             rows.append(["command", " ".join(job["command"])])
+    if basis := (snapshot["prediction"] or {}).get("basis"):
+        rows.append(["step time predicted from", basis])
     for entry in reversed(snapshot["jobs"]):
         rows.append(
             ["job", f"{entry['job_id']}  {entry['state']}{': ' + entry['cause'] if entry['cause'] else ''}"]

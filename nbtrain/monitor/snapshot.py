@@ -28,6 +28,7 @@ PARTS = (
     "marks",
     "config",
     "progress",
+    "prediction",
     "curves",
     "reading",
     "resources",

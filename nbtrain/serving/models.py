@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step
 from nbtrain.base.errors import CheckpointError, ConfigError, JobError, NbtrainError
 from nbtrain.base.order import natural
 from nbtrain.base.rundir import RunDir
@@ -28,6 +28,7 @@ class Served:
     """A loaded model."""
 
     name: str
+    """Id of the model in requests: the run's name, and "@STEP" if an older checkpoint was requested."""
     step: int
     dispatcher: Dispatcher
     template: ChatTemplate
@@ -72,6 +73,13 @@ class Models:
                 found[folder.name] = step
         return found
 
+    def checkpoints(self, name: str) -> list[int]:
+        """Return the steps of a run's complete checkpoints, ascending; RUN@STEP is a model of one of them."""
+        if self.is_single:
+            return []
+        run = RunDir(output_root() / name)
+        return [step for step in run.checkpoint_steps() if checkpoint_problem(run.checkpoint(step)) is None]
+
     def can_chat(self, name: str) -> bool:
         """Return whether a run of names() has a chat template. Raises NbtrainError if it cannot be read."""
         if self.loaded is not None and self.loaded.name == name:
@@ -101,13 +109,15 @@ class Models:
                 # Checked as if the request had named it: its process may have ended.
                 name = served.name
             known = self.names()
-            if name is None or name not in known:
+            run_name, _, step_text = (name or "").partition("@")
+            if name is None or run_name not in known:
                 listed = f"Runs with a checkpoint: {', '.join(known) or 'none yet'}."
                 raise missing_parameter("model", listed) if name is None else unknown_model(name, listed)
+            folder, step = output_root() / run_name, self._step(name, run_name, step_text)
             if served is not None:
-                is_it = served.name == name and served.run_id == _run_id(RunDir(output_root() / name))
+                is_it = served.name == name and served.run_id == _run_id(RunDir(folder))
                 # After a rollback, the newest checkpoint is an older one.
-                is_newest = known[name] in (served.newest, served.step)
+                is_newest = step is not None or known[run_name] in (served.newest, served.step)
                 is_it = is_it and (is_newest or served.dispatcher.is_busy)
                 if is_it and not served.dispatcher.ended.is_set():
                     return served
@@ -117,14 +127,24 @@ class Models:
                     )
                 await self._unload()
             try:
-                served = await self.load(output_root() / name)
+                served = await self.load(folder, step)
             except NbtrainError as error:
                 raise Refusal(status_of(error), str(error), "model", "not_loaded") from None
-            served.newest = known[name]
+            served.newest = known[run_name]
             return served
 
-    async def load(self, folder: Path) -> Served:
-        """Load a run's model. Raises NbtrainError if it cannot be loaded."""
+    def _step(self, name: str, run_name: str, text: str) -> int | None:
+        """Return the step of RUN@STEP, None for RUN. Raises Refusal if there is no such checkpoint."""
+        if "@" not in name:
+            return None
+        steps = self.checkpoints(run_name)
+        if not (text.isascii() and text.isdigit()) or int(text) not in steps:
+            listed = ", ".join(f"{run_name}@{step}" for step in steps)
+            raise unknown_model(name, f"Checkpoints of {run_name}: {listed or 'none'}.")
+        return int(text)
+
+    async def load(self, folder: Path, step: int | None = None) -> Served:
+        """Load a run's model, by default of its newest checkpoint. Raises NbtrainError if that fails."""
         options, run = self.options, RunDir(folder)
         if not run.exists():
             raise JobError(f"{display(folder)} is not a run: it has no run.json.")
@@ -132,7 +152,7 @@ class Models:
         config = load_resolved(run.config_yaml)
         loading = Loading(
             str(folder),
-            options.step,
+            options.step if step is None else step,
             options.dtype,
             options.tensor_parallel_size,
             options.max_batch,
@@ -149,7 +169,8 @@ class Models:
         ready = {**ready, "chat_template": template.origin}
         for note in dispatcher.notes:
             self._say(f"warning: {note}")
-        self.loaded = Served(run.name, ready["step"], dispatcher, template, ready, run_id=run_id)
+        name = run.name if step is None else f"{run.name}@{step}"
+        self.loaded = Served(name, ready["step"], dispatcher, template, ready, run_id=run_id)
         self.metrics.loaded.set(1)
         return self.loaded
 

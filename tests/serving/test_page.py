@@ -89,6 +89,7 @@ def test_chat_is_offered_to_models_that_can_and_tokens_have_their_probability(br
         body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         route.fulfill(body=body, content_type="text/event-stream")
 
+    models[1]["checkpoints"] = [20, 30, 40]
     page = opened(browser, {**described(models), "v1/completions": answer}, f"{BASE}?model=gpt-b")
     chat = page.get_by_label("Answer it as a chat")
     page.wait_for_function("() => document.getElementById('model').value === 'gpt-b'")
@@ -107,5 +108,15 @@ def test_chat_is_offered_to_models_that_can_and_tokens_have_their_probability(br
     assert unsure.get_attribute("title") == '" end": 13.5 %\n" sea": 74.1 %'
     doubts = [float(one.evaluate("node => node.style.getPropertyValue('--doubt')")) for one in (sure, unsure)]
     assert doubts == [0.01, 0.865]
+    # Two checkpoints of one run.
+    page.get_by_label("Next to it").select_option("gpt-b")
+    older = page.get_by_label("The other checkpoint")
+    older.select_option("20")
+    assert older.locator("option").all_inner_texts() == ["newest, step 40", "step 30", "step 20"]
+    page.get_by_role("button", name="Generate").click()
+    page.get_by_role("log", name="Text of gpt-b, step 20").get_by_text("This is the end").wait_for()
+    page.get_by_text("2 tokens in").nth(1).wait_for()
+    assert [one["model"] for one in asked[2:]] == ["gpt-b", "gpt-b@20"]
+    assert page.locator("h2").all_inner_texts() == ["gpt-b", "gpt-b, step 20"]
     assert findings(page, axe_script(), ["main"]) == []
     page.close()

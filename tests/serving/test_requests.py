@@ -509,14 +509,18 @@ class AnyRun(Models):
     def names(self) -> dict[str, int]:
         return {"one": self.newest}
 
-    async def load(self, folder: Path) -> Served:
+    def checkpoints(self, name: str) -> list[int]:
+        return [50, 100]
+
+    async def load(self, folder: Path, step: int | None = None) -> Served:
         self.loads += 1
 
         async def close() -> None: ...
 
         dispatcher = SimpleNamespace(ended=asyncio.Event(), is_busy=False, close=close)
         run_id = models._run_id(RunDir(folder))
-        self.loaded = Served(folder.name, self.step, dispatcher, None, {}, run_id=run_id)
+        name = folder.name if step is None else f"{folder.name}@{step}"
+        self.loaded = Served(name, step or self.step, dispatcher, None, {}, run_id=run_id)
         return self.loaded
 
 
@@ -549,6 +553,22 @@ def test_a_newer_checkpoint_is_loaded_once():
         assert await models.get("one") is second and models.loads == 2
         models.newest = 50
         assert await models.get("one") is not second and models.loads == 3
+
+    asyncio.run(play())
+
+
+def test_an_older_checkpoint_is_a_model_too():
+    """RUN@STEP is loaded once and stays while the run saves; a step without a checkpoint is refused."""
+
+    async def play() -> None:
+        models = AnyRun(step=100)
+        old = await models.get("one@50")
+        models.newest = 200
+        assert await models.get("one@50") is old and (old.name, old.step) == ("one@50", 50)
+        assert (await models.get("one")).step == 100 and models.loads == 2
+        for name in ("one@70", "one@", "one@x"):
+            with pytest.raises(Refusal, match="Checkpoints of one: one@50, one@100"):
+                await models.get(name)
 
     asyncio.run(play())
 

@@ -112,7 +112,7 @@ class Run {
 
   /** Carry out the action of a button; `overrides` are settings with which a run is resumed. */
   async act(key, overrides = null) {
-    if (key === "tensorboard" || key === "clone") return this.openBeside(key);
+    if (["tensorboard", "clone", "model"].includes(key)) return this.openBeside(key);
     const action = ((this.view.snap && this.view.snap.actions) || []).find((one) => one.key === key);
     if (action && action.ask && !(await this.view.head.confirm(action.ask, action.words))) return;
     if (key === "stop" && !(await this.undoable())) return;
@@ -157,12 +157,13 @@ class Run {
     return wanted;
   }
 
-  /** Open TensorBoard, or the form with the settings of this run. The server finds both by the run's name. */
+  /** Open TensorBoard, the page that tries a model, or the form with the settings of this run. The server finds both by the run's name. */
   async openBeside(key) {
     // The server's first answer shows whether its run of this name is this one.
     if (!this.polled && this.runId) await this.poll(true);
-    const { openForm, openTensorBoard } = this.host;
+    const { openForm, openModel, openTensorBoard } = this.host;
     if (key === "clone" && openForm) openForm({ clone: this.name });
+    if (key === "model" && openModel) openModel(this.name);
     if (key === "tensorboard" && openTensorBoard) openTensorBoard(this.name);
   }
 

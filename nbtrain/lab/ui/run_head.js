@@ -9,10 +9,16 @@ const SLOTS = {
   pause: ["pause", "resume"],
   clone: ["clone"],
   tensorboard: ["tensorboard"],
+  model: ["model"],
   delete: ["kill", "delete"],
   stop: ["stop"],
 };
+const MODEL = { key: "model", words: "Try the model", title: "Generate text with the checkpoints of this run" };
+const NO_MODEL = { ...MODEL, title: "The run has not saved a checkpoint yet.", off: true };
 const BOARD = { key: "tensorboard", words: "TensorBoard", title: "Open the curves of this run in TensorBoard" };
+
+// Buttons that open another page and change nothing.
+const BESIDE = ["tensorboard", "model"];
 
 /** A state as a coloured pill. */
 export function pill(words, tone, title = "") {
@@ -158,11 +164,16 @@ export class RunHead {
 
   /** The buttons of all places, in order; a place without a button is not offered by this page at all. */
   buttons(snap) {
-    const possible = [...(snap.actions || []), ...(this.run.host.openTensorBoard && !this.run.absent ? [BOARD] : [])];
+    const { host, absent } = this.run, saved = snap.progress && known(snap.progress.checkpoint_step);
+    const possible = [
+      ...(snap.actions || []),
+      ...(host.openTensorBoard && !absent ? [BOARD] : []),
+      ...(host.openModel && !absent ? [saved ? MODEL : NO_MODEL] : []),
+    ];
     return Object.entries(SLOTS).flatMap(([slot, keys]) => {
       const action = possible.find(({ key }) => keys.includes(key)), off = (snap.off || {})[slot];
       const shown = action || (off && { ...off, off: true });
-      return shown && (shown.key === "tensorboard" || this.run.can(shown.key)) ? [{ ...shown, slot }] : [];
+      return shown && (BESIDE.includes(shown.key) || this.run.can(shown.key)) ? [{ ...shown, slot }] : [];
     });
   }
 
@@ -175,7 +186,7 @@ export class RunHead {
       const node = button(words, title, () => this.act(key), `nbt-${key}`);
       node.dataset.key = key;
       node.dataset.slot = slot;
-      node.disabled = Boolean(off || (this.busy && key !== "tensorboard"));
+      node.disabled = Boolean(off || (this.busy && !BESIDE.includes(key)));
       return node;
     }));
     // A button that is off for a moment has lost the focus, unless the user has moved it.

@@ -188,6 +188,41 @@ def test_settings_are_searched_filtered_and_cloned_with_another_value(job: FakeJ
         assert page.evaluate("window.opened") == {"clone": "gpt-fake", "overrides": ["model.hidden_size=384"]}
 
 
+def test_predictions_are_compared_with_measurements_and_the_model_is_offered(
+    job: FakeJob, browser: Any
+) -> None:
+    """Tiles with the predicted and the measured step time and peak memory; the button that tries the model is
+    off until a checkpoint is saved."""
+    duration = {"tokens_per_second": 5000.0, "basis": "assumed 61 GFLOP/s on each of 2 cores"}
+    write_json(
+        job.run.plan_json,
+        {"tokens_per_step": 1024, "duration": duration, "memory": {"total_bytes": 3 * 2**29}},
+    )
+    routes, saved = routes_of(job.run), {"memory_bytes": 2**30, "checkpoint_step": None}
+    view = RunView(job.run)
+
+    def answer(query: dict[str, str], body: Any) -> Any:
+        beat = Heartbeat.read(job.job.heartbeat(0))
+        replace(beat, progress=replace(beat.progress, **saved)).write(job.job.heartbeat(0))
+        return run_shown(view)
+
+    host = "window.nbtrainHost = {openModel: (name) => (window.opened = name)};"
+    mount = f"(() => {{ {host} return {MOUNT}; }})()"
+    with view_page(browser, {**routes, "run/gpt-fake": answer}, mount) as page:
+        tile = page.locator(".nbt-tile", has_text="step time")
+        tile.get_by_text("predicted 0.205 s, ratio 0.9").wait_for()
+        assert tile.locator("strong").inner_text().startswith("0.")
+        memory = page.locator(".nbt-tile", has_text="peak memory").inner_text().split("\n")
+        assert memory == ["peak memory, rank 0", "1.0", "GiB, predicted 1.5 GiB, ratio 0.67"]
+        page.get_by_role("row", name="step time predicted from assumed 61 GFLOP/s").wait_for()
+        button = page.get_by_role("button", name="Try the model")
+        assert button.is_disabled()
+        assert button.get_attribute("title") == "The run has not saved a checkpoint yet."
+        saved["checkpoint_step"] = 20
+        page.locator(".nbt-model:enabled").click()
+        assert page.evaluate("window.opened") == "gpt-fake"
+
+
 def test_one_point_is_a_dot(tmp_path: Path, browser: Any) -> None:
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40)
     job.one_step()

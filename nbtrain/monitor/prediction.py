@@ -1,0 +1,44 @@
+"""Predicted against measured step time and peak memory of a run, from plan.json and its progress.
+
+prediction(plan, progress, curves)  ->  {"rows": [{"name", "predicted", "measured", "ratio"}], "basis"}
+"""
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+
+def prediction(
+    plan: Mapping[str, Any] | None, progress: Mapping[str, Any] | None, curves: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the predictions that submit made, next to the measurements so far; None without a plan.
+
+    name       "step" in seconds, "memory" in bytes: the device's, on a CPU the process's
+    measured   the median of the throughput as the time of a step; the peak memory of rank 0; None until then
+    ratio      measured / predicted
+    basis      where the predicted step time comes from, as a sentence
+    """
+    if not plan:
+        return None
+    duration, memory = plan.get("duration") or {}, plan.get("memory") or {}
+    rate, tokens = duration.get("tokens_per_second"), plan.get("tokens_per_step")
+    speeds = [value for value in curves["tokens_per_second"]["values"] if value and math.isfinite(value)]
+    # The first steps allocate memory and compile kernels.
+    speed = statistics.median(speeds[1:] or speeds) if speeds else None
+    predicted_step = tokens / rate if tokens and rate else None
+    pairs = (
+        ("step", predicted_step, tokens / speed if tokens and speed else None),
+        ("memory", memory.get("total_bytes"), (progress or {}).get("memory_bytes")),
+    )
+    rows = [
+        {
+            "name": name,
+            "predicted": predicted,
+            "measured": measured,
+            "ratio": measured / predicted if measured else None,
+        }
+        for name, predicted, measured in pairs
+        if predicted
+    ]
+    return {"rows": rows, "basis": duration.get("basis") or ""} if rows else None

@@ -1,4 +1,4 @@
-"""The contents of `import nbtrain as nb`: verbs.py has the functions, run.py the class Run."""
+"""The contents of `import nbtrain as nb`: functions from verbs.py, and the class Run from run.py."""
 
 from importlib import import_module
 from typing import Any

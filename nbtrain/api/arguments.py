@@ -1,4 +1,4 @@
-"""Arguments of notebooks and scripts: checked before anything starts; whether a call waits (wait="auto")."""
+"""Checks the arguments of notebooks and scripts before anything starts, and decides whether a call waits."""
 
 import numbers
 import reprlib
@@ -13,14 +13,16 @@ def misused(name: str, value: object, expected: str) -> ConfigError:
 
 
 def whole(name: str, value: object, expected: str = "a whole number") -> int:
-    """Return `value`, also of NumPy, as an int for JSON. Raises ConfigError for booleans and other types."""
+    """Return `value` as an int for JSON; NumPy integers are accepted. Raises ConfigError for booleans and
+    other types.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise misused(name, value, expected)
     return int(value)
 
 
 def whole_or_none(name: str, value: object, none_means: str) -> int | None:
-    """Return `value` as an int, or None. Raises ConfigError, which explains None, for other types."""
+    """Return `value` as an int, or None. Raises ConfigError, which says what None means, for other types."""
     return None if value is None else whole(name, value, f"a whole number, or None for {none_means}")
 
 
@@ -32,7 +34,9 @@ def number(name: str, value: object) -> float:
 
 
 def text(name: str, value: object) -> str:
-    """Return `value` if it is Unicode text. Raises ConfigError for another type or half a surrogate pair."""
+    """Return `value` if it is valid Unicode text. Raises ConfigError for another type or half a surrogate
+    pair.
+    """
     if not isinstance(value, str):
         raise misused(name, value, "text")
     try:
@@ -44,7 +48,7 @@ def text(name: str, value: object) -> str:
 
 
 def wait_wanted(wait: str) -> bool:
-    """Return whether to wait here: for "yes", or for "auto" under papermill. Raises ConfigError."""
+    """Return whether to wait: for "yes" always, for "auto" only under papermill. Raises ConfigError."""
     if wait not in ("yes", "no", "auto"):
         raise ConfigError(f'wait = {wait!r} must be "yes", "no" or "auto".')
     return wait == "yes" or (wait == "auto" and not is_watched())

@@ -20,25 +20,29 @@ CHECK_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Checked:
-    """Findings about a run or files, most expensive first; printed, the output of `nbtrain check`."""
+    """Findings about a run or files, most expensive first. It prints like the output of `nbtrain check`."""
 
     what: str
-    """The run's name, or the files."""
+    """Name of the run, or of the files."""
     findings: "list[Finding]"
     refused: ConfigError | None = None
-    """Reason that no run can be made of the input; its problems are the findings."""
+    """Why no run can be built from the input; the findings then describe its problems."""
     of_files: bool = False
     """Whether the input is files of other programs, which may hold several jobs."""
 
     @property
     def works(self) -> bool:
-        """Whether the run may be submitted, judging by its files; if not, `nbtrain check` exits with 2."""
+        """Whether the run may be submitted, judging by its files alone. If not, `nbtrain check` exits with
+        2.
+        """
         from nbtrain.base.findings import stops
 
         return self.refused is None and not stops(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the findings for JSON: level (error, warning, note), rule, key, place, message, fix."""
+        """Return the findings as JSON values: level (error, warning, note), rule, key, place, message,
+        fix.
+        """
         findings = [finding.to_dict() for finding in self.findings]
         start = {"schema_version": CHECK_SCHEMA_VERSION, "what": self.what}
         return {**start, "works": self.works, "findings": findings}
@@ -63,13 +67,12 @@ class Checked:
 
 
 def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Checked:
-    """Check a run, or manifests, scripts and JSONs of other programs, without their data.
+    """Check a run, or manifests, scripts and JSONs of other programs, without reading their data.
 
     If the model that `init_from` names exists, it is opened and compared with the run, as in a submission.
-
     Name a run as for nb.plan, or pass one or several files. `overrides` add settings that the files lack, and
-    `program` names the program and version of their flags ("megatron-lm@040eac94"). A run that would be
-    refused raises nothing: its problems are findings of the level error.
+    `program` names the program and version of their flags ("megatron-lm@040eac94"). For a run that would be
+    refused, nothing is raised: its problems are findings of the level error.
     """
     from nbtrain.config.findings import findings_of
     from nbtrain.foreign.read import is_foreign

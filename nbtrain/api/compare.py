@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 def compare(runs: "Sequence[RunLike | RunSummary]") -> "Comparison":
-    """Compare runs: their curves overlaid, the settings that differ, and the results of each.
+    """Compare runs: their curves overlaid, the settings that differ, and the results of each run.
 
-    `runs` are 2 to 12 names, folders, YAMLs, Runs, or the result of nb.runs(...). In a cell the curves are
-    live, by step, tokens or time. In a terminal and under papermill there are tables and a picture.
+    `runs` are 2 to 12 names, folders, YAMLs, Runs, or the result of nb.runs(...). In a notebook cell the
+    curves are live, by step, tokens or time. In a terminal and under papermill, tables and a picture are
+    shown.
     """
     from nbtrain.lab.widgets.compare import Comparison
 

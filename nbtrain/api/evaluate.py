@@ -1,4 +1,6 @@
-"""The function nb.evaluate: a run's checkpoint on prepared data and on questions, by the resident model."""
+"""The function nb.evaluate: evaluates a run's checkpoint on prepared data and on questions, with the resident
+model.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -148,7 +150,9 @@ def _prepared(
     chat = None
     if apply_chat_template:
         if not names:
-            raise ConfigError("apply_chat_template is for tasks of the harness, and none is named (harness).")
+            raise ConfigError(
+                "apply_chat_template is only for tasks of the harness, and no such task is given (harness)."
+            )
         chat = ChatText(config, tokenizer.directory, tokenizer.eod_token)
     if shots is not None and shots < 0:
         raise ConfigError(f"num_fewshot = {shots} must be at least 0, or None for each task's own number.")
@@ -191,7 +195,7 @@ def _prepared(
 
 
 class _Engine:
-    """The resident model with the requests that evaluations make."""
+    """Sends the requests of evaluations to the resident model."""
 
     def __init__(
         self, engine: "EngineProcess", tokenizer: "Tokenizer", positions: int, template: "ChatTemplate"
@@ -224,7 +228,9 @@ class _Engine:
     def chat(
         self, conversations: list[list[dict[str, str]]], most_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
-        """Yield (number, next answer) of conversations, greedily; the start of a long one is cut off."""
+        """Yield (number, next answer) of conversations, decoded greedily; the beginning of a long
+        conversation is dropped.
+        """
         from nbtrain.config.generation import Generation
         from nbtrain.serving.refusals import Refusal
 
@@ -308,11 +314,11 @@ def _file(path: Any) -> Path:
 
 
 def _path(path: PathLike) -> Path:
-    """Return the path as typed if it exists, else relative to the workspace."""
+    """Return the path as typed if it exists, otherwise relative to the workspace."""
     return typed if (typed := typed_path(path)).exists() else resolve(path)
 
 
 def _on_path(name: str) -> str:
-    """Return NAME, or NAME=FILE with the file's absolute path."""
+    """Return NAME unchanged, or NAME=FILE with the absolute path of the file."""
     task, equals, file = name.partition("=")
     return f"{task}={_path(file)}" if equals else task

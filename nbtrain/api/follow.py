@@ -1,4 +1,4 @@
-"""Calling a function for each checkpoint that a run saves, until the run ends."""
+"""Calls a function for each checkpoint that a run saves, until the run ends."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ def each_checkpoint(
     """Yield the result of `act` for the newest checkpoint, and for each newer one once it is complete.
 
     If several checkpoints were saved meanwhile, only the newest is used. The iterator ends with the newest
-    job of the run, after its last checkpoint. Raises CheckpointError if the run saved none. `looks`
-    returns whether the run is active, and its newest step.
+    job of the run, after its last checkpoint. Raises CheckpointError if the run saved none. `looks` returns
+    whether the run is active, and its newest step.
     """
     look, done = looks or _look, -1
     while True:

@@ -1,4 +1,6 @@
-"""The function nb.generate: text from a run's checkpoint, by a model that stays loaded for the next call."""
+"""The function nb.generate: generates text from a run's checkpoint, with a model that stays loaded for the
+next call.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload

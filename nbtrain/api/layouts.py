@@ -23,11 +23,11 @@ def search(
     top: int = 10,
     batch: int = 1024,
 ) -> "FoundLayouts":
-    """Rank every legal layout of a model on some GPUs, or the run's own GPUs, by time and headroom.
+    """Rank every valid layout of a model on some GPUs, by default the run's own, by time and headroom.
 
     The number format is bf16 if the GPU supports it, unless an override sets precision.dtype. `batch` is the
-    global batch size of a shape, since a run has its own. `.use(1, "run.yaml")` writes the run YAML of the
-    first layout.
+    global batch size for a shape; a run has its own. `.use(1, "run.yaml")` writes the run YAML of the first
+    layout.
     """
     from nbtrain.planner.found import FoundLayouts
     from nbtrain.planner.search import search as search_layouts
@@ -47,9 +47,9 @@ def what_if(
     gpu_type: str | None = None,
     overrides: Overrides = None,
 ) -> "WhatIfPage":
-    """Show sliders and choices for a run's layout that snap to legal values and redraw memory and time.
+    """Show sliders and choices for a run's layout that snap to valid values and redraw memory and time.
 
-    The first line says whether the layout fits, the time and the disk space. The button writes it as a run
+    The first line says whether the layout fits, its time and its disk space. The button writes it as a run
     YAML.
     """
     from nbtrain.lab.widgets.what_if import WhatIfPage

@@ -1,4 +1,4 @@
-"""A run that was not submitted, and why: notebooks 03 and 06 show it instead of a job."""
+"""The result of a submission that did not happen, and why; notebooks 03 and 06 show it instead of a job."""
 
 import html
 import shlex
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class NotLaunched:
-    """A run that was not submitted, because it needs more than this machine has or is a dry run.
+    """A run that was not submitted, because it needs more than this machine has or because of a dry run.
 
-    A cell shows the reason. `shortages` are the missing resources in numbers, or placeholders with what to
-    set. `command` starts the run once it has them. `request` is what would be sent to Slurm or Kubernetes, or
-    started on hosts; "" on this machine.
+    A notebook cell shows the reason. `shortages` lists the missing resources in numbers, or placeholders and
+    what to set instead. `command` starts the run once it has them. `request` is the text that would be sent
+    to Slurm or Kubernetes, or started on hosts; "" on this machine.
     """
 
     is_launched = False
@@ -75,10 +75,10 @@ class NotLaunched:
         return plan(self.config)
 
     def profile(self) -> None:
-        """Show nothing, because no job was submitted."""
+        """Do nothing, because no job was submitted."""
 
     def timing(self) -> None:
-        """Show nothing, because no job was submitted."""
+        """Do nothing, because no job was submitted."""
 
     def job_page(self) -> None:
         """Print that no job was submitted."""
@@ -86,7 +86,7 @@ class NotLaunched:
 
 
 def _block(text: str, white_space: str) -> str:
-    """Return the text unchanged, as HTML, with each placeholder marked."""
+    """Return a text as HTML, with its placeholders marked."""
     marked = MARK.sub(r"<mark>\g<0></mark>", html.escape(text))
     style = f"font: 12px/1.4 monospace; white-space: {white_space}; overflow-x: auto; margin: 0 1em 1em"
     return f'<pre style="{style}">{marked}</pre>'

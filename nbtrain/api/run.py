@@ -1,4 +1,4 @@
-"""The class Run: a run as a notebook holds it."""
+"""The class Run: a run in a notebook."""
 
 import functools
 import sys
@@ -45,9 +45,9 @@ def _status(job: JobDir) -> tuple[str, str | None]:
 
 
 class Run:
-    """A run on disk, usable from any kernel. A cell shows it as the live panel.
+    """A run on disk, usable from any kernel. A notebook cell shows it as the live panel.
 
-    Every property reads the files in output/<run>/ again. A Run object keeps nothing open.
+    Every property reads the files in output/<run>/ again; a Run object keeps nothing open.
     """
 
     is_launched = True  # False for a NotLaunched, which nb.launch returns for a run that it cannot start
@@ -88,12 +88,14 @@ class Run:
 
     @property
     def cause(self) -> str | None:
-        """Reason for the newest job's state, in one sentence."""
+        """The reason for the newest job's state, in one sentence."""
         return _status(self.job)[1]
 
     @property
     def unfinished(self) -> str | None:
-        """Message on how to continue, if the newest job ended before the run's last step; else None."""
+        """A message on how to continue, if the newest job ended before the run's last step; otherwise
+        None.
+        """
         from nbtrain.monitor.runs import summary_of
 
         job = self.directory.newest_job()
@@ -109,17 +111,17 @@ class Run:
 
     @property
     def view(self) -> "RunView":
-        """View with progress, events, scalars and logs."""
+        """The run's progress, events, scalars and logs."""
         from nbtrain.monitor.run_view import RunView
 
         return RunView(self.directory)
 
     def wait(self, timeout_seconds: float | None = None, say: Callable[[str], None] | None = None) -> "Run":
-        """Wait for the newest job's end, printing progress whenever it changes, at most every 10 s.
+        """Wait for the newest job's end, and print progress when it changes, at most every 10 s.
 
         The first line says what a resume restored; `say` replaces print. Raises JobFailed, with the cause and
-        the end of the log, if the job ended in FAILED or LOST, and JobError if `timeout_seconds` passed first
-        (the job continues).
+        the end of the log, if the job ended in FAILED or LOST, and JobError if `timeout_seconds` passed
+        before (the job continues).
         """
         from nbtrain.lab.engine_watch import look_after
 
@@ -158,7 +160,9 @@ class Run:
     def _say_resume(
         self, said: ResumeCertificate | None, say: Callable[[str], None]
     ) -> ResumeCertificate | None:
-        """Report what the newest attempt restored from its checkpoint, unless it is `said`, and return it."""
+        """Report what the newest attempt restored from its checkpoint, unless it equals `said`. Return the
+        report.
+        """
         from nbtrain.monitor.lines import resume_lines
 
         made = ResumeCertificate.read(self.job.resume_json)
@@ -167,9 +171,9 @@ class Run:
         return made
 
     def wait_if(self, wait: str) -> None:
-        """Wait for "yes", for "auto" only under papermill, and not at all for "no".
+        """Wait for the newest job with "yes"; with "auto", only under papermill; with "no", return at once.
 
-        If the run was stopped meanwhile, the cells after this one run, and `nbtrain notebook` exits with 7.
+        If the run is stopped meanwhile, the following cells still run, and `nbtrain notebook` exits with 7.
         """
         if wait_wanted(wait):
             self.wait()
@@ -210,7 +214,9 @@ class Run:
 
     @property
     def failed_rank(self) -> int | str:
-        """Return the rank that the newest job's cause names; 0 if none, "supervisor" if no rank began."""
+        """Return the rank named in the newest job's cause; 0 if none is named, "supervisor" if no rank
+        started.
+        """
         from nbtrain.monitor.tracebacks import failed_rank
 
         return failed_rank(self.job, self.cause)
@@ -225,9 +231,10 @@ class Run:
     def search(
         self, text: str, rank: int | None = None, ignore_case: bool = False, job_id: str | None = None
     ) -> "Iterator[Hit]":
-        """Yield lines with `text` from the logs, newest job first; `job` and `rank` restrict the search.
+        """Yield lines that contain `text` from the logs, newest job first; `job_id` and `rank` restrict the
+        search.
 
-        Each line has .job, .log, .line_number and .text. Lines are yielded as they are found, and logs may
+        Each result has .job, .log, .line_number and .text. Lines are yielded as they are found, and logs may
         have any size.
         """
         from nbtrain.monitor.log_search import search
@@ -272,7 +279,7 @@ class Run:
         return backend_of_job(self.job).events(self.job)
 
     def cancel(self, now: bool = False) -> None:
-        """Ask the newest job to save and exit; `now` kills it without saving."""
+        """Ask the newest job to save and exit; with `now`, kill it without saving."""
         from nbtrain.jobs.control import cancel
 
         cancel(self.job, now=now)
@@ -280,7 +287,7 @@ class Run:
     stop = cancel
 
     def save(self, wait_seconds: float | None = None) -> int | None:
-        """Ask the newest job for a checkpoint. With `wait_seconds`, wait and return the checkpoint's step.
+        """Ask the newest job for a checkpoint. With `wait_seconds`, wait for it and return its step.
 
         The job continues. Raises JobError if the job is not active, saves nothing, or has not saved in that
         time.
@@ -290,7 +297,8 @@ class Run:
         return request_save(self.job, None if wait_seconds is None else number("wait_seconds", wait_seconds))
 
     def clean(self, yes: bool = False) -> list[str]:
-        """List what killed jobs left: processes, temporary files, torn checkpoints; `yes` removes it.
+        """List the leftovers of killed jobs: processes, temporary files, incomplete checkpoints. `yes`
+        removes them.
 
         Raises JobError while a job is active.
         """
@@ -300,13 +308,13 @@ class Run:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of the newest job's submission, with later changes applied."""
+        """Labels from the newest job's submission, with later changes applied."""
         from nbtrain.monitor.notes import labels_of
 
         return labels_of(self.directory)
 
     def label(self, changes: dict[str, str | None]) -> dict[str, str]:
-        """Change labels, e.g. {"team": "nlp", "stage": None}, where None removes one. Return all labels.
+        """Change labels, e.g. {"team": "nlp", "stage": None}, where None removes a label. Return all labels.
 
         Raises ConfigError for a label that a submission would refuse.
         """
@@ -329,13 +337,13 @@ class Run:
         change_notes(self.directory, notes=text_of("text", text))
 
     def archive(self, archived: bool = True) -> None:
-        """Omit the run from `nbtrain runs` and nb.runs(), or with False list it again; its files stay."""
+        """Hide the run from `nbtrain runs` and nb.runs(), or show it again with False. Its files are kept."""
         from nbtrain.monitor.notes import change_notes
 
         change_notes(self.directory, archived=archived)
 
     def pause(self) -> None:
-        """Have the newest job save and release its devices; resume() continues the same job."""
+        """Make the newest job save and release its devices; resume() continues the same job."""
         from nbtrain.jobs.control import pause
 
         pause(self.job)
@@ -352,8 +360,8 @@ class Run:
     def queue(self, priority: int | None = None, now: bool = False) -> "QueueList":
         """Change the waiting job's priority, or with `now` start it next to running jobs; return the queue.
 
-        Raises JobError if the job does not wait in the queue of this machine, ConfigError for a priority out
-        of bounds.
+        Raises JobError if the job is not waiting in this machine's queue, and ConfigError if the priority is
+        out of bounds.
         """
         from nbtrain.jobs.queue.listing import list_queue, move
 
@@ -362,15 +370,15 @@ class Run:
         return list_queue()
 
     def clone(self, name: str, overrides: Overrides = None) -> RunConfig:
-        """Copy the configuration of this run to a new run with another name, ready to be submitted."""
+        """Copy this run's configuration to a new run with another name, ready to be submitted."""
         from nbtrain.jobs.clone import clone
 
         return clone(self.directory, name, overrides)
 
     def delete(self, yes: bool = False, force: bool = False) -> str:
-        """Delete the run with all its files; without `yes`, only return what would be deleted.
+        """Delete the run with all its files. Without `yes`, only return a list of what would be deleted.
 
-        Raises JobError while a job is active, or if other run YAMLs name files of the run, unless `force` is
+        Raises JobError while a job is active, or if other run YAMLs use files of the run, unless `force` is
         set.
         """
         from nbtrain.jobs.delete import delete, survey
@@ -407,19 +415,23 @@ class Run:
         return job_page(self.directory, job_id)
 
     def resources(self, job_id: str | None = None) -> Any:
-        """Plot CPU, memory, GPUs, network and disks of a job over time, with limits."""
+        """Plot a job's use of CPU, memory, GPUs, network and disks over time, with its limits."""
         from nbtrain.monitor.usage_picture import usage_figure
 
         return usage_figure(self.job_page(job_id))
 
     def profile(self) -> "Profiles":
-        """Return the profiler's results: pictures in a cell, text when printed; DataError if it never ran."""
+        """Return the profiler's results, which a cell shows as pictures. Raises DataError if no step was
+        profiled.
+        """
         from nbtrain.monitor.profiles import profiles
 
         return profiles(self.directory)
 
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json, written at the end of each job; empty before the first end."""
+        """The content of summary.json, which is written at the end of each job; empty before the first job
+        ends.
+        """
         from nbtrain.base import files
 
         return files.read_json(self.directory.summary_json) or {}

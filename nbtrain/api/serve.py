@@ -1,4 +1,4 @@
-"""The function nb.serve: a run's model behind OpenAI's interface, in a process that ends with this one."""
+"""The function nb.serve: serves a run's model through OpenAI's API, in a process that ends with this one."""
 
 import os
 from dataclasses import fields
@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 def serve(run: RunLike, port: int = 0, step: int | None = None, **options: Any) -> "Server":
     """Start a server for the newest checkpoint or the one of `step`, and wait until it answers.
 
-    A cell shows its base_url and api_key, which any OpenAI client accepts. `.stop()` ends the server, and so
-    does the end of this kernel. port 0 selects a free port. `options` are the options of `nbtrain serve`,
-    such as host, max_batch, max_queue or chat_template: docs/serving.md.
+    A cell shows its base_url and api_key, which any OpenAI client accepts. The server ends with `.stop()`,
+    and together with this kernel. port 0 selects a free port. `options` are the options of `nbtrain serve`,
+    such as host, max_batch, max_queue or chat_template: see docs/serving.md.
     """
     from nbtrain.serving.launched import Server
     from nbtrain.serving.options import ServeOptions
 
     known = {field.name for field in fields(ServeOptions)} - {"run", "uds", "idle_seconds"}
     if unknown := sorted(set(options) - known):
-        raise ConfigError(f"{', '.join(unknown)}: no such option. There are: {', '.join(sorted(known))}.")
+        raise ConfigError(
+            f"{', '.join(unknown)}: no such option. The options are: {', '.join(sorted(known))}."
+        )
     folder = str(open_run(run).directory.path)
     if isinstance(template := options.get("chat_template"), os.PathLike):
         options["chat_template"] = os.fspath(template)

@@ -1,11 +1,11 @@
-"""The result of nb.runs(): a list of runs that prints as a table, and is shown in a cell as a live table."""
+"""The result of nb.runs(): a list of runs that prints as a table, and that a cell shows as a live table."""
 
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
 from nbtrain.monitor.runs import RunList, list_runs
 
 
 class ShownRuns(RunList):
-    """The list of runs that nb.runs() returns; the widgets are imported when a cell shows it."""
+    """The list of runs that nb.runs() returns. The widgets are imported when a cell shows it."""
 
     everything = False
     """Whether the list is unfiltered: then the live table shows new runs too."""
@@ -19,7 +19,7 @@ class ShownRuns(RunList):
 
 
 def shown_runs(wanted: RunFilter) -> ShownRuns:
-    """Return the runs in the output directory that are `wanted`."""
+    """Return the `wanted` runs in the output directory."""
     found = ShownRuns(list_runs(wanted=wanted))
     found.everything, found.archived = wanted in (RunFilter(), EVERY_RUN), wanted.archived
     return found

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TwinRun:
-    """The result of a run's twin: the table of its checks, and in a cell the curves too."""
+    """The result of a run's twin: the table of its checks; a cell also shows the curves."""
 
     def __init__(self, report: "TwinReport"):
         self._report = report
@@ -37,7 +37,7 @@ class TwinRun:
         return open_run(self._report.twin)
 
     def wait_if(self, wait: str) -> None:
-        """Return at once. Raises JobFailed if a check failed, so that a notebook's batch job fails."""
+        """Return at once. Raises JobFailed if a check failed, so that a notebook's batch job fails too."""
         wait_wanted(wait)
         if not self.passed:
             raise JobFailed(str(self))

@@ -1,9 +1,9 @@
-"""The functions of `import nbtrain as nb`: what a notebook calls, each a few lines over the notebook side.
+"""The functions of `import nbtrain as nb`, each a few lines that call the notebook side.
 
 config = nb.load("gpt-tiny")
 nb.prepare(config)
 nb.plan(config)
-run = nb.submit(config)      # a Run: shown in a cell it is the live panel
+run = nb.submit(config)      # a Run: a cell shows it as the live panel
 run.wait()
 nb.generate(run, "def ")
 """

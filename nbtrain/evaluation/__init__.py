@@ -1,1 +1,1 @@
-"""Evaluations: requests to a checkpoint and the metrics of its answers; never torch."""
+"""Evaluations: requests to a checkpoint and metrics of its answers; never imports torch."""

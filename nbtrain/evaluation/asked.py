@@ -1,4 +1,4 @@
-"""Requests of an evaluation to a model, independent of the engine: log-probabilities of given tokens."""
+"""The requests of an evaluation to a model, independent of the engine: log-probabilities of given tokens."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -7,7 +7,7 @@ from nbtrain.base.evaluation_files import Estimate
 
 
 class Asked(NamedTuple):
-    """A context of at least one token, and continuations of at least one token each."""
+    """A context and its continuations, with at least one token each."""
 
     context: list[int]
     continuations: list[list[int]]
@@ -17,9 +17,9 @@ class Scored(NamedTuple):
     """The model's scores for one continuation."""
 
     logprobs: list[float]
-    """Log-probability of each token, as natural logarithm."""
+    """Natural logarithm of each token's probability."""
     is_greedy: bool
-    """Whether each token is the likeliest one in its place."""
+    """Whether each token is the likeliest token at its position."""
 
 
 Score = Callable[[Iterable[Asked]], Iterator[tuple[int, list[Scored]]]]
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Task(Protocol):
-    """Something to evaluate, with checked data and a known size."""
+    """An evaluation whose data was checked and whose size is known."""
 
     name: str
     kind: str
@@ -47,10 +47,10 @@ class Task(Protocol):
     total: int
 
     def asked(self) -> Iterator[Asked]:
-        """Yield the questions, each built when it is needed."""
+        """Yield the questions; each is built only when it is needed."""
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Add the answer to a question, and return its share of `total`."""
+        """Add the answer to a question. Return how much of `total` it completes."""
 
     def outcome(self) -> Outcome:
-        """Return the result, after the last answer."""
+        """Return the result. Call it after the last answer."""

@@ -1,9 +1,9 @@
-"""Encoding of a context and its continuation, split as in lm-evaluation-harness.
+"""Encodes a context and its continuation, split as in lm-evaluation-harness.
 
-Spaces at the end of the context belong to the continuation. The two are encoded together; the continuation is
-everything after as many tokens as the context alone has. An empty context is the end of a document. If both
-are longer than the model's context, tokens are dropped from the left (`TemplateLM._encode_pair` and
-`HFLM._loglikelihood_tokens` of lm-evaluation-harness 0.4.13).
+Spaces at the end of the context belong to the continuation. The two are encoded together, and the
+continuation is what follows as many tokens as the context alone has. An empty context is replaced by the
+end-of-document token. If both are longer than the model's context, tokens are dropped from the left
+(`TemplateLM._encode_pair` and `HFLM._loglikelihood_tokens` of lm-evaluation-harness 0.4.13).
 """
 
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -21,7 +21,9 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 
 
 def fitted(context: list[int], continuation: list[int], positions: int) -> tuple[list[int], list[int]]:
-    """Return the last tokens of both that fit the model, which does not read the very last token."""
+    """Return the last tokens of both that fit the model. The very last token need not fit, because it is not
+    read.
+    """
     most = positions + 1
     continuation = continuation[-positions:]
     return context[-(most - len(continuation)) :], continuation

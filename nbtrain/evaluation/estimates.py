@@ -22,7 +22,7 @@ def mean(values: Values) -> Estimate:
 
 
 def ratio(tops: Values, bottoms: Values) -> Estimate:
-    """Return sum(tops) / sum(bottoms) of at least one pair; with bottoms of 1 it is the mean."""
+    """Return sum(tops) / sum(bottoms) of at least one pair; if all bottoms are 1, this is the mean."""
     a, b = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
     value = float(a.sum() / b.sum())
     if (n := len(a)) < 2:

@@ -1,4 +1,4 @@
-"""Run tasks on a model, and store the results in the run's directory."""
+"""Runs tasks on a model and stores the results in the run's directory."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from nbtrain.evaluation.asked import Outcome, Score, Task
 
 
 class Evaluation(dict[str, EvaluationRecord]):
-    """Results of one call by name, shown as a table in a notebook cell."""
+    """The results of one call, by name; displayed as a table in a notebook."""
 
     HEADS = ("evaluation", "metric", "value", "standard error", "of")
 
@@ -24,7 +24,9 @@ class Evaluation(dict[str, EvaluationRecord]):
         self.run, self.step, self.dtype = run, step, dtype
 
     def keep(self, outcome: Outcome, started: float, **of: Any) -> None:
-        """Write a result measured since `started`, and keep it; `of` has the record's other fields."""
+        """Write a result measured since `started` to a record and keep it; `of` has further fields of the
+        record.
+        """
         record = EvaluationRecord(
             step=self.step,
             dtype=self.dtype,
@@ -40,7 +42,7 @@ class Evaluation(dict[str, EvaluationRecord]):
         self[record.name] = record
 
     def keep_task(self, task: Task, started: float) -> None:
-        """Store the result of a task that has all answers."""
+        """Store the result of a task once it has all answers."""
         self.keep(
             task.outcome(),
             started,

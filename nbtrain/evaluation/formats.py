@@ -24,19 +24,19 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Question(NamedTuple):
-    """A context, its choices, and the index of the right one."""
+    """A context, its choices, and the index of the right choice."""
 
     context: str
     choices: list[str]
-    """Choices as they are scored, with the leading space."""
+    """Choices in the form that is scored, with the leading space."""
     lengths: list[int]
-    """Characters of each choice without the leading space; acc_norm divides by them."""
+    """Number of characters of each choice without the leading space, by which acc_norm divides."""
     gold: int
     group: str | None = None
 
 
 class Line:
-    """The object of one line: its fields, with errors that name the line."""
+    """The object on one line; errors about its fields name the line."""
 
     def __init__(self, value: Any, where: str):
         self.where = where
@@ -62,7 +62,9 @@ class Line:
         return value
 
     def number(self, name: str, count: int, letters: bool = False) -> int:
-        """Return the index of one of `count` choices: an integer or its digits, or a letter if allowed."""
+        """Return the index of one of `count` choices, given as an integer, as digits or, if allowed, as a
+        letter.
+        """
         value = self._get(name)
         found: Any = value
         if isinstance(value, str):
@@ -99,7 +101,7 @@ def _hellaswag(line: Line) -> Question:
 
 
 def _plain(text: str) -> str:
-    """Remove WikiHow's marks: a heading's becomes the end of a sentence, others are dropped."""
+    """Remove WikiHow's markers: the marker of a heading becomes the end of a sentence, others are dropped."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -137,9 +139,9 @@ FORMATS: dict[str, Callable[[Line], Question]] = {
 
 
 def read_questions(kind: str, path: Path, limit: int | None = None) -> list[Question]:
-    """Read the questions of a file, or the first `limit` ones; all lines are checked.
+    """Read the questions of a file, at most `limit`; all lines are checked.
 
-    Raises DataError with the line's number for a line that is not such a question, and for an empty file.
+    Raises DataError with the line's number for an invalid line, and for an empty file.
     """
     if (question_of := FORMATS.get(kind)) is None:
         raise ConfigError(f"{kind}: no such task. Known tasks: {', '.join(FORMATS)}.{nearest(kind, FORMATS)}")

@@ -3,8 +3,8 @@
     tasks = load_tasks(["hellaswag=val.jsonl", "my_task"], "my-tasks/")
     ask_harness(found, tasks, answers, num_fewshot=None, limit=None)
 
-NAME=FILE is the harness's own task NAME on the JSON lines of FILE, without the Hub; other names are searched
-in a folder of task files, or among the harness's own.
+NAME=FILE is the harness's own task NAME on the JSON lines of FILE, without the Hub. Other names are searched
+in a folder of task files, then among the harness's own tasks.
 """
 
 import contextlib
@@ -42,48 +42,48 @@ LOCAL = "local"
 
 
 class Answers(Protocol):
-    """Interface of a model for the harness."""
+    """The interface through which the harness uses a model."""
 
     tokenizer: Tokenizer
     positions: int
 
     @property
     def score(self) -> Score:
-        """Function that returns log-probabilities of continuations."""
+        """Return a function that computes log-probabilities of continuations."""
 
     def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
-        """Function that yields (number, new text) for requests with fields of config/generation.py."""
+        """Yield (number, new text) for requests with fields of config/generation.py."""
 
 
 class ChatText(Protocol):
-    """Converter of conversations to one text, with the model's chat template."""
+    """Converts conversations to one text with the model's chat template."""
 
     has_special_tokens: bool
-    """Whether the text of a special token is encoded as this token."""
+    """Whether the text of a special token is encoded as that token."""
     takes_turns: bool
-    """Whether examples may be earlier turns; else they are text of the one question."""
+    """Whether examples may be earlier turns; otherwise they are part of the question's text."""
 
     def __call__(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """Return the text; without add_generation_prompt it ends with the last message, to be continued."""
 
 
 class HarnessTask(NamedTuple):
-    """A task that the harness has loaded, with its data."""
+    """A task that the harness has loaded, including its data."""
 
     name: str
     loaded: Any
     """lm_eval's Task or Group."""
     source: str
     source_sha256: str | None = None
-    """SHA-256 of the local file; None if the task brings its data."""
+    """SHA-256 of the local file; None if the task has its own data."""
 
     def leaves(self) -> list[Any]:
-        """Return lm_eval's Tasks: all of a group, or the one that this is."""
+        """Return lm_eval's Tasks: all tasks of a group, or the task itself."""
         return self.loaded.get_all_tasks() if hasattr(self.loaded, "get_all_tasks") else [self.loaded]
 
 
 def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[HarnessTask]:
-    """Load the named tasks. Raises DataError without lm_eval, and for a task that it cannot load."""
+    """Load the named tasks. Raises DataError if lm_eval is missing, and for a task that it cannot load."""
     try:
         with _their_words():
             import lm_eval
@@ -125,12 +125,14 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
 
 
 def _their_words() -> contextlib.AbstractContextManager[Any]:
-    """Redirect the harness's output to stderr: stdout has only our results, as JSON if requested."""
+    """Redirect the harness's output to stderr, because stdout is only for our results, as JSON if
+    requested.
+    """
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -> Path:
-    """Write a task file in `folder`: the harness's task of this name, with a local file as its data."""
+    """Write a task file into `folder`: the harness's task of this name with a local file as its data."""
     import lm_eval.tasks
 
     if not file.is_file():
@@ -188,9 +190,9 @@ def _own_file(name: str, tasks: Path) -> Path | None:
 
 
 def _own_entry(name: str, tasks: Path) -> Any:
-    """Return the entry of a name in the harness's index of the folder `tasks`; None if it has none.
+    """Return the entry of a name in the harness's index of the folder `tasks`; None if it is missing there.
 
-    The harness would read all of its 14,000 files. It is given the folders of those that hold the name.
+    The harness would read all of its 14,000 files, so it is given only the folders that contain the name.
     """
     from lm_eval.tasks import TaskManager
 
@@ -204,7 +206,7 @@ def _own_entry(name: str, tasks: Path) -> Any:
 
 
 def check_fewshot(tasks: Sequence[HarnessTask], num_fewshot: int | None) -> None:
-    """Raise ConfigError for a task that has fewer examples than are to come before each question."""
+    """Raise ConfigError for a task that has too few examples to put before each question."""
     for task in tasks:
         for leaf in task.leaves():
             own = leaf.get_config("num_fewshot")
@@ -262,7 +264,7 @@ def ask_harness(
             raise
         except Exception as error:  # whatever the harness or a task's own code raises
             said = f"{type(error).__name__}: {error}"
-            raise DataError(f"{task.name}: lm-evaluation-harness cannot ask this task ({said}).") from None
+            raise DataError(f"{task.name}: lm-evaluation-harness cannot run this task ({said}).") from None
         assert results is not None
         own = results.get("groups", {}).get(task.name) or results["results"][task.name]
         samples = [one["effective"] for one in results["n-samples"].values()]
@@ -282,13 +284,13 @@ def ask_harness(
 
 
 def _shots(of_each: Mapping[str, int], leaves: Sequence[str]) -> int | None:
-    """Return the examples before each question; None if the tasks of a group differ in it."""
+    """Return the number of examples before each question; None if the tasks of a group differ in it."""
     counts = {int(of_each.get(name) or 0) for name in leaves}
     return counts.pop() if len(counts) == 1 else None
 
 
 def _asked_sha256(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return a hash of all questions with their prompts and answers, as lm_eval's task_hashes has them."""
+    """Return a hash of all questions with their prompts and answers, as in lm_eval's task_hashes."""
     digest = hashlib.sha256()
     for name in sorted(samples):
         digest.update(f"{name}\n".encode())
@@ -299,7 +301,9 @@ def _asked_sha256(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _metrics(result: dict[str, Any]) -> dict[str, Estimate]:
-    """Return {metric: value and standard error} from "acc,none" and "acc_stderr,none", with filter names."""
+    """Return {metric: value and standard error} from the keys "acc,none" and "acc_stderr,none", with filter
+    names.
+    """
     found = {}
     for key, value in result.items():
         metric, comma, kept = key.partition(",")
@@ -369,14 +373,14 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
 
 
 def prefix_of(tokenizer: Tokenizer) -> int:
-    """Return the token that HFLM puts before a text without context: bos or the end of a document."""
+    """Return the token that HFLM puts before a text without context: bos, or the end-of-document token."""
     return tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
 
 
 def tokens_of(
     tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None, chat: ChatText | None = None
 ) -> list[int]:
-    """Encode a text as HFLM.tok_encode does: with the tokenizer's prefix, such as <s> of Llama 2.
+    """Encode a text as HFLM.tok_encode does, with the tokenizer's prefix, such as <s> of Llama 2.
 
     Unless add_special_tokens is true, a text that already begins with the prefix gets no second one. If the
     tokenizer has no prefix, special tokens in a text are encoded as ordinary text. A chat gets no prefix,
@@ -398,7 +402,9 @@ def tokens_of(
 
 
 def scored_pairs(pairs: list[tuple[list[int], list[int]]], answers: Answers) -> list[tuple[float, bool]]:
-    """Return (ln p of the continuation, whether it is greedy) for each (context, continuation) in tokens."""
+    """Return (log-probability of the continuation, whether it is greedy) for each (context, continuation) in
+    tokens.
+    """
     cut = [fitted(context, continuation, answers.positions) for context, continuation in pairs]
     # Choices of one question follow each other.
     together = [list(group) for _, group in itertools.groupby(range(len(cut)), lambda number: cut[number][0])]
@@ -420,7 +426,7 @@ def _generation(
     default_tokens: int,
     chat: ChatText | None = None,
 ) -> dict[str, Any]:
-    """Translate a request for text into the engine's fields. Raises ConfigError for unknown settings."""
+    """Translate a request for text to the engine's fields. Raises ConfigError for unknown settings."""
     how = dict(how)
     until = how.pop("until", None) or []
     names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")

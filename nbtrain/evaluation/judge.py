@@ -3,7 +3,7 @@
     {"question_id", "category", "turns": ["first question", "then"], ["reference": ["an answer", ...]]}
 
 The model answers a question's turns one after the other, greedily, with the template of its run. A judge,
-which is a model with OpenAI's API that the user names, rates each answer from 1 to 10 (MT-bench's
+which is a model with OpenAI's API that the user chooses, rates each answer from 1 to 10 (MT-bench's
 single-answer grading, arXiv:2306.05685, section 3.1, with a different prompt). Answers, ratings and the
 judge's reasons are stored next to the record.
 
@@ -70,7 +70,7 @@ class Judged:
     reasons: list[str] = field(default_factory=list)
 
     def conversation(self, turn: int, answered: bool) -> Conversation:
-        """Return the messages up to question number `turn`, with its answer if it is `answered`."""
+        """Return the messages up to question number `turn`, including its answer if `answered`."""
         messages = []
         for number in range(turn + 1):
             messages.append({"role": "user", "content": self.turns[number]})
@@ -80,21 +80,21 @@ class Judged:
 
 
 class Chats(Protocol):
-    """Interface of the judged model."""
+    """The interface of the model that is judged."""
 
     def chat(self, conversations: list[Conversation], most_new_tokens: int) -> Iterator[tuple[int, str]]:
-        """Function that yields (number, next answer) for conversations, in any order."""
+        """Yield (number, next answer) for conversations, in any order."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A model behind OpenAI's interface, e.g. Judge("https://api.example.com/v1", "judge-70b")."""
+    """A model with OpenAI's API, e.g. Judge("https://api.example.com/v1", "judge-70b")."""
 
     url: str
-    """The address up to /chat/completions."""
+    """URL of the API, to which /chat/completions is appended."""
     model: str
     token_variable: str = TOKEN_VARIABLE
-    """The environment variable that holds the token."""
+    """Name of the environment variable that holds the token."""
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://[^/\s]+", self.url):
@@ -106,7 +106,7 @@ class Judge:
         self._token()
 
     def _token(self) -> str:
-        """Return the token. Raises ConfigError if it is invalid in a header, without showing it."""
+        """Return the token. Raises ConfigError, without showing it, if it is invalid in a header."""
         # A file of a Kubernetes Secret often ends in a line end.
         token = os.environ.get(self.token_variable, "").strip()
         if not (token.isascii() and token.isprintable()):
@@ -114,7 +114,9 @@ class Judge:
         return token
 
     def rate(self, conversation: Conversation, reference: str) -> tuple[float | None, str]:
-        """Return (rating of the last answer or None, the judge's reply). Raises DataError without a reply."""
+        """Return (rating of the last answer or None, the judge's reply). Raises DataError if there is no
+        reply.
+        """
         shown = "\n\n".join(f"[{one['role']}]\n{one['content']}" for one in conversation)
         if reference:
             shown += f"\n\n[reference answer to the last question]\n{reference}"
@@ -170,7 +172,7 @@ class Judge:
 
 
 def _message(body: bytes) -> str:
-    """Return the message of an error of OpenAI's interface; "" for any other body."""
+    """Return the message of an error in OpenAI's format; "" for any other body."""
     try:
         return printable(str(orjson.loads(body)["error"]["message"])[:300]).rstrip(".")
     except (ValueError, LookupError, TypeError):
@@ -178,7 +180,7 @@ def _message(body: bytes) -> str:
 
 
 class JudgedQuestions:
-    """A file of questions. Raises DataError, with the line, for an invalid question."""
+    """The questions of a file. Raises DataError, with the line, for an invalid question."""
 
     def __init__(self, path: Path, limit: int | None = None):
         self.source, self.limit = path.name, limit
@@ -192,7 +194,7 @@ class JudgedQuestions:
         self.questions = found[:limit]
 
     def answer(self, chats: Chats, most_new_tokens: int = MOST_NEW_TOKENS) -> None:
-        """Let the model answer all turns, each turn of all questions together."""
+        """Let the model answer all turns; a turn of all questions is answered together."""
         longest = max(len(one.turns) for one in self.questions)
         with Progress(
             f"{self.name}, answers", sum(len(one.turns) for one in self.questions), "answers"
@@ -205,7 +207,9 @@ class JudgedQuestions:
                     bar.update()
 
     def judge(self, judge: Judge) -> Outcome:
-        """Let the judge rate all answers. Raises DataError if it cannot be reached, or rates nothing."""
+        """Let the judge rate all answers. Raises DataError if it cannot be reached, or gives no rating at
+        all.
+        """
         for one in self.questions:
             one.ratings, one.reasons = [], []
         places = [(one, turn) for one in self.questions for turn in range(len(one.turns))]
@@ -260,7 +264,7 @@ class JudgedQuestions:
 
 
 def _means(questions: Sequence[Judged]) -> list[float]:
-    """Return the mean rating of each question that has one."""
+    """Return the mean rating of each question that has ratings."""
     known = [[rating for rating in one.ratings if rating is not None] for one in questions]
     return [sum(ratings) / len(ratings) for ratings in known if ratings]
 

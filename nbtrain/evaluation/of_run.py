@@ -1,4 +1,4 @@
-"""Questions that a run's model answers during training: the files of `evaluation.tasks`."""
+"""The questions that a run's model answers during training, from the files of `evaluation.tasks`."""
 
 import contextlib
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def tasks_of_run(config: RunConfig) -> list[Questions]:
 def task_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     """Yield (field, problem, fix) for `evaluation.tasks`.
 
-    Without a tokenizer only the lines are checked; the missing tokenizer is reported elsewhere.
+    Without a tokenizer only the lines are checked, because the missing tokenizer is reported elsewhere.
     """
     tokenizer = None
     if config.evaluation.tasks:

@@ -10,7 +10,7 @@ windows end at document boundaries, and the first token of each document is not 
     bits_per_byte  sum of -log2 p(token) / bytes of the tokens' text; end-of-document tokens, which have no
                    text, are in neither sum (the formula of The Pile, arXiv:2101.00027)
 
-Standard errors are over windows (estimates.py).
+Standard errors are computed over windows (estimates.py).
 """
 
 import itertools
@@ -35,7 +35,7 @@ SPLITS = (*SPLIT_NAMES, "all")
 
 
 class Perplexity:
-    """The task of one split of one dataset, for one run."""
+    """The evaluation of one split of a dataset, for one run."""
 
     kind = "perplexity"
     unit = "tokens"
@@ -49,7 +49,9 @@ class Perplexity:
         is_own: bool,
         limit: int | None = None,
     ):
-        """Open the dataset; `is_own`: the run was trained on it. Raises DataError if it does not fit."""
+        """Open the dataset. `is_own` says whether the run was trained on it. Raises DataError if it does not
+        fit.
+        """
         if split not in SPLITS:
             raise ConfigError(f"split = {split!r} must be one of {', '.join(SPLITS)}.")
         opened = open_pair(dataset, config.tokenizer.vocab_size)
@@ -87,7 +89,7 @@ class Perplexity:
         self._has_unknown = False
 
     def asked(self) -> Iterator[Asked]:
-        """Yield a question per window, whose first token is the context of all others."""
+        """Yield a question per window: its first token is the context, all others are the continuation."""
         for number, (start, stop) in enumerate(self._windows()):
             self._asked[number] = (start, stop)
             tokens = self._opened.indexed.tokens[start : stop + 1].tolist()
@@ -117,7 +119,9 @@ class Perplexity:
         return Outcome(counts, metrics, {})
 
     def _check_ids(self) -> None:
-        """Raise DataError if a token is outside the tokenizer's vocabulary; data may lack a manifest."""
+        """Raise DataError if a token is outside the tokenizer's vocabulary: a dataset without manifest may
+        hold one.
+        """
         tokens, entries = self._opened.indexed.tokens, self._tokenizer.vocab_size
         largest = max(int(tokens[start : stop + 1].max()) for start, stop in self._windows())
         if largest >= entries:
@@ -138,7 +142,7 @@ class Perplexity:
                     yield start, stop
 
     def _texts(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges [first, last) of tokens that a window must stay in."""
+        """Yield the ranges [first, last) of tokens that windows must not cross."""
         indexed = self._opened.indexed
         for first, last in self._ranges:
             if not self._is_apart:
@@ -167,7 +171,7 @@ class Perplexity:
 
 
 def _source(opened: OpenDataset) -> tuple[str, list[str]]:
-    """Return the source that the record names, and the parts of the record's own name.
+    """Return (the dataset's name in the record, the parts of the record's own name).
 
     The parts are unique to a .bin/.idx pair. The dataset's name identifies the pair that is trained on. Other
     pairs may be next to it, and outside the data directory several folders may have the same name.

@@ -5,7 +5,7 @@
     others   acc         fraction of questions whose right choice has the largest ln p
              acc_norm    the same, with ln p divided by the characters of the choice
 
-Of equal choices, the first one wins. Standard errors are over questions.
+Among equal choices, the first one counts. Standard errors are computed over questions.
 """
 
 from collections import Counter
@@ -24,13 +24,13 @@ from nbtrain.evaluation.formats import read_questions
 
 
 class Questions:
-    """The task of one file of questions, for a model with a number of positions."""
+    """The task of one file of questions, for a model with a given number of positions."""
 
     unit = "questions"
     split: str | None = None
 
     def __init__(self, kind: str, path: Path, tokenizer: Tokenizer, positions: int, limit: int | None = None):
-        """Read the file. Raises DataError if it does not hold such questions."""
+        """Read the file. Raises DataError if its lines are not questions of this kind."""
         self.kind, self.source, self.limit = kind, path.name, limit
         self._questions = read_questions(kind, path, limit)
         self.source_sha256 = files.sha256_of(path)
@@ -44,7 +44,9 @@ class Questions:
         self._truncated = 0
 
     def asked(self) -> Iterator[Asked]:
-        """Yield choices with their context; one truncated for a longer choice is a separate context."""
+        """Yield choices with their context. If a long choice truncates the context, it gets a separate
+        request.
+        """
         number = self._truncated = 0
         for place, question in enumerate(self._questions):
             together: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
@@ -64,9 +66,10 @@ class Questions:
                 yield Asked(list(tokens), [continuation for _, continuation in choices])
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Store the scores of some choices of a question; return 1 once all choices have scores, else 0.
+        """Store the scores of some choices of a question. Return 1 once all its choices have scores,
+        otherwise 0.
 
-        The same question may be answered again by a later model.
+        The same question may be answered again by a later checkpoint.
         """
         place, choices = self._asked[number]
         for choice, one in zip(choices, scored, strict=True):

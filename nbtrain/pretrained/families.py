@@ -3,10 +3,10 @@
     family    model_type   architecture
     GPT-2     gpt2         learned positions, LayerNorm, GELU, biases
     Llama     llama        rotary positions, RMSNorm, SwiGLU, no biases by default; SmolLM, SmolLM2
-    Mistral   mistral      as Llama, with a sliding window
-    Qwen2     qwen2        as Llama, with biases of query, key and value
-    Qwen3     qwen3        as Llama, with norms of query and key
-    SmolLM3   smollm3      as Llama, with some layers without rotary positions
+    Mistral   mistral      like Llama, with a sliding window
+    Qwen2     qwen2        like Llama, with biases of query, key and value
+    Qwen3     qwen3        like Llama, with norms of query and key
+    SmolLM3   smollm3      like Llama, with some layers without rotary positions
 
 Missing keys have the defaults of the configuration classes in transformers 5.23.
 """
@@ -47,22 +47,22 @@ WITHOUT_EFFECT = {"attn_factor": 1, "extrapolation_factor": 1, "finetuned": True
 
 @dataclass(frozen=True)
 class Family:
-    """One family of models."""
+    """A family of models."""
 
     model_type: str
     title: str
     class_name: str
-    """Class of transformers that config.json names."""
+    """Class of transformers that config.json mentions."""
     tensors: Callable[[Sizes], TensorMap]
     read: Callable[["Family", Keys], "Described"]
     is_tied: bool = False
-    """Default of tie_word_embeddings; the fields below are defaults too."""
+    """Default of tie_word_embeddings; the following fields are defaults too."""
     rotary_base: float = 10_000.0
     has_head_dim: bool = False
     head_dim: int | None = None
     """Size of a head; None for hidden_size / num_attention_heads."""
     kv_heads: int | None = None
-    """Default of num_key_value_heads; None, or a null in the file, means num_attention_heads."""
+    """Default of num_key_value_heads. None, or a null in the file, means num_attention_heads."""
     has_attention_bias: bool = False
     """Whether config.json has a key for biases."""
     qkv_bias: bool = False
@@ -74,7 +74,7 @@ class Family:
 
     @property
     def architecture(self) -> str:
-        """Name of the family in our schema."""
+        """Return the name of the family in our schema."""
         return "gpt3" if self.model_type == "gpt2" else self.model_type
 
 
@@ -83,19 +83,21 @@ class Described:
     """The settings of a config.json."""
 
     family: Family | None
-    """Family of the model; None for a consolidated file with our own names."""
+    """Family of the model; None for a consolidated file with nbtrain's own names."""
     fields: dict[str, Any]
     """Fields of our `model` section."""
     vocab_size: int
     """Rows of the word embedding."""
     positions: int
-    """Number of tokens that the model was trained for."""
+    """Number of positions for which the model was trained."""
     notes: list[str] = field(default_factory=list)
     """Keys that are read but have no effect here."""
 
 
 def describe(config: dict[str, Any], path: Path) -> Described:
-    """Describe the model of a config.json. Raises CheckpointError, with the key, for unsupported values."""
+    """Read the model settings of a config.json. Raises CheckpointError, with the key, for unsupported
+    values.
+    """
     keys = Keys(config, path)
     kind = keys.text("model_type")
     family = FAMILIES.get(kind)
@@ -215,16 +217,19 @@ def _biases(family: Family, keys: Keys) -> bool:
 
 
 def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
-    """Return rotary_base and rope_scaling from rope_parameters or the earlier keys."""
+    """Return rotary_base and rope_scaling, from rope_parameters or from the older keys."""
     new, old = keys.object("rope_parameters"), keys.object("rope_scaling")
     for place in (new, old):
         if nested := next((key for key, value in place.values.items() if isinstance(value, dict)), None):
             raise place.refused(
-                nested, "is of one type of layers, and all layers have the same rotary positions here"
+                nested,
+                "applies to one type of layers, but nbtrain has the same rotary positions in all layers",
             )
     for place in (keys, new, old):
         if place.number("partial_rotary_factor", 1.0) != 1.0:
-            raise place.refused("partial_rotary_factor", "models of this family turn whole heads here")
+            raise place.refused(
+                "partial_rotary_factor", "nbtrain rotates whole heads in models of this family"
+            )
     base = keys.number("rope_theta", family.rotary_base)
     found = [
         {"rotary_base": place.number("rope_theta", base), "rope_scaling": _scaling(place, keys, positions)}
@@ -235,8 +240,8 @@ def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
         # In this case transformers 5 uses only rope_scaling; readers of rope_parameters do not.
         raise keys.refused(
             "rope_scaling",
-            "gives other angles than rope_parameters, and programs differ in which one they use; keep the "
-            "one that the model was trained with",
+            "gives different angles from rope_parameters, and programs differ in which one they use; keep "
+            "the one that the model was trained with",
         )
     return found[0] if found else {"rotary_base": base, "rope_scaling": None}
 
@@ -253,7 +258,7 @@ def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
     for key, value in place.values.items():
         if key not in (*ROPE_KEYS, *SCALING_KEYS[kind]) and value not in (None, WITHOUT_EFFECT.get(key)):
             # Readers differ in whether they know it: attn_factor of yarn is vLLM's and llama.cpp's.
-            raise place.refused(key, f"is not read here for rotary positions of the kind {kind}")
+            raise place.refused(key, f"is not supported for rotary positions of the kind {kind}")
     if kind == "default":
         return None
     factor = place.number("factor")
@@ -283,7 +288,9 @@ def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
 
 
 def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
-    """Return original_max_position_embeddings, inside or at the top level, which transformers prefers."""
+    """Return original_max_position_embeddings from `place` or from the top level, which transformers
+    prefers.
+    """
     key = "original_max_position_embeddings"
     if key not in top:
         return place.whole(key, default)
@@ -291,14 +298,14 @@ def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
     if (inside := place.whole(key, length)) != length:
         raise top.refused(
             key,
-            f"is another length than {place.inside}{key} = {inside}, and programs differ in which one they "
+            f"differs from {place.inside}{key} = {inside}, and programs differ in which one they "
             f"use; keep the one that the model was trained with",
         )
     return length
 
 
 def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
-    """Return window_size, and the field that says which layers have the window."""
+    """Return window_size, and the field that says which layers have a window."""
     none = {"window_size": None, "window_attn_skip_freq": None}
     # A missing key means the default window, and null means no window.
     says_none = "sliding_window" in keys.values and "sliding_window" not in keys
@@ -338,7 +345,7 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
 
 
 def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
-    """Return no_rope_freq. In no_rope_layers, a 1 is a layer with rotary positions."""
+    """Return no_rope_freq. In no_rope_layers, a 1 stands for a layer with rotary positions."""
     flags = keys.values.get("no_rope_layers")
     if flags is None:
         interval = keys.whole("no_rope_layer_interval", 4)
@@ -354,7 +361,7 @@ def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
 
 
 def no_rope_pattern(frequency: int | list[int] | None, layers: int) -> list[int]:
-    """Return no_rope_freq as a list: a 1 for each layer without rotary positions."""
+    """Return no_rope_freq as a list with a 1 for each layer without rotary positions."""
     if isinstance(frequency, list):
         return frequency
     return [int(frequency is not None and (layer + 1) % frequency == 0) for layer in range(layers)]
@@ -362,7 +369,7 @@ def no_rope_pattern(frequency: int | list[int] | None, layers: int) -> list[int]
 
 def _one_of(keys: Keys, key: str, allowed: tuple[str, ...], default: str, words: str) -> None:
     if keys.text(key, default) not in allowed:
-        raise keys.refused(key, f"a model of this kind has {words} here")
+        raise keys.refused(key, f"a model of this kind must have {words}")
 
 
 def _like_llama(model_type: str, title: str, **kinds: Any) -> Family:

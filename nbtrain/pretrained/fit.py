@@ -1,4 +1,4 @@
-"""Check that the weights that `init_from` names fit a run's `model` section and vocabulary."""
+"""Checks that the weights named by `init_from` fit a run's `model` section and vocabulary."""
 
 from typing import NamedTuple
 
@@ -12,9 +12,9 @@ class Fit(NamedTuple):
     """The differences between the weights and a run."""
 
     problems: list[tuple[str, str]]
-    """Problems as (key of the run, description)."""
+    """Problems, each as (key of the run, description)."""
     notes: list[str]
-    """Allowed changes that the run makes."""
+    """Sentences on allowed changes that the run makes."""
 
 
 def fit(start: Start, config: RunConfig) -> Fit:

@@ -6,8 +6,8 @@
     model-00001-of-00005.safetensors, ...           several files
     generation_config.json                          ids that begin and end a text (may be missing)
 
-A single file with our own names, as written by `nbtrain export --to consolidated`, can be opened too: its
-metadata replaces config.json. Nothing is unpickled, and no code from a folder is run.
+A single file with nbtrain's own names, as written by `nbtrain export --to consolidated`, can be opened too;
+its metadata replaces config.json. Nothing is unpickled, and no code from a folder is run.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class ModelFolder:
     """Contents of config.json, or of the metadata of a consolidated file."""
     tensors: Mapping[str, Tensor]
     is_own: bool = False
-    """Whether it is a consolidated file with our own names."""
+    """Whether it is a consolidated file with nbtrain's own names."""
     generation_config: dict[str, Any] = field(default_factory=dict)
     headers: tuple[Header, ...] = ()
     index: bytes = b""
@@ -64,7 +64,7 @@ class ModelFolder:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of config.json, the index and all file headers: names, formats, places of tensors."""
+        """SHA-256 of config.json, the index and all file headers: names, formats and offsets of tensors."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         digest.update(self.index)
         for header in self.headers:
@@ -73,7 +73,9 @@ class ModelFolder:
 
 
 def open_folder(path: Path) -> ModelFolder:
-    """Open a folder or a consolidated file. Raises CheckpointError, in one sentence, if it cannot be used."""
+    """Open a folder or a consolidated file. Raises CheckpointError with a one-sentence reason if it cannot be
+    used.
+    """
     if path.is_file() and path.suffix == SUFFIX:
         return _open_consolidated(path)
     if path.is_file():
@@ -89,8 +91,8 @@ def open_folder(path: Path) -> ModelFolder:
         if (what := what_it_is(path)) is not None:
             raise CheckpointError(f"{display(path)}: is {what}")
         raise CheckpointError(
-            f"{display(path)}: holds no {CONFIG}, which would describe the model. Name a folder as "
-            "`save_pretrained` of transformers writes it."
+            f"{display(path)}: has no {CONFIG}, which describes the model. Give a folder that "
+            "`save_pretrained` of transformers has written."
         )
     config = _read_object(path / CONFIG)
     generation = path / GENERATION_CONFIG
@@ -115,7 +117,7 @@ def _open_consolidated(path: Path) -> ModelFolder:
 
 
 def _single_file(path: Path) -> Path:
-    """Return the only safetensors file of a folder without an index."""
+    """Return the only safetensors file of a folder that has no index."""
     if (path / SINGLE).is_file():
         return path / SINGLE
     files = sorted(one for one in path.glob(f"*{SUFFIX}") if one.name != ADAPTER_WEIGHTS)
@@ -138,7 +140,9 @@ def _single_file(path: Path) -> Path:
 
 
 def _open_shards(path: Path) -> tuple[dict[str, Tensor], tuple[Header, ...], bytes]:
-    """Open all tensors of an index. Raises CheckpointError if the index and the files do not agree."""
+    """Open all tensors of an index. Raises CheckpointError if the index and the files contradict each
+    other.
+    """
     where = display(path / INDEX)
     again = "Download the folder again."
     placed = _read_object(path / INDEX).get("weight_map")

@@ -1,9 +1,9 @@
-"""Header of a safetensors file: its tensors, their formats and their offsets. Nothing else is read.
+"""Reads the header of a safetensors file: its tensors, their formats and their offsets.
 
     u64, little endian: bytes of the JSON | JSON {name: {dtype, shape, data_offsets}, __metadata__} | data
 
-The data of all tensors is contiguous, so the size alone reveals a truncated file or one with extra bytes.
-Source: the format's description in the repository huggingface/safetensors.
+The data of all tensors is contiguous, so the file size alone reveals a truncated file or one with extra
+bytes. Source: the description of the format in the repository huggingface/safetensors.
 """
 
 import json
@@ -30,11 +30,11 @@ METADATA = "__metadata__"
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a safetensors file."""
+    """A tensor of a safetensors file."""
 
     name: str
     dtype: str
-    """Number format as the file spells it: F32, BF16, ..."""
+    """Number format in the file's spelling: F32, BF16, ..."""
     shape: tuple[int, ...]
     path: Path
     begin: int
@@ -52,16 +52,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Header of one file."""
+    """The header of one file."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     content: bytes
-    """The JSON itself, for a hash."""
+    """The header's JSON, for a hash."""
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a safetensors file. Raises CheckpointError for another or an incomplete file."""
+    """Read the header of a safetensors file. Raises CheckpointError for other and for incomplete files."""
     try:
         length = path.stat().st_size
         with path.open("rb") as stream:

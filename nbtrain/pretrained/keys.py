@@ -1,4 +1,4 @@
-"""Values of a config.json, checked when they are read; a wrong value is refused with its key."""
+"""Values of a config.json, checked when they are read; the error for an invalid value names its key."""
 
 import sys
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from nbtrain.base.workspace import display
 
 
 class Keys:
-    """A config.json, or an object in it; `place` names it in messages."""
+    """A config.json or an object in it; `place` refers to it in messages."""
 
     def __init__(self, values: Mapping[str, Any], path: Path, inside: str = ""):
         self.values = values
@@ -54,7 +54,7 @@ class Keys:
         return value
 
     def object(self, key: str) -> "Keys":
-        """Return the object at a key; an empty one if there is none."""
+        """Return the object under a key; an empty one if the key is missing."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.refused(key, "must be an object")
@@ -66,7 +66,7 @@ class Keys:
             raise self.refused(key, why)
 
     def refused(self, key: str, rule: str) -> CheckpointError:
-        """Return the error for a value: its place, the value, and `rule`."""
+        """Return the error for a value, with its place, the value and `rule`."""
         found = shortened(repr(self.values.get(key)))
         return CheckpointError(f"{display(self.path)}: {self.inside}{key} = {found}: {rule}.")
 

@@ -40,13 +40,13 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class MegatronTree:
-    """The files of one step."""
+    """The files of one step of a tree."""
 
     folder: Path
     files: dict[tuple[int, int], Path]
-    """{(tensor rank, pipeline rank): file}; with `layers` {(tensor rank, 0): file of arguments}."""
+    """{(tensor rank, pipeline rank): file}; with `layers`, {(tensor rank, 0): file with the arguments}."""
     layers: dict[tuple[int, int], Path]
-    """{(tensor rank, layer): file} of a pipeline of DeepSpeed."""
+    """{(tensor rank, layer): file} of a DeepSpeed pipeline."""
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -58,9 +58,10 @@ class MegatronTree:
 
 
 def find_tree(path: Path) -> MegatronTree | None:
-    """Find the tree at `path`, with its newest step or the step that `path` names; None if there is none.
+    """Return the tree at `path`, for its newest step or for the step that `path` names; None if there is no
+    tree.
 
-    Raises CheckpointError if it is not complete, or holds no weights.
+    Raises CheckpointError if the tree is not complete, or holds no weights.
     """
     folder = _step_of(path)
     if folder is None:
@@ -167,10 +168,9 @@ NOT_HERE = {
 
 
 def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of our `model` section from Megatron's arguments.
+    """Return the fields of our `model` section that correspond to Megatron's arguments.
 
-    Raises CheckpointError for an option that is not supported, and for a value that must be a number but is
-    not.
+    Raises CheckpointError for an unsupported option, and for a value that should be a number but is not.
     """
 
     def refuse(name: str, why: str) -> CheckpointError:
@@ -246,6 +246,6 @@ def whole_number(args: Mapping[str, Any], name: str, where: str) -> int:
 
 
 def is_gelu_of_erf(args: Mapping[str, Any]) -> bool:
-    """Return whether the MLP computed GELU by erf: by default, Megatron fuses the bias with the tanh form."""
+    """Return whether the MLP computed GELU by erf. By default, Megatron fuses the bias with the tanh form."""
     plain = not (args.get("swiglu") or args.get("squared_relu") or args.get("openai_gelu"))
     return plain and not args.get("bias_gelu_fusion", True)

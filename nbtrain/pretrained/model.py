@@ -1,4 +1,4 @@
-"""A model's folder after all checks: every tensor of every file is assigned to a part of a parameter.
+"""A model's folder after all checks, with every tensor of every file assigned to a part of a parameter.
 
     open_model(path)      checks that config.json, index and headers agree, also with the architecture
     model.map             canonical names and pieces (tensors.py)
@@ -38,7 +38,7 @@ SHOWN_NAMES = 3
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """A folder, the model that it describes, and the position of each parameter in it."""
+    """A folder, the model that it describes, and where each parameter is stored in it."""
 
     folder: ModelFolder
     described: Described
@@ -46,7 +46,7 @@ class PretrainedModel:
     tensors: dict[str, Tensor]
     """{name in the map: the tensor}."""
     twin: Tensor | None = None
-    """An output matrix that is stored although it is tied to the word embedding; the values must be equal."""
+    """An output matrix that is stored although it is tied to the word embedding; its values must be equal."""
 
     @property
     def path(self) -> Path:
@@ -54,12 +54,12 @@ class PretrainedModel:
 
     @property
     def title(self) -> str:
-        """Return "Llama"; for a consolidated file "nbtrain"."""
+        """Return the title of the family, such as "Llama"; "nbtrain" for a consolidated file."""
         return self.described.family.title if self.described.family is not None else "nbtrain"
 
     @property
     def dtypes(self) -> list[str]:
-        """Number formats of the tensors, as safetensors spells them."""
+        """Number formats of the tensors in the spelling of safetensors."""
         return sorted({tensor.dtype for tensor in self.tensors.values()})
 
     @property
@@ -69,7 +69,7 @@ class PretrainedModel:
 
 
 def open_model(path: Path) -> PretrainedModel:
-    """Open a folder or a consolidated file, and check it. Raises CheckpointError in one sentence."""
+    """Open and check a folder or a consolidated file. Raises CheckpointError with a one-sentence reason."""
     folder = open_folder(path)
     described = _describe_own(folder) if folder.is_own else describe(folder.config, folder.path / CONFIG)
     sizes = Sizes.of(model_section(described, folder.path), described.vocab_size)
@@ -112,13 +112,14 @@ def _describe_own(folder: ModelFolder) -> Described:
         return Described(None, fields, vocab_size, fields["max_position_embeddings"])
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(
-            f"{display(folder.path)}: its metadata is not what this nbtrain writes (schema_version "
+            f"{display(folder.path)}: its metadata does not have this nbtrain's format (schema_version "
             f"{OWN_SCHEMA}). Export the run again with this version of nbtrain."
         ) from None
 
 
 def _named(folder: ModelFolder, family: Family | None, known: TensorMap) -> dict[str, Tensor]:
-    """Return tensors by the names of the map, whatever wrapped the model; unknown ones keep their names.
+    """Return the tensors by their names in the map, whatever wrapped the model; unknown tensors keep their
+    names.
 
     Buffers are omitted. Raises CheckpointError if two names mean the same tensor.
     """
@@ -135,7 +136,7 @@ def _named(folder: ModelFolder, family: Family | None, known: TensorMap) -> dict
 
 
 def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
-    """Raise CheckpointError for tensors that are missing, unknown, or of another shape."""
+    """Raise CheckpointError for tensors that are missing, unknown, or have a wrong shape."""
     where = display(folder.path)
     # Where the model is described, and how to get the complete files.
     source = "metadata" if folder.is_own else CONFIG

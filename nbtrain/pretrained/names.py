@@ -1,4 +1,4 @@
-"""Matching of tensor names in a file with a model's names, whatever wrapped the model when it was saved.
+"""Matches tensor names in a file with a model's names, whatever wrapped the model when it was saved.
 
     model.layers.0.self_attn.q_proj.weight                        transformers' name
     layers.0.self_attn.q_proj.weight                              a model without its output layer
@@ -7,8 +7,8 @@
     base_model.model.model.layers.0.self_attn.q_proj.weight       peft
     actor.model.layers.0.self_attn.q_proj.weight                  a user's own module
 
-A name means the tensor whose name it ends with. All tensors of a model have the same prefix, except for roots
-that transformers itself adds or omits.
+A name in the file means the tensor with whose name it ends. All tensors of a model have the same prefix,
+except for roots that transformers itself adds or omits.
 """
 
 from collections import Counter
@@ -32,9 +32,9 @@ def unwrapped(name: str) -> str:
 
 
 def matched(names: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Return {name: the wanted name that it means}; a name without a meaning is omitted.
+    """Return {name: the wanted name that it means}. Names without a match are omitted.
 
-    Raises CheckpointError, without the place, if two names mean the same tensor.
+    Raises CheckpointError, whose message lacks the file, if two names mean the same tensor.
     """
     cores = {_core(name): name for name in wanted}
     found: dict[str, tuple[str, str]] = {}
@@ -60,7 +60,7 @@ def _core(name: str) -> str:
 
 
 def _is_of(prefix: str, common: str) -> bool:
-    """Return whether a prefix belongs to the model: the common prefix, a part of it, or only roots."""
+    """Return whether a prefix belongs to the model: it is the common prefix, a part of it, or only roots."""
     return (
         prefix == common
         or common.startswith(f"{prefix}.")

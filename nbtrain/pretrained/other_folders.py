@@ -1,6 +1,6 @@
-"""Recognition of folders that do not hold a model: adapters, shards of DeepSpeed or FSDP, a trainer's output.
+"""Recognizes folders that do not hold a model: adapters, shards of DeepSpeed or FSDP, a trainer's output.
 
-what_it_is(path)    a sentence that says how to get a readable folder from it; None if it is not recognized
+what_it_is(path)    a sentence on how to get a readable folder from it; None if it is not recognized
 """
 
 import json
@@ -27,7 +27,7 @@ OTHER_WEIGHTS = {".gguf": "llama.cpp (GGUF)", ".h5": "TensorFlow", ".msgpack": "
 
 
 def what_it_is(path: Path) -> str | None:
-    """Return "a folder of ...: what to do.", for the end of a message; None if the folder is not known."""
+    """Return "a folder of ...: what to do.", the end of a message; None if the folder is not recognized."""
     if not path.is_dir():
         return None
     return next((said for kind in KINDS if (said := kind(path)) is not None), None)

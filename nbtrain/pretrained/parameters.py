@@ -1,7 +1,7 @@
-"""Parameters of a run's model: canonical names (model/names.py) and whole shapes, without torch.
+"""The parameters of a run's model: canonical names (model/names.py) and whole shapes, without torch.
 
-Query, key and value are packed group by group: n/g heads of queries, then the group's key and value, d rows
-each. Without grouped queries (g = n) this is [q|k|v] of each head.
+Query, key and value are packed group by group: n/g heads of queries, then the group's key and value, with d
+rows each. Without grouped queries (g = n) this is [q|k|v] of each head.
 
 Sizes: h hidden, n heads, g groups of queries, d head size, f MLP width, v vocabulary, p positions
 """
@@ -14,7 +14,7 @@ from nbtrain.config.schema import ModelConfig
 
 @dataclass(frozen=True)
 class Sizes:
-    """Settings that determine the names and shapes of a model's parameters."""
+    """The settings that determine the names and shapes of a model's parameters."""
 
     num_layers: int
     hidden_size: int
@@ -23,9 +23,9 @@ class Sizes:
     head_size: int
     ffn_hidden_size: int
     vocab_size: int
-    """Rows of the word embedding, without padding."""
+    """Number of rows of the word embedding, without padding."""
     positions: int
-    """Rows of learned positions; 0 without them."""
+    """Number of learned positions; 0 if positions are not learned."""
     is_gated: bool
     has_bias: bool
     has_qkv_bias: bool
@@ -67,7 +67,7 @@ class Sizes:
 
 
 def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Return {canonical name: whole shape}, in the model's order; the vocabulary without padding."""
+    """Return {canonical name: whole shape} in the model's order, with the vocabulary unpadded."""
     return dict(_parameters(sizes))
 
 

@@ -58,7 +58,7 @@ class AdaptedModule:
     """A module of the family's model, and the rows of our matrix that belong to it."""
 
     name: str
-    """E.g. model.layers.0.self_attn.q_proj."""
+    """Name in the family's model, e.g. model.layers.0.self_attn.q_proj."""
     weight: str
     """Canonical name of our matrix."""
     pieces: tuple[Piece, ...]
@@ -69,17 +69,17 @@ class AdaptedModule:
 
     @property
     def count(self) -> int:
-        """Number of projections in the module: 3 for GPT-2's packed queries, keys and values."""
+        """Return the number of projections in the module: 3 for GPT-2's packed queries, keys and values."""
         return len(set(self.projections))
 
     @property
     def target(self) -> str:
-        """Name in lora.targets."""
+        """Return the module's name in lora.targets."""
         return self.weight.rpartition(".")[0].rpartition(".")[2]
 
     @property
     def tensors(self) -> tuple[str, str]:
-        """Names of A and B in the file."""
+        """Return the names of A and B in the file."""
         return f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight"
 
 
@@ -120,7 +120,7 @@ def adapted_modules(config: RunConfig, targets: Collection[str] | None = None) -
 
 
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """Return {tensor: shape} of the file to write."""
+    """Return {tensor: shape} for the file to be written."""
     assert config.lora is not None
     if config.lora.kind == "ia3":
         return peft_ia3.shapes_of(config)
@@ -215,7 +215,9 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
 
 
 def wanted_tensors(config: RunConfig) -> list[str]:
-    """Return every tensor that a folder of adapters of this model may hold, by peft's names."""
+    """Return the names, in peft's spelling, of all tensors that a folder of adapters for this model may
+    hold.
+    """
     modules = adapted_modules(config, TARGETS)
     rows = peft_tokens.modules_of_vocabulary(config)
     return [*(tensor for module in modules for tensor in module.tensors), *(one.tensor for one in rows)]
@@ -224,9 +226,11 @@ def wanted_tensors(config: RunConfig) -> list[str]:
 def modules_begun(
     found: Mapping[str, Any], tensors: Collection[str], config: RunConfig
 ) -> list[AdaptedModule]:
-    """Return the run's modules that the folder neither has nor declares an adapter for: these start at zero.
+    """Return the run's modules without an adapter in the folder's tensors and settings; their adapters start
+    at zero.
 
-    peft's defaults adapt only q_proj and v_proj, whereas our adapter of query_key_value has all three.
+    peft's defaults adapt only q_proj and v_proj, whereas our adapter of query_key_value has all three
+    projections.
     """
     return [
         module
@@ -236,7 +240,7 @@ def modules_begun(
 
 
 def notes_of(folder: Path, config: RunConfig) -> list[str]:
-    """Return what a run does beyond the folder of lora.init_from, in sentences. Raises CheckpointError."""
+    """Return sentences on what the run adds to the folder of lora.init_from. Raises CheckpointError."""
     if config.lora is None:
         return []
     if config.lora.kind == "ia3":
@@ -255,7 +259,7 @@ def notes_of(folder: Path, config: RunConfig) -> list[str]:
 
 
 def section_fix(folder: Path, config: RunConfig) -> str:
-    """Return what to change so that a folder's adapters fit, in a sentence; "" if no section would fit.
+    """Return a sentence on the settings with which a folder's adapters would fit; "" if none would.
 
     Raises CheckpointError if files are missing or damaged.
     """
@@ -287,10 +291,10 @@ def section_fix(folder: Path, config: RunConfig) -> str:
 
 
 def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:
-    """Describe settings with which the tensors are not plain adapters of the unchanged base."""
+    """Yield descriptions of settings with which the tensors are not plain adapters of the unchanged base."""
     for key, plain in (PLAIN | ALSO_PLAIN).items():
         if found.get(key, plain) not in (plain, []):
-            yield f"{key} is {shortened(repr(found[key]))}, which is not read here (only {plain!r} is)"
+            yield f"{key} is {shortened(repr(found[key]))}, which is not supported (only {plain!r} is)"
     first = found.get("init_lora_weights", True)
     called = first.lower() if isinstance(first, str) else ""
     if first is None or isinstance(first, bool) or called in KEEP_THE_BASE:
@@ -308,7 +312,7 @@ def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Scales:
-    """The factors of the adapters of a file. Raises CheckpointError for invalid settings."""
+    """The scale of each adapter in a file. Raises CheckpointError for invalid settings."""
 
     def __init__(self, found: Mapping[str, Any], path: Path):
         self.path = path

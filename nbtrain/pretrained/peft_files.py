@@ -22,10 +22,10 @@ ADAPTER = re.compile(r"\.(lora_A|lora_B|ia3_l)\.(?!weight$)[^.]+(?=\.weight$|$)"
 
 
 def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Return {name: the tensor} of the file, by the wanted names, whatever wrapped the model.
+    """Return the tensors of the file by their wanted names, whatever wrapped the model.
 
     Tensors that mean none of these keep their own names. Raises CheckpointError if the file is damaged, or if
-    two names mean one tensor.
+    two names mean the same tensor.
     """
     stored = read_header(folder / WEIGHTS).tensors
     tensors = {ADAPTER.sub(r".\1", name): tensor for name, tensor in stored.items()}
@@ -42,7 +42,7 @@ def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
 
 
 def targets_module(settings: Mapping[str, Any], module: str) -> bool:
-    """Return whether adapter_config.json targets a module, by the same rules as peft.
+    """Return whether adapter_config.json targets a module, by peft's rules.
 
     target_modules and exclude_modules are endings of names, or a regular expression for whole names.
     """

@@ -3,11 +3,10 @@
     base_model.model.model.layers.0.self_attn.k_proj.ia3_l    [outputs, 1]
     base_model.model.model.layers.0.mlp.down_proj.ia3_l       [1, inputs]
 
-GPT-2 has one module for queries, keys and values: its vector is written with 1 for the queries, and a vector
-trained by peft must have 1 there.
+GPT-2 has a single module for queries, keys and values. Its vector is written with 1 for the queries, and a
+vector trained by peft must have 1 there.
 
-This module does not use torch; checkpoint/peft_vectors.py reads the tensors, and
-checkpoint/pretrained/ia3.py writes them.
+This module does not use torch; checkpoint/peft_vectors.py reads and writes the tensors.
 """
 
 from pathlib import Path
@@ -23,14 +22,16 @@ OPENED = "mlp.dense_4h_to_h"
 
 
 class RescaledModule(NamedTuple):
-    """A module of the family's model, and the position of its numbers in ours."""
+    """A module of the family's model, and the position of its elements in our vector."""
 
     name: str
     vector: str
     """Canonical name of our vector."""
     pieces: tuple[tuple[Piece, int | None], ...]
-    """Rows of the module, and the place in our vector where theirs begin (None: queries, which have none); ()
-    for the MLP's."""
+    """Pieces of the module's rows, each with the index in our vector at which it begins.
+
+    The index is None for queries, which have no elements. () for the MLP's vector.
+    """
     size: int
 
     @property
@@ -39,7 +40,7 @@ class RescaledModule(NamedTuple):
 
     @property
     def is_input(self) -> bool:
-        """Whether it multiplies the module's input (a feedforward module in peft)."""
+        """Return whether the vector multiplies the module's input (a feedforward module in peft)."""
         return not self.pieces
 
     @property
@@ -79,7 +80,7 @@ def rescaled_modules(config: RunConfig) -> list[RescaledModule]:
 
 
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """Return {tensor: shape} of the file to write."""
+    """Return {tensor: shape} for the file to be written."""
     return {module.tensor: module.shape for module in rescaled_modules(config)}
 
 
@@ -101,12 +102,14 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def problems_of(folder: Path, config: RunConfig) -> list[str]:
-    """Return why the vectors of a folder do not fit a run; [] if they fit. CheckpointError: damaged files."""
+    """Return why the vectors of a folder do not fit a run; [] if they fit. Raises CheckpointError for damaged
+    files.
+    """
     found = read_settings(folder)
     if found.get("peft_type") != "IA3":
         return [f"peft_type is {found.get('peft_type')!r}, and lora.kind is ia3"]
     if found.get("modules_to_save"):
-        return [f"modules_to_save is {found['modules_to_save']!r}, which is not read here"]
+        return [f"modules_to_save is {found['modules_to_save']!r}, which is not supported"]
     wanted = shapes_of(config)
     tensors = read_tensors(folder, wanted)
     # Vectors of modules that the folder does not target start at 1.

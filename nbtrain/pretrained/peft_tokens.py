@@ -26,21 +26,21 @@ EMBEDDING, OUTPUT = "word_embeddings.trained_rows", "output_layer.trained_rows"
 
 
 class TokenModule(NamedTuple):
-    """A module of the family's model whose rows are trained."""
+    """A module of the family's model some of whose rows are trained."""
 
     rows: str
     """Canonical name of our rows."""
     name: str
-    """E.g. model.embed_tokens."""
+    """Name in the family's model, e.g. model.embed_tokens."""
 
     @property
     def tensor(self) -> str:
-        """Name of its tensor in the file."""
+        """Return the name of the module's tensor in the file."""
         return f"{PREFIX}{self.name}{ENDING}"
 
     @property
     def short(self) -> str:
-        """Name in the setting."""
+        """Return the module's name in the setting."""
         return self.name.rpartition(".")[2]
 
 
@@ -66,18 +66,18 @@ def modules_of_vocabulary(config: RunConfig) -> list[TokenModule]:
 
 
 def setting_of(config: RunConfig) -> dict[str, list[int]] | None:
-    """Return the setting in adapter_config.json."""
+    """Return the setting for adapter_config.json; None if no rows are trained."""
     return {module.short: ids_of(config) for module in token_modules(config)} or None
 
 
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """Return {tensor: shape} of the file to write."""
+    """Return {tensor: shape} for the file to be written."""
     shape = (len(ids_of(config)), config.model.hidden_size)
     return {module.tensor: shape for module in token_modules(config)}
 
 
 def said_by(found: Mapping[str, Any], config: RunConfig) -> dict[str, list[int]]:
-    """Return {canonical name: ids} of the rows in a file, by its settings.
+    """Return {canonical name: ids} of the rows in a file, according to its settings.
 
     A plain list means rows of the embedding. Raises CheckpointError if the setting cannot be read.
     """
@@ -91,14 +91,16 @@ def said_by(found: Mapping[str, Any], config: RunConfig) -> dict[str, list[int]]
         if module is None and name == TIED_OUTPUT and len(modules) == 1:
             continue  # peft ties it to the embedding's rows
         if module is None or not isinstance(ids, list) or not all(type(one) is int for one in ids):
-            raise CheckpointError(f"{SETTING} is {found[SETTING]!r}, which is not read here")
+            raise CheckpointError(f"{SETTING} is {found[SETTING]!r}, which is not supported")
         if ids:
             by_name[module.rows] = ids
     return by_name
 
 
 def whole_matrix_problem(tensors: Mapping[str, Any], config: RunConfig) -> str:
-    """Describe a whole embedding or output layer in a file, which no run trains with adapters; "" if none."""
+    """Describe a whole embedding or output layer in a file, which no run trains along with adapters; "" if
+    none.
+    """
     modules = {*(module.name for module in modules_of_vocabulary(config)), TIED_OUTPUT}
     stems = tuple(f"{PREFIX}{module}." for module in modules)
     whole = sorted(name for name in tensors if name.startswith(stems) and name.endswith(".weight"))
@@ -111,7 +113,7 @@ def whole_matrix_problem(tensors: Mapping[str, Any], config: RunConfig) -> str:
 
 
 def problems_of(found: Mapping[str, Any], tensors: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Return why the rows of a folder do not fit a run; a folder without rows fits."""
+    """Return why the rows of a folder do not fit a run; [] if they fit or the folder has no rows."""
     said = said_by(found, config)
     ours = ids_of(config)
     for module in modules_of_vocabulary(config):

@@ -3,9 +3,9 @@
     a folder with run.json, or the name of a run        RunStart: one checkpoint of it (init_step)
     any other folder, or a file                         PretrainedModel
 
-A run named by its name is looked for in the output directory, next to the run that starts from it, also on
-nodes that see the output directory under another path. Submit writes the chosen checkpoint to init_from.json,
-and the ranks use that one.
+A run given by its name is searched in the output directory, next to the run that starts from it; this also
+works on nodes that see the output directory under another path. Submit writes the chosen checkpoint to
+init_from.json, and the ranks use that one.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 
 @dataclass(frozen=True)
 class RunStart:
-    """A checkpoint of another run."""
+    """A checkpoint of another run as the start."""
 
     run: RunDir
     step: int
@@ -57,7 +57,7 @@ class RunStart:
 
     @property
     def dtypes(self) -> list[str]:
-        """Number formats of its master weights, which are read."""
+        """Number formats of its master weights, which are the weights that are read."""
         return ["F32"]
 
     @property
@@ -66,7 +66,9 @@ class RunStart:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the hashes of all its files; a later validation changes only its manifest, not this."""
+        """SHA-256 of the hashes of all its files. It does not change if a later validation changes the
+        manifest.
+        """
         entries = {name: entry["sha256"] for name, entry in self.manifest["files"].items()}
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
@@ -75,27 +77,27 @@ Start = PretrainedModel | RunStart
 
 
 def identity_of(start: Start) -> str:
-    """Return the hash that identifies its weights."""
+    """Return the hash that identifies a start's weights."""
     return start.sha256 if isinstance(start, RunStart) else start.folder.sha256
 
 
 def model_of_start(start: Start) -> ModelConfig:
-    """Return its `model` section. Raises CheckpointError for a folder with an unsupported model."""
+    """Return a start's `model` section. Raises CheckpointError for a folder with an unsupported model."""
     if isinstance(start, RunStart):
         return start.config.model
     return model_section(start.described, start.path)
 
 
 def vocab_size_of(start: Start) -> int:
-    """Return the rows of its vocabulary, without padding."""
+    """Return the number of rows of a start's vocabulary, without padding."""
     return start.vocab_size if isinstance(start, RunStart) else start.described.vocab_size
 
 
 def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
     """Open the start that `init_from` of a run names.
 
-    `run`: the directory of the run, if it has been submitted: then the step chosen at that time is used.
-    Raises CheckpointError if it cannot be used.
+    `run` is the directory of a run that has been submitted; the step chosen at that time is then used. Raises
+    CheckpointError if the start cannot be used.
     """
     assert config.init_from is not None
     other = _other_run(config, run.path.parent if run is not None else output_root())
@@ -106,14 +108,14 @@ def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
 
 
 def is_there(config: RunConfig) -> bool:
-    """Return whether `init_from` exists, or can never exist under this name."""
+    """Return whether `init_from` exists, or is an address, which can never exist here."""
     said = config.init_from
     assert said is not None
     return "://" in said or resolve(said).exists() or (valid_name(said) and RunDir.named(said).exists())
 
 
 def names_run(config: RunConfig) -> bool:
-    """Return whether `init_from` names a run. Raises CheckpointError if it may mean a run or a folder."""
+    """Return whether `init_from` names a run. Raises CheckpointError if it could be a run or a folder."""
     return config.init_from is not None and _other_run(config, output_root()) is not None
 
 

@@ -1,4 +1,4 @@
-"""Mapping between the tensors of a folder and our parameters, row by row, for import and export.
+"""The mapping between the tensors of a folder and our parameters, row by row, for import and export.
 
 A parameter consists of pieces, each a range of rows of one tensor. Most parameters are one piece. Packed
 query, key and value are three pieces for each group of queries. GPT-2's matrices are stored transposed
@@ -36,13 +36,13 @@ class TensorMap:
     shapes: dict[str, tuple[int, ...]]
     """{canonical name: shape}, without padding."""
     pieces: dict[str, list[Piece]]
-    """{canonical name: its pieces}, by their first row."""
+    """{canonical name: its pieces, ordered by their first row}."""
     tensors: dict[str, tuple[int, ...]]
     """{name of a tensor: its shape in the file}."""
 
     @cached_property
     def users(self) -> dict[str, list[tuple[str, Piece]]]:
-        """Return {tensor: (canonical name, piece) of every parameter in it}."""
+        """Return {tensor: [(canonical name, piece)]} for all pieces in each tensor."""
         found: dict[str, list[tuple[str, Piece]]] = {name: [] for name in self.tensors}
         for name, pieces in self.pieces.items():
             for piece in pieces:
@@ -51,7 +51,7 @@ class TensorMap:
 
 
 def own_tensors(sizes: Sizes) -> TensorMap:
-    """Return the map of a consolidated file: every parameter by its canonical name."""
+    """Return the map of a consolidated file, in which every parameter has its canonical name."""
     shapes = parameter_shapes(sizes)
     return TensorMap(
         shapes, {name: [Piece(0, shape[0], name)] for name, shape in shapes.items()}, dict(shapes)
@@ -171,7 +171,7 @@ def _rows_of(pieces: list[Piece]) -> dict[str, int]:
 
 
 def _groups(sizes: Sizes) -> Iterator[tuple[int, str, int, int]]:
-    """Yield (first packed row, "q", "k" or "v", its first row there, rows), group by group."""
+    """Yield (first packed row, "q", "k" or "v", first row in that tensor, number of rows), group by group."""
     size, first = sizes.head_size, 0
     for group in range(sizes.num_query_groups):
         for kind, heads in (("q", sizes.heads_per_group), ("k", 1), ("v", 1)):

@@ -1,4 +1,4 @@
-"""Checks of a folder's values: NaN and Inf, and a tied output layer that is a different matrix.
+"""Checks a folder's values for NaN and Inf, and for a tied output layer that is a different matrix.
 
 Every byte is read once, in chunks, without torch: NaN and Inf are the numbers whose exponent has all bits
 set.
@@ -20,7 +20,7 @@ EXPONENTS = {"F32": ("<u4", 0x7F80_0000), "BF16": ("<u2", 0x7F80), "F16": ("<u2"
 
 
 def check_values(model: PretrainedModel) -> Iterator[int]:
-    """Read all data, yielding the bytes of each piece. Raises CheckpointError at the first wrong tensor."""
+    """Read all data and yield the bytes of each chunk. Raises CheckpointError at the first invalid tensor."""
     for name, tensor in model.tensors.items():
         kind, exponent = EXPONENTS[tensor.dtype]
         bits = np.dtype(kind).type(exponent)

@@ -1,9 +1,9 @@
 """A run's model as config.json: the family that can express it, and every key that readers need.
 
-transformers 5 writes rotary positions only as `rope_parameters`; readers of the earlier rope_theta and
+transformers 5 writes rotary positions only as `rope_parameters`, so readers of the older rope_theta and
 rope_scaling would use their defaults. Both are written with equal values. tie_word_embeddings is always
-written, as its default differs from class to class. llama.cpp's converter reads n_ctx of GPT-2, and
-original_max_position_embeddings at the top.
+written, because its default differs from class to class. llama.cpp's converter reads n_ctx of GPT-2, and
+original_max_position_embeddings at the top level.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,12 +30,12 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Need:
-    """A requirement that the models of a family share."""
+    """A requirement shared by all models of a family."""
 
     field: str
-    """Field of `model`."""
+    """The required field of `model`."""
     value: Any
-    """The field's value in that family, as a message shows it."""
+    """The field's value in that family, in the form for messages."""
     met: Callable[[ModelConfig], bool]
 
 
@@ -118,9 +118,9 @@ NEEDS: dict[str, tuple[Need, ...]] = {
 
 
 def family_of(config: RunConfig) -> Family:
-    """Return the family that a run's model is written as: its own, or the first that can express it.
+    """Return the family as which a run's model is written: its own, or the first that can express it.
 
-    Raises ConfigError, with the field that prevents it, if no family can.
+    Raises ConfigError, with the field that prevents it, if there is no such family.
     """
     named = {"gpt3": "gpt2"}.get(config.model.architecture, config.model.architecture)
     for name in (named, *NEEDS):
@@ -131,20 +131,19 @@ def family_of(config: RunConfig) -> Family:
     nearest = max(unmet, key=lambda name: (unmet[name] / len(NEEDS[name]), name == named))
     need, key = NEEDS[nearest][unmet[nearest]], f"model.{NEEDS[nearest][unmet[nearest]].field}"
     raise ConfigError(
-        f"{config.where(key)}: {key} = {show(value_of(config, key))}: no model of Hugging Face that is "
-        f"written here has it; {FAMILIES[nearest].title}, the nearest, has {need.field}: {show(need.value)}. "
-        "Write the run with --to consolidated, which holds every model, or train another one with that "
-        "value."
+        f"{config.where(key)}: {key} = {show(value_of(config, key))}: no Hugging Face architecture "
+        f"that nbtrain writes supports it; the closest, {FAMILIES[nearest].title}, needs {need.field}: "
+        f"{show(need.value)}. Export with --to consolidated, which supports every model, or train a model "
+        "with that value."
     )
 
 
 def config_json(
     config: RunConfig, dtype: str, ids: Mapping[str, int | None], vocab_size: int
 ) -> dict[str, Any]:
-    """Return config.json of a run's model. `ids`: bos_token_id, eos_token_id and pad_token_id.
+    """Return the config.json of a run's model; `ids` are bos_token_id, eos_token_id and pad_token_id.
 
-    `dtype` is the format of the weights that are written: fp32, bf16 or fp16. Raises ConfigError as
-    family_of does.
+    `dtype` is the format of the written weights: fp32, bf16 or fp16. Raises the errors of family_of.
     """
     family = family_of(config)
     described = _gpt2(config) if family.model_type == "gpt2" else _llama(config, family)
@@ -165,7 +164,7 @@ def config_json(
 
 
 def own_description(config: RunConfig, vocab_size: int, step: int) -> dict[str, Any]:
-    """Return the metadata of a consolidated file for a run's model; model.py reads it."""
+    """Return the metadata of a consolidated file for a run's model, which model.py reads."""
     model = config.model
     fields = {key: value for key, value in model.model_dump().items() if key not in NOT_THE_MODEL}
     fields["max_position_embeddings"] = model.resolved_max_position_embeddings

@@ -1,10 +1,11 @@
-"""Run directories of a twin: its own, which is recreated every time, and one for each run to compare with.
+"""The run directories of a twin: its own, which is created anew every time, and one for each run to compare
+it with.
 
     output/<run>-twin/                an ordinary run directory, with the report in twin.json
-    output/<run>-twin/proof/<name>/   more run directories: resumed, exact, rounded, reference, reshaped
+    output/<run>-twin/proof/<name>/   further run directories: resumed, exact, rounded, reference, reshaped
     output/.twins/<run>-twin/         empty: the lock that a process holds from the first file to the report
 
-Forked ranks do not have a supervisor: the process that starts them writes job.json.
+Forked ranks have no supervisor, so the process that starts them writes job.json.
 """
 
 import contextlib
@@ -39,10 +40,10 @@ LOCKS = ".twins"
 
 @contextlib.contextmanager
 def alone(run: RunDir) -> Iterator[None]:
-    """Lock a twin until its report is written. Raises SubmitError if another call is making it.
+    """Lock a twin until its report is written. Raises SubmitError if another call is creating it.
 
-    The run's own lock is not enough: submit acquires it for each job, and most of a twin's runs are not its
-    newest job.
+    The run's own lock is not sufficient: submit acquires it for each job, and most of a twin's runs are not
+    its newest job.
     """
     folder = run.path.parent / LOCKS / run.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,12 +60,14 @@ def alone(run: RunDir) -> Iterator[None]:
 
 
 def renew(run: RunDir, twin_of: str) -> None:
-    """Create an empty twin folder with run.json. Raises SubmitError if a run has the folder or a job runs."""
+    """Create an empty twin folder with run.json. Raises SubmitError if the folder is a run's, or if a job
+    runs in it.
+    """
     refuse_foreign(run)
     record = run.record()
     if record is not None and TWIN_OF not in record:
         raise SubmitError(
-            f"{display(run.path)} is a run of its own, not a twin: it has been submitted. Rename that run's "
+            f"{display(run.path)} is an ordinary run, not a twin: it has been submitted. Rename that run's "
             f"folder, or give {twin_of} another name."
         )
     run.path.mkdir(parents=True, exist_ok=True)
@@ -87,8 +90,8 @@ def renew(run: RunDir, twin_of: str) -> None:
 def new_job(run: RunDir, config: RunConfig, twin_of: str, forked_by: int | None = None) -> JobDir:
     """Create a job of a run with forked ranks; job.json names `forked_by` instead of a supervisor.
 
-    `forked_by` is the process that forks the ranks, or this process. A cancel kills the named process. Ranks
-    die with the process that forked them, and this process may be a notebook's kernel.
+    `forked_by` is the process that forks the ranks, by default this process. A cancel kills that process, and
+    the ranks end with it; this process may be a notebook's kernel.
     """
     run.path.mkdir(parents=True, exist_ok=True)
     run_id = write_identity(run, twin_of=twin_of)
@@ -106,7 +109,7 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str, forked_by: int | None 
 
 
 def end_job(job: JobDir, cause: str | None) -> None:
-    """Record how the ranks of new_job ended; `cause` if they failed."""
+    """Record how the ranks of new_job() ended, with `cause` if they failed."""
     record = JobRecord.read(job.job_json)
     if record is None:
         raise JobError(
@@ -120,7 +123,7 @@ def end_job(job: JobDir, cause: str | None) -> None:
 
 
 def abandon(run: RunDir, cause: str) -> None:
-    """End the newest job if its end is not recorded yet, because this process may run for days."""
+    """Record the end of the newest job if that has not happened yet: this process may run for days."""
     job = run.newest_job()
     record = JobRecord.read(job.job_json) if job else None
     if job and record and record.state == RUNNING:
@@ -128,7 +131,7 @@ def abandon(run: RunDir, cause: str) -> None:
 
 
 def write_prompts(folder: Path) -> None:
-    """Write prompts with completions, the same every time, for the twins of fine-tuning runs."""
+    """Write prompts with completions, always the same, for the twins of fine-tuning runs."""
     for number in range(PROMPTS):
         path = folder / f"prompts-{number}.jsonl"
         if path.is_file():

@@ -1,12 +1,12 @@
-"""Client of the fork server: short launches of ranks, forked from one process that has torch loaded.
+"""The client of the fork server: short launches of ranks, forked from one process that has torch loaded.
 
     with ForkServer() as server:
         first = server.start(4, "nbtrain.train.__main__:main", [str(run.path)], log=..., environment=...)
         ended = server.wait(first)                 # several may run at one time
         assert ended.exit_codes == [0, 0, 0, 0]
 
-train/twin/fork_server.py is the other side, and says when forking is safe. These runs have no supervisor,
-because a user waits for them; real runs use jobs/submit.py.
+train/twin/fork_server.py is the server, and says when forking is safe. These runs have no supervisor, because
+a user waits for them; real runs use jobs/submit.py.
 """
 
 import json
@@ -34,13 +34,13 @@ PLACES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 
 @dataclass(frozen=True)
 class Launch:
-    """Ranks that were started together and may still run."""
+    """Ranks that were started together and may still be running."""
 
     id: int
     pids: list[int]
     """Process ids by rank."""
     log: str
-    """Path of their logs; {rank} stands for the rank."""
+    """Path of the ranks' logs; {rank} stands for the rank."""
 
     def log_of(self, rank: int) -> Path:
         return Path(self.log.replace("{rank}", str(rank)))
@@ -48,11 +48,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Ended:
-    """Result of a launch that has ended."""
+    """The result of a launch that has ended."""
 
     launch: Launch
     exit_codes: list[int]
-    """Exit codes by rank; the negative signal number if a signal ended it."""
+    """Exit code of each rank; the negative signal number if a signal ended it."""
     timed_out: bool
     seconds: float
     cpu_seconds: float
@@ -71,10 +71,10 @@ class Ended:
 
 
 class ForkServer:
-    """Owner of one server process. It must not be shared between threads."""
+    """Owns one server process. It must not be shared between threads."""
 
     def __init__(self, modules: Sequence[str] = ()):
-        """Start the server, which imports in the background: a run's modules, and the given `modules`."""
+        """Start the server, which imports a run's modules and the given `modules` in the background."""
         # A file, not a pipe: no thread reads it meanwhile, and a full pipe would stop the process.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -107,12 +107,14 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server; its ranks end with it."""
+        """Process id of the server; its ranks end together with it."""
         return self._process.pid
 
     @property
     def abilities(self) -> dict[str, Any]:
-        """Number formats that ranks can train here: {"fp16": bool, "bf16": bool}. Waits for the imports."""
+        """Number formats in which ranks can train here: {"fp16": bool, "bf16": bool}. Waits for the
+        imports.
+        """
         if self._abilities is None:
             answer = self._answer(time.monotonic() + START_SECONDS)
             assert answer["kind"] == "ready", answer
@@ -131,11 +133,12 @@ class ForkServer:
         timeout_seconds: float = 300.0,
         linger_seconds: float = 10.0,
     ) -> Launch:
-        """Fork ranks that call `function` ("package.module:name") with `arguments`, which JSON can hold.
+        """Fork ranks that call `function` ("package.module:name") with `arguments`, which must be JSON
+        values.
 
-        What the function returns (None is 0) is the rank's exit code. `log` is a path with {rank} in it;
-        `sys_path` goes before the ranks' own. After `timeout_seconds` all of them are killed, and
-        `linger_seconds` after one ended badly the others are.
+        The return value of the function (None counts as 0) is the rank's exit code. `log` is a path that
+        contains {rank}. `sys_path` is put before the ranks' own. After `timeout_seconds` all ranks are
+        killed; if one fails, the others are killed after `linger_seconds`.
         """
         assert self.abilities is not None
         self._next_id += 1
@@ -162,7 +165,7 @@ class ForkServer:
         return launch
 
     def wait(self, launch: Launch) -> Ended:
-        """Wait until a launch has ended, at the latest by its own time limit, and return its result."""
+        """Wait until a launch has ended, at the latest by its own time limit, and return the result."""
         while launch.id not in self._ended:
             self._note(self._answer(None))
         return self._ended.pop(launch.id)
@@ -172,7 +175,7 @@ class ForkServer:
         return self.wait(self.start(ranks, function, arguments, **options))
 
     def signal(self, launch: Launch, number: int, rank: int | None = None) -> None:
-        """Send a signal to one rank, or to all that still run."""
+        """Send a signal to one rank, or to all ranks that still run."""
         self._send({"id": launch.id, "signal": int(number), "rank": rank})
 
     def close(self) -> None:
@@ -209,7 +212,7 @@ class ForkServer:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if not select.select([stream], [], [], left)[0]:
                 said = last_words(self._said)
-                raise JobError(f"the fork server said nothing for {START_SECONDS:g} s.\n{said}")
+                raise JobError(f"the fork server did not respond for {START_SECONDS:g} s.\n{said}")
             content = os.read(stream, 1 << 16)
             if not content:
                 raise self._dead()

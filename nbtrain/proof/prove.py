@@ -8,7 +8,7 @@
     reshape    a checkpoint of the fp32 run resumed in one process: the loss curve continues
     export     the checkpoint's weights in one file, loaded by one process: the run's validation loss
 
-Ranks are forked from one process that has torch loaded (fork_server.py), so everything takes a minute.
+Ranks are forked from one process that has torch loaded (fork_server.py), so all of it takes about a minute.
 """
 
 import shutil
@@ -54,9 +54,9 @@ LAUNCH_SECONDS = 900.0
 def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | None = None) -> TwinReport:
     """Create the twin of a run, train it, and return the report, which is also in its run directory.
 
-    `submitted` submits the straight run in the ordinary way. Without a `server`, one is started. Raises
-    ConfigError if the run cannot have a twin, SubmitError if its folder is not a twin's or is in use,
-    DataError if its data cannot be created. Failures during training are in the report.
+    With `submitted`, the uninterrupted run is submitted like an ordinary job. Without a `server`, one is
+    started. Raises ConfigError if the run cannot have a twin, SubmitError if its folder is not a twin's or is
+    in use, and DataError if its data cannot be created. Failures during training are in the report.
     """
     with alone(RunDir.named(name_of(config.name, "twin"))):
         if server is not None:
@@ -66,7 +66,7 @@ def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | No
 
 
 class _Proof:
-    """One twin in progress: its runs by name, their ends, and the checks."""
+    """A twin in progress: its runs by name, how they ended, and the checks."""
 
     def __init__(self, config: RunConfig, server: ForkServer):
         self.started = time.monotonic()
@@ -122,7 +122,7 @@ class _Proof:
         self.checks.append(Check("data", "passed", f"dataset {twin.config.data.name}: {steps}", values))
 
     def _train(self, submitted: bool) -> None:
-        """Train all runs, independent ones first; only the twin itself if it cannot train."""
+        """Train all runs, independent ones first. If the twin itself cannot train, train only that."""
         twin = self.twin
         job = submit(twin.config) if submitted else None
         different = self._different()
@@ -150,7 +150,9 @@ class _Proof:
                 self._export(name)
 
     def _different(self) -> dict[str, RunConfig]:
-        """Return the runs that differ by more than their name; equal configurations share one run."""
+        """Return the runs that differ by more than their name. Runs with equal configurations are trained
+        once.
+        """
         twin, different = self.twin, dict[str, RunConfig]()
         wanted = {name: getattr(twin, name) for name in ("resumed", "exact", "rounded", "reference")}
         for name, config in {"straight": twin.config, **wanted}.items():
@@ -161,7 +163,7 @@ class _Proof:
         return different
 
     def _error(self, name: str) -> str | None:
-        """Return how the run or check `name` failed; None if it did not."""
+        """Return how the run or check `name` failed; None if it succeeded."""
         return self.errors.get(self.serving.get(name, name))
 
     def _take_checkpoint(self) -> bool:
@@ -175,7 +177,7 @@ class _Proof:
         return True
 
     def _launch(self, wanted: dict[str, RunConfig]) -> None:
-        """Run a job of each run; every job's end is recorded even after an interrupt."""
+        """Run a job of each run. The end of every job is recorded, even after an interrupt."""
         try:
             self._launch_all(wanted)
         except BaseException as error:
@@ -186,7 +188,7 @@ class _Proof:
             raise
 
     def _launch_all(self, wanted: dict[str, RunConfig]) -> None:
-        """Launch several runs at a time if together they have no more ranks than the largest run."""
+        """Launch runs together as long as they have no more ranks in total than the largest run."""
         waiting, running = deque(wanted.items()), deque[tuple[str, int, JobDir, Launch]]()
         room = max((config.world_size for config in wanted.values()), default=0)
         while waiting or running:
@@ -209,7 +211,7 @@ class _Proof:
                 end_job(job, self._note(name, self.server.wait(launch), place))
 
     def _note(self, name: str, ended: Ended, place: str) -> str | None:
-        """Record the cost of a launch, and if it failed its cause and the place to look; return the cause."""
+        """Record the cost of a launch. If it failed, record and return the cause, with the place to look."""
         self.seconds[name] = self.seconds.get(name, 0.0) + ended.seconds
         self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + ended.cpu_seconds
         cause = None if ended.succeeded else cause_of(ended)
@@ -256,15 +258,15 @@ class _Proof:
         self._add(name, [f"export of {run}", run, "reference"], check)
 
     def _add(self, name: str, needs: list[str], check: Callable[[], Check]) -> None:
-        """Add a check of the runs `needs`; it is about the first of them."""
+        """Add a check that needs the runs `needs` and reports on the first of them."""
         own, *others = needs
         made = self.seconds.get(self.serving.get(own, own))
         if error := self._error(own):
             found = Check(name, "failed", error)
         elif missing := [other for other in others if self._error(other)]:
-            found = Check(name, "skipped", f"the run `{missing[0]}` did not end well")
+            found = Check(name, "skipped", f"the run `{missing[0]}` failed")
         elif made is None:
-            found = Check(name, "skipped", "what it needs was not trained")
+            found = Check(name, "skipped", "a run that it needs was not trained")
         else:
             found = check()
         self.checks.append(found)

@@ -28,19 +28,19 @@ MARKS: dict[str, str] = {"passed": "ok", "failed": "FAILED", "skipped": "skipped
 
 @dataclass
 class Check:
-    """One check and its outcome."""
+    """A check and its outcome."""
 
     name: str
     outcome: Outcome
     message: str
-    """Message with the numbers of the check; for a failure, also the place to look."""
+    """Message with the numbers of the check and, for a failure, the place to look."""
     values: dict[str, float] = field(default_factory=dict)
     """Values by name: differences, tolerances, counts, seconds."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Loss and gradient norm of each step of a run, and its validation losses; to the last bit."""
+    """The loss and gradient norm of each step of a run, and its validation losses, exact to the last bit."""
 
     losses: Mapping[int, float]
     norms: Mapping[int, float]
@@ -48,7 +48,7 @@ class Curve:
 
     @classmethod
     def of(cls, run: RunDir) -> "Curve":
-        """Read the curve from the events of all jobs of a run; a step trained twice has its newest value."""
+        """Read the curve from the events of all jobs of a run. A step trained twice has its newest value."""
         losses, norms, validation = {}, {}, {}
         for job_id in run.job_ids():
             for event in read_events(run.job(job_id)):
@@ -61,7 +61,7 @@ class Curve:
 
     @property
     def points(self) -> dict[str, list[float]]:
-        """{"step", "loss", "grad_norm"}, for the picture."""
+        """Return {"step", "loss", "grad_norm"} for the picture."""
         steps = sorted(self.losses)
         return {
             "step": [float(step) for step in steps],
@@ -74,7 +74,7 @@ def check_trained(curve: Curve, steps: int) -> Check:
     """Check that every step was trained and that no loss or gradient norm is NaN or Inf."""
     values = {"steps": float(len(curve.losses))}
     if sorted(curve.losses) != list(range(1, steps + 1)):
-        return Check("train", "failed", f"{len(curve.losses)} of {steps} steps were made", values)
+        return Check("train", "failed", f"{len(curve.losses)} of {steps} steps were trained", values)
     for step, loss in curve.losses.items():
         if not (math.isfinite(loss) and math.isfinite(curve.norms[step])):
             return Check("train", "failed", f"loss or gradient norm of step {step} is NaN or Inf", values)
@@ -87,12 +87,13 @@ def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -
     for what in ("losses", "norms", "validation"):
         ours, theirs = getattr(resumed, what), getattr(straight, what)
         if sorted(ours) != sorted(theirs):
-            return Check(name, "failed", f"{what} of steps {sorted(ours)} against {sorted(theirs)} straight")
+            message = f"{what} of steps {sorted(ours)}, but of {sorted(theirs)} in the run without a stop"
+            return Check(name, "failed", message)
         for step in sorted(ours):
             if ours[step] != theirs[step] and not (math.isnan(ours[step]) and math.isnan(theirs[step])):
                 message = (
-                    f"{what} differ from step {step} on: {ours[step]!r} resumed, {theirs[step]!r} straight "
-                    f"(stopped at step {stopped_at})"
+                    f"{what} differ from step {step} on: {ours[step]!r} when stopped at step "
+                    f"{stopped_at} and resumed, {theirs[step]!r} without a stop"
                 )
                 return Check(name, "failed", message, {"difference": abs(ours[step] - theirs[step])})
     message = f"stopped at step {stopped_at} and resumed: {len(resumed.losses)} steps equal bit for bit"
@@ -100,7 +101,7 @@ def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -
 
 
 def check_close(name: str, ours: Curve, reference: Curve, number_format: str, words: str) -> Check:
-    """Check that losses, gradient norms and validation losses of `ours` are close to the reference."""
+    """Check that losses, gradient norms and validation losses are close to the reference's."""
     loss_tolerance, norm_tolerance = TOLERANCES[number_format]
     if not ours.losses or not ours.losses.keys() <= reference.losses.keys():
         return Check(name, "failed", f"steps {sorted(ours.losses)} against {sorted(reference.losses)}")
@@ -129,7 +130,7 @@ def check_close(name: str, ours: Curve, reference: Curve, number_format: str, wo
 
 
 def _largest(differences: Mapping[int, float]) -> float:
-    """Return the largest value; NaN counts as larger than every number, which max() would ignore."""
+    """Return the largest value. NaN counts as larger than every number, whereas max() would ignore it."""
     return max(differences.values(), key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
 
 
@@ -149,7 +150,7 @@ def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, numb
 
 @dataclass
 class TwinReport:
-    """twin.json: what was proven about a run's layout, and what was not."""
+    """The content of twin.json: what was proven about a run's layout, and what was not."""
 
     run: str
     twin: str
@@ -169,7 +170,7 @@ class TwinReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed: none failed, and none was skipped after an earlier failure."""
+        """Return whether every check passed, with none failed and none skipped after a failure."""
         return all(check.outcome == "passed" for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,17 +1,17 @@
-"""The twin of a run: its kinds of parallelism, ZeRO stage, precision and schedules, small enough for a CPU.
+"""Scales a run down to its twin: the same kinds of parallelism, ZeRO stage, precision and schedules on a CPU.
 
 Everything in a layout that can be wrong is kept. Everything that only costs time is scaled down: layers,
 widths, heads, vocabulary, sequence, batch, steps, and the number of ranks.
 
-Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up), and of equal ones
-data first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind of parallelism
-is still there:
+Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up). Among equal
+sizes, data comes first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind
+of parallelism is still used:
 
     4 data x 4 pipeline               -> 2 x 4          4 data x 4 pipeline x 4 tensor  -> 2 x 2 x 2
     4 data x 8 pipeline               -> 2 x 4          16 pipeline x 8 tensor          -> 4 x 2
 
-Features that a CPU does not support are removed or replaced, and reported: a proof must not claim more than
-was run.
+Features that a CPU does not support are removed or replaced, and reported, so that a proof never claims more
+than was run.
 """
 
 import math
@@ -47,21 +47,23 @@ FOLDED_FIRST = tuple(f"{kind}_parallel_size" for kind in ("data", "tensor", "pip
 
 @dataclass(frozen=True)
 class Twin:
-    """A run's twin and the facts about it."""
+    """A run's twin and how it was derived."""
 
     config: RunConfig
     """Scaled-down configuration of the run."""
     run: str
-    """The name of the run."""
+    """Name of the run."""
     folded: dict[str, tuple[int, int]]
-    """Sizes of parallelism that were made smaller: (the run's, the twin's)."""
+    """Sizes of parallelism that were reduced: (the run's, the twin's)."""
     not_proven: list[NotProven]
     datasets: list[RunConfig] = field(default_factory=list)
-    """Datasets to prepare before the twin itself: the parts of a blend."""
+    """Datasets to prepare before the twin itself, which are the parts of a blend."""
 
     @property
     def exact(self) -> RunConfig:
-        """Configuration in fp32 without dropout: only the order of sums differs from one process."""
+        """Return the twin in fp32 without dropout, which differs from one process only in the order of
+        sums.
+        """
         if self._is_plain and self.config.precision.dtype == "fp32":
             return self.config
         fp32 = {"dtype": "fp32", "autocast": False}
@@ -69,24 +71,24 @@ class Twin:
 
     @property
     def rounded(self) -> RunConfig:
-        """The twin in its own number format and without dropout."""
+        """Return the twin in its own number format, without dropout."""
         if self.config.precision.dtype == "fp32":
             return self.exact
         return self.config if self._is_plain else self._changed("rounded", {"model": NO_DROPOUT})
 
     @property
     def reference(self) -> RunConfig:
-        """Reference: one process in fp32, without sharding, recomputation or offloading."""
+        """Return the reference: one process in fp32, without sharding, recomputation or offloading."""
         return in_one_process(self.exact, name_of(self.run, "reference"))
 
     @property
     def reshaped(self) -> RunConfig:
-        """The run that continues from a checkpoint of `exact` in one process."""
+        """Return the run that continues in one process from a checkpoint of `exact`."""
         return in_one_process(self.exact, name_of(self.run, "reshaped"))
 
     @property
     def resumed(self) -> RunConfig:
-        """Configuration of the twin as a run that saves and stops at STOP_STEP, and then resumes."""
+        """Return the twin as a run that saves and stops at STOP_STEP, and then resumes."""
         return self._changed("resumed", {"batch": {"exit_interval_steps": STOP_STEP}})
 
     @property
@@ -106,7 +108,9 @@ WITHOUT = Abilities()
 
 
 def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]:
-    """`sizes` halved to a product of at most max_ranks; raises ConfigError if there are too many kinds."""
+    """Return `sizes` halved until their product is at most max_ranks. Raises ConfigError if there are too
+    many kinds.
+    """
     folded = dict(sizes)
     while math.prod(folded.values()) > max_ranks:
         largest = max(folded.values())
@@ -124,9 +128,9 @@ def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]
 def make_twin(
     config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "data/twin", max_ranks: int = MAX_RANKS
 ) -> Twin:
-    """Return a twin of a run that passes check.py. Raises ConfigError if the run cannot have one.
+    """Return the twin of a run, which passes check.py. Raises ConfigError if the run cannot have one.
 
-    `folder`, relative to the workspace, will hold the examples of a fine-tuning run's twin.
+    `folder`, relative to the workspace, is where the examples of a fine-tuning run's twin will be.
     """
     missing: list[NotProven] = []
     sizes = {key: getattr(config.parallel, key) for key in FOLDED_FIRST}
@@ -182,7 +186,7 @@ def make_twin(
         missing.append(NotProven("checkpoint.local_dir", why, "saved in the run directory"))
     for key in ("enabled", "memory_snapshot"):
         if getattr(config.profile, key):
-            why = "the times and memory of a small run say nothing of the large one"
+            why = "the times and memory of a small run say nothing about the large one"
             missing.append(NotProven(f"profile.{key}: true", why, "no profiler"))
     return Twin(
         twin,

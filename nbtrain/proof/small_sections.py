@@ -1,4 +1,4 @@
-"""Sections of a twin: each section of a run YAML, scaled down."""
+"""The sections of a twin: each section of a run YAML, scaled down."""
 
 import hashlib
 import json
@@ -63,10 +63,10 @@ class NotProven:
     """A property of the run that its twin does not have."""
 
     what: str
-    """A field and its value, or a property of the run."""
+    """A field and its value, or another property of the run."""
     why: str
     instead: str
-    """The twin's replacement for it."""
+    """What the twin has instead."""
 
 
 def small_model(
@@ -82,7 +82,7 @@ def small_model(
     backend, compiled = model.attention_backend, model.compile
     if backend in ("flash", "efficient"):
         what = f"model.attention_backend: {backend}"
-        missing.append(NotProven(what, "that kernel is a GPU's", "attention_backend: auto"))
+        missing.append(NotProven(what, "that kernel runs only on GPUs", "attention_backend: auto"))
         backend = "auto"
     if compiled and not abilities.compiler:
         missing.append(NotProven("model.compile: true", "no C++ compiler was found here", "compile: false"))
@@ -119,7 +119,7 @@ def small_model(
 
 
 def _small_heads(config: RunConfig, tensor: int, ulysses: int) -> tuple[int, int | None]:
-    """Return (heads, groups) of the twin; ranks share groups, or have whole ones, as in the run."""
+    """Return (heads, groups) of the twin. Ranks share groups, or have whole ones, as in the run."""
     model, parallel = config.model, config.parallel
     ranks, groups = tensor * ulysses, model.num_query_groups
     heads = max(4, ranks)
@@ -133,7 +133,7 @@ def _small_heads(config: RunConfig, tensor: int, ulysses: int) -> tuple[int, int
 
 
 def _small_windows(config: RunConfig, layers: int) -> dict[str, Any]:
-    """Return windows that hide a part of the twin's sequence, and patterns of its layers."""
+    """Return windows that hide a part of the twin's sequence, with a pattern for its layers."""
     model = config.model
     found: dict[str, Any] = {}
     if model.window_size is not None and model.window_size < model.seq_length:
@@ -156,7 +156,7 @@ def _interval(config: RunConfig) -> int:
 
 
 def _stage_layers(config: RunConfig, stages: int) -> list[int]:
-    """Return the number of blocks of each of the twin's stages, as even or uneven as the run's stages."""
+    """Return the number of blocks in each of the twin's stages, as even or uneven as in the run."""
     per_stage = 2 if stages <= 2 or _interval(config) > 1 else 1
     cut = config.parallel.pipeline_stage_layers
     if cut is None or len(set(cut)) == 1:
@@ -187,7 +187,7 @@ def small_batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
 
 
 def _ramp_samples(unit: int, whole: int) -> int:
-    """Return the longest ramp from `unit` to `whole` whose last step of STEPS has the whole batch."""
+    """Return the longest ramp from `unit` to `whole` such that the last of STEPS has the whole batch."""
 
     def last_size(ramp_samples: int) -> int:
         schedule = BatchSchedule(whole, 1, 1, Rampup(unit, unit, ramp_samples))
@@ -197,7 +197,9 @@ def _ramp_samples(unit: int, whole: int) -> int:
 
 
 def small_lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
-    """Return the run's schedule at LEARNING_RATE, in the same fractions, with at least a step of warm-up."""
+    """Return the run's schedule at LEARNING_RATE, in the same fractions, with at least one step of
+    warm-up.
+    """
     schedule = config.lr_schedule
     scale = LEARNING_RATE / schedule.lr
 
@@ -264,7 +266,7 @@ def small_parallel(config: RunConfig, folded: dict[str, int], missing: list[NotP
             values[name] |= {"device": "cpu", "nvme_path": None}
         if offload.pin_memory:
             what = f"parallel.{name}.pin_memory: true"
-            missing.append(NotProven(what, "it is a GPU's", "pin_memory: false"))
+            missing.append(NotProven(what, "it exists only on GPUs", "pin_memory: false"))
             values[name]["pin_memory"] = False
     if parallel.zero_hpz:
         ranks = folded["data_parallel_size"] * folded["ds_sequence_parallel_size"]
@@ -285,14 +287,16 @@ def _why_not_on_cpu(kind: str) -> str:
 def small_data(
     config: RunConfig, values: dict[str, Any], folder: str, missing: list[NotProven]
 ) -> list[dict[str, Any]]:
-    """Put small data of the run's form into `values`; returns what differs in the parts of a blend."""
+    """Put small data of the run's kind into `values`. Return the settings in which the parts of a blend
+    differ.
+    """
     data = config.data
     shown = f"dataset {data.name} and tokenizer {config.tokenizer.name}"
     missing.append(NotProven(shown, "a twin trains on made-up words", "seeded mock documents"))
     for key in MADE_OF_TEXT:
         if (value := getattr(data, key)) != DataConfig.model_fields[key].default:
             shown = f"data.{key}" if isinstance(value, CleaningConfig) else f"data.{key}: {value}"
-            missing.append(NotProven(shown, "made-up words have nothing of that", "plain documents"))
+            missing.append(NotProven(shown, "it has no effect on made-up words", "plain documents"))
     kept = ["split_rule", "seed", "shuffle", "reset_position_ids", "inter_document_masking", "eod_mask_loss"]
     small: dict[str, Any] = {key: getattr(data, key) for key in kept}
     small["packing"] = data.resolved_packing
@@ -313,13 +317,13 @@ def small_data(
 
 
 def _shared_name(made_of: list[Any]) -> str:
-    """Return a name that depends on the settings that something is made from."""
+    """Return a name derived from settings, which is the same for equal settings."""
     text = json.dumps(made_of, sort_keys=True)
     return f"{SHARED}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
-    """Return small sources for the run's first two: made-up words, or prompts with completions."""
+    """Return small sources in place of the run's first two: made-up words, or prompts with completions."""
     sources: list[dict[str, Any]] = []
     for number, whole in enumerate(config.data.sources[:2]):
         if isinstance(whole, FineTuningSourceModel):

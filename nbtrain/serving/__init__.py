@@ -1,1 +1,1 @@
-"""Model serving: engine processes, kept for a notebook or behind an HTTP server; never torch."""
+"""Model serving: engine processes for a notebook or behind an HTTP server; never imports torch."""

@@ -1,4 +1,4 @@
-"""Routes of a model server.
+"""The routes of a model server.
 
 GET  /                        a page to try a model
 GET  /health                  200 once a model is ready, 503 while RUN's model loads; needs no token
@@ -53,7 +53,7 @@ class Routes:
         self.options, self.models, self.metrics = options, models, metrics
 
     def app(self, token: str | None, lifespan: Callable[[Any], Any]) -> ASGIApp:
-        """Build the application; without a token it is for a socket that only its user can open."""
+        """Build the application. Without a token, it must listen on a socket that only its user can open."""
         routes = [
             Route("/", self.page),
             Route("/health", self.health),
@@ -182,7 +182,7 @@ class Routes:
         commands: list[dict[str, Any]],
         suffix: str,
     ) -> Response:
-        """Answer a request for texts, at once or as a stream."""
+        """Answer a request for texts, either at once or as a stream."""
         started, n, usage = time.monotonic(), asked.n or 1, Usage()
         answer = served.dispatcher.submit(commands, form.is_chat)
 
@@ -202,7 +202,9 @@ class Routes:
     async def _unless_gone(
         self, request: Request, answer: Answer, result: Coroutine[Any, Any, Any], is_all: bool = True
     ) -> Any:
-        """Return the result, unless the client disconnects or the time is over first."""
+        """Return the result. Raises Refusal if the client disconnects or the time runs out before it is
+        complete.
+        """
         limit = self._limit(answer)
         working = asyncio.ensure_future(result)
         leaving = asyncio.ensure_future(disconnected(request.receive))
@@ -307,7 +309,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 class Counted:
-    """A counter of answers by route and status."""
+    """Counts answers by route and status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self.app, self.metrics = app, metrics

@@ -1,9 +1,10 @@
-"""Prompt of a conversation, in the format that the model was trained on.
+"""Builds the prompt of a conversation, in the format that the model was trained on.
 
-The template is the first that exists of these: a given file, which is text with {role} and {content}, as in a
+The template is the first of these that exists: a given file, which is text with {role} and {content}, as in a
 run YAML, or Jinja, as in Hugging Face's chat_template; the template of the run's `data.sources` (kind: chat,
 or alpaca for a single question); the template of an imported model's tokenizer. Training encodes text in the
-loss separately from the rest (docs/finetuning-data.md), and earlier answers are encoded the same way here.
+loss separately from other text (docs/finetuning-data.md), and earlier answers are encoded in the same way
+here.
 """
 
 import json
@@ -39,27 +40,27 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The prompt for the model."""
+    """A prompt for the model."""
 
     pieces: list[str | int]
-    """Texts that are encoded one by one, and ids of special tokens."""
+    """Texts that are encoded separately, and ids of special tokens."""
     stop: tuple[str, ...] = ()
-    """Texts that begin the next message."""
+    """Texts with which the next message begins; generation stops there."""
     suffix: str = ""
     """Text that the template puts after an answer."""
 
 
 class ChatTemplate(Protocol):
-    """A builder of prompts from conversations. Raises Refusal for unsupported messages."""
+    """Builds prompts from conversations. Raises Refusal for unsupported messages."""
 
     origin: str
-    """Description of the place where the template was found."""
+    """Describes where the template was found."""
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt: ...
 
 
 class RunTemplate:
-    """The template of a run's chat data."""
+    """The template of a run's conversations."""
 
     origin = "of the run's data"
 
@@ -70,7 +71,7 @@ class RunTemplate:
         roles: Sequence[str] = ROLES,
         names: Mapping[str, str] | None = None,
     ):
-        """Store the template; `names` maps roles to their names in the template, if they differ."""
+        """Store the template. `names` maps roles to their names in the template where these differ."""
         self._names = names or {}
         header, content, rest = template.partition("{content}")
         self._header = Template(header, ("role",))
@@ -136,7 +137,7 @@ class JinjaTemplate:
         self._special: dict[str, int] = {one["content"]: one["id"] for one in added if one["special"]}
 
     def text(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Return the conversation as one text, with special tokens written as text."""
+        """Return the conversation as a single text, with special tokens written out."""
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
@@ -168,7 +169,9 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """Extension for {% generation %}, which marks answers for training; here it renders its content."""
+        """The extension {% generation %}, which marks answers for training; here it only renders its
+        content.
+        """
 
         tags = {"generation"}  # noqa: RUF012 (as Jinja has it)
 
@@ -193,7 +196,7 @@ def _environment() -> Any:
 
 
 class NoTemplate:
-    """The missing template of a run without conversations whose tokenizer has no usable template."""
+    """Refuses every conversation, for a run without conversations whose tokenizer has no usable template."""
 
     def __init__(self, broken: str | None = None):
         self.origin = "none" if broken is None else f"none ({broken.removesuffix('.')})"
@@ -209,7 +212,7 @@ class NoTemplate:
 
 
 def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token: str) -> ChatTemplate:
-    """Return the template of a file, else of a run's data, else of its tokenizer.
+    """Return the template of a file, otherwise of a run's data, otherwise of its tokenizer.
 
     Raises ConfigError if the file is not a template. An invalid template of a tokenizer does not stop a
     server.
@@ -240,14 +243,14 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
 
 
 def has_template(config: RunConfig, file: str | None, tokenizer: Path) -> bool:
-    """Return whether template_of() finds a usable template, without the model being loaded."""
+    """Return whether template_of() finds a usable template. The model need not be loaded."""
     if file is not None or talks_of(config.data.sources) is not None:
         return True
     return not isinstance(_template_of_tokenizer(tokenizer, ""), NoTemplate)
 
 
 class ChatText:
-    """A run's conversations as one text, for programs that handle plain text only."""
+    """Converts conversations to single texts, for programs that handle only plain text."""
 
     def __init__(self, config: RunConfig, tokenizer: Path, eod_token: str):
         """Load the template. Raises ConfigError if the run has no template."""
@@ -270,8 +273,8 @@ class ChatText:
     def __call__(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """Return the prompt; without add_generation_prompt it ends with the last message, to be continued.
 
-        Messages of the role system are omitted if the template refuses them. Raises ConfigError if the
-        template still refuses.
+        If the template refuses messages of the role system, they are omitted. Raises ConfigError if the
+        template refuses the other messages too.
         """
         others = [message for message in messages if message["role"] != "system"]
         try:
@@ -311,13 +314,13 @@ def _template_of_tokenizer(tokenizer: Path, eod_token: str) -> ChatTemplate:
 
 
 class Suffix:
-    """A filter that removes the template's suffix from the end of a streamed answer."""
+    """Removes the template's suffix from the end of a streamed answer."""
 
     def __init__(self, suffix: str):
         self._suffix, self._held = suffix, ""
 
     def add(self, piece: str, is_last: bool) -> str:
-        """Return the text that can be released."""
+        """Return the text that can be released after this piece."""
         text = self._held + piece
         if is_last:
             self._held = ""

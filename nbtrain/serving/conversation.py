@@ -1,7 +1,7 @@
-"""A conversation with a run's model in this process: `nbtrain chat`.
+"""A conversation with a run's model in this process, for `nbtrain chat`.
 
 With a chat template, each answer follows all earlier messages, in the format of the run's training data (or
-of its imported tokenizer). A model without a template was not trained on conversations: it continues each
+of its imported tokenizer). A model without a template was not trained on conversations, and it continues each
 text separately.
 """
 
@@ -21,10 +21,10 @@ from nbtrain.serving.resident import RESIDENT
 
 
 class Conversation:
-    """Messages so far, and the model that answers. As a context manager it keeps the model loaded."""
+    """The messages so far, and the model that answers. As a context manager it keeps the model loaded."""
 
     def __init__(self, loading: Loading, generation: Generation, template_file: str | None = None):
-        """Prepare a conversation; the model is loaded later. `template_file` replaces the run's template."""
+        """Prepare a conversation without loading the model. `template_file` replaces the run's template."""
         self.messages: list[dict[str, str]] = []
         self._generation, self._template_file = generation, template_file
         self._loading = loading
@@ -47,23 +47,25 @@ class Conversation:
 
     @property
     def step(self) -> int:
-        """The step of the checkpoint that answers."""
+        """Step of the checkpoint that answers."""
         return self._engine.ready["step"]
 
     @property
     def has_template(self) -> bool:
-        """Whether there is a chat template; without one the model continues each text separately."""
+        """Return whether there is a chat template; without one, the model continues each text separately."""
         return not isinstance(self._template, NoTemplate)
 
     @property
     def remembers(self) -> bool:
-        """Whether an answer depends on earlier messages; Alpaca's template supports only one instruction."""
+        """Return whether an answer depends on earlier messages. Alpaca's template supports only one
+        instruction.
+        """
         return self.has_template and not isinstance(self._template, AlpacaTemplate)
 
     def answer(self, text: str) -> Iterator[str]:
-        """Yield the answer to a message, piece by piece; what was yielded becomes part of the conversation.
+        """Yield the answer to a message, piece by piece. The pieces become part of the conversation.
 
-        Raises ConfigError for a message that the template refuses or that the model cannot take.
+        Raises ConfigError for a message that the template refuses, or that is too long for the model.
         """
         if not self.remembers:
             self.messages.clear()

@@ -1,7 +1,7 @@
-"""Dispatch of requests to one engine process, inside the server's event loop.
+"""Dispatches requests to one engine process, inside the server's event loop.
 
     answer = dispatcher.submit(requests)        Refusal 429 if too many wait, 503 if the server is ending
-    async for number, event in answer: ...      events of engine.py; Refusal if one is refused
+    async for number, event in answer: ...      events of engine.py; Refusal if one request is refused
     answer.cancel()                             if the client has disconnected
 
 An engine never waits for a client: the events of an answer are merged once MOST_EVENTS of them are unread, so
@@ -26,7 +26,7 @@ ENDING = "the server is shutting down."
 
 
 class Answer:
-    """The events of one HTTP request, which may be several requests to the engine."""
+    """The events of one HTTP request, which may consist of several requests to the engine."""
 
     def __init__(self, dispatcher: "Dispatcher", requests: Sequence[Mapping[str, Any]], is_chat: bool):
         self._dispatcher, self._is_chat = dispatcher, is_chat
@@ -40,7 +40,7 @@ class Answer:
         self._there = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Add an event; the dispatcher calls it."""
+        """Add an event; called by the dispatcher."""
         if "accepted" in event:
             self._waiting.discard(event["id"])
             self._there.set()
@@ -52,7 +52,7 @@ class Answer:
         self._there.set()
 
     def _joined(self, event: Event) -> bool:
-        """Merge the event into the newest one of its text, and return whether that was possible."""
+        """Merge the event into the newest event of its text. Return whether that was possible."""
         if "text" not in event:
             return False
         for held in reversed(self._events):
@@ -66,7 +66,7 @@ class Answer:
         return False
 
     async def accepted(self) -> None:
-        """Wait until the engine has accepted all requests. Raises Refusal if one is refused."""
+        """Wait until the engine has accepted all requests. Raises Refusal if it refuses one."""
         while self._waiting and self._failure is None:
             if refusal := next((event for event in self._events if "error" in event), None):
                 self.cancel()
@@ -78,7 +78,7 @@ class Answer:
             raise self._failure
 
     def fail(self, refusal: Refusal) -> None:
-        """End the answer with a refusal; earlier events are still delivered."""
+        """End the answer with a refusal. Earlier events are still delivered."""
         self._failure = self._failure or refusal
         self._there.set()
 
@@ -121,16 +121,20 @@ class Dispatcher:
         self.process = EngineProcess(loading, self._from_thread, self.notes.append)
 
     async def wait_until_ready(self) -> dict[str, Any]:
-        """Return the engine's description of its model. Raises the NbtrainError that it ends with."""
+        """Return the engine's description of its model. Raises the NbtrainError with which the process
+        ended.
+        """
         return await asyncio.to_thread(self.process.wait_until_ready)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered."""
+        """Return whether a request is being answered."""
         return bool(self._answers)
 
     def submit(self, requests: Sequence[Mapping[str, Any]], is_chat: bool = False) -> Answer:
-        """Send requests to the engine. Raises Refusal if too many wait already, or if it has ended."""
+        """Send requests to the engine. Raises Refusal if too many already wait, or if the engine has
+        ended.
+        """
         if self._ended is not None:
             raise self._ended
         answer = Answer(self, requests, is_chat)
@@ -157,7 +161,7 @@ class Dispatcher:
         return answer
 
     def forget(self, answer: Answer) -> None:
-        """Remove an answer that is over."""
+        """Remove a finished answer."""
         for request_id in answer.numbers:
             self._answers.pop(request_id, None)
 
@@ -194,7 +198,7 @@ class Dispatcher:
 
 
 def refused(event: Mapping[str, Any], is_chat: bool) -> Refusal:
-    """Return the answer to a request that the engine has refused."""
+    """Return the HTTP answer to a request that the engine has refused."""
     error = named_error(event)
     if isinstance(error, ContextLengthError):
         return too_long(event["positions"], event["prompt_tokens"], event["max_new_tokens"], is_chat)
@@ -204,5 +208,5 @@ def refused(event: Mapping[str, Any], is_chat: bool) -> Refusal:
 
 
 def status_of(error: NbtrainError) -> int:
-    """Return the status for a model that cannot be loaded."""
+    """Return the HTTP status for a model that cannot be loaded."""
     return 400 if isinstance(error, ConfigError) else 500

@@ -1,12 +1,12 @@
-"""Client of a process that holds a model and generates with it, for any number of threads.
+"""The client of a process that holds a model and generates with it, for any number of threads.
 
     engine = EngineProcess(Loading(run_dir))
     engine.wait_until_ready()
     for _, event in engine.stream({"prompt": "def ", **generation.to_dict()}): ...
     engine.close()
 
-nbtrain/inference/generate.py is the other side, and describes the protocol. The process is reached only
-through its pipes; it has no port. It ends together with this process, however that ends, because its stdin
+nbtrain/inference/generate.py is the process's program, and describes the protocol. The process is reached
+only through its pipes; it has no port. However this process ends, the other one ends too, because its stdin
 closes.
 """
 
@@ -34,21 +34,21 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Loading:
-    """Options for loading a model; None chooses a default for the machine."""
+    """Options for loading a model; None selects a default for the machine."""
 
     run_dir: str
     step: int | None = None
-    """Step of the checkpoint; None for the newest complete one."""
+    """Step of the checkpoint; None means the newest complete one."""
     dtype: str = "auto"
     tensor_parallel_size: int | None = None
     max_batch: int | None = None
-    """Maximum number of texts at once."""
+    """Maximum number of texts that are generated at once."""
     threads: int | None = None
-    """Threads on a CPU; None for the default."""
+    """Number of CPU threads; None means the default."""
 
 
 class EngineProcess:
-    """One model in a separate process. Its events are passed to `receive`, on a thread of this object."""
+    """A model in a separate process. Its events are passed to `receive`, on a thread of this object."""
 
     def __init__(
         self,
@@ -89,11 +89,13 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process accepts requests, or will once the model is loaded."""
+        """Return whether the process accepts requests, or will once the model is loaded."""
         return self.error is None and not self._is_closed and self._process.poll() is None
 
     def wait_until_ready(self) -> dict[str, Any]:
-        """Return the process's description of its model. Raises the NbtrainError that it ends with."""
+        """Return the process's description of its model. Raises the NbtrainError with which the process
+        ended.
+        """
         self._is_ready.wait()
         if self.error is not None:
             raise self.error
@@ -102,7 +104,7 @@ class EngineProcess:
         return self.ready
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message to the process. A message to a process that has ended is lost."""
+        """Send a message to the process. It is lost if the process has ended."""
         stdin = self._process.stdin
         assert stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
@@ -151,7 +153,7 @@ class EngineProcess:
                 self.send({"kind": "cancel", "id": request_id})
 
     def close(self) -> None:
-        """End the process; one that still loads is killed, because it reads no command yet."""
+        """End the process. If it is still loading, it is killed, because it does not read commands yet."""
         self._is_closed = True
         if not self._is_ready.is_set():
             self._process.kill()

@@ -1,7 +1,7 @@
-"""Server-sent events to one client; the stream ends if the client disconnects or stops reading.
+"""Sends server-sent events to one client; the stream ends if the client disconnects or stops reading.
 
-Starlette's StreamingResponse is not enough: an iterator that never waits does not learn that its client has
-disconnected, and the stream would wait forever for a client that stalls.
+Starlette's StreamingResponse is not sufficient: an iterator that never waits does not notice that its client
+has disconnected, and the stream would wait forever for a client that stalls.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ PING_SECONDS = 15.0
 
 
 class ClientGone(Exception):
-    """The client has disconnected, or does not read."""
+    """Raised if the client has disconnected or does not read."""
 
 
 def event(content: Any) -> bytes:
-    """Format one event."""
+    """Format an event."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 class EventStream(Response):
-    """A streamed answer: pieces as they arrive, with occasional comments while there are none."""
+    """A streamed answer: pieces as they arrive, and occasional comments while there are none."""
 
     def __init__(self, pieces: AsyncIterator[bytes], write_seconds: float, gone: Callable[[], None]):
-        """Store the pieces; `gone` is called, and the pieces are closed, if the client is dropped."""
+        """Store the pieces. If the client is dropped, `gone` is called and the pieces are closed."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._pieces, self._write_seconds, self._gone = pieces, write_seconds, gone

@@ -1,4 +1,4 @@
-"""JSON answers by orjson."""
+"""JSON responses, written by orjson."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A server that a notebook has started: its URL and token, requests to it, and its end."""
+"""A server that a notebook has started: its URL and token, requests to it, and stopping it."""
 
 import contextlib
 import html
@@ -29,12 +29,12 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Server:
-    """A server of models; it ends with `stop()`, and with the process that started it."""
+    """A model server. It ends with `stop()`, and together with the process that started it."""
 
     def __init__(self, options: ServeOptions):
-        """Start the server, and wait until it answers. Raises the NbtrainError that it ends with.
+        """Start the server and wait until it answers. Raises the NbtrainError with which it ends.
 
-        Raises ConfigError, before a process is started, for an option of the wrong type.
+        For an option of the wrong type, raises ConfigError before a process is started.
         """
         self.token = new_token()
         """Token that every request carries."""
@@ -86,11 +86,11 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Whether the server answers."""
+        """Return whether the server answers."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Stop the server: running requests get their grace period, then the model is unloaded."""
+        """Stop the server. Running requests get their grace period, then the model is unloaded."""
         with contextlib.suppress(BrokenPipeError, OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -104,20 +104,21 @@ class Server:
         self._said.close()
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request, such as post("/completions", {"prompt": "def "}).
+        """Send a request and return the answer, e.g. post("/completions", {"prompt": "def "}).
 
-        For more than a test, use OpenAI's client with base_url and token. Raises NbtrainError for a refusal.
+        For more than a test, use OpenAI's client with base_url and token. Raises NbtrainError if the request
+        is refused.
         """
         with self._request(path, body) as answer:
             return json.loads(answer.read())
 
     def post_all(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the answers to several requests that are sent at once, as from several clients."""
+        """Send several requests at once, as several clients would, and return the answers."""
         with ThreadPoolExecutor(max(len(bodies), 1)) as clients:
             return list(clients.map(lambda body: self.post(path, body), bodies))
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of an answer as they arrive."""
+        """Send a request and yield the chunks of the answer as they arrive."""
         with self._request(path, {**body, "stream": True}) as answer:
             for line in answer:
                 content = line.decode().removeprefix("data: ").strip()
@@ -168,7 +169,7 @@ class Server:
 
 
 def _said_by(error: urllib.error.HTTPError) -> str:
-    """Return the server's message; for an answer without one, its status and its beginning."""
+    """Return the server's error message; without one, the status and the beginning of the answer."""
     text = error.read().decode(errors="replace")
     try:
         return json.loads(text)["error"]["message"]

@@ -1,12 +1,12 @@
 """Megatron-LM's text generation route, for its existing clients.
 
     PUT /api   {"prompts": [...], "tokens_to_generate": 64, ...}
-               -> {"text": [prompt + new], "segments": [[token, ...]], "logprobs": [[...]] or null}
-               -> {"text", "segments", "scores"} with beam_width
+    -> {"text": [prompt + new], "segments": [[token, ...]], "logprobs": [[...]] or null}
+    -> {"text", "segments", "scores"} with beam_width
 
 The protocol is defined in megatron/core/inference/text_generation_server. With add_BOS, a prompt begins with
-the tokenizer's prefix, if the tokenizer has one; otherwise it is unchanged. As in Megatron, errors are a
-sentence as a JSON string, with status 400, and fields, defaults and bounds are the same. Prompts with
+the tokenizer's prefix, if the tokenizer has one; otherwise it is unchanged. As in Megatron, an error is a
+sentence as a JSON string, with status 400, and fields, defaults and bounds are the same. Requests with
 top_p_decay, top_p_bound and similar fields are refused.
 """
 
@@ -37,7 +37,7 @@ PLAIN: Mapping[str, Any] = {
 
 
 class BadRequest(Exception):
-    """An invalid request, with the message of Megatron's server."""
+    """Raised for an invalid request, with the message of Megatron's server."""
 
 
 def read(body: Any) -> tuple[list[str], Generation]:
@@ -96,7 +96,7 @@ def read(body: Any) -> tuple[list[str], Generation]:
 
 
 def wants_beams(body: Mapping[str, Any]) -> bool:
-    """Return whether a request's answer has scores: with any beam_width, including 1."""
+    """Return whether the answer to a request has scores, as it does with any beam_width, even 1."""
     return body.get("beam_width") is not None
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a server for Prometheus."""
+"""The metrics of a server, for Prometheus."""
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -14,7 +14,7 @@ SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 
 
 class Metrics:
-    """Metrics of one server."""
+    """The metrics of one server."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Models of a server: the model of one run, or of any run in the output directory, one at a time."""
+"""The models of a server: the model of one run, or of any run in the output directory, one at a time."""
 
 import asyncio
 import time
@@ -33,11 +33,13 @@ class Served:
     dispatcher: Dispatcher
     template: ChatTemplate
     ready: dict[str, Any]
-    """Description by its process: positions, max_batch, dtype, device; chat_template: where it was found."""
+    """The process's description: positions, max_batch, dtype, device, and the origin of chat_template."""
     used: float = field(default_factory=time.monotonic)
-    """Time at which the model was last requested or last answered."""
+    """Time at which the model was last requested or finished an answer."""
     newest: int = 0
-    """The run's newest checkpoint when it was loaded: `step`, unless the process passed over that one."""
+    """The run's newest step when the model was loaded; equal to `step` unless the process skipped that
+    checkpoint.
+    """
     run_id: str | None = None
     """Id of the run; it changes if the run is deleted and trained again under the same name."""
 
@@ -58,11 +60,11 @@ class Models:
 
     @property
     def is_single(self) -> bool:
-        """Whether the server serves only one run, which stays loaded."""
+        """Return whether the server serves only one run, which then stays loaded."""
         return self.options.run is not None
 
     def names(self) -> dict[str, int]:
-        """Return {run: step that is served}."""
+        """Return {run: the step that is served}."""
         if self.is_single:
             return {self.loaded.name: self.loaded.step} if self.loaded is not None else {}
         found = {}
@@ -88,7 +90,7 @@ class Models:
         return has_template(config, self.options.chat_template, tokenizer_dir(config.tokenizer.name))
 
     async def get(self, name: str | None) -> Served:
-        """Return the loaded model that a request names; None means the only one. Raises Refusal."""
+        """Return the loaded model that a request names; None means the only model. Raises Refusal."""
         if self.is_ending:
             raise Refusal(503, "the server is shutting down.", code="shutting_down")
         if self.is_single:
@@ -175,7 +177,7 @@ class Models:
         return self.loaded
 
     async def unload_when_idle(self) -> None:
-        """Unload idle models as long as the server runs: without requests, a model's memory is freed."""
+        """Unload idle models, to free their memory, as long as the server runs."""
         while True:
             await asyncio.sleep(min(LOOK_SECONDS, self.options.idle_seconds / 2))
             served = self.loaded
@@ -195,7 +197,7 @@ class Models:
             await served.dispatcher.close()
 
     def end_answers(self) -> None:
-        """Accept no more requests, and end the running ones."""
+        """Accept no more requests and end the running ones."""
         self.is_ending = True
         if self.loaded is not None:
             self.loaded.dispatcher.fail_all(
@@ -203,7 +205,7 @@ class Models:
             )
 
     async def close(self) -> None:
-        """Unload all."""
+        """Unload all models."""
         self.is_ending = True
         await self._unload()
 
@@ -213,7 +215,7 @@ def _run_id(run: RunDir) -> str | None:
 
 
 def check_run(options: ServeOptions) -> None:
-    """Raise CheckpointError, before anything is started, if the run has no checkpoint to serve."""
+    """Raise CheckpointError, before anything is started, if the run has no checkpoint that can be served."""
     if options.run is None:
         return
     run = RunDir(options.run)

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's format, complete or as chunks of a stream, built from the engine's events."""
+"""Answers in OpenAI's format, complete or in chunks of a stream, built from the engine's events."""
 
 import time
 import uuid
@@ -23,26 +23,31 @@ class Piece:
     logprobs: list[Object]
     finish_reason: str | None
     prompt: Object | None = None
-    """Prompt that precedes the first text, if it is requested: {"text", "first", "tokens", "logprobs"}, and
-    with logprobs "offsets", the positions in the text at which its tokens begin."""
+    """The prompt that precedes the first text, if it is requested.
+
+    It has "text", "first", "tokens" and "logprobs"; with logprobs also "offsets", the positions in the text
+    at which its tokens begin.
+    """
 
 
 @dataclass
 class Usage:
-    """Tokens of a request."""
+    """Numbers of tokens of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     def to_dict(self) -> Object:
-        """Return the object in OpenAI's format."""
+        """Return the numbers in OpenAI's format."""
         return {**vars(self), "total_tokens": self.prompt_tokens + self.completion_tokens}
 
 
 async def pieces_of(
     answer: Answer, n: int, usage: Usage, first_text: Callable[[], None], suffix: str = ""
 ) -> AsyncIterator[Piece]:
-    """Yield the pieces of a request's choices: n for each prompt, numbered consecutively."""
+    """Yield the pieces of a request's choices. There are n choices for each prompt, numbered
+    consecutively.
+    """
     prompts: dict[int, Object] = {}
     endings: dict[int, Suffix] = {}
     seen: set[int] = set()
@@ -70,7 +75,7 @@ async def pieces_of(
 
 @dataclass
 class Form:
-    """The differences between the two kinds of answers."""
+    """The differences between completions and chat completions."""
 
     model: str
     is_chat: bool
@@ -96,7 +101,7 @@ class Form:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def choice(self, piece: Piece, is_chunk: bool) -> Object:
-        """Return one choice of a chunk, or a complete choice."""
+        """Return a choice of a chunk, or a complete choice."""
         text, logprobs = self._text_and_logprobs(piece)
         if not self.is_chat:
             body: Object = {"text": text}
@@ -107,7 +112,7 @@ class Form:
         return {"index": piece.index, **body, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def role(self, index: int) -> Object:
-        """Return the first event of each choice in a chat's stream."""
+        """Return the event with which each choice of a chat's stream begins."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -153,7 +158,7 @@ def _chat_entry(entry: Mapping[str, Any]) -> Object:
 
 
 async def whole_answer(form: Form, pieces: AsyncIterator[Piece], usage: Usage) -> Object:
-    """Return all pieces as one answer."""
+    """Collect all pieces into one answer."""
     found: dict[int, Piece] = {}
     async for piece in pieces:
         if (held := found.get(piece.index)) is None:
@@ -169,7 +174,7 @@ async def whole_answer(form: Form, pieces: AsyncIterator[Piece], usage: Usage) -
 async def streamed_answer(
     form: Form, pieces: AsyncIterator[Piece], usage: Usage, count: int, with_usage: bool
 ) -> AsyncIterator[bytes]:
-    """Yield all pieces as events, including errors, so that clients notice a truncated answer."""
+    """Yield all pieces as events. Errors are events too, so that clients notice a truncated answer."""
     none: Object = {"usage": None} if with_usage else {}
     try:
         if form.is_chat:

@@ -1,4 +1,4 @@
-"""Requests in OpenAI's format: the known fields, their meaning for the engine, and the refused ones.
+"""Requests in OpenAI's format: the supported fields, their meaning for the engine, and the refused fields.
 
 In addition to OpenAI's fields, /v1/completions and /v1/chat/completions accept vLLM's names for settings that
 OpenAI does not have: top_k, min_p, repetition_penalty, ignore_eos.
@@ -44,7 +44,7 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
-    """Options for events of a stream in addition to its text."""
+    """Options for a stream's events other than text."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -52,7 +52,7 @@ class StreamOptions(BaseModel):
 
 
 class Common(BaseModel):
-    """Fields of both kinds of requests."""
+    """Fields that both kinds of requests have."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -74,7 +74,7 @@ class Common(BaseModel):
     ignore_eos: bool | None = None
 
     def check(self) -> None:
-        """Refuse settings that have no effect here."""
+        """Raise Refusal for settings that have no effect here."""
 
     def generation(self, max_new_tokens: int, **more: Any) -> Generation:
         """Return the engine's options. Raises Refusal for a value out of range."""
@@ -108,7 +108,7 @@ class Common(BaseModel):
 
 
 class CompletionRequest(Common):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: str | list[str] | Tokens | list[Tokens] = Field(union_mode="left_to_right")
     echo: bool | None = None
@@ -117,7 +117,7 @@ class CompletionRequest(Common):
     suffix: str | None = None
 
     def check(self) -> None:
-        """Refuse settings that have no effect here."""
+        """Raise Refusal for settings that have no effect here."""
         if self.suffix:
             raise unsupported_parameter("suffix", "the model only continues text")
         if self.best_of is not None and self.best_of != (self.n or 1):
@@ -156,7 +156,7 @@ class ChatMessage(BaseModel):
     function_call: Any = None
 
     def as_text(self, number: int) -> dict[str, str]:
-        """Return {"role", "content"}. Raises Refusal for pictures, sound and calls of tools."""
+        """Return {"role", "content"}. Raises Refusal for pictures, sound and tool calls."""
         if self.tool_calls or self.function_call:
             raise unsupported_parameter(f"messages[{number}].tool_calls", "the model does not call tools")
         # OpenAI allows only an assistant's message to have none.
@@ -181,7 +181,7 @@ class ResponseFormat(BaseModel):
 
 
 class ChatRequest(Common):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -201,7 +201,7 @@ class ChatRequest(Common):
     web_search_options: Any = None
 
     def check(self) -> None:
-        """Refuse settings that have no effect here."""
+        """Raise Refusal for settings that have no effect here."""
         for name in ("tools", "functions"):
             if getattr(self, name):
                 raise unsupported_parameter(name, "the model does not call tools")
@@ -224,7 +224,7 @@ class ChatRequest(Common):
 
     @property
     def most_tokens(self) -> int | None:
-        """Maximum number of new tokens, by either name."""
+        """Maximum number of new tokens, given under either of its two names."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
@@ -233,7 +233,7 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def read(kind: type[Common], body: Any) -> Any:
-    """Parse a request from JSON. Raises Refusal 400, which names the field."""
+    """Parse a request from JSON. Raises Refusal 400 with the name of an invalid field."""
     if not isinstance(body, dict):
         raise Refusal(400, "We could not parse the JSON body of your request: it must be a JSON object.")
     body = {name: value for name, value in body.items() if name not in WITHOUT_EFFECT}
@@ -247,7 +247,7 @@ def read(kind: type[Common], body: Any) -> Any:
 
 
 def _invalid(problem: Any) -> Refusal:
-    """Return the refusal of a field that the schema rejects: pydantic's error as OpenAI's message."""
+    """Return the refusal of a field that the schema rejects, with pydantic's error as OpenAI's message."""
     kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
     places = [str(part) for part in problem["loc"]]
     param = _param(place for place in places if not place.startswith(("list[", "constrained", "str")))
@@ -286,7 +286,7 @@ def _invalid(problem: Any) -> Refusal:
 
 
 def _param(places: Iterable[str]) -> str:
-    """Return the path of a field as OpenAI writes it, such as messages[0].role."""
+    """Return the path of a field in OpenAI's notation, such as messages[0].role."""
     path = ""
     for place in places:
         path += f"[{place}]" if place.isdigit() else f".{place}" if path else place

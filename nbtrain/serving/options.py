@@ -11,7 +11,7 @@ PORT = 8000
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of a server. Raises ConfigError if a value is out of range."""
+    """The options of a server. Raises ConfigError if a value is out of range."""
 
     run: str | None = None
     """Folder of a run; None for any run in the output directory, one at a time, by a request's `model`."""

@@ -1,10 +1,10 @@
-"""Server of all runs' models behind Jupyter's own address and login, through jupyter-server-proxy.
+"""A server of all runs' models behind Jupyter's own address and login, through jupyter-server-proxy.
 
     <base_url>nbtrain-models/       a page to try a model
     <base_url>nbtrain-models/v1     OpenAI's base_url; the api_key is Jupyter's token
 
-The server listens on a Unix socket that only this user can open, so Jupyter's login protects it. It starts
-with the first request, loads a model on demand, and unloads it after ten minutes without a request.
+The server listens on a Unix socket that only this user can open, and Jupyter's login protects access to it.
+It starts with the first request, loads a model on demand, and unloads it after ten minutes without a request.
 """
 
 import sys

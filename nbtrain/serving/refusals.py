@@ -2,9 +2,8 @@
 
 Clients decide by status, `code` and message, so these are OpenAI's wherever OpenAI defines them: LiteLLM and
 LangChain shorten a prompt after `context_length_exceeded`, and request another key after `invalid_api_key`.
-
-After 408, 409, 429 and 5xx, OpenAI's clients send a request three times in all, unless the header
-`x-should-retry` forbids it: an error that would recur must not cost three generations.
+After 408, 409, 429 and 5xx, OpenAI's clients send a request up to three times, unless the header
+`x-should-retry` forbids it; an error that would recur must not cost three generations.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ TOO_LONG = "context_length_exceeded"
 
 
 class Refusal(Exception):
-    """An answer other than 200."""
+    """An answer with a status other than 200."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -34,7 +33,7 @@ class Refusal(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """Return the response, which tells clients whether to retry."""
+        """Return the HTTP response, which tells clients whether to retry."""
         headers: Mapping[str, str] = {"x-should-retry": "false"}
         if self.status in TRIED_AGAIN:
             headers = {"retry-after": str(RETRY_SECONDS)}
@@ -44,7 +43,7 @@ class Refusal(Exception):
 
 
 def unsupported_parameter(param: str, reason: str) -> Refusal:
-    """Return the refusal of an OpenAI field that is not supported here."""
+    """Return the refusal of one of OpenAI's fields that is not supported here."""
     return Refusal(
         400, f"Unsupported parameter: '{param}' is not supported: {reason}.", param, "unsupported_parameter"
     )
@@ -67,7 +66,7 @@ def unsupported_value(param: str, value: object, reason: str) -> Refusal:
 
 
 def unknown_model(name: str | None, served: str) -> Refusal:
-    """Return the refusal of a request for an unknown model; `served` describes the known ones."""
+    """Return the refusal of a request for an unknown model; `served` is a sentence on the known models."""
     return Refusal(
         404,
         f"The model `{name}` does not exist or you do not have access to it. {served}",

@@ -1,4 +1,4 @@
-"""The model that a notebook generates with: loaded by the first call and kept for later calls.
+"""The model with which a notebook generates: loaded by the first call and kept for later calls.
 
 The model is unloaded when this process ends, after ten minutes without a call, when another run, checkpoint
 or format is requested, when a newer checkpoint has been saved, and when the run was deleted and trained again
@@ -41,7 +41,7 @@ class Resident:
 
     @contextlib.contextmanager
     def used(self, loading: Loading) -> Iterator[EngineProcess]:
-        """Yield the ready engine of `loading`, which stays at least until the body ends."""
+        """Yield the ready engine of `loading`, and keep it loaded at least until the body ends."""
         with self._lock:
             engine = self._engine_of(loading)
             self._users += 1

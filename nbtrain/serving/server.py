@@ -1,8 +1,10 @@
 """The process of a server: it listens, loads models, answers requests, and shuts down cleanly.
 
-SIGTERM or Ctrl-C    no new connections; running requests continue for grace_seconds, then each stream gets an
-                     error event and ends, and each other request gets 503; then the model is unloaded
-a second Ctrl-C      ends the server at once
+    SIGTERM or Ctrl-C    no new connections; running requests continue for grace_seconds, then each stream
+                         gets an error event and ends, and each other request gets 503; then the model is
+                         unloaded
+    a second Ctrl-C      ends the server at once
+
 If the model's process ends by itself, its last output answers every request, and the server ends with it too.
 """
 
@@ -41,14 +43,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Ready:
-    """A server's description once it answers."""
+    """The description of a server that answers requests."""
 
     url: str
-    """URL without the token; the path for a Unix socket."""
+    """URL without the token; the path of a Unix socket."""
     name: str | None
-    """Name of the run; None: any run."""
+    """Name of the run; None if any run is served."""
     facts: dict[str, Any]
-    """Facts about the model: step, dtype, device, max_batch, positions, chat_template."""
+    """Properties of the model: step, dtype, device, max_batch, positions, chat_template."""
 
 
 def serve(
@@ -61,7 +63,7 @@ def serve(
     """Serve until the process receives a signal to end, and return its exit code.
 
     `until` runs in a thread, and the server ends when it returns. Raises NbtrainError if the model cannot be
-    loaded, ConfigError if the port is taken.
+    loaded, and ConfigError if the port is in use.
     """
     check_run(options)
     listening = _socket(options)
@@ -148,7 +150,9 @@ async def _end_with_engine(
 
 
 class OrderlyServer(uvicorn.Server):
-    """uvicorn with a clean shutdown; by itself it waits forever for streams, or cuts them silently."""
+    """uvicorn with a clean shutdown. By itself, uvicorn waits forever for streams, or cuts them off without
+    an error.
+    """
 
     def __init__(self, config: uvicorn.Config, models: Models, grace_seconds: float):
         super().__init__(config)
@@ -156,7 +160,7 @@ class OrderlyServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals; uvicorn's version raises the signal again before the model is unloaded."""
+        """Handle signals, because uvicorn's version raises the signal again before the model is unloaded."""
         loop = asyncio.get_running_loop()
         is_main = threading.current_thread() is threading.main_thread()
         for number in SIGNALS if is_main else ():
@@ -191,7 +195,7 @@ class OrderlyServer(uvicorn.Server):
 
 
 def _socket(options: ServeOptions) -> socket.socket:
-    """Return a bound socket; the model is loaded later, because that may take minutes."""
+    """Return a bound socket. It is bound before the model is loaded, which may take minutes."""
     if options.uds is not None:
         path = Path(options.uds)
         listening = socket.socket(socket.AF_UNIX)
@@ -221,7 +225,7 @@ def _socket(options: ServeOptions) -> socket.socket:
 
 
 def _make_room(path: Path) -> None:
-    """Remove the socket of a server that was killed. Raises ConfigError for anything else at its path."""
+    """Remove the socket of a server that was killed. Raises ConfigError if the path is anything else."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ConfigError(f"--uds {path}: exists and is not a socket. Give another path.")
@@ -232,7 +236,7 @@ def _make_room(path: Path) -> None:
 
 
 def _inode(path: str | None) -> int | None:
-    """Return the inode of the file at the path; None if there is none."""
+    """Return the inode of the file at a path; None if there is no file."""
     if path is None:
         return None
     with contextlib.suppress(OSError):

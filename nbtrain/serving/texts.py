@@ -1,4 +1,4 @@
-"""Generated texts: strings with their prompt and tokens, and their display in a notebook."""
+"""Generated texts: strings that carry their prompt and tokens, and their display in a notebook."""
 
 import html
 import math
@@ -15,17 +15,19 @@ ENDS = {"length": "maximum length", "stop": "ended by itself"}
 
 
 class Text(str):
-    """A prompt and the model's continuation, as one string."""
+    """A prompt and the model's continuation as one string."""
 
     prompt: str
     new_text: str
-    """Text that was added."""
+    """The generated text."""
     tokens: list[int]
-    """Ids of the added tokens."""
+    """Ids of the generated tokens."""
     finish_reason: str
-    """length: all requested tokens were generated; stop: the end of a document or a stop string."""
+    """length: all requested tokens were generated; stop: the end of a document or a stop string was
+    reached.
+    """
     logprobs: list[dict[str, Any]]
-    """Log-probabilities of each new token, if requested: {"id", "token", "bytes", "logprob", "top"}."""
+    """Log-probabilities for each new token, if requested: {"id", "token", "bytes", "logprob", "top"}."""
     score: float | None
     """Score of beam search."""
 
@@ -34,7 +36,7 @@ class Text(str):
 
 
 class Texts(list[Text]):
-    """A list of texts."""
+    """A list of texts that a notebook displays."""
 
     def _repr_html_(self) -> str:
         return "".join(_shown(text) for text in self)
@@ -42,7 +44,7 @@ class Texts(list[Text]):
 
 @dataclass
 class Growing:
-    """A text while its events arrive."""
+    """A text that grows as its events arrive."""
 
     prompt: str
     pieces: list[str] = field(default_factory=list)
@@ -72,7 +74,7 @@ class Growing:
 def collected(
     prompts: list[str], count: int, events: Iterable[tuple[int, Mapping[str, Any]]]
 ) -> list[list[Text]]:
-    """Return `count` texts for each prompt, from their events."""
+    """Collect `count` texts for each prompt from their events."""
     growing = [[Growing(prompt) for _ in range(count)] for prompt in prompts]
     for number, event in events:
         if "text" in event:
@@ -94,7 +96,9 @@ def _shown(text: Text) -> str:
 
 
 def _with_chances(text: Text) -> str:
-    """Return HTML that marks each token more strongly the less likely it was; titles list alternatives."""
+    """Return HTML that marks each token the more strongly the less likely it was; tooltips list
+    alternatives.
+    """
     spans = []
     for entry in text.logprobs:
         chance = math.exp(entry["logprob"])

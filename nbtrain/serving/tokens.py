@@ -1,7 +1,7 @@
-"""Token that every request must send: generated at start, or the user's; compared in constant time.
+"""The token that every request must send: generated at start or given by the user, compared in constant time.
 
-Accepted as OpenAI's clients send it (Authorization: Bearer TOKEN), as Jupyter's do (Authorization: token
-TOKEN), and as ?token=TOKEN for pages and clients that cannot set a header.
+It is accepted in the form of OpenAI's clients (Authorization: Bearer TOKEN), of Jupyter's (Authorization:
+token TOKEN), and as ?token=TOKEN for pages and clients that cannot set a header.
 """
 
 import hmac
@@ -28,9 +28,11 @@ def new_token() -> str:
 
 
 def token_of(file: str | None) -> tuple[str, str | None]:
-    """Return (token, source): from a file, else from NBTRAIN_SERVE_TOKEN, else a new one (None).
+    """Return (token, source): from a file, otherwise from NBTRAIN_SERVE_TOKEN, otherwise a new one (source
+    None).
 
-    Raises ConfigError for a file that does not exist, that others may read, or whose token is too short.
+    Raises ConfigError for a file that does not exist or that others may read, and for a token that is too
+    short.
     """
     if file is None:
         if not (token := os.environ.get(VARIABLE, "")):
@@ -76,7 +78,7 @@ class TokenRequired:
 
 
 def _brought(scope: Scope) -> list[bytes]:
-    """Return the tokens that a request brings in its header or address."""
+    """Return the tokens in a request's header and address."""
     headers = [value for name, value in scope["headers"] if name == b"authorization"]
     query = parse_qs(scope["query_string"].decode("latin-1"))
     tokens = [value.partition(b" ")[2].strip() for value in headers]

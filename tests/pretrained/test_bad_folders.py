@@ -351,7 +351,7 @@ CONFIGS = [
     *(
         (
             {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, **keys}},
-            f"m/config.json: rope_parameters.{key} = {keys[key]!r}: is not read here for rotary positions of "
+            f"m/config.json: rope_parameters.{key} = {keys[key]!r}: is not supported for rotary positions of "
             f"the kind {kind}.",
         )
         for kind, key, keys in (
@@ -367,16 +367,16 @@ CONFIGS = [
     ),
     (
         {"partial_rotary_factor": 0.5},
-        "m/config.json: partial_rotary_factor = 0.5: models of this family turn",
+        "m/config.json: partial_rotary_factor = 0.5: nbtrain rotates whole heads in models of this family",
     ),
     (
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        "m/config.json: rope_scaling = {'type': 'linear', 'factor': 2.0}: gives other angles than "
+        "m/config.json: rope_scaling = {'type': 'linear', 'factor': 2.0}: gives different angles from "
         "rope_parameters, and programs differ in which one they use; keep the one that the model was trained",
     ),
     (
         {"rope_scaling": {"type": "default", "rope_theta": 3e4}},
-        "m/config.json: rope_scaling = {'type': 'default', 'rope_theta': 30000.0}: gives other angles",
+        "m/config.json: rope_scaling = {'type': 'default', 'rope_theta': 30000.0}: gives different angles",
     ),
     (
         {"model_type": "qwen3", "layer_types": ["full_attention"]},
@@ -393,7 +393,7 @@ CONFIGS = [
     ),
     (
         {"hidden_act": "gelu"},
-        "m/config.json: hidden_act = 'gelu': a model of this kind has silu, the gate of",
+        "m/config.json: hidden_act = 'gelu': a model of this kind must have silu, the gate of",
     ),
     (
         {"attention_bias": True},
@@ -410,8 +410,8 @@ CONFIGS = [
     ),
     (
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}},
-        "m/config.json: rope_parameters.full_attention = {'rope_type': 'default', 'rope_theta': 500.0}: is "
-        "of one type of layers, and all layers have the same rotary positions here.",
+        "m/config.json: rope_parameters.full_attention = {'rope_type': 'default', 'rope_theta': 500.0}: "
+        "applies to one type of layers, but nbtrain has the same rotary positions in all layers.",
     ),
     (
         {"rope_parameters": {"rope_type": "yarn", "factor": 0}},
@@ -430,7 +430,7 @@ CONFIGS = [
             "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8},
             "original_max_position_embeddings": 4,
         },
-        "m/config.json: original_max_position_embeddings = 4: is another length than "
+        "m/config.json: original_max_position_embeddings = 4: differs from "
         "rope_parameters.original_max_position_embeddings = 8, and programs differ in which one they use; "
         "keep the one that the model was trained with.",
     ),
@@ -521,7 +521,7 @@ def test_paths_that_are_no_folder(folder, tmp_path):
     assert message(folder).startswith("m/config.json: cannot be read as JSON: maximum recursion depth")
     assert message(folder).endswith(". Download the folder again.")
     (folder / "config.json").unlink()
-    assert "m: holds no config.json" in message(folder)
+    assert "m: has no config.json" in message(folder)
 
 
 def test_the_earlier_form_of_rotary_positions_is_read(folder):

@@ -49,7 +49,7 @@ ZERO_3 = ("zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_0
         ({"model_world_size_2_rank_0.pt": "", "model_world_size_2_rank_1.pt": ""}, "of FSDP with 2 files of"),
         ({"config.json": {}, "model.gguf": ""}, "weights of llama.cpp (GGUF) (model.gguf)"),
         ({"config.json": {}, "tf_model.h5": ""}, "weights of TensorFlow (tf_model.h5)"),
-        ({"notes.txt": ""}, "holds no config.json, which would describe the model"),
+        ({"notes.txt": ""}, "has no config.json, which describes the model"),
         ({"config.json": {}, "pytorch_model.bin": ""}, "holds its weights as a pickle (pytorch_model.bin)"),
     ],
 )

@@ -155,7 +155,7 @@ def test_adapters_of_a_base_that_was_changed_are_refused(first, problems):
     ],
 )
 def test_adapters_that_mean_something_else_are_refused(key, value, plain, problems):
-    assert problems(**{key: value}) == [f"{key} is {value!r}, which is not read here (only {plain!r} is)"]
+    assert problems(**{key: value}) == [f"{key} is {value!r}, which is not supported (only {plain!r} is)"]
     assert problems(**{key: plain}) == []
 
 

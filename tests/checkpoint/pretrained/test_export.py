@@ -207,13 +207,13 @@ def test_what_was_written_wrong_is_not_kept(what, place, tmp_path, monkeypatch):
 REFUSED = [
     (
         {"model.activation": "squared_relu"},
-        "model.activation = squared_relu: no model of Hugging Face that is",
+        "model.activation = squared_relu: no Hugging Face architecture that",
     ),
     (
         {"model.rotary_percent": 0.5},
-        "model.rotary_percent = 0.5: no model of Hugging Face that is written here has",
+        "model.rotary_percent = 0.5: no Hugging Face architecture that nbtrain writes supports it",
     ),
-    ({"model.normalization": "LayerNorm"}, "model.normalization = LayerNorm: no model of Hugging Face"),
+    ({"model.normalization": "LayerNorm"}, "model.normalization = LayerNorm: no Hugging Face architecture"),
 ]
 
 
@@ -225,7 +225,9 @@ def test_a_model_that_no_family_has_is_refused(changes, said, place, tmp_path):
     run = launch.make_run(tmp_path, {**layout("z1 llama")[1], **changes})
     with pytest.raises(ConfigError) as refused:
         export_model(run, tmp_path / "exported")
-    assert said in str(refused.value) and "--to consolidated, which holds every model" in str(refused.value)
+    assert said in str(refused.value) and "--to consolidated, which supports every model" in str(
+        refused.value
+    )
     assert not (tmp_path / "exported").exists()
 
 

@@ -64,7 +64,7 @@ def test_no_run_of_that_name_is_removed(workspace):
     with pytest.raises(SubmitError, match=r"no run\.json but holds notes\.txt"):
         renew(run, "mine")
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "a", "name": "mine-twin"})
-    with pytest.raises(SubmitError, match="is a run of its own, not a twin"):
+    with pytest.raises(SubmitError, match="is an ordinary run, not a twin"):
         renew(run, "mine")
     assert (run.path / "notes.txt").is_file()
 

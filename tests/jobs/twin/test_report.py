@@ -63,7 +63,7 @@ def test_a_curve_is_read_to_the_last_bit_and_newest_first(tmp_path):
 def test_a_run_is_trained_when_every_step_has_its_number():
     assert check_trained(curve(), STEPS).outcome == "passed"
     missing = check_trained(without(curve(), 3), STEPS)
-    assert (missing.outcome, missing.message) == ("failed", "6 of 7 steps were made")
+    assert (missing.outcome, missing.message) == ("failed", "6 of 7 steps were trained")
     odd = check_trained(curve(norm4=math.nan), STEPS)
     assert odd.message == "loss or gradient norm of step 4 is NaN or Inf"
 

@@ -38,7 +38,7 @@ WAIT_LINE_SECONDS = 10.0
 
 
 def _status(job: JobDir) -> tuple[str, str | None]:
-    """Return (state, cause), asking the scheduler if its last answer is old."""
+    """Return (state, cause). The scheduler is asked again if its last answer is old."""
     from nbtrain.jobs.attempt.backend import status_of
 
     return status_of(job)
@@ -252,7 +252,7 @@ class Run:
         return progress_line(self.directory)
 
     def log(self, lines: int = LOG_TAIL_LINES, rank: int | str = 0, job_id: str | None = None) -> list[str]:
-        """Return the last lines of a log of the newest job: a rank's, "supervisor" or "node0"."""
+        """Return the last lines of a log of the newest job: of a rank, or of "supervisor" or "node0"."""
         from nbtrain.jobs.attempt.backend import backend_of_job
 
         lines, rank = whole("lines", lines), self._whose(rank)
@@ -260,7 +260,7 @@ class Run:
         return backend_of_job(job).logs(job, rank, lines) if job else []
 
     def follow(self, rank: int | str = 0) -> Iterator[str]:
-        """Yield the lines added to a log of the newest job from now until the job ends."""
+        """Yield the lines that are added to a log of the newest job from now on until the job ends."""
         from nbtrain.jobs.attempt.backend import backend_of_job
 
         return backend_of_job(self.job).follow(self.job, self._whose(rank))

@@ -66,7 +66,7 @@ class NotProven:
     """A field and its value, or another property of the run."""
     why: str
     instead: str
-    """What the twin has instead."""
+    """The twin's replacement for it."""
 
 
 def small_model(

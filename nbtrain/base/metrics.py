@@ -10,9 +10,6 @@ from dataclasses import dataclass, replace
 
 from nbtrain.base.table import rows
 
-RESUMED = "nbtrain resumed"
-"""The message of a SessionLog event: from its step on, points of older files no longer count."""
-
 
 @dataclass(frozen=True)
 class Scalar:

@@ -41,7 +41,8 @@
                                 agent could write, the pod's output
         events/<writer>.jsonl   that writer (submit, supervisor, rank0, ...)
         resources/<node>.<number>.<level>.bin  that node: its CPU, memory, GPUs, network and disks over time
-      tensorboard/              rank 0      event files
+      tensorboard/              rank 0      scalars: event files for TensorBoard, and metrics.jsonl,
+                                            metrics.2.jsonl, ... for nbtrain (metrics_files.py)
       model/global_step<N>/     the ranks   a checkpoint; valid once it has its manifest.json (written last)
       model/latest              rank 0      a hint that readers do not rely on
       model/local.json          rank 0      checkpoints on the nodes' own disks (checkpoint.local_dir)

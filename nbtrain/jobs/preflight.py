@@ -54,7 +54,7 @@ from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
 ESTIMATE_SLACK = 1.1
 # A smaller part of a rank's memory is not named.
 LEAST_NAMED_BYTES = 50 << 20
-# Space for event files, logs and records of a run.
+# Space for event and metrics files, logs and records of a run.
 SPARE_DISK_BYTES = 64 << 20
 # CPU instructions of which fp16 needs one for matrix products (oneDNN's own requirement).
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")

@@ -12,7 +12,7 @@ from nbtrain.monitor.run_view import RunView
 
 # Points of a picture's curve: as many as its few hundred pixels show.
 PICTURE_POINTS = 100
-# Maximum seconds for reading a long run's event files.
+# Maximum seconds for reading a long run's metrics files.
 READ_SECONDS = 3.0
 
 

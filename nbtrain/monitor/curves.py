@@ -15,7 +15,8 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from nbtrain.monitor.tfevents import Gaps, ScalarReader, event_files
+from nbtrain.monitor.metrics_reader import ScalarReader
+from nbtrain.monitor.series import Gaps
 
 # A chart is 300 to 1,400 pixels wide. 24 bytes each: a run with 60 curves takes 3 MB.
 MOST_POINTS = 2048
@@ -25,7 +26,7 @@ Point = tuple[int, float, float]
 
 
 class Curve:
-    """Points of one tag, thinned while they are read. Of points at one step, the later by clock is kept."""
+    """Points of one tag, thinned while they are read. Of points at one step, the later is kept."""
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most = most
@@ -175,7 +176,7 @@ class Curve:
             self._values.insert(at, value)
             self._means.insert(at, value)
             self._walls.insert(at, wall_time)
-        elif wall_time >= self._walls[at]:
+        else:
             self._values[at] = self._means[at] = value
             self._walls[at] = wall_time
 
@@ -186,12 +187,11 @@ class Curve:
     def _put_again(self, point: Point) -> None:
         """Add a point of a step repeated without a restart's mark; it counts if that step was kept."""
         step, value, wall_time = point
-        if self._num and step == self._newest[0] and wall_time >= self._newest[2]:
+        if self._num and step == self._newest[0]:
             self._newest = point
         at = bisect.bisect_left(self._steps, step)
         while at < len(self._steps) and self._steps[at] == step:
-            if wall_time >= self._walls[at]:
-                self._values[at], self._walls[at] = value, wall_time
+            self._values[at], self._walls[at] = value, wall_time
             at += 1
 
     def _widen(self) -> None:
@@ -265,18 +265,13 @@ class CurveReader(ScalarReader):
 
     def detail(self, tags: Iterable[str], first: int, last: int, seconds: float) -> dict[str, Curve]:
         """Read the points of `tags` at steps first to last again from the files, for at most `seconds`."""
-        inside, deadline = (
-            ScalarReader(self.folder, tags, lambda: _Range(first, last)),
-            time.monotonic() + seconds,
-        )
-        inside.purges = list(self.purges)
-        for path in event_files(self.folder):
-            if (known := self.files.get(path.name)) is None:
-                continue
+        inside = ScalarReader(self.folder, tags, lambda: _Range(first, last))
+        deadline = time.monotonic() + seconds
+        for _, file in sorted(self.files.items()):
             # Steps of one file only increase, so the parts before and after the range are skipped.
-            begin = max((offset for offset, step in known.places if step < first), default=0)
-            after = (offset for offset, step in known.places if step > last and offset > begin)
-            inside.read_piece(path, begin, min(after, default=known.offset), deadline)
+            begin = max((offset for offset, step in file.places if step < first), default=0)
+            after = (offset for offset, step in file.places if step > last and offset > begin)
+            inside.read_range(file, begin, min(after, default=file.offset), deadline)
         return {tag: curve for tag, curve in inside.series.items() if len(curve)}
 
 

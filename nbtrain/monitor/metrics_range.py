@@ -22,10 +22,11 @@ from nbtrain.base.terminal import nearest
 from nbtrain.monitor.advice import marks
 from nbtrain.monitor.curves import Curve, CurveReader
 from nbtrain.monitor.metric_charts import OF_DATASETS, OF_TASKS, how_drawn, metric_charts
+from nbtrain.monitor.metrics_reader import Row, ScalarReader
 from nbtrain.monitor.resources import ProcessTable
 from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.series import Series
 from nbtrain.monitor.snapshot import band, curve_part, thinned_means
-from nbtrain.monitor.tfevents import ScalarReader, Series
 from nbtrain.monitor.tokens import TokensBySteps
 
 # Names as on the tiles of a run (shown.py).
@@ -75,8 +76,8 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
     NaN or Inf has "bad": [[first, last step], ...].
 
     `tags` lists all scalars, and `charts` groups those that are drawn together. `reading` is the fraction of
-    the event files that was read: it is below 1 for a moment after the first request. Raises ConfigError for
-    an unknown scalar.
+    the metrics files that was read: it is below 1 for a moment after the first request. Raises ConfigError
+    for an unknown scalar.
     """
     tags = {name: _tag(name) for name in asked.names}
     with view.lock:
@@ -112,7 +113,7 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
 
 
 def whole_metrics(view: RunView, asked: Asked, seconds: float) -> dict[str, Any]:
-    """Return metrics() once the event files are read, or after `seconds`."""
+    """Return metrics() once the metrics files are read, or after `seconds`."""
     deadline = time.monotonic() + seconds
     answer = metrics(view, asked)
     while answer["reading"] < 1 and time.monotonic() < deadline:
@@ -212,10 +213,8 @@ def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
     with view.lock:
         while view.reader.refresh(READ_SECONDS) and view.reader.behind_bytes:
             pass
-        purges = list(view.reader.purges)
         to_tokens = TokensBySteps.of(view.reader)
     reader = _Lines(view.run.tensorboard, tags, to_tokens)
-    reader.purges = purges
     yield "name,step,tokens,time,value\r\n"
     while True:
         reader.refresh(PIECE_SECONDS)
@@ -228,22 +227,19 @@ def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
 class _Lines(ScalarReader):
     """A reader that turns points into CSV lines and keeps nothing."""
 
-    # Lines are in the order of the file.
-    by_steps = False
-
     def __init__(self, folder: Any, tags: dict[str, str] | None, to_tokens: TokensBySteps):
         super().__init__(folder)
         self.lines: list[str] = []
-        name_in = name_of if tags is None else tags.get
-        self._name = functools.cache(lambda tag: name_in(tag.decode()))
+        self._name = functools.cache(name_of if tags is None else tags.get)
         self._to_tokens = to_tokens
 
-    def _take_scalar(self, tag: bytes, step: int, wall_time: float, value: float) -> bool:
-        name = self._name(tag)
-        if name is None or self._was_purged(tag.decode(), step, wall_time):
-            return False
-        (tokens,) = self._to_tokens.at([step])
-        at = datetime.fromtimestamp(wall_time, UTC).isoformat(timespec="milliseconds")
-        count = "" if tokens is None else f"{tokens:.0f}"
-        self.lines.append(f"{name},{step},{count},{at},{value:.7g}\r\n")
+    def _take_rows(self, rows: list[Row]) -> bool:
+        """Add a CSV line for each scalar, in the order of the file."""
+        for row in rows:
+            (tokens,) = self._to_tokens.at([row["step"]])
+            at = datetime.fromtimestamp(row["wall_time"], UTC).isoformat(timespec="milliseconds")
+            count = "" if tokens is None else f"{tokens:.0f}"
+            for tag, value in row.items():
+                if (name := self._name(tag)) is not None:
+                    self.lines.append(f"{name},{row['step']},{count},{at},{float(value):.7g}\r\n")
         return True

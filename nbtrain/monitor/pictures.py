@@ -1,6 +1,6 @@
 """Figures of a run for a notebook and a report: curves with matplotlib, the newest scalars as a table.
 
-Both accept a RunView, a run directory or any folder of event files; Megatron-DeepSpeed's files have our tags.
+Both accept a RunView, a run directory, or a folder of event files; Megatron-DeepSpeed's files have our tags.
 matplotlib is imported when a figure is created. Figures are created without pyplot, so they do not need a
 display, are not shown twice in a notebook, and are freed with their last reference.
 """
@@ -20,8 +20,10 @@ from nbtrain.base.metrics import scalar as scalar_named
 from nbtrain.base.order import natural
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import resolve
+from nbtrain.monitor.event_files import read_event_files
+from nbtrain.monitor.metrics_reader import ScalarReader
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.tfevents import Series, read_scalars
+from nbtrain.monitor.series import Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +50,8 @@ def scalars_of(source: Source) -> dict[str, Series]:
     folder = Path(source) if Path(source).is_dir() else resolve(source)
     if (folder / "run.json").is_file():
         return scalars_of(RunDir(folder))
-    by_tag = read_scalars(folder)
+    reader = ScalarReader(folder)
+    by_tag = reader.series if reader.refresh() else read_event_files(folder)
     return {name_of(tag) or tag: series for tag, series in by_tag.items()}
 
 

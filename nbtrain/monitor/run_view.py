@@ -20,10 +20,12 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.advice import advice, asked_of, marks, nan_words, remedies, waiting
+from nbtrain.monitor.metrics_reader import ScalarReader
 from nbtrain.monitor.prediction import prediction
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler
 from nbtrain.monitor.run_summary import NO_JOB
 from nbtrain.monitor.runs import job_with_end
+from nbtrain.monitor.series import Series
 from nbtrain.monitor.shown import shown
 from nbtrain.monitor.snapshot import (
     NUM_EVENTS,
@@ -37,7 +39,6 @@ from nbtrain.monitor.snapshot import (
     progress_part,
     thinned_means,
 )
-from nbtrain.monitor.tfevents import ScalarReader, Series, event_files
 from nbtrain.monitor.tokens import tokens_at
 
 SNAPSHOT_SCHEMA_VERSION = 1
@@ -71,8 +72,8 @@ class RunView:
     ):
         """Create a view of a run.
 
-        `reader` reads the event files, by default every point, for at most `read_seconds` in a snapshot.
-        `processes` is a table that several views share.
+        `reader` reads the run's metrics files, by default every point, for at most `read_seconds` in a
+        snapshot. `processes` is a table that several views share.
         """
         self.run = run
         self.reader = reader or ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
@@ -210,15 +211,14 @@ class RunView:
         return self._kept_plan[1]
 
     def read_fraction(self) -> float:
-        """Return the fraction of the event files that was read: below 1 for a moment after the first look."""
+        """Return the fraction of the metrics files that was read: below 1 shortly after the first look."""
         if not self.reader.behind_bytes:
             return 1.0
-        total = sum(path.stat().st_size for path in event_files(self.reader.folder))
-        return round(1.0 - self.reader.behind_bytes / max(1, total), 3)
+        return round(1.0 - self.reader.behind_bytes / max(1, self.reader.total_bytes), 3)
 
     def _warnings(self) -> list[str]:
         behind = self.reader.behind_bytes
-        left = [f"{amounts.size(behind)} of its event files are still to be read."] if behind else []
+        left = [f"{amounts.size(behind)} of its metrics files are still to be read."] if behind else []
         return [*self.reader.warnings, *left]
 
     def heartbeats(self) -> dict[int, Heartbeat]:

@@ -14,7 +14,7 @@ from nbtrain.base.jobstate import ACTIVE, ranks_run, seconds_left
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.monitor.curves import finite_mean
 from nbtrain.monitor.life import paused_seconds
-from nbtrain.monitor.tfevents import Gaps
+from nbtrain.monitor.series import Gaps
 
 OWN_KEYS = ("schema_version", "name", "run_id", "time", "state", "meaning", "cause", "active")
 PARTS = (

@@ -7,9 +7,10 @@ import bisect
 from collections.abc import Sequence
 
 from nbtrain.base.metrics import BY_NAME
-from nbtrain.monitor.tfevents import ScalarReader, Series
+from nbtrain.monitor.metrics_reader import ScalarReader
+from nbtrain.monitor.series import Series
 
-# Number of tokens at each step; event files of other programs have none.
+# Number of tokens at each step.
 TOKENS_TAG = BY_NAME["steps_vs_tokens"].tag
 
 

@@ -19,6 +19,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.metrics import scalar
+from nbtrain.base.metrics_files import MetricsFile
 from nbtrain.base.records import (
     ExitRecord,
     Heartbeat,
@@ -35,7 +36,7 @@ from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.serving import launched
 from nbtrain.serving.resident import RESIDENT
-from tests.monitor.test_tfevents import EventFile
+from tests.monitor.test_event_files import EventFile
 
 pytestmark = pytest.mark.usefixtures("workspace")
 
@@ -212,8 +213,10 @@ def test_a_run_asked_in_the_wrong_way(run):
 @pytest.mark.slow
 def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_path):
     """curves() and scalars() accept a run's name, its folder, a Run, or a path to a folder of event files."""
-    for folder in (run.directory.tensorboard, tmp_path / "other"):
-        EventFile(folder, 100).scalar(7, 2.5, 107, scalar("loss").tag)
+    EventFile(tmp_path / "other", 100).scalar(7, 2.5, 107, scalar("loss").tag)
+    file = MetricsFile(run.directory.tensorboard, 0)
+    file.write(7, 107.0, 448, 7, {scalar("loss").tag: 2.5})
+    file.flush()
     for source in ("mine", str(run.directory.path), run, str(tmp_path / "other"), tmp_path / "other"):
         assert "loss" in str(nb.scalars(source)) and "step 7" in str(nb.scalars(source))
         assert nb.curves(source).axes[0].get_lines()

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.metrics import SCALARS
+from nbtrain.base.metrics_files import MetricsFile
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.tfevents import masked_crc32c
 from tests.benchmarks.list_runs import make_run
 from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
 from tests.lab.widgets.fake_run import FakeJob
@@ -93,37 +93,18 @@ def mib(num_bytes: float) -> str:
 
 
 def make_long_run(folder: Path, points: int) -> None:
-    """Write a run whose event file has this many scalars: 20 tags, and half as many
-    again by tokens and samples.
-    """
+    """Write a run whose metrics file has this many scalars, 20 at each step."""
     run = RunDir(folder)
     job = FakeJob(run, 20)
     job.one_step()
     job.finish("SUCCEEDED", "done")
     for path in run.tensorboard.iterdir():
         path.unlink()
-    tags = [scalar.tag.encode() for scalar in SCALARS[:20]]
-    tags += [tag + ending for tag in tags[:10] for ending in (b" vs tokens", b" vs samples")]
-    with (run.tensorboard / "events.out.tfevents.1700000000.host").open("wb") as stream:
-        for number in range(points):
-            step, tag = divmod(number, len(tags))
-            stream.write(record(1.7e9 + step, step + 1, tags[tag], 3.0 + (step % 7) / 10))
-
-
-def record(wall_time: float, step: int, tag: bytes, value: float) -> bytes:
-    """Encode a scalar event in TensorBoard's format."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    summary = Summary(value=[Summary.Value(tag=tag.decode(), simple_value=value)])
-    content = Event(wall_time=wall_time, step=step, summary=summary).SerializeToString()
-    length = len(content).to_bytes(8, "little")
-    if length not in CHECKS:
-        CHECKS[length] = masked_crc32c(length).to_bytes(4, "little")
-    return length + CHECKS[length] + content + bytes(4)
-
-
-CHECKS: dict[bytes, bytes] = {}
+    tags = [scalar.tag for scalar in SCALARS[:20]]
+    file = MetricsFile(run.tensorboard, 0)
+    for step in range(1, points // len(tags) + 1):
+        file.write(step, 1.7e9 + step, 4096 * step, 8 * step, dict.fromkeys(tags, 3.0 + (step % 7) / 10))
+    file.flush()
 
 
 TRAINING = """

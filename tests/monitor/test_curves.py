@@ -7,37 +7,25 @@ import random
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.metrics import RESUMED, scalar
+from nbtrain.base.metrics import scalar
+from nbtrain.base.metrics_files import MetricsFile
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor import curves, tfevents
+from nbtrain.monitor import curves, metrics_reader
 from nbtrain.monitor.curves import Curve, CurveReader
 from nbtrain.monitor.metrics_range import Asked, csv_pieces, curve_view, metrics
-from nbtrain.monitor.tfevents import ScalarReader, Series
+from nbtrain.monitor.metrics_reader import ScalarReader
+from nbtrain.monitor.series import Series
 
 LOSS = scalar("loss").tag
 TOKENS = scalar("steps_vs_tokens").tag
 
 
-def write(folder, *events, name="events.out.tfevents.1.x"):
-    """Write (wall time, step, {tag: value}) events; None instead of the values writes the mark of a
-    resume.
-    """
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    folder.mkdir(exist_ok=True)
-    with (folder / name).open("ab") as stream:
-        writer = RecordWriter(stream)
-        for wall, step, values in events:
-            if values is None:
-                log = SessionLog(status=SessionLog.CHECKPOINT, msg=RESUMED)
-                writer.write(Event(wall_time=wall, step=step, session_log=log).SerializeToString())
-                continue
-            for tag, value in values.items():
-                summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-                writer.write(Event(wall_time=wall, step=step, summary=summary).SerializeToString())
-        writer.flush()
+def write(folder, *lines, resumed_from_step=0):
+    """Write a metrics file of lines (wall time, step, {tag: value})."""
+    file = MetricsFile(folder, resumed_from_step)
+    for wall_time, step, values in lines:
+        file.write(step, wall_time, 64 * step, step, values)
+    file.flush()
 
 
 def loss_at(step):
@@ -73,9 +61,9 @@ def test_few_points_are_kept_and_no_spike_is_lost(count):
 
 
 def test_short_curve_is_what_a_series_is():
-    """A short curve equals the full series, with points that are repeated or that come earlier or later."""
+    """A short curve equals the full series, with points that are repeated or out of order."""
     curve, series = Curve(), Series()
-    for step, value, wall in [(1, 1.0, 1.0), (3, 3.0, 3.0), (2, 2.0, 4.0), (3, 9.0, 5.0), (1, 0.0, 0.5)]:
+    for step, value, wall in [(1, 1.0, 1.0), (3, 3.0, 3.0), (2, 2.0, 4.0), (3, 9.0, 5.0), (1, 0.0, 6.0)]:
         curve.put(step, value, wall)
         series.put(step, value, wall)
     assert [list(curve.steps), list(curve.values), list(curve.wall_times)] == [
@@ -139,7 +127,7 @@ def test_a_restart_drops_what_is_trained_again():
 @pytest.mark.slow
 def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
     """A short range is read with every point, and only from the blocks of the file that contain its steps."""
-    monkeypatch.setattr(tfevents, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(metrics_reader, "BLOCK_BYTES", 4096)
     long_run(tmp_path, 9000, spike=4321)
     reader = CurveReader(tmp_path, [LOSS])
     assert reader.refresh()
@@ -155,17 +143,17 @@ def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ScalarReader,
         "_take_block",
-        lambda self, path, state, content: read.append(len(content)) or take(self, path, state, content),
+        lambda self, file, content: read.append(len(content)) or take(self, file, content),
     )
     reader.detail([LOSS], 4000, 4500, 60.0)
-    assert sum(read) < (tmp_path / "events.out.tfevents.1.x").stat().st_size / 8
+    assert sum(read) < (tmp_path / "metrics.jsonl").stat().st_size / 8
 
 
 def test_reading_stops_in_time_and_goes_on(tmp_path, monkeypatch):
     """When its time limit is over, a read stops after a block and reports how much is left; later calls
     continue there.
     """
-    monkeypatch.setattr(tfevents, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(metrics_reader, "BLOCK_BYTES", 4096)
     long_run(tmp_path, 500)
     reader = CurveReader(tmp_path, [LOSS])
     reader.refresh(1e-9)
@@ -252,7 +240,7 @@ def test_csv_has_every_point_once(tmp_path):
     """The CSV has each step once, also a step that was trained again after a restart."""
     run = run_with(tmp_path, 5)
     view = curve_view(run)
-    write(run.tensorboard, (2000.0, 4, None), (2001.0, 4, {LOSS: 1.5}), name="events.out.tfevents.2.x")
+    write(run.tensorboard, (2001.0, 4, {LOSS: 1.5}), resumed_from_step=3)
     lines = "".join(csv_pieces(view, ["loss"])).split("\r\n")
     assert lines[:2] == ["name,step,tokens,time,value", "loss,1,64,1970-01-01T00:16:41.000+00:00,3.019999"]
     assert [line.split(",")[1] for line in lines[1:-1]] == ["1", "2", "3", "4"]

@@ -10,7 +10,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.pictures import scalars_of, scalars_table, throughput, timing, training_curves
 from nbtrain.monitor.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob
-from tests.monitor.test_tfevents import EventFile
+from tests.monitor.test_event_files import EventFile
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from nbtrain.monitor.lines import progress_line, resume_lines, status_text
 from nbtrain.monitor.metrics_range import Asked, metrics
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import summary_of
+from nbtrain.monitor.series import Gaps
 from nbtrain.monitor.shown import _line as shown_line
 from nbtrain.monitor.snapshot import NUM_EVENTS, SNAPSHOT_KEYS, Band, band, encoded, finite, in_sight
-from nbtrain.monitor.tfevents import Gaps
 from tests.lab.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
 

@@ -4,13 +4,13 @@ import math
 from pathlib import Path
 
 import pytest
-from tensorboard.compat.proto import event_pb2, summary_pb2
 
 from nbtrain.base.metrics import scalar
+from nbtrain.base.metrics_files import MetricsFile
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor import sparklines
+from nbtrain.monitor.metrics_reader import ScalarReader
 from nbtrain.monitor.sparklines import POINTS, Sparklines
-from nbtrain.monitor.tfevents import masked_crc32c, read_scalars
 
 TAGS = [sparklines.LOSS, *(scalar(name).tag for name in ("learning_rate", "grad_norm", "mfu"))]
 
@@ -19,30 +19,26 @@ def loss(step: int) -> float:
     return math.nan if 400 <= step < 500 else 2 + 8 / step
 
 
-def write(run: RunDir, number: int, steps: range, together: bool = False) -> Path:
-    """Write an event file with one event per scalar, or one event per step."""
-    run.tensorboard.mkdir(parents=True, exist_ok=True)
-    path = run.tensorboard / f"events.out.tfevents.{1_700_000_000 + number}.host"
-    with path.open("wb") as stream:
-        for step in steps:
-            values = [summary_pb2.Summary.Value(tag=tag, simple_value=loss(step) + number) for tag in TAGS]
-            for group in [values] if together else [[value] for value in values]:
-                summary = summary_pb2.Summary(value=group)
-                event = event_pb2.Event(wall_time=1.7e9 + step, step=step, summary=summary)
-                content = event.SerializeToString()
-                length = len(content).to_bytes(8, "little")
-                stream.write(length + masked_crc32c(length).to_bytes(4, "little") + content + bytes(4))
-    return path
+def write(run: RunDir, number: int, steps: range) -> None:
+    """Write a metrics file that resumed before the first step, with another line after every tenth step."""
+    file = MetricsFile(run.tensorboard, steps[0] - 1)
+    for step in steps:
+        file.write(step, 1.7e9 + step, 64 * step, step, dict.fromkeys(TAGS, loss(step) + number))
+        if step % 10 == 0:
+            file.write(step, 1.7e9 + step, 64 * step, step, {"time/evaluation": 1.0})
+    file.flush()
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_a_long_run_is_sampled(tmp_path: Path, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sampled point is a point of the run, the first and last are included, and little of the file is
     read.
     """
     run = RunDir(tmp_path / "gpt")
-    path = write(run, 0, range(1, 4001), together)
-    all_points = read_scalars(run.tensorboard, [sparklines.LOSS])[sparklines.LOSS]
+    write(run, 0, range(1, 4001))
+    path = run.tensorboard / "metrics.jsonl"
+    reader = ScalarReader(run.tensorboard, [sparklines.LOSS])
+    reader.refresh()
+    all_points = reader.series[sparklines.LOSS]
     read = []
     pread = sparklines.os.pread
     monkeypatch.setattr(sparklines.os, "pread", lambda *what: read.append(what[1]) or pread(*what))

@@ -177,7 +177,7 @@ class NbtrainHandler(APIHandler):
         return await self.read(view_of, name)
 
     def catch_up(self, view: RunView) -> None:
-        """Read the rest of long event files in the background, for the next answer."""
+        """Read the rest of long metrics files in the background, for the next answer."""
         if view.reader.behind_bytes:
             AHEAD.submit(catch_up, view)
 

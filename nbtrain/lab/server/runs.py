@@ -116,7 +116,7 @@ def _look(name: str) -> tuple[RunView, bytes]:
         look_after(job)
     shown = run_shown(view)
     again = PACE.spent(time.thread_time() - began) if shown["active"] else PACE.seconds
-    # The rest of long event files is read meanwhile: curves are half there, of a run that has ended too.
+    # The rest of long metrics files is read meanwhile: curves are half there, of a run that has ended too.
     half = bool(view.reader.behind_bytes)
     return view, encoded({**shown, "look_again_seconds": again, "half_read": half})
 

@@ -100,7 +100,7 @@ def _kept(folder: str, run_id: str | None) -> RunView:
 
 
 def catch_up(view: RunView) -> None:
-    """Continue reading a view whose event files were too long for one answer, a piece at a time."""
+    """Continue reading a view whose metrics files were too long for one answer, a piece at a time."""
     while view.reader.behind_bytes:
         with view.lock:
             view.reader.refresh(CATCH_UP_SECONDS)

@@ -24,7 +24,7 @@ from nbtrain.monitor.watched_runs import root_id
 # Without a server: the curves that the page opens with (FIRST_COMPARED of compare.js), thinned.
 NAMES = ("loss", "validation_loss", "reward_margin", "reward_accuracy", "tokens_per_second", "grad_norm")
 POINTS = 200
-# The event files of a long run are read for so long at most.
+# The metrics files of a long run are read for so long at most.
 READ_SECONDS = 3.0
 
 

@@ -49,7 +49,6 @@ PRELOADED = (
     # start.
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "torch._dynamo",
-    "torch.utils.tensorboard",
     "torch.utils.data",
     "torch.profiler",
     "nbtrain.train.__main__",

@@ -71,8 +71,8 @@ def test_routes_are_loaded_without_the_schema_and_the_planner(
 ) -> None:
     """The routes import neither the schema nor the planner, which only plans, forms and job pages need.
 
-    A request for an active run, which has buttons, loads the schema, but neither numpy nor a backend's
-    scheduler.
+    A request for an active run, which has buttons, loads the schema, but neither numpy, protobuf nor a
+    backend's scheduler.
     """
     import subprocess
     import sys
@@ -89,4 +89,4 @@ def test_routes_are_loaded_without_the_schema_and_the_planner(
         "print(b'Pause' in answer, [name for name in names if name in {*sys.modules} - before])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\nTrue ['pydantic', 'nbtrain.config', 'google']\n"
+    assert done.stdout == "[]\nTrue ['pydantic', 'nbtrain.config']\n"

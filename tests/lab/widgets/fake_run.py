@@ -18,7 +18,6 @@ from pathlib import Path
 from nbtrain.base import amounts
 from nbtrain.base.events import EventWriter
 from nbtrain.base.files import write_json, write_text
-from nbtrain.base.metrics import scalar
 from nbtrain.base.records import (
     ControlRequest,
     ExitRecord,
@@ -62,7 +61,7 @@ class FakeJob:
     """A job of a run that is written step by step."""
 
     def __init__(self, run: RunDir, steps: int, world_size: int = 1, start: int = 0):
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from nbtrain.train.figures.metrics_writer import MetricsWriter
 
         self.run, self.steps, self.world_size, self.step = run, steps, world_size, start
         self.identity = ProcessIdentity.of(os.getpid())
@@ -98,26 +97,13 @@ class FakeJob:
         self.supervisor_events = EventWriter(self.job, "supervisor")
         self.events = EventWriter(self.job, "rank0")
         self.supervisor_events.write("state", "RUNNING: rank 0 trains", state="RUNNING")
-        self.tensorboard = EventFileWriter(str(run.tensorboard))
-        if start:
-            self._purge(start + 1)
+        self.tensorboard = MetricsWriter(run.tensorboard, start)
         self.phase_since = time.time()
         self.validation_loss: float | None = None
 
-    def _purge(self, step: int) -> None:
-        from tensorboard.compat.proto import event_pb2
-
-        log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self.tensorboard.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=log))
-
     def scalars(self, **values: float) -> None:
         """Write scalars at the current step; they are named as in metrics.SCALARS."""
-        from tensorboard.compat.proto import event_pb2
-
-        event = event_pb2.Event(wall_time=time.time(), step=self.step)
-        for name, value in values.items():
-            event.summary.value.add(tag=scalar(name).tag, simple_value=value)
-        self.tensorboard.add_event(event)
+        self.tensorboard.write(self.step, self.step * TOKENS_PER_STEP, self.step * 8, **values)
         self.tensorboard.flush()
 
     def one_step(self) -> None:

@@ -1,7 +1,9 @@
-"""TensorBoard event files: tags, scalars over tokens and samples, and restarts without duplicate points."""
+"""Scalars in metrics.jsonl and in event files: tags, counts instead of steps, and restarts without duplicate
+points."""
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 import time
@@ -9,7 +11,8 @@ import time
 import pytest
 
 from nbtrain.base.metrics import SCALARS
-from nbtrain.monitor.tfevents import read_scalars
+from nbtrain.monitor.event_files import read_event_files
+from nbtrain.monitor.metrics_reader import ScalarReader
 from nbtrain.train.figures.metrics_writer import MetricsWriter
 
 
@@ -23,8 +26,18 @@ def seconds_apart(monkeypatch):
 
 
 def points(folder, tag):
-    """Return [(step, value)] as nbtrain's reader gives them, which takes restarts into account."""
-    series = read_scalars(folder)[tag]
+    """Return [(step, value)] of a scalar as nbtrain reads it, which takes restarts into account."""
+    reader = ScalarReader(folder)
+    reader.refresh()
+    return rounded(reader.series[tag])
+
+
+def event_points(folder, tag):
+    """Return [(step or count, value)] of a tag in the event files."""
+    return rounded(read_event_files(folder)[tag])
+
+
+def rounded(series):
     return list(zip(series.steps, [round(value, 3) for value in series.values]))
 
 
@@ -76,10 +89,10 @@ def test_every_scalar_of_the_table_can_be_written(tmp_path):
     writer.write(1, 128, 4, **{scalar.name: 1.5 for scalar in SCALARS})
     writer.close()
     for scalar in SCALARS:
-        assert points(tmp_path, scalar.tag) == [(1, 1.5)]
+        assert points(tmp_path, scalar.tag) == event_points(tmp_path, scalar.tag) == [(1, 1.5)]
         if scalar.by_tokens:
-            assert points(tmp_path, f"{scalar.tag} vs tokens") == [(128, 1.5)]
-            assert points(tmp_path, f"{scalar.tag} vs samples") == [(4, 1.5)]
+            assert event_points(tmp_path, f"{scalar.tag} vs tokens") == [(128, 1.5)]
+            assert event_points(tmp_path, f"{scalar.tag} vs samples") == [(4, 1.5)]
 
 
 def test_an_unknown_value_leaves_no_point(tmp_path):
@@ -95,9 +108,8 @@ def test_an_unknown_value_leaves_no_point(tmp_path):
 
 
 def test_after_a_restart_each_step_has_one_point_and_none_is_lost(tmp_path):
-    """After a crash and a resume from step 2, each step has exactly one point, by steps, by tokens and by
-    samples.
-    """
+    """After a crash and a resume from step 2, each step has exactly one point, as nbtrain reads it and in the
+    event files by tokens and by samples."""
     first = MetricsWriter(tmp_path, 0)
     for step in (1, 2, 3):
         first.write(step, 128 * step, 4 * step, loss=float(step))
@@ -108,8 +120,39 @@ def test_after_a_restart_each_step_has_one_point_and_none_is_lost(tmp_path):
     second.close()
     expected = [1.0, 2.0, 13.0, 14.0]
     assert points(tmp_path, "lm-loss-training/lm loss") == list(zip((1, 2, 3, 4), expected))
-    assert points(tmp_path, "lm-loss-training/lm loss vs tokens") == list(zip((128, 256, 384, 512), expected))
-    assert points(tmp_path, "lm-loss-training/lm loss vs samples") == list(zip((4, 8, 12, 16), expected))
+    assert event_points(tmp_path, "lm-loss-training/lm loss vs tokens") == list(
+        zip((128, 256, 384, 512), expected)
+    )
+    assert event_points(tmp_path, "lm-loss-training/lm loss vs samples") == list(
+        zip((4, 8, 12, 16), expected)
+    )
+
+
+def test_both_kinds_of_file_have_the_same_times_and_values(tmp_path):
+    """A scalar's time is equal in both; values that no float32 holds, such as a count of tokens, are exact in
+    metrics.jsonl only."""
+    writer = MetricsWriter(tmp_path, 0)
+    writer.write(1, 300_000_001, 4, loss=0.1, steps_vs_tokens=300_000_001, grad_norm=math.inf)
+    writer.text("config", "a\nb")
+    writer.close()
+    events = read_event_files(tmp_path)
+    reader = ScalarReader(tmp_path)
+    reader.refresh()
+    assert set(reader.series) == {tag for tag in events if " vs " not in tag} | {"steps-vs-tokens/steps"}
+    for tag, series in reader.series.items():
+        assert (series.steps, series.wall_times) == (events[tag].steps, events[tag].wall_times)
+        assert series.values == pytest.approx(events[tag].values, rel=1e-7)
+    assert reader.series["steps-vs-tokens/steps"].values == [300_000_001.0]
+
+
+def test_writing_loads_no_torch(tmp_path):
+    """The writer needs no torch, so that tests write the files of a run quickly."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from nbtrain.train.figures.metrics_writer import MetricsWriter\n"
+        "MetricsWriter(Path(sys.argv[1]), 0).close(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
 def test_a_restart_before_the_first_checkpoint_starts_over(tmp_path):
@@ -128,7 +171,7 @@ def test_a_scalar_of_a_family_has_the_name_in_its_tag(tmp_path):
     writer.close()
     assert points(tmp_path, "lm-loss-training/lm loss/wiki") == [(1, 2.5)]
     assert points(tmp_path, "lm-loss-training/lm loss/b/c#2") == [(1, 3.5)]
-    assert points(tmp_path, "lm-loss-training/lm loss/wiki vs tokens") == [(128, 2.5)]
+    assert event_points(tmp_path, "lm-loss-training/lm loss/wiki vs tokens") == [(128, 2.5)]
     with pytest.raises(KeyError):
         writer.write(1, 128, 4, losses=1.0)
 

@@ -14,7 +14,7 @@ from nbtrain.checkpoint.live_run import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import load
 from nbtrain.dataset.samples.state import DataState
-from nbtrain.monitor.tfevents import read_scalars
+from nbtrain.monitor.metrics_reader import ScalarReader
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.alerts import Alerts
 from nbtrain.train.figures.report import Report
@@ -52,6 +52,13 @@ def report(job, config, tmp_path):
     report = Report(config, World(0, 1, 0, CPU), state, heartbeat, tmp_path / "tensorboard")
     yield report
     report.close()
+
+
+def written(folder):
+    """Return {tag: series} of the scalars that a report has written."""
+    reader = ScalarReader(folder / "tensorboard")
+    reader.refresh()
+    return reader.series
 
 
 def add_step(report, config, step, loss=4.5, **more):
@@ -282,7 +289,7 @@ def test_a_step_without_a_token_in_the_loss_has_no_loss(report, config, job, cap
     assert caplog.messages[0].split(" | ")[2] == "no token in the loss"
     assert (report.progress.loss, report.progress.steps_without_loss) == (4.5, 1)
     report.close()
-    found = read_scalars(str(tmp_path / "tensorboard"))
+    found = written(tmp_path)
     assert list(found["lm-loss-training/lm loss"].steps) == [1]
     assert list(found["stability/steps without loss"].values) == [1.0]
     assert list(found["grad-norm/grad-norm"].steps) == [1, 2]
@@ -305,9 +312,7 @@ def test_a_validation_without_a_token_in_the_loss_is_a_warning(report, config, j
         "step 8: no test loss: none of the tokens that are read is in the loss",
     ]
     report.close()
-    assert list(
-        read_scalars(str(tmp_path / "tensorboard"))["lm-loss-validation/lm loss validation"].steps
-    ) == [4]
+    assert list(written(tmp_path)["lm-loss-validation/lm loss validation"].steps) == [4]
 
 
 def test_the_validation_loss_of_each_dataset_is_written_and_kept(report, config, tmp_path, caplog):
@@ -321,7 +326,7 @@ def test_the_validation_loss_of_each_dataset_is_written_and_kept(report, config,
     assert report.progress.validation_losses == {"wiki": 1.5, "code": 2.5}
     assert "| wiki 1.5000, code 2.5000 |" in caplog.messages[0]
     report.close()
-    found = read_scalars(str(tmp_path / "tensorboard"))
+    found = written(tmp_path)
     assert list(found["lm-loss-validation/lm loss validation/wiki"].values) == [1.5]
     assert list(found["lm-loss-validation/lm loss validation ppl/code"].values) == [
         pytest.approx(math.exp(2.5), rel=1e-6)

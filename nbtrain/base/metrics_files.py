@@ -1,0 +1,102 @@
+"""Files metrics.jsonl, metrics.2.jsonl, ... next to a run's event files: its scalars as lines of JSON.
+
+    {"format": "nbtrain metrics", "version": 1, "resumed_from_step": 0, "wall_time": 1764391200.5}
+    {"step": 1, "wall_time": 1764391203.25, "tokens": 8192, "samples": 8, "lm-loss-training/lm loss": 8.31}
+
+The first line is the header. Each other line holds scalars of one step by their tags in the event files, with
+the tokens and samples that the run had consumed. A step may have several lines, such as one for its
+validation. JSON has no NaN and no infinity: they are the strings "NaN", "Infinity" and "-Infinity", as in
+Protocol Buffers' JSON. Floats have nine digits, which identify every float32.
+
+Each start of the trainer creates a file with the next number, and no other process writes to it. Its header
+says from which step it resumed: the steps after that one in files with lower numbers no longer count, even if
+a slow writer adds them later. Files are ordered by number, never by a clock. Lines are flushed to the
+operating system but not fsynced, like event files. A line without its end is incomplete and is not read.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FORMAT, FORMAT_VERSION = "nbtrain metrics", 1
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""The strings that stand for values that are not finite; float() reads them."""
+KEYS = ("step", "wall_time", "tokens", "samples")
+"""Keys of a line that are not tags; each tag contains a slash."""
+_NAME = re.compile(r"metrics(?:\.(\d{1,9}))?\.jsonl")
+
+
+def metrics_files(folder: Path) -> list[tuple[int, Path]]:
+    """Return (number, path) of each metrics file of a folder, in the order in which they were created."""
+    if not folder.is_dir():
+        return []
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.glob("metrics*.jsonl"))
+    return sorted((int(match[1] or 1), path) for match, path in matches if match)
+
+
+def file_name(number: int) -> str:
+    return f"metrics.{number}.jsonl" if number > 1 else "metrics.jsonl"
+
+
+class MetricsFile:
+    """A new metrics file of a run, written by one process."""
+
+    def __init__(self, folder: Path, resumed_from_step: int, wall_time: float | None = None):
+        """Create the file with the next number; `resumed_from_step` is 0 for a run that starts."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = _next_file(folder)
+        self._lines: list[str] = []
+        self._add(
+            {
+                "format": FORMAT,
+                "version": FORMAT_VERSION,
+                "resumed_from_step": resumed_from_step,
+                "wall_time": time.time() if wall_time is None else wall_time,
+            }
+        )
+        self.flush()
+
+    def write(
+        self, step: int, wall_time: float, tokens: int, samples: int, scalars: Mapping[str, float]
+    ) -> None:
+        """Add a line with scalars of a step by tag. `wall_time`: seconds since the epoch."""
+        values = {tag: _encoded(value) for tag, value in scalars.items()}
+        self._add(dict(zip(KEYS, (step, round(wall_time, 6), tokens, samples))) | values)
+
+    def flush(self) -> None:
+        """Write the lines so far to the file. Raises OSError if the disk is full."""
+        content, self._lines = memoryview("".join(self._lines).encode()), []
+        if content:
+            # Unbuffered, so that the lines are one write.
+            with self._path.open("ab", buffering=0) as stream:
+                while content:
+                    content = content[stream.write(content) :]
+
+    def _add(self, value: dict[str, Any]) -> None:
+        self._lines.append(json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def _next_file(folder: Path) -> Path:
+    """Create the file with the next number, and return its path."""
+    number = max((number for number, _ in metrics_files(folder)), default=0) + 1
+    while True:
+        path = folder / file_name(number)
+        try:
+            path.touch(exist_ok=False)
+            return path
+        except FileExistsError:
+            # Another process has just created it.
+            number += 1
+
+
+def _encoded(value: float) -> float | int | str:
+    if isinstance(value, int):
+        return value
+    value = float(value)
+    if math.isfinite(value):
+        return float(f"{value:.9g}")
+    return NOT_FINITE[0] if math.isnan(value) else NOT_FINITE[1 if value > 0 else 2]

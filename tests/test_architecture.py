@@ -345,9 +345,6 @@ def folder_of(module: str) -> str:
 MUTUAL = {
     ("config", "config.arithmetic"),
     ("config", "config.rules"),
-    ("planner", "planner.lint"),
-    ("planner", "planner.memory"),
-    ("planner", "planner.time"),
 }
 
 

@@ -10,8 +10,8 @@ from nbtrain.config.load import Overrides
 
 if TYPE_CHECKING:
     from nbtrain.lab.widgets.what_if import WhatIfPage
-    from nbtrain.planner.found import FoundLayouts
     from nbtrain.planner.largest import Largest
+    from nbtrain.planner.search_results import FoundLayouts
 
 
 def search(
@@ -29,8 +29,8 @@ def search(
     global batch size for a shape; a run has its own. `.use(1, "run.yaml")` writes the run YAML of the first
     layout.
     """
-    from nbtrain.planner.found import FoundLayouts
     from nbtrain.planner.search import search as search_layouts
+    from nbtrain.planner.search_results import FoundLayouts
 
     top = whole("top", top)
     if top < 1:

@@ -27,7 +27,7 @@ TEXTS = (
     ".xz",
 )
 OTHER_ENDINGS = (*SCRIPTS, *TEXTS, ".json", ".jsonc")
-# Keys at the top that no run YAML has; all keys of a table of prices (planner/cost.py reads it).
+# Keys at the top that no run YAML has; all keys of a table of prices (planner/budget/cost.py reads it).
 PRICES = ("currency", "date", "source", "per_kwh", "per_device_hour")
 MANIFEST = {"apiVersion", "kind"}
 # Kinds of manifests that hold a training job (foreign/manifests.py reads them).

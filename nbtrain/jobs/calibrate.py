@@ -1,7 +1,7 @@
 """`nbtrain calibrate`: measures this machine and stores the values for plans.
 
 The GPU side measures everything that needs torch (nbtrain/train/calibration); this module measures the disk
-of the output directory. The file: planner/calibration.py.
+of the output directory. The file: planner/calibration/calibration.py.
 """
 
 import contextlib
@@ -22,8 +22,13 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display, output_root
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.machine.machine import lacking_cores
-from nbtrain.planner.calibration import Calibration, calibration_path, machine_key, write_calibration
-from nbtrain.planner.calibration_doubts import doubts
+from nbtrain.planner.calibration.calibration import (
+    Calibration,
+    calibration_path,
+    machine_key,
+    write_calibration,
+)
+from nbtrain.planner.calibration.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import lines, picture
 
 # The least time in which two idle cores import torch and start the engines.
@@ -85,8 +90,8 @@ class Calibrated:
 def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
     """Measure this machine's device in at most `seconds` and write calibration.json.
 
-    Values that other programs have disturbed are marked (planner/calibration_doubts.py). `clock` is wall, or
-    cpu for a trial while other programs run: it counts the processes' own CPU time, and nothing is written.
+    Values that other programs have disturbed are marked (planner/calibration/calibration_doubts.py).
+    `clock` is wall, or cpu for a trial while other programs run: it counts the processes' own CPU time, and nothing is written.
     Raises ConfigError for seconds out of bounds, and JobError if the time does not suffice for all values.
     """
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:

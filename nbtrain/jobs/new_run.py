@@ -27,8 +27,8 @@ from nbtrain.corpus.tokenizer.sizes import fits_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.planner.choices import Choices, Place, Text, choose
-from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.run_file import commented_text, target_of, write_text
+from nbtrain.planner.time.duration import estimate_duration
 
 FINE_TUNING_EPOCHS = 3
 """Passes over the examples: arXiv:2310.16944, section 4.3, has one to three."""

@@ -17,8 +17,8 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt.verdict import DEVICE_MEMORY
 from nbtrain.monitor.run_view import RunView
-from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.observations import Observations, OutOfMemory, out_of_memory_of
+from nbtrain.planner.time.duration import estimate_duration
 
 # Medians use the last 100 steps: the first ones allocate, compile and choose kernels.
 LAST_STEPS = 100

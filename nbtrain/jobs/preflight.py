@@ -45,7 +45,7 @@ from nbtrain.jobs.preflight_tools import (
     nvme_is_ready,
     packages_are_there,
 )
-from nbtrain.planner.disk import estimate_disk
+from nbtrain.planner.budget.disk import estimate_disk
 from nbtrain.planner.lint.remedies import cheapest_remedy
 from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
 

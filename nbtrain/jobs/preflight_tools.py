@@ -26,7 +26,7 @@ from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.machine.machine import Machine
-from nbtrain.planner.disk import local_bytes
+from nbtrain.planner.budget.disk import local_bytes
 from nbtrain.planner.memory import estimate_memory
 
 

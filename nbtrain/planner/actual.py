@@ -1,7 +1,7 @@
 """Comparison of a plan's predictions with the measurements of the run's last job.
 
 When a job ends, it writes step time, peak memory and the idle time of pipeline stages into summary.json
-(jobs/supervisor/summary.py), together with the setup that was measured (measured.py). The two are compared
+(jobs/supervisor/summary.py), together with the setup that was measured (setup/measured.py). The two are compared
 only if the planned setup is the measured one: otherwise two different runs would be compared.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nbtrain.base import amounts, files
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.measured import measured_rate
+from nbtrain.planner.setup.measured import measured_rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from nbtrain.base.html_table import html_table
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.advice_rules import Proposal, proposals
-from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.observations import Observations, needed_bytes
 from nbtrain.planner.run_file import write_run
+from nbtrain.planner.time.duration import estimate_duration
 
 # A change that is predicted to save less of a step is not worth a restart.
 LEAST_GAIN = 0.02

@@ -17,6 +17,7 @@ from typing import Any
 
 from nbtrain.config.schedule_section import other_warmups
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import differing, on_device
 from nbtrain.planner.observations import Observations
 
@@ -30,9 +31,6 @@ ROOMY_FRACTION = 0.90
 # short runs need more: 1 % of the tokens at the least.
 CLIP_GRAD, WARMUP_FRACTION = 1.0, 0.01
 LOADER_WORKERS = 4
-# torch's allocator settings: the name that every version reads, and the newer one.
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +60,6 @@ def proposals(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
         yield from _smaller_bubble(config, seen)
     if not seen.failed:
         yield from _use_of_memory(config, seen)
-
-
-def with_expandable_segments(config: RunConfig) -> tuple[str, str] | None:
-    """Return torch's allocator variable and its value with expandable segments; None if they are on.
-
-    The variable is the one that the run sets, because torch reads the newer name only if the older one is not
-    set. Its other settings stay.
-    """
-    env = config.backend.env
-    name = next((name for name in ALLOCATOR_VARIABLES if name in env), ALLOCATOR_VARIABLES[0])
-    given = [part for part in env.get(name, "").split(",") if part]
-    if any(part.lower() == EXPANDABLE.lower() for part in given):
-        return None
-    others = [part for part in given if not part.startswith(EXPANDABLE.partition(":")[0])]
-    return name, ",".join([*others, EXPANDABLE])
 
 
 def _less_device_memory(config: RunConfig, seen: Observations) -> Iterator[Proposal]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.look import themed
-from nbtrain.planner.calibration import Calibration, Figure
+from nbtrain.planner.calibration.calibration import Calibration, Figure
 
 GIGA = 1e9
 

@@ -30,9 +30,9 @@ from nbtrain.config.load import flatten, load
 from nbtrain.config.presets import preset_run, size_of
 from nbtrain.config.schedule_section import UNITS
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.family import LINE
 from nbtrain.planner.search import run_on, search
+from nbtrain.planner.time.duration import estimate_duration
 
 # With SwiGLU of 8/3 the width, these models have as many parameters as with GPT-3's layers.
 SMALL = ((2, 128), (4, 128), (4, 192), (4, 256), (6, 320), (6, 384), (8, 512), (10, 640), (12, 768))

@@ -27,7 +27,7 @@ from nbtrain.config.rules import limits
 from nbtrain.config.rules.combinations import KINDS, clashes
 from nbtrain.config.rules.limits import Broken
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.setup import Place, Recompute, Setup, setup_of
+from nbtrain.planner.setup.setup import Place, Recompute, Setup, setup_of
 
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 

@@ -12,7 +12,7 @@ from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.planner.memory import MemoryEstimate, stage_parts
 from nbtrain.planner.plan import Plan
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,15 +17,15 @@ from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.planner.actual import Comparison, compare
 from nbtrain.planner.actual import rows as compared_rows
-from nbtrain.planner.cost import CostEstimate, estimate_cost
-from nbtrain.planner.disk import DiskEstimate, estimate_disk
-from nbtrain.planner.duration import DurationEstimate, estimate_duration
+from nbtrain.planner.budget.cost import CostEstimate, estimate_cost
+from nbtrain.planner.budget.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.lint.rules import findings_of
-from nbtrain.planner.lint.subject import Subject
+from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
 from nbtrain.planner.memory.lora import USUAL_RANK, estimate_lora
 from nbtrain.planner.second_opinion import second_opinion
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
+from nbtrain.planner.time.duration import DurationEstimate, estimate_duration
 from nbtrain.planner.time.explain import traffic
 
 if TYPE_CHECKING:

@@ -22,8 +22,6 @@ from nbtrain.config.load import Overrides, load
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import OverridePlace
-from nbtrain.planner.calibrated_rates import calibrated_rates
-from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.legal import (
     PLAIN,
     RECOMPUTATIONS,
@@ -40,7 +38,9 @@ from nbtrain.planner.legal import (
     space_of,
 )
 from nbtrain.planner.memory import SPARE_FRACTION, MemoryEstimate, estimate
-from nbtrain.planner.setup import Place, Setup
+from nbtrain.planner.setup.setup import Place, Setup
+from nbtrain.planner.time.calibrated_rates import calibrated_rates
+from nbtrain.planner.time.duration import estimate_duration
 from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.step import StepTime, estimate_step
 

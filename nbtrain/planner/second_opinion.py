@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nbtrain.base import amounts
 from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 VERSION = "0.19.8"
 MARGIN = 1.5

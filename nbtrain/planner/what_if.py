@@ -18,7 +18,7 @@ from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.load import Overrides
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.disk import estimate_disk
+from nbtrain.planner.budget.disk import estimate_disk
 from nbtrain.planner.legal import (
     RECOMPUTATIONS,
     Cut,
@@ -35,7 +35,7 @@ from nbtrain.planner.legal import (
 )
 from nbtrain.planner.memory import PARTS, SPARE_FRACTION, MemoryEstimate, estimate, stage_parts
 from nbtrain.planner.search import rates_of, run_on, run_seconds
-from nbtrain.planner.setup import Place, Setup
+from nbtrain.planner.setup.setup import Place, Setup
 from nbtrain.planner.time.step import StepTime, estimate_step
 
 # Places of model states, from the fastest to the largest.

@@ -17,13 +17,13 @@ from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import Parameters
 from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.cost import COOLING_FACTOR, MACHINE_FACTOR, CostEstimate
-from nbtrain.planner.disk import DiskEstimate
-from nbtrain.planner.duration import DurationEstimate, rates_of_run
-from nbtrain.planner.measured import measured_rate
+from nbtrain.planner.budget.cost import COOLING_FACTOR, MACHINE_FACTOR, CostEstimate
+from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.memory.explain import explain as explain_memory
-from nbtrain.planner.setup import setup_of
-from nbtrain.planner.terms import Term
+from nbtrain.planner.setup.measured import measured_rate
+from nbtrain.planner.setup.setup import setup_of
+from nbtrain.planner.setup.terms import Term
+from nbtrain.planner.time.duration import DurationEstimate, rates_of_run
 from nbtrain.planner.time.explain import explain as explain_step
 from nbtrain.planner.time.step import forward_seconds
 
@@ -99,7 +99,7 @@ def why(
     """Return the Terms of a plan's numbers; sections about which nothing is known are omitted."""
     setup = setup_of(config)
     memory = explain_memory(setup)
-    # As in duration.py: the cores are not measured for a run that has a measured rate.
+    # As in time/duration.py: the cores are not measured for a run that has a measured rate.
     cores = not use_measured or measured_rate(config) is None
     step = explain_step(setup, rates_of_run(config, use_measured, measure_cores=cores))
     sections = {
@@ -190,7 +190,7 @@ def _run(config: RunConfig, duration: DurationEstimate) -> list[Term]:
         if name == "steps" and abs(seconds - config.train_steps * one) > 0.005 * seconds:
             factor = seconds / (config.train_steps * one)
             formula += f" x {factor:.3g}: {'the ramp-up' if config.ramp else duration.basis}"
-        terms.append(Term(name, seconds, "seconds", formula, "nbtrain/planner/duration.py"))
+        terms.append(Term(name, seconds, "seconds", formula, "nbtrain/planner/time/duration.py"))
     return terms
 
 
@@ -211,7 +211,7 @@ def _cost(config: RunConfig, duration: DurationEstimate, cost: CostEstimate) -> 
             f"{cost.device_hours:,.0f} GPU hours x {watts:g} W x {MACHINE_FACTOR:g} for the machine x "
             f"{COOLING_FACTOR:g} for cooling"
         )
-        terms.append(Term("energy", cost.energy_kwh, "kWh", formula, "nbtrain/planner/cost.py"))
+        terms.append(Term("energy", cost.energy_kwh, "kWh", formula, "nbtrain/planner/budget/cost.py"))
     return terms
 
 

@@ -27,7 +27,7 @@ BRIEF = {
     "nbtrain.jobs.backends.hosts.probe",
     "nbtrain.lab.labextension.build",
     "nbtrain.monitor.log_search",
-    "nbtrain.planner.cpu_rate",
+    "nbtrain.planner.calibration.cpu_rate",
 }
 
 

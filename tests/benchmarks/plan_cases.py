@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbtrain.planner.engines import ENGINES
+from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.time import rates
 from tests.benchmarks import (
     plan_beyond,
@@ -38,8 +38,8 @@ Written by `python tests/benchmarks/plan_cases.py` from 216 published runs. What
 set by one rule per source or training program (tests/benchmarks/published.py), never for a single run.
 
 The constants belong to generations of devices (nbtrain/planner/time/rates.py) and to training programs
-(nbtrain/planner/engines.py). They were fitted to one part of the sources (tests/benchmarks/plan_fit.py) and
-are compared with the other part too. Which parts a step has was decided with all runs in view. The constants
+(nbtrain/planner/setup/engines.py). They were fitted to one part of the sources (tests/benchmarks/plan_fit.py)
+and are compared with the other part too. Which parts a step has was decided with all runs in view. The constants
 of nbtrain itself come from one measured step, of 125M on one H200 (benchmarks.md)."""
 
 
@@ -90,7 +90,7 @@ def constants() -> list[str]:
     for kind, share in rates.SHARES.items():
         row = (kind, share.matmul, share.low, share.memory, share.inside, share.across)
         lines.append("| " + " | ".join(str(value) for value in row) + " |")
-    lines += ["", "Training programs (the fields are explained in nbtrain/planner/engines.py):", ""]
+    lines += ["", "Training programs (the fields are explained in nbtrain/planner/setup/engines.py):", ""]
     names = ("traffic", "flash_generation", "hidden_data", "hides_gather", "zero_share", "hidden_zero3")
     more = ("hidden_pipeline", "launch_seconds")
     lines += [

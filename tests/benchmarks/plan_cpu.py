@@ -147,8 +147,8 @@ def overrides(model: str, layout: str) -> dict[str, Any]:
 def predicted_seconds(contender: Contender, calibration: Any) -> float:
     """Return the step time in seconds that the planner predicts for this run."""
     from nbtrain.config.load import load_resolved
-    from nbtrain.planner.calibrated_step import calibrated_step
-    from nbtrain.planner.setup import setup_of
+    from nbtrain.planner.calibration.calibrated_step import calibrated_step
+    from nbtrain.planner.setup.setup import setup_of
 
     parts = calibrated_step(setup_of(load_resolved(contender.run.config_yaml)), calibration)
     assert parts is not None, contender.name
@@ -158,7 +158,7 @@ def predicted_seconds(contender: Contender, calibration: Any) -> float:
 def contest(options: argparse.Namespace) -> list[tuple[str, float, float, float]]:
     """Calibrate, then return (name, predicted, measured, spread) of every run."""
     from nbtrain.jobs.calibrate import calibrate
-    from nbtrain.planner.calibration import Calibration
+    from nbtrain.planner.calibration.calibration import Calibration
     from tests.train import launch
 
     if options.read:

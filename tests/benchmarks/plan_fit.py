@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nbtrain.planner.engines import ENGINES
+from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.time import compute, rates
 from nbtrain.planner.time.step import estimate_step
 from tests.benchmarks.published import Published, load_cases

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from nbtrain.planner.memory import buffers, estimate
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 from tests.benchmarks import plan_memory
 from tests.benchmarks.published import Published
 

@@ -29,8 +29,8 @@ from typing import Any
 from nbtrain.config.load import load
 from nbtrain.planner.memory import MemoryEstimate, activations, buffers, estimate, stage_parts
 from nbtrain.planner.memory.stage import stage_of
-from nbtrain.planner.setup import Setup
-from nbtrain.planner.setup import setup_of as setup_of_run
+from nbtrain.planner.setup.setup import Setup
+from nbtrain.planner.setup.setup import setup_of as setup_of_run
 from tests.benchmarks.published import Published
 
 GIB = 2**30

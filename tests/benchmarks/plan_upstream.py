@@ -10,8 +10,8 @@ from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
-from nbtrain.planner.duration import DurationEstimate, estimate_duration
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
+from nbtrain.planner.time.duration import DurationEstimate, estimate_duration
 from nbtrain.planner.time.step import estimate_step
 
 RUNS = Path(__file__).parents[2] / "examples/megatron-gpt/training"

@@ -31,7 +31,7 @@ from nbtrain.config.arithmetic.devices import Device, find_device, nearest_devic
 from nbtrain.config.arithmetic.flops import attention_forward, logits_forward, model_flops
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.arithmetic.stages import cut_evenly
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 CASES = Path(__file__).parents[3] / "shared/reference/planner/cases.json"
 

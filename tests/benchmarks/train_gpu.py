@@ -93,8 +93,8 @@ def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
     sys.path.insert(0, str(TREE / "tests" / "train"))
     from nbtrain.base.events import read_events
     from nbtrain.config.load import load_resolved
-    from nbtrain.planner.duration import estimate_duration
     from nbtrain.planner.memory import estimate_memory
+    from nbtrain.planner.time.duration import estimate_duration
     from tests.train import launch
 
     size = SIZES[name]

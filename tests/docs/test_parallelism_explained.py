@@ -9,7 +9,7 @@ import pytest
 from nbtrain.config.arithmetic.flops import hardware_flops_per_token, model_flops_per_token
 from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
-from nbtrain.planner.duration import bubble_fraction
+from nbtrain.planner.time.duration import bubble_fraction
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXPLAINED = (DOCS / "parallelism-explained.md").read_text(encoding="utf-8")

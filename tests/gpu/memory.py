@@ -16,7 +16,7 @@ from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.memory.states import is_bf16_optimizer
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
 from tests.gpu.trained import OUT_OF_MEMORY, TrainingFailed, Trainings
 

@@ -11,7 +11,7 @@ from nbtrain.cli.__main__ import main
 from nbtrain.jobs import calibrate as module
 from nbtrain.jobs.calibrate import calibrate, disk_rates
 from nbtrain.jobs.machine import machine
-from nbtrain.planner.calibration import calibration_path, read_calibration
+from nbtrain.planner.calibration.calibration import calibration_path, read_calibration
 
 ANSWERS = [
     {"kind": "plan", "figures": 2},

@@ -14,8 +14,8 @@ from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.new_run import name_for
-from nbtrain.planner import duration
 from nbtrain.planner.plan import plan
+from nbtrain.planner.time import duration
 
 MACHINE = Machine("box", 2, "CPU X", frozenset(), 16 << 30, 12 << 30, ())
 WORDS = ["whale", "captain", "harpoon", "ocean", "ship", "crew", "storm", "sail"]

@@ -14,7 +14,7 @@ from nbtrain.model.gpt import build_model
 from nbtrain.model.names import optimizer_group
 from nbtrain.model.rotary import inverse_frequencies
 from nbtrain.planner.memory.stage import stage_of
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
 from tests.parity.cases import MODELS
 from tests.parity.oracle import plain_model
 from tests.parity.plain_gpt import angles

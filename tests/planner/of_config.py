@@ -5,7 +5,7 @@ from nbtrain.planner.memory import activations, buffers, host
 from nbtrain.planner.memory import stage_parts as parts_of_setup
 from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.memory.states import states
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
 
 
 def activation_bytes(config: RunConfig, stage: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.planner.memory import activations, buffers
 from nbtrain.planner.memory.stage import stage_of
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 RECOMPUTE = {
     "none": {},

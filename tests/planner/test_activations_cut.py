@@ -24,7 +24,7 @@ from nbtrain.parallel.groups import ALONE
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream
 from nbtrain.planner.memory.activations import in_flight
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 from tests.parallel import ranks
 from tests.parallel.cut import world
 from tests.planner.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel import cross_entropy
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 from tests.planner.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved
 
 # With 448 tokens, no tensor of tokens has the shape of a matrix.

@@ -6,8 +6,8 @@ from nbtrain.base import files
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.planner.actual import Comparison, compare
-from nbtrain.planner.measured import record_of
 from nbtrain.planner.plan import plan
+from nbtrain.planner.setup.measured import record_of
 
 
 @pytest.fixture

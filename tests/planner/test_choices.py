@@ -14,9 +14,9 @@ from nbtrain.config.arithmetic.vocabulary import (
     suited_to,
 )
 from nbtrain.config.load import load
-from nbtrain.planner import duration
 from nbtrain.planner.choices import MOST_EPOCHS, SMALL, Place, Text, choose, predicted_loss
 from nbtrain.planner.plan import plan
+from nbtrain.planner.time import duration
 
 # For 1 MB of English books: docs/choosing.md.
 BOOKS = (

@@ -23,7 +23,7 @@ from nbtrain.planner.legal import (
     problems,
     space_of,
 )
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
 
 MACHINES = {"resources.device": "gpu", "resources.nodes": 2, "resources.gpus_per_node": 4}
 # Runs whose settings forbid some layouts: a ramp-up, odd sizes, FP8, FPDT, ZeRO++, a pair of blocks.

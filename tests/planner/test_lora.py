@@ -16,7 +16,7 @@ from nbtrain.planner.memory.lora import adapter_parameters, estimate_lora
 from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.memory.states import dequantized_bytes, states
 from nbtrain.planner.plan import plan
-from nbtrain.planner.setup import Setup, setup_of
+from nbtrain.planner.setup.setup import Setup, setup_of
 
 GPT3 = Shape(96, 12288, 96, 49152, 50304, 2048, 96, 128, learned_positions=2048)
 FALCON = Shape(80, 14848, 232, 59392, 65024, 2048, 8, 64, bias=False, parallel_residual=True)

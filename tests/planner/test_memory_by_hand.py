@@ -14,7 +14,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.memory.activations import own_kernel
 from nbtrain.planner.memory.buffers import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES, NCCL_BYTES, RESERVE_FRACTION
-from nbtrain.planner.setup import Setup, setup_of
+from nbtrain.planner.setup.setup import Setup, setup_of
 from tests.planner.of_config import activation_bytes, host_memory, logits_bytes, nvme_bytes, stage_memory
 
 N = 4112

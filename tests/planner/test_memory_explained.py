@@ -5,8 +5,8 @@ import pytest
 from nbtrain.config.load import load
 from nbtrain.planner.memory import PARTS, estimate
 from nbtrain.planner.memory.explain import explain
-from nbtrain.planner.setup import setup_of
-from nbtrain.planner.terms import below, total
+from nbtrain.planner.setup.setup import setup_of
+from nbtrain.planner.setup.terms import below, total
 
 SETUPS = {
     "125M": ("gpt-125m", []),

@@ -12,7 +12,7 @@ from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.memory import activations, buffers, estimate
 from nbtrain.planner.memory.estimate import fullest_stage, stage_parts
 from nbtrain.planner.memory.stage import stage_of
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 SHAPE = Shape(
     num_layers=24,

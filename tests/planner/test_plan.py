@@ -11,13 +11,13 @@ from nbtrain.base.workspace import dataset_dir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load
 from nbtrain.dataset.of_run import dataset_of
-from nbtrain.planner import duration
-from nbtrain.planner.dataset_size import DatasetSize
-from nbtrain.planner.disk import estimate_disk, num_checkpoints
-from nbtrain.planner.duration import estimate_duration
-from nbtrain.planner.measured import record_of
+from nbtrain.planner.budget.dataset_size import DatasetSize
+from nbtrain.planner.budget.disk import estimate_disk, num_checkpoints
 from nbtrain.planner.picture import plan_picture
 from nbtrain.planner.plan import plan
+from nbtrain.planner.setup.measured import record_of
+from nbtrain.planner.time import duration
+from nbtrain.planner.time.duration import estimate_duration
 from tests.dataset.indexed_writer import IndexedWriter
 
 HOUR, DAY = 3600, 86400

@@ -4,7 +4,7 @@ import pytest
 
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import count_layers
-from nbtrain.planner.engines import ENGINES
+from nbtrain.planner.setup.engines import ENGINES
 from tests.benchmarks import published
 from tests.benchmarks.published import Published
 

@@ -13,13 +13,13 @@ from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
-from nbtrain.planner.found import FoundLayouts, against
-from nbtrain.planner.found_picture import spread
 from nbtrain.planner.legal import PLAIN, Cut, Layout, legal_options, micro_batches, space_of
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.reasons import reasons
 from nbtrain.planner.search import ROOMY_FRACTION, _some, run_on, score, search, try_cut, why_not
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.search_picture import spread
+from nbtrain.planner.search_results import FoundLayouts, against
+from nbtrain.planner.setup.setup import setup_of
 from nbtrain.planner.time.step import estimate_step
 
 

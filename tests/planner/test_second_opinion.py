@@ -4,7 +4,7 @@ import pytest
 
 from nbtrain.config.load import load
 from nbtrain.planner.second_opinion import second_opinion, zero2_bytes, zero3_bytes
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
 
 
 def test_the_formulas_by_hand():

@@ -17,7 +17,7 @@ from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.memory.states import states
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity.cases import Case
 from tests.parity.pairwise import goes_together

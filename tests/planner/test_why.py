@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.config.load import load
 from nbtrain.planner.plan import plan
-from nbtrain.planner.terms import Term, total
+from nbtrain.planner.setup.terms import Term, total
 from nbtrain.planner.why import shown
 
 RUNS = ("gpt-tiny", "gpt-125m", "gpt-13b-4xdp-4xpp-4xtp")

@@ -13,7 +13,7 @@ from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.measured import record_of
+from nbtrain.planner.setup.measured import record_of
 
 
 def write_summary(

@@ -11,11 +11,11 @@ from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.findings import finding_of
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.duration import bubble_fraction, rates_of_run
 from nbtrain.planner.lint.remedies import MICRO_BATCH, with_changes
-from nbtrain.planner.lint.subject import Subject
+from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.memory import estimate
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
+from nbtrain.planner.time.duration import bubble_fraction, rates_of_run
 from nbtrain.planner.time.step import estimate_step
 
 # A bubble from this fraction of each step on is worth a change.

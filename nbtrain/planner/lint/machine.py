@@ -17,7 +17,7 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.rules.environment import replaced_values
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.lint.subject import Subject
+from nbtrain.planner.lint.run_estimates import Subject
 
 # A machine of eight H100 has two CPUs of 56 cores, each with two threads.
 THREADS_OF_A_RANK = 28

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from nbtrain.base import amounts
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.config.findings import finding_of
-from nbtrain.planner.advice_rules import with_expandable_segments
+from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy, with_changes
-from nbtrain.planner.lint.subject import Subject
+from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.memory import AVERAGE_FRAGMENTATION, SPARE_FRACTION, estimate_memory, fragmented_bytes
 
 # A host that trains has more memory than this: torch alone takes as much.

@@ -6,8 +6,8 @@ from nbtrain.base.findings import Finding, by_cost
 from nbtrain.planner.lint.layout import LAYOUT_RULES
 from nbtrain.planner.lint.machine import MACHINE_RULES
 from nbtrain.planner.lint.memory import MEMORY_RULES
+from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.lint.schedule import SCHEDULE_RULES
-from nbtrain.planner.lint.subject import Subject
 
 RULES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     *MEMORY_RULES,

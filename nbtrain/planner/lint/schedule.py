@@ -12,7 +12,7 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.schedule_section import given_unit, other_warmups
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import other_text_of_tokenizer
-from nbtrain.planner.lint.subject import Subject
+from nbtrain.planner.lint.run_estimates import Subject
 
 # More than four passes over the same text add little: arXiv:2305.16264, section 5.
 USEFUL_EPOCHS = 4

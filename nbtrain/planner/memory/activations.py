@@ -32,7 +32,7 @@ from typing import NamedTuple
 from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage
 from nbtrain.planner.memory.states import weight_element
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 # Chunks that FPDT holds on the device in its backward pass: 16-bit ones of query, key, value, output and the
 # output's gradient, each twice so that copies hide; fp32 ones of three gradients (DeepSpeed 0.19.8,

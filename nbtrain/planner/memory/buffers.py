@@ -28,7 +28,7 @@ from nbtrain.planner.memory.states import (
     is_bf16_optimizer,
     weight_element,
 )
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 # Elements of alike matrices that Muon orthogonalizes together (train/engine/newton_schulz.py).
 STACK_ELEMENTS = 2**24

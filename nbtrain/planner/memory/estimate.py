@@ -16,7 +16,7 @@ from nbtrain.planner.memory import activations, buffers, host
 from nbtrain.planner.memory.host import HOST_PARTS
 from nbtrain.planner.memory.stage import Stage, stage_of
 from nbtrain.planner.memory.states import states
-from nbtrain.planner.setup import Setup, setup_of
+from nbtrain.planner.setup.setup import Setup, setup_of
 
 STATES = ("weights", "gradients", "master_copy", "optimizer")
 PARTS = (

@@ -14,8 +14,8 @@ from nbtrain.planner.memory.states import (
     is_bf16_optimizer,
     weight_element,
 )
-from nbtrain.planner.setup import Setup
-from nbtrain.planner.terms import Term, product
+from nbtrain.planner.setup.setup import Setup
+from nbtrain.planner.setup.terms import Term, product
 
 KORTHIKANTI = "arXiv:2205.05198, section 4.1"
 ZERO = "arXiv:1910.02054, section 5"

@@ -8,7 +8,7 @@ from nbtrain.planner.memory.activations import fpdt_host_bytes
 from nbtrain.planner.memory.buffers import CPU_RUNTIME_BYTES
 from nbtrain.planner.memory.stage import Stage
 from nbtrain.planner.memory.states import States, weight_element
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 HOST_PARTS = ("weights", "gradients", "master_copy", "optimizer", "activations", "buffers", "snapshot")
 

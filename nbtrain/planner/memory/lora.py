@@ -16,7 +16,7 @@ from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.memory import activations, buffers
 from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
 from nbtrain.planner.memory.stage import Stage, stage_of
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 # Most published adapters have a rank of 8 to 64: the plan uses this rank by default.
 USUAL_RANK = 16

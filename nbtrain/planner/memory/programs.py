@@ -160,5 +160,5 @@ PROGRAMS: dict[str, MemoryHabits] = {
 
 
 def habits_of(engine: str) -> MemoryHabits:
-    """Return the habits of a program by its name in engines.py."""
+    """Return the habits of a program by its name in setup/engines.py."""
     return PROGRAMS.get(engine, PROGRAMS["megatron-lm"])

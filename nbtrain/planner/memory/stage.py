@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nbtrain.config.arithmetic.parameters import Parameters, count_layers
 from nbtrain.config.arithmetic.shape import Shape
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 # Kinds of parameters: of the blocks, embeddings and output layer, biases and norms.
 MATRIX, EMBEDDING, VECTOR = "matrix", "embedding", "vector"

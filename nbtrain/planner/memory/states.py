@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS, four_bit_bytes
 from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage, matrices_of, shares, touched
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 
 Where = Literal["device", "cpu", "nvme"]
 

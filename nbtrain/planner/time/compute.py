@@ -19,9 +19,9 @@ T: tokens of a micro batch on a rank, t: tensor ranks, s: sequence, q: width of 
 from dataclasses import dataclass
 
 from nbtrain.config.arithmetic.flops import muon_flops_by_parameter
-from nbtrain.planner.engines import Engine
 from nbtrain.planner.memory.programs import habits_of
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.engines import Engine
+from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.rates import Rates
 from nbtrain.planner.time.traffic import DTYPE_BYTES
 

@@ -7,9 +7,9 @@ in compute.py, traffic.py and step.py; here they are written out with the number
 
 import math
 
-from nbtrain.planner.engines import ENGINES, Engine
-from nbtrain.planner.setup import Setup
-from nbtrain.planner.terms import Term
+from nbtrain.planner.setup.engines import ENGINES, Engine
+from nbtrain.planner.setup.setup import Setup
+from nbtrain.planner.setup.terms import Term
 from nbtrain.planner.time import compute
 from nbtrain.planner.time.fpdt import chunks_of, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_device
@@ -81,7 +81,7 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
         "host": (
             f"{engine.step_seconds * 1e3:g} ms a step; a block of fewer than "
             f"{engine.launch_seconds * 1e3 * (4 / 3 if full else 1):.3g} ms waits for kernels to start",
-            f"nbtrain/planner/engines.py: {engine.title}",
+            f"nbtrain/planner/setup/engines.py: {engine.title}",
         ),
     }
     if step.chunks:
@@ -254,7 +254,7 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
             micro * layers * 3 * block.memory,
             "seconds",
             f"{times} x {compute.traffic(setup, engine):g} x {kept / 1e9:.4g} GB / {memory / 1e12:.3g} TB/s",
-            "arXiv:2205.05198, section 4.1; the program's traffic: nbtrain/planner/engines.py",
+            "arXiv:2205.05198, section 4.1; the program's traffic: nbtrain/planner/setup/engines.py",
         ),
         Term(
             "compute / output layer",

@@ -18,7 +18,7 @@ sequence of one chunk stays on the device.
 
 from typing import NamedTuple
 
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.rates import Rates
 from nbtrain.planner.time.traffic import DTYPE_BYTES
 

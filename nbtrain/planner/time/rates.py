@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from nbtrain.config.arithmetic.devices import BY_NAME, Device
 
 if TYPE_CHECKING:
-    from nbtrain.planner.calibration import Calibration
+    from nbtrain.planner.calibration.calibration import Calibration
 
 INFINITE = float("inf")
 
@@ -56,18 +56,18 @@ class Rates:
     """Bandwidth of one machine's NVMe drive, for offloading: PCIe 3.0 drives reach 3 GB/s, 4.0 ones 6."""
     disk_bytes_per_second: float = 0.18e9
     """Writing a checkpoint, of one machine; a network volume as in the upstream example's log: 1.8 GB in 10
-    of the 29 seconds that validation and saving took (planner/duration.py)."""
+    of the 29 seconds that validation and saving took (planner/time/duration.py)."""
     host_adam_parameters_per_second: float = 1.6e9
     """Adam's step on the cores of one machine: 10.1e9 parameters in 6.3 s, DeepSpeed's tutorial on offloading
     (docs/_tutorials/zero-offload.md)."""
     scores_flops: float | None = None
     """FLOP/s of attention that keeps its scores; None: compute.py's share of the other products'."""
     host_times: float = 1.0
-    """Factor of a program's host time (engines.py); 0 on a CPU, whose rates include the host time."""
+    """Factor of a program's host time (setup/engines.py); 0 on a CPU, whose rates include the host time."""
     source: str = ""
     """Source of the rates, as one sentence."""
     calibration: "Calibration | None" = None
-    """Measurements of this machine, for the steps of a CPU run (planner/calibrated_step.py)."""
+    """Measurements of this machine, for the steps of a CPU run (planner/calibration/calibrated_step.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ A pipeline of p stages and m micro batches takes m times its slowest stage and e
 from dataclasses import dataclass
 
 from nbtrain.config.arithmetic.parameters import count_layers
-from nbtrain.planner.calibrated_step import calibrated_step
-from nbtrain.planner.engines import ENGINES
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.calibration.calibrated_step import calibrated_step
+from nbtrain.planner.setup.engines import ENGINES
+from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.compute import (
     attention_seconds,
     block_times,

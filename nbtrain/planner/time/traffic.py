@@ -22,7 +22,7 @@ section 7, arXiv:1909.08053 section 3, arXiv:2306.10209, arXiv:2309.14509.
 import math
 from dataclasses import dataclass
 
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.rates import Rates
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.planner.setup import Setup
-from nbtrain.planner.terms import below, total
+from nbtrain.planner.setup.setup import Setup
+from nbtrain.planner.setup.terms import below, total
 from nbtrain.planner.time.explain import explain, traffic
 from nbtrain.planner.time.fpdt import chunks_of
 from nbtrain.planner.time.step import estimate_step

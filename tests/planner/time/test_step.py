@@ -7,8 +7,8 @@ import pytest
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.flops import attention_forward, block_forward, logits_forward, model_flops
 from nbtrain.config.arithmetic.shape import Shape
-from nbtrain.planner.engines import ENGINES
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.engines import ENGINES
+from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.explain import traffic
 from nbtrain.planner.time.rates import INFINITE, Link, Rates, generation, rates_of_device
 from nbtrain.planner.time.step import StepTime, estimate_step

@@ -23,7 +23,7 @@ from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_ev
 from nbtrain.jobs.machine.environment import package_version
 from nbtrain.jobs.machine.hostfile import hostfile_finding, hosts_of
 from nbtrain.jobs.machine.shared_memory import too_little
-from nbtrain.planner.disk import local_bytes
+from nbtrain.planner.budget.disk import local_bytes
 
 PROBE = Path(__file__).with_name("probe.py")
 # Limit for all hosts at once; Python starts slowly from a slow shared disk.

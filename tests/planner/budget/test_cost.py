@@ -5,7 +5,7 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import data_home
 from nbtrain.config.load import load
-from nbtrain.planner.cost import CostEstimate, Price, estimate_cost, read_prices, user_prices
+from nbtrain.planner.budget.cost import CostEstimate, Price, estimate_cost, read_prices, user_prices
 from nbtrain.planner.plan import plan
 
 HOUR = 3600

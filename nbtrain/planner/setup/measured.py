@@ -16,7 +16,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.arithmetic.devices import BY_NAME
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.setup import Setup, setup_of
+from nbtrain.planner.setup.setup import Setup, setup_of
 
 # Fields of a setup that the section `lora` decides; users know them by this name.
 _OF_ADAPTERS = frozenset(

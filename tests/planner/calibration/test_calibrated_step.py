@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nbtrain.config.load import load
-from nbtrain.planner.calibrated_step import PARTS, calibrated_step, overhead_of, power_between
-from nbtrain.planner.calibration import Calibration
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.calibration.calibrated_step import PARTS, calibrated_step, overhead_of, power_between
+from nbtrain.planner.calibration.calibration import Calibration
+from nbtrain.planner.setup.setup import setup_of
 
 # Seconds of the machine below: of a block per token and h^2, and of the ends per token and h v.
 BLOCK, ENDS = 1e-9, 2e-10

@@ -7,7 +7,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import dataset_of
-from nbtrain.planner.dataset_size import DatasetSize, dataset_size
+from nbtrain.planner.budget.dataset_size import DatasetSize, dataset_size
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class FoundLayouts:
 
     def picture(self) -> "Figure":
         """Draw time against memory of every layout that fits."""
-        from nbtrain.planner.found_picture import draw
+        from nbtrain.planner.search_picture import draw
 
         return draw(self.result, self.top)
 

@@ -9,9 +9,10 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner import duration, measured
-from nbtrain.planner.duration import bubble_fraction, estimate_duration
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup import measured
+from nbtrain.planner.setup.setup import setup_of
+from nbtrain.planner.time import duration
+from nbtrain.planner.time.duration import bubble_fraction, estimate_duration
 from nbtrain.planner.time.step import estimate_step, forward_seconds
 
 HOUR, DAY = 3600, 86400

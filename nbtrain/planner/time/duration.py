@@ -9,7 +9,7 @@ The upstream example's log (125M on one A100, 2.5B tokens, about 8 hours) part b
 are 7.56 h. Training paused for 29 s every 100 steps: 10 forward batches at a third of a step each are 19 s,
 and 1.8 GB of checkpoint in the other 10 s are 0.18 GB/s. 47 pauses are 0.38 h, 7.95 h in all.
 
-A run that has trained before is planned with its own measured rate (measured.py). A CPU run uses the rate of
+A run that has trained before is planned with its own measured rate (setup/measured.py). A CPU run uses the rate of
 this machine's cores (time/cores.py).
 """
 
@@ -22,11 +22,11 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_weights
-from nbtrain.planner.calibrated_rates import calibrated_rates
-from nbtrain.planner.cpu_rate import matmul_flops_per_core
-from nbtrain.planner.engines import ENGINES
-from nbtrain.planner.measured import LARGEST_RATIO, measured_rate
-from nbtrain.planner.setup import Setup, setup_of
+from nbtrain.planner.calibration.cpu_rate import matmul_flops_per_core
+from nbtrain.planner.setup.engines import ENGINES
+from nbtrain.planner.setup.measured import LARGEST_RATIO, measured_rate
+from nbtrain.planner.setup.setup import Setup, setup_of
+from nbtrain.planner.time.calibrated_rates import calibrated_rates
 from nbtrain.planner.time.cores import rates_of_cores
 from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.step import StepTime, estimate_step, forward_seconds
@@ -62,7 +62,7 @@ def estimate_duration(
     With `use_measured` the rate of the run's last job is used, scaled if that job had another setup; without
     such a job, a CPU run uses the rate of this machine's cores. Without `use_measured` the answer is the same
     on every machine. `last_job=False` ignores only the run's last job. `engine` is the program that trains, a
-    key of engines.py.
+    key of setup/engines.py.
     """
     setup = replace(setup_of(config), engine=engine)
     found = measured_rate(config) if use_measured and last_job else None

@@ -5,7 +5,7 @@ separate process with one thread: NumPy's number of threads cannot be changed on
 that wait for each other use CPU time too (a busy machine measured 11 GFLOP/s instead of 170). Only plans of
 CPU runs measure it.
 
-    python -m nbtrain.planner.cpu_rate      prints the rate, in FLOP/s
+    python -m nbtrain.planner.calibration.cpu_rate      prints the rate, in FLOP/s
 """
 
 import functools
@@ -62,7 +62,7 @@ def _rate_of(machine: str) -> float | None:
 
 def _measured_apart() -> float | None:
     """Run measure() in a process with one thread."""
-    command = [sys.executable, "-m", "nbtrain.planner.cpu_rate"]
+    command = [sys.executable, "-m", "nbtrain.planner.calibration.cpu_rate"]
     try:
         options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PROCESS_SECONDS}
         done = subprocess.run(command, env={**os.environ, **_ONE_THREAD}, check=True, **options)

@@ -5,10 +5,10 @@ from functools import cached_property
 
 from nbtrain.base.findings import Cost
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.cost import CostEstimate
-from nbtrain.planner.disk import DiskEstimate
-from nbtrain.planner.duration import DurationEstimate
+from nbtrain.planner.budget.cost import CostEstimate
+from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.memory import MemoryEstimate
+from nbtrain.planner.time.duration import DurationEstimate
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A device's rates, with the values that this machine's calibration measured replacing the defaults.
 
-A CPU run on this machine uses the whole calibration: planner/calibrated_step.py computes its seconds. A run
-on the kind of GPU that this machine has uses the measured rates of matrix products, memory, links and disk.
+A CPU run on this machine uses the whole calibration: calibration/calibrated_step.py computes its seconds. A run on
+the kind of GPU that this machine has uses the measured rates of matrix products, memory, links and disk.
 The calibration does not apply to any other device. A calibration of GPUs does not apply to a CPU run, nor
 one of the CPU to GPUs.
 """
@@ -9,15 +9,15 @@ one of the CPU to GPUs.
 from dataclasses import replace
 
 from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.planner.calibrated_step import calibrated_step
-from nbtrain.planner.calibration import (
+from nbtrain.planner.calibration.calibrated_step import calibrated_step
+from nbtrain.planner.calibration.calibration import (
     Calibration,
     Figure,
     calibration_path,
     machine_gpus,
     read_calibration,
 )
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.rates import Link, Rates
 
 # Bus bandwidth over algorithm bandwidth is (n - 1) / n for a gather (NVIDIA/nccl-tests doc/PERFORMANCE.md).

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nbtrain.planner import cpu_rate
-from nbtrain.planner.cpu_rate import matmul_flops_per_core, measure
+from nbtrain.planner.calibration import cpu_rate
+from nbtrain.planner.calibration.cpu_rate import matmul_flops_per_core, measure
 
 
 @pytest.fixture(autouse=True)

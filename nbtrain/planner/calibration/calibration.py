@@ -20,7 +20,7 @@ from typing import Any
 from nbtrain.base import files, nvml
 from nbtrain.base.errors import RecordError
 from nbtrain.base.workspace import data_home, display
-from nbtrain.planner.cpu_rate import cpu_model
+from nbtrain.planner.calibration.cpu_rate import cpu_model
 
 SCHEMA_VERSION = 1
 # Fields of a machine's entry.

@@ -8,7 +8,7 @@ ranks    one rank with all cores is slower than each of two ranks that share the
 """
 
 from nbtrain.base.amounts import counted
-from nbtrain.planner.calibration import Figure
+from nbtrain.planner.calibration.calibration import Figure
 
 BUSY_SHARE = 0.1
 SPREAD_SHARE = 0.5

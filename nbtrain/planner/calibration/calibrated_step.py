@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from nbtrain.config.arithmetic.flops import muon_flops_by_parameter
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.arithmetic.shape import Shape
-from nbtrain.planner.calibration import Calibration, Figure
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.calibration.calibration import Calibration, Figure
+from nbtrain.planner.setup.setup import Setup
 
 BLOCK_SEQUENCE = 256
 """Sequence length of the blocks that are measured (train/calibration/kernels.py)."""

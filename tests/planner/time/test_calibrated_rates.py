@@ -7,12 +7,12 @@ import pytest
 
 from nbtrain.config.arithmetic.devices import BY_NAME
 from nbtrain.config.load import load
-from nbtrain.planner import calibrated_rates as module
-from nbtrain.planner import calibration
-from nbtrain.planner.calibrated_rates import calibrated_rates
-from nbtrain.planner.calibration import Calibration, write_calibration
+from nbtrain.planner.calibration import calibration
+from nbtrain.planner.calibration.calibration import Calibration, write_calibration
 from nbtrain.planner.plan import plan
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup.setup import setup_of
+from nbtrain.planner.time import calibrated_rates as module
+from nbtrain.planner.time.calibrated_rates import calibrated_rates
 from nbtrain.planner.time.rates import rates_of_device
 from nbtrain.planner.time.step import estimate_step
 

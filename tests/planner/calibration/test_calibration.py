@@ -6,9 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from nbtrain.planner import calibration
-from nbtrain.planner.calibration import Calibration, calibration_path, read_calibration, write_calibration
-from nbtrain.planner.calibration_doubts import doubts
+from nbtrain.planner.calibration import calibration
+from nbtrain.planner.calibration.calibration import (
+    Calibration,
+    calibration_path,
+    read_calibration,
+    write_calibration,
+)
+from nbtrain.planner.calibration.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import bandwidths, lines, picture
 
 TODAY = datetime.date(2026, 11, 22)

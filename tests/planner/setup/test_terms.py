@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.planner.terms import Term, below, product, scaled, total
+from nbtrain.planner.setup.terms import Term, below, product, scaled, total
 
 WEIGHTS = Term("weights", 20.0, "bytes", "10 parameters x 2 bytes", "a paper")
 MLP = Term("activations / MLP", 5.0, "bytes", "5", "a paper")

@@ -1,0 +1,1 @@
+"""Cost of a run: device hours, energy, money and disk space."""

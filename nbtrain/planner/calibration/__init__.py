@@ -1,0 +1,1 @@
+"""Measurements of this machine, and a step's time computed from them."""

@@ -1,0 +1,22 @@
+"""torch's memory allocator: the setting that lets it join its free pieces."""
+
+from nbtrain.config.schema import RunConfig
+
+# torch's allocator settings: the name that every version reads, and the newer one.
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+EXPANDABLE = "expandable_segments:True"
+
+
+def with_expandable_segments(config: RunConfig) -> tuple[str, str] | None:
+    """Return torch's allocator variable and its value with expandable segments; None if they are on.
+
+    The variable is the one that the run sets, because torch reads the newer name only if the older one is not
+    set. Its other settings stay.
+    """
+    env = config.backend.env
+    name = next((name for name in ALLOCATOR_VARIABLES if name in env), ALLOCATOR_VARIABLES[0])
+    given = [part for part in env.get(name, "").split(",") if part]
+    if any(part.lower() == EXPANDABLE.lower() for part in given):
+        return None
+    others = [part for part in given if not part.startswith(EXPANDABLE.partition(":")[0])]
+    return name, ",".join([*others, EXPANDABLE])

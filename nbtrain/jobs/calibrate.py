@@ -90,9 +90,10 @@ class Calibrated:
 def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
     """Measure this machine's device in at most `seconds` and write calibration.json.
 
-    Values that other programs have disturbed are marked (planner/calibration/calibration_doubts.py).
-    `clock` is wall, or cpu for a trial while other programs run: it counts the processes' own CPU time, and nothing is written.
-    Raises ConfigError for seconds out of bounds, and JobError if the time does not suffice for all values.
+    Values that other programs have disturbed are marked (planner/calibration/calibration_doubts.py). `clock`
+    is wall, or cpu for a trial while other programs run: it counts the processes' own CPU time, and nothing
+    is written. Raises ConfigError for seconds out of bounds, and JobError if the time does not suffice for
+    all values.
     """
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Comparison of a plan's predictions with the measurements of the run's last job.
 
 When a job ends, it writes step time, peak memory and the idle time of pipeline stages into summary.json
-(jobs/supervisor/summary.py), together with the setup that was measured (setup/measured.py). The two are compared
-only if the planned setup is the measured one: otherwise two different runs would be compared.
+(jobs/supervisor/summary.py), together with the setup that was measured (setup/measured.py). The two are
+compared only if the planned setup is the measured one: otherwise two different runs would be compared.
 """
 
 from collections.abc import Iterable

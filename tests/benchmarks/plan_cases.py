@@ -39,8 +39,8 @@ set by one rule per source or training program (tests/benchmarks/published.py), 
 
 The constants belong to generations of devices (nbtrain/planner/time/rates.py) and to training programs
 (nbtrain/planner/setup/engines.py). They were fitted to one part of the sources (tests/benchmarks/plan_fit.py)
-and are compared with the other part too. Which parts a step has was decided with all runs in view. The constants
-of nbtrain itself come from one measured step, of 125M on one H200 (benchmarks.md)."""
+and are compared with the other part too. Which parts a step has was decided with all runs in view. The
+constants of nbtrain itself come from one measured step, of 125M on one H200 (benchmarks.md)."""
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Cost of a run: device hours, energy, and money by a table of prices that the user can edit.
 
-Prices come from nbtrain/planner/budget/prices.yaml, overridden by the user's prices.yaml in the data directory; the
-plan names the file and its date. Energy in kWh is device hours x TDP x 1.2 x 1.15, within about a third.
+Prices come from nbtrain/planner/budget/prices.yaml, overridden by the user's prices.yaml in the data
+directory; the plan names the file and its date. Energy in kWh is device hours x TDP x 1.2 x 1.15, within
+about a third.
 
     1.2     the rest of the machine, and the utilization: 1.0 for BLOOM (400 W for each hour of an
             A100 of 400 W, arXiv:2211.02001), 1.39 for 8 H100s (970 W of 700, arXiv:2412.08602)

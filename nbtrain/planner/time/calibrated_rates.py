@@ -1,9 +1,9 @@
 """A device's rates, with the values that this machine's calibration measured replacing the defaults.
 
-A CPU run on this machine uses the whole calibration: calibration/calibrated_step.py computes its seconds. A run on
-the kind of GPU that this machine has uses the measured rates of matrix products, memory, links and disk.
-The calibration does not apply to any other device. A calibration of GPUs does not apply to a CPU run, nor
-one of the CPU to GPUs.
+A CPU run on this machine uses the whole calibration: calibration/calibrated_step.py computes its seconds. A
+run on the kind of GPU that this machine has uses the measured rates of matrix products, memory, links and
+disk. The calibration does not apply to any other device. A calibration of GPUs does not apply to a CPU run,
+nor one of the CPU to GPUs.
 """
 
 from dataclasses import replace

@@ -9,8 +9,8 @@ The upstream example's log (125M on one A100, 2.5B tokens, about 8 hours) part b
 are 7.56 h. Training paused for 29 s every 100 steps: 10 forward batches at a third of a step each are 19 s,
 and 1.8 GB of checkpoint in the other 10 s are 0.18 GB/s. 47 pauses are 0.38 h, 7.95 h in all.
 
-A run that has trained before is planned with its own measured rate (setup/measured.py). A CPU run uses the rate of
-this machine's cores (time/cores.py).
+A run that has trained before is planned with its own measured rate (setup/measured.py). A CPU run uses the
+rate of this machine's cores (time/cores.py).
 """
 
 import math

@@ -47,7 +47,9 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def text_without_secrets(text: str) -> str:
-    """Return text with every address redacted; if the end of an address is unclear, more is removed."""
+    """Return text with every address redacted. Where an address ends is not always clear: then the text after
+    it is removed too.
+    """
     if "://" not in text:
         return text
     if WITHOUT_BLANKS.fullmatch(text):

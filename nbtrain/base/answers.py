@@ -1,4 +1,5 @@
-"""Answering process of a request: it reads one JSON request from stdin and writes JSON lines to stdout.
+"""GPU-side process that answers a request: it reads one JSON request from stdin and writes JSON lines to
+stdout.
 
 answer_request(answers)    a line for each answer; an NbtrainError is {"kind": "error", "error", "message"}
 

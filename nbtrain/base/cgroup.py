@@ -1,4 +1,4 @@
-"""Limits and usage of this process's control groups: CPU and host memory, by versions 1 and 2.
+"""Limits and usage of this process's control groups: CPU and host memory, for cgroup versions 1 and 2.
 
 A group's limit applies to all groups below it, so the groups above this process's own group count too: a
 Slurm job or a user's slice has the limit, and the group of its processes below says "max".
@@ -55,7 +55,9 @@ def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
 
 
 def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
-    """Return the first of group_files(): of this process's own group, if the controller is enabled in it."""
+    """Return the first of group_files(), or None if there is none. It is in this process's own group if the
+    controller is enabled there.
+    """
     return next(iter(group_files(controller, v2_name, v1_name)), None)
 
 

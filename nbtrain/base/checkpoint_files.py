@@ -1,4 +1,5 @@
-"""Rules for complete checkpoint folders and the newest one, shared by the notebook side and the GPU side.
+"""Rules that decide which checkpoint folders are complete and which is newest, shared by the notebook side
+and the GPU side.
 
 Also model/local.json, the list of checkpoints on the nodes' local disks (checkpoint.local_dir). Such a
 checkpoint counts once it has been copied to the run directory, or when a resume has found all of its parts.
@@ -32,7 +33,7 @@ class LocalSave(Record):
 
     step: int
     save_id: str
-    """Id that all its parts carry, so that parts of two saves of one step are never mixed."""
+    """Id that all parts of this save carry, so that parts of two saves of the same step are never mixed."""
     hosts: list[str]
     job_id: str
     attempt: int
@@ -41,18 +42,22 @@ class LocalSave(Record):
     """Whether the save is complete in model/ too."""
 
     def before(self, rollback: Rollback) -> bool:
-        """Return whether the save is older than a rollback, which chose the checkpoint to continue from."""
+        """Return whether the save is older than a rollback. A rollback chose the checkpoint to continue from,
+        so such a save no longer counts.
+        """
         return (self.job_id, self.attempt) <= (rollback.job_id, rollback.attempt)
 
 
 @dataclass
 class LocalSaves(Record):
-    """model/local.json."""
+    """Contents of model/local.json: the newest checkpoints that were written to the nodes' local disks."""
 
     saves: list[LocalSave] = field(default_factory=list)
     """Saves, oldest first."""
     job_id: str = ""
-    """Job of the newest attempt that has begun to train; parts of earlier ones count only if listed."""
+    """Job of the newest attempt that has begun to train. Parts written by earlier attempts count only if they
+    are listed in `saves`.
+    """
     attempt: int = 0
 
     @classmethod
@@ -68,7 +73,8 @@ class LocalSaves(Record):
 
 
 def only_on_nodes(run: RunDir) -> LocalSave | None:
-    """Return the newest checkpoint on the nodes' disks, unless model/ has one as new or a rollback followed.
+    """Return the newest checkpoint that is only on the nodes' disks; None if model/ has one of the same step
+    or later, or if a rollback followed it.
 
     Whether the nodes and their disks still exist is not checked.
     """
@@ -80,7 +86,8 @@ def only_on_nodes(run: RunDir) -> LocalSave | None:
 
 
 def kept_on_nodes(run: RunDir, keep_last: int) -> list[LocalSave]:
-    """Return the saves that should be on the nodes' disks, oldest first, without those before a rollback.
+    """Return the saves that should be on the nodes' disks, oldest first. Saves from before a rollback are
+    omitted.
 
     `keep_last`: checkpoint.local_keep_last. Whether the files exist is not checked.
     """
@@ -89,13 +96,17 @@ def kept_on_nodes(run: RunDir, keep_last: int) -> list[LocalSave]:
 
 
 def newest_saved_step(run: RunDir) -> int | None:
-    """Return the step that a resume continues from if every node still has its part; None without a save."""
+    """Return the step that a resume continues from, provided every node still has its part; None if nothing
+    was saved.
+    """
     save = only_on_nodes(run)
     return newest_checkpoint_step(run) if save is None else save.step
 
 
 def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
-    """Return `reached` with the losses of its checkpoint_step, if manifest or heartbeats hold them."""
+    """Return `reached` with the losses at its checkpoint_step, as far as the manifest and the heartbeats
+    record them.
+    """
     assert reached.checkpoint_step is not None
     known: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
@@ -113,13 +124,17 @@ def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
 
 
 def measured_save_seconds(run: RunDir) -> float:
-    """Return the seconds of the longest save of the run's jobs, from rank 0's heartbeats; 0 if unknown."""
+    """Return the duration of the longest save in any of the run's jobs, from rank 0's heartbeats, in seconds;
+    0 if unknown.
+    """
     beats = (Heartbeat.read(run.job(job_id).heartbeat(0)) for job_id in run.job_ids())
     return max((beat.progress.save_seconds or 0.0 for beat in beats if beat and beat.progress), default=0.0)
 
 
 def on_nodes_words(run: RunDir) -> str:
-    """Return a sentence about a checkpoint that is only on the nodes' disks, for the end of a job, or ""."""
+    """Return a sentence for the end of a job that names a checkpoint which is only on the nodes' disks; "" if
+    there is none.
+    """
     if (save := only_on_nodes(run)) is None:
         return ""
     return (
@@ -129,12 +144,14 @@ def on_nodes_words(run: RunDir) -> str:
 
 
 def local_folder(local_dir: str, node: int, host: str) -> Path:
-    """Return checkpoint.local_dir on one node."""
+    """Return checkpoint.local_dir with the node's number and host name filled in."""
     return Path(local_dir.replace("{node}", str(node)).replace("{host}", host))
 
 
 def checkpoint_problem(folder: Path) -> str | None:
-    """Return why a checkpoint is not complete, judged by names and sizes; None if they are right. Cheap."""
+    """Return why a checkpoint is not complete; None if it is. Only file names and sizes are compared, which
+    is cheap.
+    """
     if not folder.is_dir():
         return "there is no such checkpoint"
     try:
@@ -142,7 +159,7 @@ def checkpoint_problem(folder: Path) -> str | None:
     except ValueError:
         return f"{MANIFEST} is not JSON"
     if manifest is None:
-        return _why_rejected(folder) or f"it has no {MANIFEST}: its writing was cut off"
+        return _why_rejected(folder) or f"it has no {MANIFEST}: its save was interrupted"
     if not isinstance(manifest, dict):
         return f"{MANIFEST} holds a {type(manifest).__name__} instead of fields"
     if (version := manifest.get("schema_version")) != SCHEMA_VERSION:
@@ -165,7 +182,8 @@ def checkpoint_problem(folder: Path) -> str | None:
 
 
 def in_work(run: RunDir, step: int, now: float) -> str | None:
-    """Describe what the run's job does with a checkpoint that has no manifest; None if it does nothing.
+    """Return what the run's job is doing with a checkpoint that has no manifest: saving or removing it. None
+    if the job is not working on it.
 
     A save writes the manifest last, and the removal of an older checkpoint removes it first. A folder that
     was not modified since the attempt began was left by an interrupted save of an earlier attempt.

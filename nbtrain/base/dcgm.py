@@ -26,7 +26,7 @@ class TensorActivity:
     """Fraction of time in which tensor cores were active, from dcgmi; used like nvml.TensorActivity."""
 
     def __init__(self, indices: Iterable[int], first_seconds: float = FIRST_SECONDS):
-        """Start dcgmi and wait at most `first_seconds` for the first value."""
+        """Start dcgmi and wait up to `first_seconds` for its first value."""
         self.supported = False
         """Whether any of these GPUs has a value."""
         self._newest: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""The errors of nbtrain: one base, one leaf per thing the user can do about it.
+"""nbtrain's errors: one base class, and a subclass for each thing that the user can do about an error.
 
     NbtrainError
       ConfigError        change the run YAML or the override
@@ -55,7 +55,7 @@ class ContextLengthError(ConfigError):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of the message, for programs with their own wording."""
+        """Numbers in the message, for programs that word the error themselves."""
         return {
             "positions": self.positions,
             "prompt_tokens": self.prompt_tokens,
@@ -80,7 +80,7 @@ class RecordError(NbtrainError, ValueError):
 
 
 class JobError(NbtrainError):
-    """Something about a job."""
+    """A job cannot be read, started or controlled."""
 
     exit_code = 5
 
@@ -118,7 +118,7 @@ class RollbackError(StabilityError):
 def refuse(
     findings: Iterable[Finding], kind: type[NbtrainError], heading: str = "", ending: str = ""
 ) -> None:
-    """Raise an error of class `kind` with all findings of level error; do nothing if there is none.
+    """Raise an error of class `kind` that lists all findings of level error; do nothing if there are none.
 
     With a heading, the findings follow it in indented lines. The error carries them in its attribute
     `findings`.

@@ -47,17 +47,20 @@ class EvaluationRecord:
     limit: int | None
     """Number of examples, if only the first ones were evaluated; None for all."""
     counts: dict[str, int]
-    """Counts that apply, of: examples, tokens, bytes, truncated."""
+    """Numbers of examples, tokens, bytes and truncated examples, as far as they apply to the task."""
     metrics: dict[str, Estimate]
     groups: dict[str, dict[str, Any]]
-    """{group: {"examples", "acc": {"value", "stderr"}}} of questions that name a group: MMLU's subjects."""
+    """Results by group, {group: {"examples", "acc": {"value", "stderr"}}}, for tasks whose questions name a
+    group, such as the subjects of MMLU.
+    """
     seconds: float
     created_at: float
     version: str
-    """Version of nbtrain."""
+    """The version of nbtrain that wrote the record."""
     num_fewshot: int | None = None
-    """Examples before each question of a task of lm-evaluation-harness; None: other tasks, or a group whose
-    tasks differ in it."""
+    """Few-shot examples before each question of a task of lm-evaluation-harness. None for other tasks, and
+    for a group whose tasks use different numbers.
+    """
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def path(self, run: RunDir) -> Path:
@@ -79,7 +82,7 @@ class EvaluationRecord:
             if value["schema_version"] != SCHEMA_VERSION:
                 raise RecordError(
                     f"{path}: schema_version = {value['schema_version']!r} must be {SCHEMA_VERSION}: "
-                    "the file is of another version of nbtrain."
+                    "another version of nbtrain wrote the file."
                 )
             metrics = {
                 name: Estimate(float(one["value"]), one["stderr"]) for name, one in value["metrics"].items()

@@ -1,4 +1,4 @@
-"""events/*.jsonl of a job: one JSON object a line, appended by one writer each."""
+"""A job's events/*.jsonl files: one JSON object per line, each file written by a single process."""
 
 import json
 import time
@@ -46,7 +46,9 @@ class EventWriter:
         self._may_be_torn = False
 
     def _end_torn_line(self) -> None:
-        """End a line that a killed writer or a full disk truncated, so the next event has its own line."""
+        """End a line that was truncated by a killed writer or a full disk, so that the next event starts on a
+        new line.
+        """
         if self.path.exists() and (content := self.path.read_bytes()) and not content.endswith(b"\n"):
             with self.path.open("ab") as stream:
                 stream.write(b"\n")
@@ -70,7 +72,9 @@ def read_events_file(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_events(job: JobDir) -> list[dict[str, Any]]:
-    """Return all events of a job by time; a writer's events keep their order if its clock is set back."""
+    """Return all events of a job, sorted by time. The events of one writer keep their order even if its clock
+    was set back.
+    """
     placed = []
     for path in sorted(job.events.glob("*.jsonl")):
         latest = float("-inf")

@@ -20,7 +20,7 @@ STALE_TRIES = 5
 
 
 def is_read_only(folder: Path) -> bool:
-    """Return whether a folder's file system is mounted read-only."""
+    """Return whether the file system that holds a folder is mounted read-only."""
     # For root, access() succeeds even on a read-only mount.
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
@@ -81,7 +81,9 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_output(path: Path, content: str) -> None:
-    """Write a file that a user has named: atomically, following a link, or directly if it is a device."""
+    """Write a file that the user has named: atomically, through a symbolic link to its target, or directly if
+    it is a device.
+    """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:
             stream.write(content)
@@ -116,7 +118,9 @@ def write_json_unsynced(path: Path, value: Any) -> None:
 
 
 def read_json_unsynced(path: Path) -> Any | None:
-    """Read a file of write_json_unsynced() like read_json(); None also if a power failure left it empty."""
+    """Read a file that write_json_unsynced() wrote. Like read_json(), but also return None if a power failure
+    left it empty.
+    """
     content = _read_bytes(path)
     return _json_value(path, content) if content and content.strip(b"\0 \n") else None
 
@@ -142,7 +146,7 @@ def _read_bytes(path: Path) -> bytes | None:
 
 
 def _read_current(path: Path) -> bytes:
-    """Read a file, and open it again if NFS 3 refuses because another host has just replaced it."""
+    """Read a file; if NFS 3 fails because another host has just replaced the file, open it again."""
     for _ in range(STALE_TRIES - 1):
         try:
             return path.read_bytes()
@@ -170,14 +174,18 @@ def _json_value(path: Path, content: bytes) -> Any:
 
 
 def too_many_digits() -> str:
-    """Return the message for JSON on which json.loads raises a ValueError other than JSONDecodeError."""
+    """Return the message for JSON with an integer that is too long for Python, on which json.loads raises a
+    plain ValueError.
+    """
     return (
         f"a whole number has more than {sys.get_int_max_str_digits():,} digits, which Python does not parse"
     )
 
 
 def not_allowed(error: OSError) -> str:
-    """Return the system's refusal and the file's owner: "PATH: Permission denied; it belongs to ada"."""
+    """Return the reason why the system refused access, and the owner: "PATH: Permission denied; it belongs to
+    ada".
+    """
     said = error.strerror or type(error).__name__
     if not error.filename:
         return said

@@ -31,7 +31,7 @@ class Cost:
     num_bytes: int = 0
     """Bytes on disk or in memory."""
     words: str = ""
-    """Description of a cost that has no number, e.g. "a worse model"."""
+    """Description of a cost that cannot be put in numbers, e.g. "a worse model"."""
 
     @property
     def text(self) -> str:
@@ -53,7 +53,9 @@ class Cost:
 
     @property
     def weight(self) -> tuple[bool, float, int, bool]:
-        """Sort key of findings: fatal ones, then GPU hours, then bytes, then those with words only."""
+        """Sort key of a finding: fatal findings first, then by GPU hours, then by bytes, then findings whose
+        cost has no number.
+        """
         return self.fatal, self.gpu_hours or self.hours, self.num_bytes, bool(self.words)
 
 
@@ -69,7 +71,9 @@ class Finding:
     rule: str
     """The name of the rule or check, e.g. "memory_fits"."""
     key: str
-    """The dotted key that the finding is about, a flag of another program, or "" if there is none."""
+    """Dotted key of the setting that the finding is about, or a flag of another program; "" if there is
+    neither.
+    """
     place: str
     """Place where the key was set: "gpt.yaml:22", "override batch.x=1" or "default"."""
     message: str
@@ -78,10 +82,10 @@ class Finding:
     """The change to make, as a sentence."""
     cost: Cost = field(default_factory=Cost)
     lacks: Lack = ""
-    """The need of a run without a mistake: data to prepare or repair, or a resource of the machine."""
+    """Something that a correct run still needs: data to prepare or repair, or a resource of the machine."""
 
     def __str__(self) -> str:
-        """Return "gpt.yaml:22: message fix", as errors and warnings have it."""
+        """Return the finding as errors and warnings print it: "gpt.yaml:22: message fix"."""
         return f"{self.place}: {self.text}" if self.place else self.text
 
     @property
@@ -91,7 +95,7 @@ class Finding:
 
     @property
     def head(self) -> str:
-        """ "gpt.yaml:22: batch.micro_batch_size", or as much of it as is known."""
+        """Place and key, "gpt.yaml:22: batch.micro_batch_size", or the part of it that is known."""
         return ": ".join(part for part in (self.place, self.key) if part)
 
     def lines(self) -> list[str]:
@@ -101,11 +105,11 @@ class Finding:
 
     @property
     def label(self) -> str:
-        """ "warning, costs 43 d"."""
+        """Level and cost, e.g. "warning, costs 43 d"."""
         return f"{self.level}, {self.cost.text}" if self.cost.text else self.level
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding as a JSON object, with the cost's text."""
+        """Return the finding as a JSON object; the cost is included as text."""
         return {**asdict(self), "cost": {**asdict(self.cost), "text": self.cost.text}}
 
 

@@ -1,4 +1,4 @@
-"""Git LFS pointers: the three lines that a clone without git-lfs holds instead of a large file.
+"""Git LFS pointers: the three-line text files that a clone without git-lfs contains instead of large files.
 
     version https://git-lfs.github.com/spec/v1
     oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
@@ -22,18 +22,18 @@ _POINTER = re.compile(
 
 
 def pointer_problem(content: bytes) -> str | None:
-    """Return what is wrong with a file that holds `content` if it is a pointer, without a full stop."""
+    """Return the problem if `content` is a Git LFS pointer, without a full stop; None for other content."""
     match = _POINTER.fullmatch(content) if len(content) < MOST_BYTES else None
     if match is None:
         return None
     return (
-        f"is a Git LFS pointer, not the file ({int(match['size']):,} bytes, which are not on this disk): run "
+        f"is a Git LFS pointer, not the file ({int(match['size']):,} bytes, not yet downloaded): run "
         "`git lfs pull` in its repository, or download the file itself"
     )
 
 
 def pointer_problem_of(path: Path) -> str | None:
-    """Return pointer_problem of a file; None for a file that is not there or may not be read."""
+    """Return pointer_problem() for a file; None if the file does not exist or cannot be read."""
     with suppress(OSError, ValueError):
         if Path(path).stat().st_size < MOST_BYTES:
             return pointer_problem(Path(path).read_bytes())

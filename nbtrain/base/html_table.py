@@ -23,7 +23,7 @@ ROW = "background-color:transparent"
 def html_table(
     head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", whole: bool = False
 ) -> str:
-    """Return a <table> whose cells are escaped and whose columns of numbers are right-aligned.
+    """Return a <table> with escaped cells and right-aligned columns of numbers.
 
     With `whole`, only the last column wraps its lines. Without headings (all of them ""), the rows are facts:
     a dimmed name and its value.

@@ -1,4 +1,4 @@
-"""The states of a job: their order, who may set them, and how LOST is detected.
+"""The states of a job: their order, which process may set them, and how LOST is detected.
 
 QUEUED -> STARTING -> RUNNING -> SUCCEEDED
              ^           |  \\-> FAILED
@@ -34,21 +34,21 @@ LOST = "LOST"
 SUSPENDED = "SUSPENDED"
 
 MEANING = {
-    QUEUED: "submitted; waits for its devices, or its supervisor has not started yet",
+    QUEUED: "submitted; waiting for its devices or for its supervisor to start",
     STARTING: "the supervisor runs and has started the ranks",
     RUNNING: "rank 0 trains",
     RESTARTING: "a rank failed; waiting before the next attempt",
     SUCCEEDED: "all tokens are done and saved",
-    FAILED: "ended by an error; the cause says which",
+    FAILED: "ended by an error, which the cause names",
     CANCELLED: "stopped on request; can be resumed",
-    SUSPENDED: "paused, or held by its engine, without devices; continues when it is resumed",
-    LOST: "its supervisor is gone without a word; can be resumed",
+    SUSPENDED: "paused, or held by its scheduler, without devices; continues when it is resumed",
+    LOST: "its supervisor is gone and left no message; can be resumed",
 }
 ACTIVE = frozenset({QUEUED, STARTING, RUNNING, RESTARTING, SUSPENDED})
 """States of a job that has a supervisor, or will get one."""
 FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED, LOST})
 
-CUT_OFF = "the submission was cut off before job.json was written"
+CUT_OFF = "the submission was interrupted before job.json was written"
 # A supervisor that has not written job.json after this long never started.
 QUEUED_GRACE_SECONDS = 30.0
 # A supervisor renews the time stamp of its job.json this often.
@@ -64,16 +64,17 @@ ENGINES = frozenset({"slurm", "kubernetes"})
 
 
 def ranks_run(state: str, heartbeat: Heartbeat) -> bool:
-    """Return whether the rank that wrote the heartbeat runs, as far as the job's state and this host show.
+    """Return whether the rank that wrote the heartbeat is running, as far as the job's state and this host
+    can tell.
 
-    A paused job, a waiting job and a job between two attempts have no ranks. The process of a rank is checked
-    only on its own host.
+    A job that is paused, is waiting or is between two attempts has no ranks. The process of a rank is checked
+    only on the rank's host.
     """
     return state in (STARTING, RUNNING) and not heartbeat.process.gone()
 
 
 def seconds_left(state: str, heartbeat: Heartbeat | None) -> float | None:
-    """Return the remaining seconds of the training, from rank 0's heartbeat; None unless rank 0 runs.
+    """Return the remaining seconds of the training, from rank 0's heartbeat; None if rank 0 is not running.
 
     The heartbeat belongs to the newest attempt: JobRecord.placed() drops the speed of an earlier one.
     """
@@ -83,14 +84,18 @@ def seconds_left(state: str, heartbeat: Heartbeat | None) -> float | None:
 
 
 def at_rest(record: JobRecord) -> bool:
-    """Return whether the job is paused and has released its allocation: no process of it can be lost."""
+    """Return whether the job is paused and has released its allocation. It then has no process that could be
+    lost.
+    """
     return record.state == SUSPENDED and record.supervisor is None
 
 
 def observed_state(record: JobRecord, now: float, written_at: float | None = None) -> tuple[str, str | None]:
-    """Return (state, cause) for readers: the recorded state, or LOST if its writer is dead.
+    """Return (state, cause) for readers: the recorded state, or LOST if the supervisor that records it is
+    dead.
 
-    A supervisor on another host is judged only by the age of job.json; `written_at` is its time stamp.
+    A supervisor on another host is judged only by the age of job.json. `written_at` is the file's
+    modification time.
     """
     supervisor = record.supervisor
     if record.state not in ACTIVE:
@@ -109,8 +114,8 @@ def observed_state(record: JobRecord, now: float, written_at: float | None = Non
     if written_at is None or now - written_at < SILENCE_SECONDS:
         return record.state, record.cause
     return LOST, (
-        f"nothing was heard for {now - written_at:.0f} s of its supervisor (pid {supervisor.pid} on "
-        f"{supervisor.host}), while the job was {record.state}"
+        f"no sign of life from its supervisor (pid {supervisor.pid} on {supervisor.host}) for "
+        f"{now - written_at:.0f} s while the job was {record.state}"
     )
 
 
@@ -150,7 +155,7 @@ def state_with_engine(
     answers = word is not None and word.seen and silent_seconds - silent < SILENCE_SECONDS
     if silent_seconds > SILENCE_SECONDS and not answers:
         return LOST, (
-            f"nothing was heard for {silent_seconds:.0f} s of its supervisor, while the job was {state}, and "
+            f"no sign of life from its supervisor for {silent_seconds:.0f} s while the job was {state}, and "
             f"{engine} does not answer"
         )
     return state, cause
@@ -180,14 +185,15 @@ def _before_its_supervisor(
 def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
     """Return why a supervisor on another host counts as dead before its time-out; "" if it does not.
 
-    A sign of life after the note makes it count as alive again; it then finds the request to exit at once.
+    If the supervisor writes job.json after the note, it counts as alive again. It then finds the request to
+    exit at once.
     """
     note = files.read_json(job.control_given_up) if supervisor.elsewhere() else None
     if note is None or job.job_json.stat().st_mtime > job.control_given_up.stat().st_mtime:
         return ""
     return (
         f"its supervisor (pid {supervisor.pid} on {supervisor.host}) gave no sign of life within "
-        f"{note['seconds']:.0f} s of the request to leave at once"
+        f"{note['seconds']:.0f} s of the request to exit at once"
     )
 
 

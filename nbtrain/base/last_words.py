@@ -1,4 +1,4 @@
-"""Final job.json of a job whose run directory can no longer be written, kept in a folder of the user.
+"""Final job.json of a job whose run directory can no longer be written. It is kept in a folder of the user.
 
 <temporary folder>/nbtrain-<user id>/ is created for the user alone (mode 700). It is not used if it belongs
 to another user, if others may read or write it, or if it is a link: in a folder that all users may write to,

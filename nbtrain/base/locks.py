@@ -45,7 +45,9 @@ def flock_folder(folder: Path, blocking: bool) -> int | None:
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Hold the lock of a folder, without leaving a lock file. Logs if it has to wait."""
+    """Hold the lock of a folder while the block runs, and leave no lock file. Log a line if the lock is not
+    free at once.
+    """
     descriptor = _lock(directory)
     # The last holder may have removed the folder: then this lock is on a folder that is gone.
     while not _is_at(descriptor, directory):
@@ -66,15 +68,15 @@ def _lock(directory: Path) -> int:
         import logging
 
         logging.getLogger(__name__).warning(
-            "%s: another process is preparing it; waiting until it ends.", display(directory)
+            "%s: another process is preparing it; waiting for that process to end.", display(directory)
         )
         waited = flock_folder(directory, blocking=True)
     except OSError as error:
         raise DataError(
-            f"{display(directory)}: cannot be made or opened: {error.strerror}. Set NBTRAIN_DATA to a folder "
-            "that can be written."
+            f"{display(directory)}: cannot be created or opened: {error.strerror}. Set NBTRAIN_DATA to a "
+            "folder that can be written."
         ) from error
-    assert waited is not None, "a blocking lock is taken"
+    assert waited is not None, "a blocking lock is always acquired"
     return waited
 
 

@@ -1,4 +1,4 @@
-"""Table of every scalar that nbtrain writes, one row each.
+"""Table of all scalars that nbtrain writes, one row each.
 
 The trainer writes the scalars of this table, the monitor reads them, the widgets use its labels, and
 docs/metrics.md is generated from it. Tags in the first block are exactly Megatron-DeepSpeed's, so that its

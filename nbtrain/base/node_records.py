@@ -1,4 +1,5 @@
-"""Records between a job's supervisor and the node agents: agents present, ranks to launch, and their ends.
+"""Records that a job's supervisor and its node agents exchange: agents present, ranks to launch, and how they
+ended.
 
     agent of node k  -> supervisor    nodes/<k>.json            NodeRecord, renewed once a second
     supervisor       -> all agents    control/launch.json       LaunchOrder: the ranks of one attempt
@@ -31,7 +32,7 @@ class NodeRecord(RenewedRecord):
     time: float
     """Seconds since the epoch by this machine's clock."""
     phase: str = "waiting"
-    """waiting: for a launch order; running: its ranks exist; leaving: it was told to end."""
+    """waiting: for a launch order; running: its ranks exist; leaving: it is about to exit."""
     attempt: int | None = None
     """The newest attempt that it has started or refused."""
     signals_done: int = 0
@@ -101,7 +102,7 @@ class SignalOrder(Record):
     attempt: int
     signal: int
     processes: list[ProcessIdentity] | None = None
-    """Processes to signal; None for every rank, through its wrapper."""
+    """Ids of the processes to signal; None to signal every rank, through its wrapper."""
 
 
 @dataclass
@@ -127,7 +128,9 @@ class Ask(Record):
 
     @classmethod
     def put(cls, path: Path, action: str) -> None:
-        """Write the next request. The file holds one: a stop, which ends the job, stays until it is read."""
+        """Write the next request. The file holds a single request. A request to stop ends the job, so it is
+        not overwritten before it is read.
+        """
         before = cls.read(path)
         if before and before.action in STOPS and action != "stop_now":
             return
@@ -136,12 +139,14 @@ class Ask(Record):
 
 @dataclass
 class EngineWord(RenewedRecord):
-    """engine.json: the last answer of Slurm, Kubernetes or a host about the job, and its time."""
+    """Contents of engine.json: the last answer about the job from Slurm, Kubernetes or a host, and when it
+    arrived.
+    """
 
     state: str | None
-    """State of jobstate.py; None if the scheduler does not know the job."""
+    """State of the job, as in jobstate.py; None if the scheduler does not know the job."""
     reason: str
-    """Reason as readers see it; "" if there is none."""
+    """Reason for the state, worded for readers; "" if there is none."""
     asked_at: float
     seen: bool = True
     """Whether the scheduler answered the last request; if not, state and reason are from an earlier one."""

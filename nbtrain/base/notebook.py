@@ -1,4 +1,5 @@
-"""This process as a notebook's kernel: whether a live front end shows it, and an output that is updated.
+"""This process as the kernel of a notebook: whether a live front end shows it, and an output that can be
+updated.
 
 By `is_watched`, api/arguments.py decides whether a call waits for the end of its run.
 """

@@ -17,14 +17,14 @@ CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or a part of one (MIG) that CUDA_VISIBLE_DEVICES names."""
+    """One GPU, or a MIG instance (a part of a GPU) that CUDA_VISIBLE_DEVICES names."""
 
     name: str
     memory_bytes: int | None
     uuid: str = ""
     """The driver's id of this GPU, such as GPU-3f...; "" if unknown."""
     index: int | None = None
-    """The driver's number of this GPU; None for a part of a GPU."""
+    """The driver's number of this GPU; None for a MIG instance."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class GpuUse:
 
 
 def gpus() -> list[GpuUse]:
-    """Return every GPU that the driver shows; an empty list without a driver."""
+    """Return every GPU that the driver reports; an empty list without a driver."""
     library = _library()
     if library is None:
         return []
@@ -52,7 +52,9 @@ def gpus() -> list[GpuUse]:
 
 
 def driver_gpus() -> tuple[Gpu, ...]:
-    """Return every GPU of this machine, in the driver's order; without names if it does not answer."""
+    """Return every GPU of this machine, in the driver's order. If the driver does not answer, the GPUs have
+    no names.
+    """
     if found := gpus():
         return tuple(Gpu(gpu.name, gpu.memory_total_bytes, _uuid(gpu.index), gpu.index) for gpu in found)
     folder = Path("/proc/driver/nvidia/gpus")
@@ -62,7 +64,9 @@ def driver_gpus() -> tuple[Gpu, ...]:
 
 
 def visible_gpus(chosen: str | None = None) -> tuple[Gpu, ...]:
-    """Return the GPUs that `chosen`, by default CUDA_VISIBLE_DEVICES, leaves visible, in its order."""
+    """Return the GPUs that `chosen` makes visible, in its order. The default of `chosen` is
+    CUDA_VISIBLE_DEVICES.
+    """
     known = driver_gpus()
     chosen = os.environ.get(CUDA_DEVICES) if chosen is None else chosen
     if chosen is None or not known:
@@ -112,7 +116,9 @@ def memory_used_bytes(entry: str) -> int | None:
 
 
 class TensorActivity:
-    """Fraction of time in which GPUs' tensor cores were active between two calls; from Hopper on (GPM)."""
+    """Fraction of the time between two calls in which the GPUs' tensor cores were active; on Hopper and
+    later, from GPM.
+    """
 
     def __init__(self, indices: Iterable[int]):
         self._samples: dict[int, Any] = {}
@@ -127,11 +133,11 @@ class TensorActivity:
 
     @property
     def supported(self) -> bool:
-        """Whether any of these GPUs counts it."""
+        """Whether any of these GPUs can measure it."""
         return bool(self._samples)
 
     def close(self) -> None:
-        """Do nothing; dcgm.TensorActivity, which starts a program, overrides this."""
+        """Do nothing. dcgm.TensorActivity overrides this method because it has a process to end."""
 
     def look(self) -> dict[int, float]:
         """Return {index: fraction since the previous call} of the GPUs that answer."""
@@ -172,7 +178,7 @@ def _utilization(library: ModuleType, handle: Any) -> float | None:
 
 @functools.cache
 def _library() -> ModuleType | None:
-    """Return the package with its library loaded; None without a driver, or if it does not answer."""
+    """Return pynvml with the driver's library loaded; None without a driver, or if it does not answer."""
     try:
         import pynvml
     except ImportError:
@@ -185,7 +191,9 @@ def _library() -> ModuleType | None:
 
 
 def _ask(library: ModuleType, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the driver's answer; None if it has none, like an old driver for an unknown metric."""
+    """Return the driver's answer; None if it has none. An old driver, for example, does not know every
+    metric.
+    """
     try:
         return function(*arguments)
     except library.NVMLError:
@@ -222,7 +230,7 @@ def _uuid(index: int) -> str:
 
 
 def _name(library: ModuleType, handle: Any) -> str:
-    """Return its name; empty if the driver does not report one."""
+    """Return the name of a GPU; "" if the driver does not report one."""
     try:
         name = _ask(library, library.nvmlDeviceGetName, handle)
     except UnicodeDecodeError:  # the package decodes strictly and may raise

@@ -1,4 +1,4 @@
-"""A process that ends when its parent does. Standard library, Linux; the constant is from linux/prctl.h."""
+"""Make a process end when its parent ends. Standard library, Linux; the constant is from linux/prctl.h."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Choice of a free TCP port of this machine for a process that listens on it a moment later."""
+"""Choice of a free TCP port on this machine, for a process that will listen on it a moment later."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ os.register_at_fork(after_in_child=_claims.clear)
 
 
 def port_to_listen_on(address: str = LOOPBACK) -> int:
-    """Return a free port of `address`, on which another process will listen a second later.
+    """Return a free port of `address`, for another process that will listen on it a second later.
 
     Ports from 32768 on are excluded because outgoing connections may take them meanwhile (Linux:
     ip_local_port_range), and 30000 to 32767 because Kubernetes services use them. The choice uses the

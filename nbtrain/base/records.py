@@ -1,4 +1,4 @@
-"""Records of a run directory, one dataclass each; ProcessIdentity knows a process by more than its ID."""
+"""Records of a run directory, one dataclass each, and ProcessIdentity, which is more than a pid."""
 
 import functools
 import os
@@ -53,7 +53,7 @@ class RenewedRecord(Record):
 
 @functools.cache
 def _inner_records(cls: type[Record]) -> dict[str, tuple[type[Record], object] | None]:
-    """Return for each field the record in it, with list or dict for several; None without a record."""
+    """Return {field: (record class, list, dict or None)} for the fields that hold records."""
     found: dict[str, tuple[type[Record], object] | None] = {}
     for one in fields(cls):  # type: ignore[arg-type]
         kind: Any = one.type
@@ -83,7 +83,9 @@ def _nested(inner: tuple[type[Record], object] | None, value: Any, where: object
 
 @dataclass
 class Stamp(Record):
-    """A time on the kernel's clock since boot, which is never set: two of one boot give an exact duration."""
+    """A time on the kernel's clock since boot, which cannot be set: two stamps of the same boot give an
+    exact duration.
+    """
 
     boot_id: str
     seconds: float
@@ -96,7 +98,7 @@ class Stamp(Record):
 
 @dataclass
 class Stamped(Record):
-    """A record with a Stamp for each of its moments, in seconds since the epoch."""
+    """A record that stores a Stamp for each of its times in seconds since the epoch."""
 
     stamps: dict[str, Stamp] = field(default_factory=dict, kw_only=True, compare=False)
 
@@ -106,14 +108,18 @@ class Stamped(Record):
         self.stamps[name] = Stamp.now()
 
     def seconds_between(self, begin: str, end: str) -> float:
-        """Return the seconds between two times: by stamps of the same boot, else by the wall clock."""
+        """Return the seconds between two times: from their stamps if both are of the same boot, else by the
+        wall clock.
+        """
         first, last = self.stamps.get(begin), self.stamps.get(end)
         if first and last and first.boot_id == last.boot_id:
             return last.seconds - first.seconds
         return max(0.0, getattr(self, end) - getattr(self, begin))
 
     def seconds_since(self, begin: str, now: float | None = None) -> float:
-        """Return the seconds since a time: by a stamp of this boot, else until `now` by the wall clock."""
+        """Return the seconds since a time: from its stamp if it is of this boot, else until `now` by the wall
+        clock.
+        """
         first = self.stamps.get(begin)
         if first and first.boot_id == boot_id():
             return Stamp.now().seconds - first.seconds
@@ -128,7 +134,7 @@ class ProcessIdentity(Record):
     start_ticks: int
     boot_id: str
     host: str = field(default="", compare=False)
-    """Name of its host, which may be renamed later."""
+    """Name of its host at that time; a host may be renamed later."""
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
@@ -148,7 +154,9 @@ class ProcessIdentity(Record):
         return ProcessIdentity.of(self.pid) == self
 
     def elsewhere(self) -> bool:
-        """Return whether the process is on another host or container, so its absence here proves nothing."""
+        """Return whether the process is on another host or in another container. Then its absence here proves
+        nothing.
+        """
         return self.host not in ("", host_name()) and not self.alive()
 
     def gone(self) -> bool:
@@ -157,7 +165,7 @@ class ProcessIdentity(Record):
 
 
 def host_name() -> str:
-    """Return this host's name, as identities store it."""
+    """Return this host's name in the form that ProcessIdentity stores."""
     return os.uname().nodename
 
 
@@ -176,7 +184,7 @@ class AttemptRecord(Record):
     world_size: int
     data_parallel_size: int
     first_step: int | None = None
-    """Step of the checkpoint to load; None without one when the attempt began."""
+    """Step of the checkpoint to load; None if there was none when the attempt began."""
     first_tokens: int = 0
     """Tokens that were trained before the attempt began."""
     running_at: float | None = None
@@ -214,9 +222,9 @@ class TrainingProgress(Record):
     validation_loss: float | None = None
     best_validation_loss: float | None = None
     validation_losses: dict[str, float] = field(default_factory=dict)
-    """Last validation loss of each dataset of a blend or mixture that had a token in the loss."""
+    """Last validation loss of each dataset of a blend or mixture, if that dataset had tokens in the loss."""
     steps_without_loss: int | None = None
-    """Steps so far without a token in the loss."""
+    """Number of steps so far in which no token counted in the loss."""
     test_loss: float | None = None
     overflow_steps: int | None = None
     """Steps that fp16's loss scaling has skipped so far."""
@@ -229,7 +237,9 @@ class TrainingProgress(Record):
     pipeline_fraction: float | None = None
     """Share of rank 0's steps spent on waiting for and sending to other pipeline stages; None without one."""
     target_tokens: int | None = None
-    """Tokens trained after the last step: fewer than train_tokens in a trial (batch.max_steps)."""
+    """Tokens that will have been trained after the last step: fewer than train_tokens in a trial
+    (batch.max_steps).
+    """
 
     @property
     def goal_tokens(self) -> int:
@@ -272,7 +282,7 @@ class JobRecord(Stamped):
     attempts: list[AttemptRecord] = field(default_factory=list)
     """Oldest first."""
     goes_on_from: TrainingProgress | None = None
-    """Progress of the newest checkpoint at the submission; None if there was none."""
+    """Progress of the newest checkpoint when the job was submitted; None if there was none."""
     schema_version: int = SCHEMA_VERSION
 
     def attempt_record(self, attempt: int) -> AttemptRecord | None:
@@ -281,13 +291,17 @@ class JobRecord(Stamped):
 
     @property
     def first_step(self) -> int | None:
-        """Step of the checkpoint that the newest or first attempt must load; None without a checkpoint."""
+        """Step of the checkpoint that the newest attempt must load, or the first one if none has begun; None
+        without a checkpoint.
+        """
         if self.attempts:
             return self.attempts[-1].first_step
         return self.goes_on_from.checkpoint_step if self.goes_on_from else None
 
     def placed(self, beat: "Heartbeat") -> "Heartbeat":
-        """Return `beat`, at the checkpoint's step and tokens until its rank has loaded the checkpoint."""
+        """Return the heartbeat `beat`; until its rank has loaded the checkpoint, with the checkpoint's step
+        and tokens.
+        """
         newest = self.attempts[-1] if self.attempts else None
         progress = beat.progress
         # It has the checkpoint's step before its tokens.
@@ -313,7 +327,7 @@ class Collective(Record):
     name: str
     """Name of the collective in torch.distributed; send and recv with the other rank's number."""
     kind: str
-    """The kind of its group, such as data_parallel; "" if it has no name."""
+    """Kind of the process group, such as data_parallel; "" if it has none."""
     ranks: list[int]
     number: int
     """Number of collectives that this rank has called in this group, this one included."""
@@ -321,7 +335,9 @@ class Collective(Record):
     waiting: bool
     """Whether the call has not returned; on a GPU it returns before the collective is done."""
     group: str = ""
-    """torch's name of the group, the same on all its ranks: several groups may have the same ranks."""
+    """torch's name of the group, the same on all its ranks. It is needed because several groups may have the
+    same ranks.
+    """
 
 
 @dataclass
@@ -343,7 +359,9 @@ class Heartbeat(Stamped, RenewedRecord):
     progress: TrainingProgress | None = None
     """Progress of the training; rank 0 only."""
     progress_count: int = 0
-    """Rises with every micro batch, phase and collective; does not change in a rank that hangs."""
+    """Counter that rises with every micro batch, phase and collective, and stays the same in a rank that
+    hangs.
+    """
     collective: Collective | None = None
     host: str = ""
     dumps_stack: bool = False
@@ -382,7 +400,7 @@ class ExitRecord(Record):
     it, such as exit_interval_steps; for a rollback {"step", "first", "last"} as JSON: the bad step and the
     positions [first, last) that it has read."""
     said: str = ""
-    """Outcome that the rank itself reported at its end; "" if it did not."""
+    """Outcome that the rank itself reported at its end; "" if it reported none."""
 
 
 @dataclass
@@ -397,7 +415,9 @@ class Rollback(Record):
     checkpoint_step: int
     """The step of the newest checkpoint at that time; 0 if there was none."""
     first: int
-    """[first, last) positions of the training order: from that checkpoint to the end of the bad step."""
+    """First of the skipped positions [first, last) in the training order. They reach from that checkpoint to
+    the end of the bad step.
+    """
     last: int
     cause: str
 
@@ -416,7 +436,7 @@ class ResumeCertificate(Record):
     kind: str
     """bit-exact: as if never interrupted; data-exact: the same batches, other rounding; changed: neither."""
     reasons: list[str]
-    """Differences from before, the most important first; empty if bit-exact."""
+    """Differences from before the interruption, the most important first; empty if bit-exact."""
     step: int
     """The step of the checkpoint."""
     next_batch_sha256: str | None

@@ -152,7 +152,7 @@ class RunDir:
         return (self.record() or {}).get("run_id")
 
     def job_ids(self) -> list[str]:
-        """Return the job ids, oldest first (an id starts with its UTC time)."""
+        """Return the job ids, oldest first. An id starts with the UTC time of its submission."""
         if not self.jobs.is_dir():
             return []
         return sorted(name for name in os.listdir(self.jobs) if JOB_ID_PATTERN.fullmatch(name))
@@ -173,7 +173,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def locked(self, blocking: bool = True) -> Iterator[bool]:
-        """Hold the run's lock (locks.py). Yields whether it was acquired, which is always so if blocking."""
+        """Hold the run's lock (locks.py). Yield whether it was acquired: always if blocking."""
         descriptor = flock_folder(self.path, blocking)
         try:
             yield descriptor is not None
@@ -267,7 +267,9 @@ def _is_run(run: RunDir) -> bool:
 
 
 def runs_like(name: str) -> str:
-    """Return a sentence about an unknown run: the runs with similar names, and how many runs there are."""
+    """Return a sentence for an error about an unknown run: the runs with similar names, and the number of
+    runs.
+    """
     known = run_names()
     runs = f"{len(known):,} run{'' if len(known) == 1 else 's'}"
     return f"{nearest(name, known, 3)} `nbtrain runs` lists {runs} under {display(output_root())}.".strip()
@@ -280,7 +282,7 @@ def new_job_id(now: float | None = None) -> str:
 
 
 def time_of_job(job_id: str) -> float:
-    """Return when a job was submitted, in seconds since the epoch, from its id."""
+    """Return when a job was submitted, in seconds since the epoch. The time is part of the job's id."""
     # Imported here, because it loads datetime and locale, 4 ms in all.
     import calendar
 

@@ -1,4 +1,4 @@
-"""Receives the signals that end a process of nbtrain, even if its parent ignored or blocked them.
+"""Restore the signals that end a process of nbtrain, even if its parent ignored or blocked them.
 
 A process inherits the signals that its starter ignores, and those that the starting thread blocks. A script
 starts `nbtrain twin ... &` with INT and QUIT ignored, a batch script may ignore TERM for itself, and a thread

@@ -18,7 +18,7 @@ MOST_QUOTED_CHARS = 80
 
 
 def shortened(text: str, most: int = MOST_QUOTED_CHARS) -> str:
-    """Return the text, or its first 77 characters and "..." if it is too long to quote in a message."""
+    """Return the text, or its first 77 characters and "..." if it is too long to be quoted in a message."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -50,7 +50,7 @@ QUOTE = "  | "
 
 
 def folded(text: str, width: int | None) -> str:
-    """Wrap lines that are longer than `width` columns at their spaces; None wraps nothing.
+    """Wrap lines that are longer than `width` columns at their spaces; with None, nothing is wrapped.
 
     The rest of a line begins under the words after its list mark or its title, else two columns further in.
     Paths and other words that are longer than a line stay whole.

@@ -1,4 +1,4 @@
-"""Measurements of a job's resources over time: the quantities, and how long each resolution is kept.
+"""Resource usage of a job over time: the quantities, and how long each resolution is kept.
 
 A sample is {subject: {figure: value}} of one node (a machine or a pod). Subjects:
 
@@ -24,7 +24,7 @@ class Figure:
 
 
 _TABLE = """
-cpu_cores                           | cores   | cores busy: 1.0 is one core at full work
+cpu_cores                           | cores   | busy cores: 1.0 is one core at full load
 memory_bytes                        | bytes   | of a replica or rank: resident memory, shared pages
     counted in each process; of a node: memory in use
 disk_read_bytes_per_second          | bytes/s | read from disks, not from the page cache
@@ -60,7 +60,7 @@ class Level:
 
     seconds: float
     keep: int
-    """Minimum number of periods that are kept; one segment more at most."""
+    """Minimum number of periods that are kept; up to one more segment may be on disk."""
     segment: int
     """Periods in one file."""
 

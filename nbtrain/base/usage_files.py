@@ -78,7 +78,9 @@ class _Period:
 
 
 class UsageWriter:
-    """Writes the files of one node of a job. A full or read-only disk loses frames without an error."""
+    """Writes the usage files of one node of a job. On a full or read-only disk frames are lost, and no error
+    is raised.
+    """
 
     def __init__(self, folder: Path, node: int):
         self._folder, self.node = folder, node
@@ -101,7 +103,9 @@ class UsageWriter:
         stamp: Stamp | None = None,
         now: float | None = None,
     ) -> None:
-        """Store a sample of the current values. `about`: constants, e.g. limits, for each file's header."""
+        """Store a sample of the current values. `about` holds constants, such as limits, for the header of
+        each file.
+        """
         stamp = stamp or Stamp.now()
         about = about or {}
         columns = tuple((subject, name) for subject, figures in sample.items() for name in figures)
@@ -160,7 +164,7 @@ class UsageWriter:
             self._give_up(level)
 
     def _begin(self, level: int, content: bytes) -> tuple[_File, bytes]:
-        """Begin a new file, writing its header before the first frame, and remove the oldest excess files."""
+        """Begin a new file and write its header, then remove the oldest files above the limit."""
         self._folder.mkdir(parents=True, exist_ok=True)
         files, limit = self._files[level], LEVELS[level]
         while files and (sum(file.frames for file in files[1:]) >= limit.keep or len(files) >= MOST_FILES):
@@ -193,7 +197,7 @@ class UsageWriter:
 
 
 def _by_subject(columns: Columns) -> list[list[Any]]:
-    """Return [[subject, [figures]], ...], which takes a fifth of the bytes of the pairs."""
+    """Return the columns as [[subject, [figures]], ...]: a fifth of the bytes of a list of pairs."""
     found: list[list[Any]] = []
     for subject, name in columns:
         if not found or found[-1][0] != subject:
@@ -229,7 +233,7 @@ class Segment:
 
 
 def listed(folder: Path, node: int | None = None) -> Iterator[tuple[int, int, Path]]:
-    """Return (number, level, path) of a node's files, by number; of all nodes if `node` is None."""
+    """Return (number, level, path) of a node's files, sorted by number; of all nodes if `node` is None."""
     found = []
     for path in folder.glob("*.bin") if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)

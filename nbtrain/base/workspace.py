@@ -33,7 +33,7 @@ def valid_name(name: str) -> bool:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name`. Raises ConfigError if it may not become a path."""
+    """Return `name` unchanged. Raises ConfigError if it cannot be used as a folder name."""
     if not valid_name(name):
         raise ConfigError(f"{what} = {name!r} {NAME_RULE}.")
     return name
@@ -51,7 +51,7 @@ def workspace() -> Path:
 
 
 def the_workspace() -> str:
-    """Return a sentence that says where the workspace is and why, for errors about missing files."""
+    """Return a sentence for errors about missing files: where the workspace is, and how it was chosen."""
     folder = workspace()
     if os.environ.get("NBTRAIN_WORKSPACE"):
         return f"The workspace is {folder} (NBTRAIN_WORKSPACE)."
@@ -103,7 +103,7 @@ def typed_path(path: str | os.PathLike) -> Path:
     except RuntimeError:
         home = Path(path).parts[0]
         raise ConfigError(
-            f"{path}: this machine knows no home folder {home}. Write the whole path."
+            f"{path}: there is no home folder {home} on this machine. Write the full path."
         ) from None
 
 
@@ -136,7 +136,7 @@ def example_names() -> list[str]:
 
 
 def display(path: str | os.PathLike) -> str:
-    """Return a path as users read it: relative to the workspace if it is inside."""
+    """Return a path for display: relative to the workspace if it is inside, else unchanged."""
     try:
         return str(Path(path).relative_to(workspace()))
     except ValueError:

@@ -182,7 +182,7 @@ def end_cut_off(job: JobDir) -> bool:
 
 
 def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
-    """Return whether the submission was cut off before job.json; wait for one that is still writing.
+    """Return whether the submission was interrupted before job.json; wait for one that is still writing.
 
     submit() holds the run's lock while it writes. Raises JobError if it does not finish in time.
     """

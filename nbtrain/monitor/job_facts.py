@@ -53,7 +53,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     now = time.time() if now is None else now
     record, state, cause = job_with_end(job, now)
     if record is None:
-        raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
+        raise JobError(f"{display(job.path)}: the submission was interrupted before job.json was written.")
     config = kept_config(job.config_yaml)
     usage = read_usage(job.resources)
     active, said = state in ACTIVE, notes_of(run)

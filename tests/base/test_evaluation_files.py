@@ -44,7 +44,7 @@ def test_a_name_is_a_file_name():
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"schema_version": 2}, "schema_version = 2 must be 1: the file is of another version of nbtrain."),
+        ({"schema_version": 2}, "schema_version = 2 must be 1: another version of nbtrain wrote the file."),
         ({"metrics": None}, "is not a record of an evaluation (AttributeError("),
         ({"more": 1}, "is not a record of an evaluation (TypeError("),
     ],

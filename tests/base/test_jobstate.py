@@ -152,7 +152,7 @@ def test_the_words_of_every_state() -> None:
     assert cause(RUNNING, CANCELLED) == f"{NAME} was cancelled, while the job was RUNNING"
     assert cause(RUNNING, QUEUED) == f"{NAME} has put it back into its queue"
     assert cause(RUNNING, RUNNING, silent=1000, seen=False) == (
-        "nothing was heard for 1000 s of its supervisor, while the job was RUNNING, and Slurm job 12 does "
+        "no sign of life from its supervisor for 1000 s while the job was RUNNING, and Slurm job 12 does "
         "not answer"
     )
     assert cause(QUEUED, QUEUED, "waits (Resources)") == "waits (Resources)"
@@ -208,5 +208,5 @@ def test_a_job_that_is_being_submitted_is_not_lost(tmp_path):
     assert read_state(job, time.time())[0] == LOST
     job.make_folders()
     assert read_state(job, time.time()) == (QUEUED, "it is being submitted")
-    cut_off = (LOST, "the submission was cut off before job.json was written")
+    cut_off = (LOST, "the submission was interrupted before job.json was written")
     assert read_state(job, time.time() + QUEUED_GRACE_SECONDS + 1) == cut_off

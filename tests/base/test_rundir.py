@@ -157,7 +157,7 @@ def test_a_job_of_another_host_is_not_lost_because_its_pid_is_not_here(job):
     assert jobstate.read_state(job, now + jobstate.SILENCE_SECONDS - 1) == ("RUNNING", None)
     assert jobstate.read_state(job, now + jobstate.SILENCE_SECONDS + 1) == (
         "LOST",
-        "nothing was heard for 901 s of its supervisor (pid 4194305 on other), while the job was RUNNING",
+        "no sign of life from its supervisor (pid 4194305 on other) for 901 s while the job was RUNNING",
     )
     record(job, supervisor=other, state="FAILED", cause="x").write(job.job_json)
     assert jobstate.read_state(job, now + 2 * jobstate.SILENCE_SECONDS) == ("FAILED", "x")
@@ -250,7 +250,7 @@ def test_a_lock_file_that_cannot_be_opened_says_why(tmp_path, no_folder_locks, m
     monkeypatch.setattr(os, "open", as_another_user)
     with pytest.raises(PermissionError, match=r"\.lock"), RunDir(tmp_path).locked():
         pass
-    with pytest.raises(DataError, match="cannot be made or opened: Permission denied"):
+    with pytest.raises(DataError, match="cannot be created or opened: Permission denied"):
         locked_directory(tmp_path).__enter__()
     assert set(os.listdir("/proc/self/fd")) == open_at_first
 

@@ -41,7 +41,7 @@ def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
     for read in (places.typed_path, places.resolve):
         assert read("~/model") == Path("/home/of-mine/model")
         with pytest.raises(
-            ConfigError, match=r"^~absent-user/x: this machine knows no home folder ~absent-user"
+            ConfigError, match=r"^~absent-user/x: there is no home folder ~absent-user on this machine"
         ):
             read("~absent-user/x")
 

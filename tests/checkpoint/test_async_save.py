@@ -112,7 +112,7 @@ def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_pat
     ranks.train(run)
     warnings = [event["message"] for event in events(run, "warning")]
     assert warnings == [
-        "checkpoint global_step4 is not used: it has no manifest.json: its writing was cut off; trying the "
+        "checkpoint global_step4 is not used: it has no manifest.json: its save was interrupted; trying the "
         "one before it"
     ]
     assert launch.trace(run) == launch.trace(straight)

@@ -211,7 +211,7 @@ def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, k
     reason = "is not used: what rank 1 wrote is on none of the nodes"
     assert events(killed, "warning") == [
         *(f"step {step} of the nodes' own disks {reason}" for step in (6, 5)),
-        "checkpoint global_step6 is not used: it has no manifest.json: its writing was cut off; trying the "
+        "checkpoint global_step6 is not used: it has no manifest.json: its save was interrupted; trying the "
         "one before it",
         f"step 6 was saved on the disks of {socket.gethostname()} alone and cannot be used: the run "
         "continues from step 3, 3 steps lost",

@@ -41,7 +41,7 @@ def test_a_written_checkpoint_is_whole(run):
     [
         (
             lambda folder: (folder / "manifest.json").unlink(),
-            "it has no manifest.json: its writing was cut off",
+            "it has no manifest.json: its save was interrupted",
         ),
         (lambda folder: (folder / "manifest.json").write_text('{"schema'), "manifest.json is not JSON"),
         (
@@ -147,7 +147,7 @@ def test_no_whole_checkpoint(run):
     run.checkpoint(5).mkdir(parents=True)
     assert newest_whole(run, manifests.problem) == (
         None,
-        [(5, "it has no manifest.json: its writing was cut off")],
+        [(5, "it has no manifest.json: its save was interrupted")],
     )
 
 

@@ -76,7 +76,7 @@ def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
         "10 2.9 KiB 1 rank, ZeRO 3, fp32 complete",
         "20 2.9 KiB data 2, tensor 4, ZeRO 1, bf16 3.2500 complete",
         "1,000 7 B data 2, tensor 4, ZeRO 1, bf16 incomplete: a.pt has 7 bytes; its manifest says 3,000",
-        "2,000 2.9 KiB incomplete: it has no manifest.json: its writing was cut off",
+        "2,000 2.9 KiB incomplete: it has no manifest.json: its save was interrupted",
     ]
     assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -174,7 +174,7 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
     by_adamw = "AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1"
     assert f"Muon (momentum_buffer): matrices 16 in 2; {by_adamw}" in capsys.readouterr().out
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "30"]) == 4
-    assert "its writing was cut off" in capsys.readouterr().err
+    assert "its save was interrupted" in capsys.readouterr().err
 
 
 def test_verify_during_a_save(run, capsys, monkeypatch):
@@ -206,7 +206,7 @@ def test_verify_during_a_save(run, capsys, monkeypatch):
     assert [" ".join(line.split()) for line in said.out.splitlines()] == [
         "10 not compared: it is being removed by the running job",
         "20 valid: 1 file compared by SHA-256",
-        "30 not valid: it has no manifest.json: its writing was cut off",
+        "30 not valid: it has no manifest.json: its save was interrupted",
         "40 not compared: it is being saved by the running job",
     ]
     assert "1 of 4 checkpoints is not valid" in said.err

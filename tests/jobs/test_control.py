@@ -144,7 +144,7 @@ def test_a_job_without_job_json_was_cut_off_or_is_being_submitted(job, monkeypat
     """A job without job.json is LOST if the run's lock is free; otherwise it is still being submitted."""
     record = JobRecord.read(job.job_json)
     job.job_json.unlink()
-    assert control.cancel(job) == ("LOST", "the submission was cut off before job.json was written")
+    assert control.cancel(job) == ("LOST", "the submission was interrupted before job.json was written")
     with job.run.locked():
         with pytest.raises(JobError) as refused:
             control.cancel(job, wait_seconds=0)

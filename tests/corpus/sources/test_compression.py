@@ -252,7 +252,7 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
         ),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n",
-            "is a Git LFS pointer, not the file (12,345 bytes, which are not on this disk): run `git lfs "
+            "is a Git LFS pointer, not the file (12,345 bytes, not yet downloaded): run `git lfs "
             "pull` in its repository, or download the file itself.",
         ),
     ],

@@ -580,7 +580,7 @@ def test_data_home_that_cannot_be_written(make_config, workspace, monkeypatch):
     (workspace / "file").write_text("")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "file"))
     assert refusal(make_config()) == (
-        "file/dataset/small: cannot be made or opened: Not a directory. Set NBTRAIN_DATA to a folder that "
+        "file/dataset/small: cannot be created or opened: Not a directory. Set NBTRAIN_DATA to a folder that "
         "can be written."
     )
 

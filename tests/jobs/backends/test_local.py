@@ -58,7 +58,7 @@ def test_a_dead_supervisor_in_another_container_is_given_up(job, monkeypatch):
     state, cause = control.cancel(job, now=True)
     assert (state, cause) == (
         "LOST",
-        "its supervisor (pid 7 on other) gave no sign of life within 0 s of the request to leave at once, "
+        "its supervisor (pid 7 on other) gave no sign of life within 0 s of the request to exit at once, "
         "while the job was RUNNING",
     )
     os.utime(job.job_json, (time.time() + 5, time.time() + 5))

@@ -60,7 +60,9 @@ NAMES: tuple[str, ...] = get_args(ModelConfig.model_fields["architecture"].annot
 
 
 def fields_of(name: str) -> dict[str, Any]:
-    """Return {field of `model`: value} of a named architecture, all of FIELDS. KeyError for another name."""
+    """Return {field of `model`: value} of a named architecture, for all of FIELDS. Raises KeyError for an
+    unknown name.
+    """
     different = _DIFFERENCES[name]
     return {field: different.get(field, ModelConfig.model_fields[field].default) for field in FIELDS}
 

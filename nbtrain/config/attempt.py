@@ -1,4 +1,4 @@
-"""Record of one attempt of a job in job.json: the only input of its ranks besides config.yaml.
+"""The record of one attempt of a job in job.json. Its ranks read nothing else besides config.yaml.
 
 backend.env (faults on order, traces), the devices that are left -> attempt_record -> job.json -> the ranks
 """
@@ -19,7 +19,7 @@ TAKEN_OVER = (fault_orders.VARIABLE, TRACE)
 def attempt_record(
     config: RunConfig, number: int, first_step: int | None = None, first_tokens: int = 0
 ) -> AttemptRecord:
-    """Return the record of a new attempt. `first_step`: step of the checkpoint to load.
+    """Return the record of a new attempt. `first_step` is the step of the checkpoint to load.
 
     Raises ValueError if backend.env orders faults that no rank would understand.
     """
@@ -38,5 +38,7 @@ def attempt_record(
 
 
 def attempt_config(config: RunConfig, record: AttemptRecord) -> RunConfig:
-    """Return the configuration that an attempt's ranks train with, which backend.elastic may have resized."""
+    """Return the configuration that the ranks of an attempt train with. backend.elastic may have changed its
+    number of replicas.
+    """
     return resized(config, record.data_parallel_size, record.nodes)

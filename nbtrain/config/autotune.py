@@ -45,7 +45,9 @@ runpy.run_module("nbtrain.train.tuning", run_name="__main__", alter_sys=True)
 
 
 def mode_of(config: RunConfig) -> str:
-    """Return none, tune or run: whether the run's job begins with DeepSpeed's autotuner."""
+    """Return the autotuner's mode, which is none, tune or run: whether the run's job begins with DeepSpeed's
+    autotuner.
+    """
     return config.backend.kubernetes.autotune if config.backend.kind == "kubernetes" else "none"
 
 
@@ -72,19 +74,21 @@ def tuner_json(config: RunConfig, run_path: str) -> dict[str, Any]:
 
 
 def sequences_of_rank(config: RunConfig) -> int:
-    """Return the sequences per step that a data-parallel rank trains on."""
+    """Return the number of sequences per step that one data-parallel rank trains on."""
     return config.batch.global_batch_size // config.parallel.data_parallel_size
 
 
 def micro_batch_sizes(config: RunConfig) -> list[int]:
-    """Return at most five sizes to try, ascending, each a divisor of a rank's sequences."""
+    """Return at most five micro-batch sizes to try, ascending. Each divides the number of sequences of a
+    rank.
+    """
     size, sequences = config.batch.micro_batch_size, sequences_of_rank(config)
     sizes = {size // 2, *(size * multiple for multiple in MULTIPLES)}
     return sorted(one for one in sizes if one and sequences % one == 0)
 
 
 def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -> list[int]:
-    """Return the values with which the run breaks no rule."""
+    """Return those of the values with which the run breaks no rule."""
     found = []
     for value in values:
         try:
@@ -96,7 +100,7 @@ def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -
 
 
 def overrides_of(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes that a JSON of the tuner makes to the run, as overrides; {} if none.
+    """Return the overrides that correspond to a JSON of the tuner; {} if it changes nothing in the run.
 
     Keys that are not fields of nbtrain go to parallel.deepspeed_extra. Raises ConfigError for a key that
     nbtrain derives from another field.
@@ -129,13 +133,15 @@ def overrides_of(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def found_overrides(run: RunDir, config: RunConfig) -> dict[str, Any] | None:
-    """Return the tuner's result for the run, as overrides; None if there is none (yet)."""
+    """Return the tuner's result for the run, as overrides; None if there is no result (yet)."""
     given = files.read_json(run.autotuning_optimum)
     return None if given is None else overrides_of(config, given)
 
 
 def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str | None:
-    """Say what the tuner of a job found, in which file, and how to apply it; None if mode is none."""
+    """Describe the tuner's result for a job: the settings, the file and how to apply them; None if mode is
+    none.
+    """
     if mode == "none":
         return None
     where = display(run.autotuning_optimum)
@@ -156,7 +162,7 @@ def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str 
 
 
 def write_files(job: JobDir, config: RunConfig) -> None:
-    """Write the tuner's JSON and script to the job's folder, which the pods see; nothing if mode is none."""
+    """Write the tuner's JSON and script to the job's folder, which the pods see, unless mode is none."""
     if mode_of(config) == "none":
         return
     run_path = f"{config.backend.kubernetes.workspace_path}/output/{config.name}"
@@ -165,7 +171,7 @@ def write_files(job: JobDir, config: RunConfig) -> None:
 
 
 def read_given(text: str) -> dict[str, Any]:
-    """Return the JSON in --deepspeed_config: its path, or base64 from the tuner. Raises ConfigError."""
+    """Return the JSON in --deepspeed_config: a path or, from the tuner, base64. Raises ConfigError."""
     try:
         if text.endswith(".json"):
             given = json.loads(Path(text).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The section `backend:` of a run YAML: where the ranks run, and what is done when they fail.
+"""The section `backend:` of a run YAML: where the ranks run, and what happens when they fail.
 
 `kind` alone chooses the backend. Each kind has a separate section, which only that kind reads, so that one
 YAML can hold the settings of several places, and `backend.kind=slurm` is enough to move to another.
@@ -45,7 +45,7 @@ Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
 
 def without_slurm_conf(program: str, said: str) -> str | None:
-    """Return the error to report if a Slurm program found no cluster; None for any other output.
+    """Return the error to report if a Slurm program did not find a cluster; None for any other output.
 
     Slurm's own message is four lines about DNS.
     """
@@ -55,11 +55,12 @@ def without_slurm_conf(program: str, said: str) -> str | None:
 
 
 class HostsConfig(ConfigModel):
-    """Machines reached by ssh, which see the workspace under the same path; one node agent runs on each."""
+    """Machines reached by ssh, which all see the workspace at the same path. One node agent runs on each."""
 
     hosts: list[HostName] = []
-    """Machines, the first of which has rank 0; the first resources.nodes of them are used. Empty if
-    `hostfile` names them."""
+    """Machines to use. The first resources.nodes of them are used, and rank 0 runs on the first. Empty if
+    `hostfile` names them.
+    """
     hostfile: PathText | None = None
     """DeepSpeed hostfile (`name slots=8` per line), whose first resources.nodes machines are used; a relative
     path starts at the workspace."""
@@ -67,17 +68,17 @@ class HostsConfig(ConfigModel):
     """Program with which DeepSpeed's launcher starts the agents. pdsh must be installed where the run is
     submitted, Open MPI there and on every host."""
     ssh_port: Port | None = None
-    """Port of every sshd; null uses the setting of ssh's own configuration."""
+    """Port of sshd on every host; null uses the setting in ssh's own configuration."""
     ssh_config: PathText | None = None
     """Configuration file for ssh (`ssh -F`); null uses the user's."""
     server_alive_interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
-    """Seconds between ssh's checks that the other side is alive."""
+    """Seconds between ssh's checks that the other side still answers."""
     server_alive_count_max: Annotated[int, Field(ge=1, le=100)] = 3
     """Number of unanswered checks after which ssh closes the connection."""
     network_interface: Word | None = None
-    """Interface for gloo and NCCL, such as eth0; null lets each choose."""
+    """Network interface for gloo and NCCL, such as eth0; null lets each of them choose."""
     python: PathText | None = None
-    """Path of Python on every host; null means the path of the Python that submits."""
+    """Path of Python on every host; null means the path of the Python that submits the run."""
 
 
 class SlurmConfig(ConfigModel):
@@ -96,19 +97,21 @@ class SlurmConfig(ConfigModel):
     time_limit_seconds: Annotated[PositiveSeconds | None, SbatchOption(("--time", "-t"))] = None
     """Time limit of one allocation, in seconds; null uses the partition's."""
     signal_before_seconds: Annotated[int, Field(ge=10, le=65_535), SbatchOption(("--signal",))] = 120
-    """Seconds before the time limit at which the ranks are asked to save and exit. Slurm is up to 60 s
-    early."""
+    """Seconds before the time limit at which the ranks are asked to save and exit. Slurm may send this signal
+    up to 60 s early.
+    """
     resubmissions: SmallCount = 0
-    """Number of times that a run that met its time limit, or lost its allocation, submits itself again."""
+    """Number of times that a run resubmits itself after it reached its time limit or lost its allocation."""
     requeue: Annotated[bool, SbatchOption(("--requeue", "--no-requeue"))] = True
     """Whether Slurm requeues the job when a node fails; it continues from its newest checkpoint."""
     array: Annotated[
         Annotated[str, Field(pattern=ARRAY, max_length=15)] | None, SbatchOption(("--array", "-a"))
     ] = None
-    """Chain of allocations as an array, such as 1-4%1: each continues where the one before it ended. The
-    tasks of an array share the run directory, so they run one at a time (%1)."""
+    """Job array for a chain of allocations, such as 1-4%1: each continues where the previous one ended. The
+    tasks of an array share the run directory, so they run one at a time (%1).
+    """
     exclusive: Annotated[bool, SbatchOption(("--exclusive",))] = False
-    """Whether the job gets whole nodes."""
+    """Whether the job gets its nodes exclusively."""
     sbatch_options: list[OneLine] = []
     """Further options of sbatch, such as --mail-type=END; each is one #SBATCH line."""
     srun_options: list[Annotated[str, Field(pattern=r"^--?[A-Za-z][^\n\r\x00]{0,4095}$")]] = []
@@ -116,54 +119,63 @@ class SlurmConfig(ConfigModel):
     setup: list[OneLine] = []
     """Shell lines that the batch script runs first, such as `module load cuda`."""
     network_interface: Word | None = None
-    """Interface for gloo and NCCL, such as ib0; null lets each choose."""
+    """Network interface for gloo and NCCL, such as ib0; null lets each of them choose."""
     python: PathText | None = None
-    """Path of Python on the nodes; null means the path of the Python that submits."""
+    """Path of Python on the nodes; null means the path of the Python that submits the run."""
 
 
 class BackendConfig(ConfigModel):
-    """Place where the ranks run, and restarts after failures."""
+    """Where the ranks run, and how the job restarts after failures."""
 
     kind: Literal["local", "hosts", "slurm", "kubernetes"] = "local"
-    """Place where the ranks run. local: processes of this machine, watched by a detached supervisor. hosts:
+    """Place where the ranks run. local: processes on this machine, watched by a detached supervisor. hosts:
     machines reached by ssh. slurm: an allocation of a Slurm cluster. kubernetes: pods of a Kubernetes
-    cluster."""
+    cluster.
+    """
     max_restarts: SmallCount = 3
     """Number of times that a failed job is restarted from its last good checkpoint."""
     restart_backoff_seconds: Seconds = 5.0
     """Seconds to wait before the first restart; the wait doubles each time, up to 5 minutes."""
     shutdown_timeout_seconds: PositiveSeconds = 60.0
-    """Seconds that ranks have to save and exit when they are asked to stop, or twice the run's longest save
-    if that is longer; then they are killed. While ranks write a checkpoint, each sign of progress extends the
-    time by as much again, up to 10 times this value in all."""
+    """Seconds that ranks have to save and exit when they are asked to stop; twice the duration of the run's
+    longest save if that is longer. After that they are killed. While ranks write a checkpoint, each sign of
+    progress extends the time by the same amount, up to 10 times this value in all.
+    """
     heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
     """Seconds without progress (step, micro-batch, phase or collective) after which a rank counts as
     hanging."""
     node_timeout_seconds: Annotated[float, Field(ge=5, le=YEAR_SECONDS)] = 120.0
-    """Seconds of silence of its agent after which a machine counts as lost. Not read on kind: local."""
+    """Seconds without a sign of life from its agent after which a machine counts as lost. Not read on kind:
+    local.
+    """
     start_timeout_seconds: PositiveSeconds = 600.0
-    """Seconds that the agents of all machines have to report after they are started. Not read on kind:
-    local."""
+    """Seconds within which the agents of all machines must report after they are started. Not read on kind:
+    local.
+    """
     priority: Priority = 0
     """Priority in this machine's queue: the greatest number is first, then the earliest submission. Read on
     kind: local, and on hosts if this machine's GPUs are among them."""
     share_devices: bool = False
-    """Whether the job starts at once, next to other jobs on the same GPUs or cores, without queueing. Read
-    where priority is read."""
+    """Whether the job starts at once, without queueing, and shares its GPUs or cores with other jobs. Read
+    wherever `priority` is read.
+    """
     deadline_seconds: PositiveSeconds | None = None
-    """Seconds that the job may take, including restarts and without pauses and waits in this machine's queue:
-    then the ranks save and exit, and the job is FAILED with the cause "deadline". null sets no limit.
-    batch.exit_duration_minutes ends a job without a failure."""
+    """Seconds that the job may run, including restarts, without pauses and without waiting in this machine's
+    queue. After that the ranks save and exit, and the job is FAILED with the cause "deadline". null sets no
+    limit. batch.exit_duration_minutes ends a job without a failure.
+    """
     disk_wait_seconds: Seconds = 600.0
-    """Seconds to wait for room for a checkpoint when the disk is full, before the job fails."""
+    """Seconds to wait for free space when the disk is too full for a checkpoint. After that the job fails."""
     elastic: bool = False
-    """Whether a restart counts the usable devices and uses as many data-parallel ranks as they hold, with the
-    same global batch size. On kind: hosts it asks every machine, and continues without those that do not
+    """Whether a restart counts the usable devices and uses as many data-parallel ranks as fit on them, with
+    the same global batch size. On kind: hosts it asks every machine, and continues without those that do not
     answer. On device: cpu an operator sets the number of devices of one machine
-    (nbtrain.jobs.control.ask_devices)."""
+    (nbtrain.jobs.control.ask_devices).
+    """
     env: dict[Word, EnvironmentText] = {}
-    """Environment variables of every rank. Variables that nbtrain sets itself are refused, or `nbtrain check`
-    says what they replace."""
+    """Environment variables of every rank. Some variables that nbtrain sets itself are refused; for others,
+    `nbtrain check` says which value yours replaces.
+    """
     debug: DebugSwitches = []
     """One debug switch or a list. nccl sets NCCL_DEBUG=INFO, distributed TORCH_DISTRIBUTED_DEBUG=DETAIL,
     cuda_launch_blocking CUDA_LAUNCH_BLOCKING=1 (an error names its kernel; slow), cpp_stacks

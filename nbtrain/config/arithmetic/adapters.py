@@ -21,13 +21,14 @@ def count_adapters(config: RunConfig) -> int:
 
 
 def trained_row_elements(config: RunConfig) -> int:
-    """Return the elements of one matrix's token rows that are trained along with adapters."""
+    """Return the number of elements in the token rows of one matrix that are trained along with adapters."""
     ids = config.lora.trainable_token_indices if config.lora is not None else None
     return len(ids or ()) * config.model.hidden_size
 
 
 def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ...]:
-    """Return the elements of each matrix of one block's adapters on one rank, in order; () without any.
+    """Return the elements of each matrix in one block's adapters on one rank, in order; () if the run has no
+    adapters.
 
     `tensor`: number of tensor-parallel ranks; by default the run's.
     """

@@ -1,4 +1,4 @@
-"""Attention kernel of a run, as far as it is known before launch; model/attention.py chooses it.
+"""Attention kernel of a run, as far as it is known before launch. model/attention.py makes the choice.
 
 On a GPU torch has the kernels flash (without a mask), efficient and math. Windows, and documents that are
 kept apart, are masks for all of them, unless flash gets lengths: torch's kernel for sequences of varying
@@ -17,13 +17,17 @@ FLASH_GENERATION = 2
 
 
 def keeps_scores(config: RunConfig) -> bool:
-    """Return whether the kernel materializes all scores: `math`, and on CPU any kernel with dropout."""
+    """Return whether the kernel stores all attention scores. `math` does, and on CPU so does any kernel with
+    dropout.
+    """
     backend, on_cpu = config.model.attention_backend, config.resources.device == "cpu"
     return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)
 
 
 def masks_windows(config: RunConfig) -> bool:
-    """Return whether windows are masks for the kernel, which then attends to all pairs of positions."""
+    """Return whether the kernel applies a window as a mask, and so computes the scores of all pairs of
+    positions.
+    """
     model, on_cpu = config.model, config.resources.device == "cpu"
     if model.window_size is None or model.attn_logit_softcapping is not None:
         return False
@@ -33,8 +37,9 @@ def masks_windows(config: RunConfig) -> bool:
 
 
 def lengths_problem(config: RunConfig) -> str | None:
-    """Return why the flash kernel cannot be called with lengths on a GPU: what it needs and what the run has;
-    None if it can."""
+    """Return why the flash kernel cannot be called with lengths on a GPU, as its requirement and the run's
+    value; None if it can.
+    """
     model, head = config.model, config.model.resolved_kv_channels
     device = find_device(config.resources.gpu_type)
     if config.precision.dtype == "fp32":

@@ -1,4 +1,5 @@
-"""The batch of each step, constant or ramped up as in Megatron; steps, samples and tokens from each other.
+"""Batch size of each step, constant or ramped up as in Megatron; conversions between steps, samples and
+tokens.
 
 Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calculator.py): the batch is start
 + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size. Its
@@ -14,7 +15,7 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Rampup:
-    """Start, increment and extent of a batch ramp-up, in sequences."""
+    """A batch ramp-up: its first size, its increment and its length, in sequences."""
 
     start_batch_size: int
     batch_size_increment: int
@@ -23,7 +24,9 @@ class Rampup:
 
 @dataclass(frozen=True)
 class StepSizes:
-    """(first sample, batch size) of each part of a run, ascending; the first begins at 0."""
+    """Batch sizes of a step schedule: (first sample, batch size) of each part of a run, ascending; the first
+    part begins at 0.
+    """
 
     parts: tuple[tuple[int, int], ...]
 
@@ -35,7 +38,7 @@ class StepSizes:
 
     @property
     def ramp_samples(self) -> int:
-        """Samples before the last size."""
+        """Number of samples before the batch has its last size."""
         return self.parts[-1][0]
 
     def size_at(self, consumed_samples: int) -> int:
@@ -50,7 +53,7 @@ def _tokens(text: str) -> int:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """Sizes of all steps of a run. A step is always whole; the last one may pass train_tokens."""
+    """Batch sizes of all steps of a run. Every step is complete, so the last one may exceed train_tokens."""
 
     global_batch_size: int
     seq_length: int
@@ -89,20 +92,21 @@ class BatchSchedule:
 
     @property
     def total_steps(self) -> int:
-        """Whole steps that reach train_tokens."""
+        """Number of complete steps that reach train_tokens."""
         wanted = -(-self.train_tokens // self.seq_length)
         steps = self.step_at(wanted)
         return steps + (self.samples_after(steps) < wanted)
 
     @property
     def total_samples(self) -> int:
-        """Sequences in total_steps."""
+        """Number of sequences in total_steps."""
         return self.samples_after(self.total_steps)
 
 
 @functools.lru_cache(maxsize=64)
 def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]]:
-    """Yield first step, earlier samples and batch size of each stretch of equal steps; the last is endless.
+    """Yield (first step, samples before it, batch size) of each stretch of steps with one size; the last has
+    no end.
 
     Not every step has an entry, because a ramp may be arbitrarily long.
     """

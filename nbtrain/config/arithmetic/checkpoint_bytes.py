@@ -37,12 +37,12 @@ TENSORS_BESIDE_LAYERS = 5
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Return the bytes of one weight in the model's format."""
+    """Return the bytes of one weight in the model's number format."""
     return 4 if config.precision.dtype == "fp32" or config.precision.autocast else 2
 
 
 def state_bytes(config: RunConfig) -> int:
-    """Return the bytes of all tensors of one checkpoint, over all ranks.
+    """Return the bytes of all tensors of one checkpoint, summed over all ranks.
 
     Each (pipeline, tensor) rank writes what it holds, so that LayerNorms, which tensor ranks hold alike,
     count once for each of them. The last stage's copy of the tied word embedding has masters and moments but
@@ -66,7 +66,9 @@ def _weight_state_bytes(config: RunConfig) -> int:
 
 
 def _optimizer_state_bytes(config: RunConfig) -> int:
-    """Return the bytes of fp32 masters, which every ZeRO stage but 0 keeps, and of fp32 moments."""
+    """Return the bytes of the optimizer's state: fp32 masters, which every ZeRO stage except 0 keeps, and
+    fp32 moments.
+    """
     parallel, tensor = config.parallel, config.parallel.tensor_parallel_size
     if config.lora is not None:
         # Tied ones are on the last stage too.
@@ -82,26 +84,30 @@ def _optimizer_state_bytes(config: RunConfig) -> int:
 
 
 def _adapters(config: RunConfig) -> int:
-    """Return the elements of all adapters, over all (pipeline, tensor) ranks."""
+    """Return the number of elements of all adapters, over all (pipeline, tensor) ranks."""
     return config.model.num_layers * sum(adapter_sizes(config)) * config.parallel.tensor_parallel_size
 
 
 def _trained_rows(config: RunConfig, tied_copies: int) -> int:
-    """Return the elements of token rows trained along with adapters, over all ranks that hold them."""
+    """Return the number of elements of token rows that are trained along with adapters, over all ranks that
+    have them.
+    """
     copies = tied_copies if shape_of(config).tied else 2
     return trained_row_elements(config) * copies * config.parallel.tensor_parallel_size
 
 
 def checkpoint_bytes(config: RunConfig) -> int:
-    """Return the bytes of one checkpoint's files, over all ranks."""
+    """Return the bytes of the files of one checkpoint, summed over all ranks."""
     return state_bytes(config) + _description_bytes(config)
 
 
 def node_checkpoint_bytes(config: RunConfig, nodes: int) -> int:
-    """Return the most bytes of a checkpoint that one of `nodes` nodes writes (checkpoint.local_dir).
+    """Return the largest number of bytes of a checkpoint that any of `nodes` nodes writes
+    (checkpoint.local_dir).
 
-    ZeRO cuts the optimizer's state over all data ranks. Weights are written by the first of these alone,
-    which may all be on one node; with ZeRO 0 every node writes everything.
+    ZeRO shards the optimizer's state across all data-parallel ranks. The weights are written only by the
+    first data-parallel rank of each (pipeline, tensor) rank, and all of those may be on one node. With ZeRO 0
+    every node writes everything.
     """
     whole = checkpoint_bytes(config)
     if config.parallel.zero_stage == 0:

@@ -1,4 +1,5 @@
-"""Datasheet figures of GPUs and other accelerators: by table name, or by the name that torch reports.
+"""Datasheet numbers of GPUs and other accelerators, found by their name in the table or by the name that
+torch reports.
 
 Peaks are FLOP/s without sparsity: half the datasheet's figure if it counts sparsity. fp32 is the rate outside
 tensor cores; fp16 and fp8 are the rates with fp32 accumulation. memory_bytes is what a process can have: the
@@ -19,18 +20,19 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One row."""
+    """One device, with the numbers of its datasheet."""
 
     name: str
     memory_bytes: int
     peak_flops: dict[str, float]
-    """Dense peak by number format; a format that is missing is not supported."""
+    """Dense peak FLOP/s by number format. Formats that are not listed are not supported."""
     compute_capability: tuple[int, int]
     """(major, minor) of the architecture that kernels are compiled for, from NVIDIA's table of CUDA GPUs;
     (0, 0) for others."""
     link_bytes_per_second: float
-    """Bandwidth between any two devices of a machine, both directions together: NVLink's or PCIe's datasheet
-    figure."""
+    """Bandwidth between any two devices of a machine, in both directions together, from the datasheet of
+    NVLink or PCIe.
+    """
     source: str
     torch_name: str
     """Regular expression for torch.cuda.get_device_name(), without the vendor's name."""
@@ -38,20 +40,25 @@ class Device:
     """Bandwidth of the device's own memory."""
     tdp_watts: float
     flash_attention: tuple[int, ...]
-    """Generations of flash-attn that run on it (its README); empty if there is none."""
+    """Generations of flash-attn that run on the device, from its README; empty if none does."""
     network_bytes_per_second: float
-    """One way, of all network cards of a usual machine together; its links to other machines."""
+    """Bandwidth in one direction of all network cards of a usual machine together, to other machines."""
     devices_per_node: int = 8
-    """Devices of a usual machine."""
+    """Number of devices in a usual machine."""
     link_devices: int = 8
-    """Devices that `link_bytes_per_second` joins; more than a machine has in an NVL72 rack."""
+    """Number of devices that `link_bytes_per_second` connects; in an NVL72 rack these are more than one
+    machine has.
+    """
     bridge_bytes_per_second: float | None = None
-    """Bandwidth between two cards that an NVLink bridge joins, both directions together; None without a
-    bridge."""
+    """Bandwidth between two cards that an NVLink bridge connects, in both directions together; None if there
+    is no bridge.
+    """
     vendor: str = "NVIDIA"
 
     def peak(self, dtype: str) -> float | None:
-        """Return the dense peak FLOP/s for fp32, tf32, bf16, fp16, fp8 or fp4; None without such a unit."""
+        """Return the dense peak FLOP/s for fp32, tf32, bf16, fp16, fp8 or fp4; None if the device does not
+        support the format.
+        """
         return self.peak_flops.get(dtype)
 
 
@@ -84,9 +91,10 @@ def _gpu(
     devices_per_node: int = 8,
     link_devices: int = 8,
 ) -> Device:
-    """Return an NVIDIA GPU; `bandwidth`, `link`, `bridge` and `network` in GB/s.
+    """Return the row of an NVIDIA GPU; `bandwidth`, `link`, `bridge` and `network` are in GB/s.
 
-    `tflops`: of fp16, fp32, tf32, fp8. From compute capability 8.0 on there is bf16, as fast as fp16.
+    `tflops` are the peaks of fp16, fp32, tf32 and fp8. From compute capability 8.0 on, bf16 is added with the
+    peak of fp16.
     """
     half, fp32, tf32, fp8 = tflops
     bf16 = half if capability >= (8, 0) else None
@@ -274,7 +282,7 @@ BY_NAME = {device.name: device for device in DEVICES}
 def find_device(name: str | None) -> Device | None:
     """Return the row for a table name or for torch's device name, or None.
 
-    The whole name must match: an A10G is no A10, a MIG slice no whole A100.
+    The whole name must match, because an A10G is not an A10 and a MIG slice is not a whole A100.
     """
     if name is None or name in BY_NAME:
         return BY_NAME.get(name or "")

@@ -1,4 +1,4 @@
-"""Divisors and multiples of whole numbers: all of them, and the nearest to a value that does not agree."""
+"""Divisors and multiples of whole numbers: all of them, or those nearest to a value that does not fit."""
 
 import math
 

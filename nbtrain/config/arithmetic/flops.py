@@ -84,7 +84,9 @@ def block_forward(shape: Shape) -> float:
 
 
 def attention_forward(shape: Shape) -> float:
-    """Return FLOPs of one token's forward pass through a block's attention core, over all positions."""
+    """Return FLOPs of one token's forward pass through a block's attention core, which attends to all
+    positions.
+    """
     return 4 * shape.seq_length * shape.query_width
 
 

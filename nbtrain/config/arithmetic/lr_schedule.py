@@ -1,4 +1,4 @@
-"""The learning rate of a step, counted in tokens exactly as Megatron-DeepSpeed counts.
+"""The learning rate of a step, counted in tokens exactly as in Megatron-DeepSpeed.
 
     t <= w        i + (lr - i) t / w                          linear warm-up from i, 0 as a rule
     constant      lr

@@ -13,7 +13,7 @@ from nbtrain.config.schema import RunConfig
 
 @dataclass(frozen=True)
 class Parameters:
-    """Counts by part."""
+    """Numbers of parameters, by part of the model."""
 
     word_embeddings: int
     position_embeddings: int
@@ -21,14 +21,16 @@ class Parameters:
     mlp: int
     layernorm: int
     output_layer: int = 0
-    """0 if it is tied: the word embeddings are counted then."""
+    """Parameters of the output layer; 0 if it is tied, because the word embeddings are counted then."""
 
     @property
     def total(self) -> int:
         return sum(vars(self).values())
 
     def to_dict(self) -> dict[str, int]:
-        """Return counts by part, without a tied output layer and without positions that are not learned."""
+        """Return the counts by part, without parts that the model does not have: an untied output layer,
+        learned positions.
+        """
         optional = ("output_layer", "position_embeddings")
         return {part: count for part, count in vars(self).items() if part not in optional or count}
 
@@ -39,7 +41,8 @@ def count_parameters(config: RunConfig) -> Parameters:
 
 
 def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
-    """Return the parameters on one rank of pipeline stage `stage`: its layers, sharded by tensor parallelism.
+    """Return the number of parameters on one rank of pipeline stage `stage`: its layers, sharded by tensor
+    parallelism.
 
     Ulysses and Megatron's sequence parallelism cut no parameter. Which layers a stage has: stages.py.
     """
@@ -54,7 +57,8 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
 
 
 def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> Parameters:
-    """Return the parameters of one rank with `layers` layers, and the model's ends if `first` or `last`.
+    """Return the parameters of one rank with `layers` layers; with `first` or `last`, also those of the
+    model's first or last part.
 
     If stages are cut, the first and the last one each hold a copy of tied word embeddings. Column-parallel
     biases are cut, row-parallel biases, norms and positions are on every rank (arXiv:1909.08053, section 3).
@@ -78,7 +82,7 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
 
 
 def block_matrices(shape: Shape, tensor: int) -> tuple[int, int]:
-    """Return the elements of one block's matrices on one rank: (attention, MLP)."""
+    """Return the number of elements in one block's matrices on one rank, as (attention, MLP)."""
     hidden = shape.hidden_size
     attention = hidden * _qkv_columns(shape, tensor) + shape.query_width * hidden // tensor
     return attention, shape.mlp_weights // tensor

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only GPT, for every count of parameters and FLOPs.
+"""The shape of a decoder-only GPT, from which parameters and FLOPs are counted.
 
 A run's model is one Shape (`shape_of`). The planner makes others, of published runs and of sizes between.
 
@@ -28,44 +28,44 @@ class Shape:
     padded_vocab_size: int
     seq_length: int
     num_query_groups: int
-    """Heads of key and value; num_attention_heads without grouped queries (arXiv:2305.13245)."""
+    """Number of key and value heads; num_attention_heads without grouped queries (arXiv:2305.13245)."""
     kv_channels: int
     """Size of one head; hidden_size / num_attention_heads in most models."""
     learned_positions: int = 0
-    """Rows of the table of learned positions; 0 with rotary positions or ALiBi."""
+    """Rows of the table of learned positions; 0 for rotary positions and ALiBi."""
     gated: bool = False
-    """A gated MLP, SwiGLU or GeGLU: three matrices instead of two (arXiv:2002.05202)."""
+    """Whether the MLP is gated (SwiGLU or GeGLU) and has three matrices instead of two (arXiv:2002.05202)."""
     rmsnorm: bool = False
-    """RMSNorm has no bias."""
+    """Whether the norms are RMSNorm, which has no bias."""
     bias: bool = True
-    """Linear layers have biases."""
+    """Whether linear layers have biases."""
     add_qkv_bias: bool = False
-    """Query, key and value have biases even if `bias` is false."""
+    """Whether query, key and value have biases even if `bias` is false."""
     qk_layernorm: bool = False
     """Whether each head's queries and keys are normalized."""
     window_layers: tuple[bool, ...] = ()
     """Whether each layer's queries see only a window of the sequence; () if no layer has a window."""
     window_size: int = 0
-    """Tokens of that window, the query's own included."""
+    """Number of tokens in that window, including the query's own."""
     attn_softcap: bool = False
-    """Scores of attention are capped."""
+    """Whether attention scores are capped."""
     logit_softcap: bool = False
-    """Logits are capped."""
+    """Whether logits are capped."""
     tied: bool = True
-    """The output layer is the word embedding."""
+    """Whether the output layer shares the word embedding's matrix."""
     parallel_residual: bool = False
-    """Attention and MLP read one normalised input (GPT-J, GPT-NeoX)."""
+    """Whether attention and MLP read the same normalized input (GPT-J, GPT-NeoX)."""
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
 
     @property
     def window_share(self) -> float:
-        """Layers with a window, of all."""
+        """Share of the layers that have a window."""
         return sum(self.window_layers) / self.num_layers
 
     @property
     def visible_tokens(self) -> float:
-        """Tokens that a query sees in the mean over positions and layers, its own included."""
+        """Number of tokens that a query attends to, its own included: the mean over positions and layers."""
         length, window = self.seq_length, min(self.window_size, self.seq_length)
         whole = (length + 1) / 2
         in_window = window * (1 - (window - 1) / (2 * length)) if window else whole
@@ -78,7 +78,7 @@ class Shape:
 
     @property
     def kv_width(self) -> int:
-        """Width of all key heads together, and of all value heads."""
+        """Width of all key heads together, which is also the width of all value heads."""
         return self.num_query_groups * self.kv_channels
 
     @property
@@ -88,32 +88,32 @@ class Shape:
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one norm of the hidden states."""
+        """Number of parameters of one norm of the hidden states."""
         return self.hidden_size * (1 if self.rmsnorm else 2)
 
     @property
     def head_norm_parameters(self) -> int:
-        """Parameters of a layer's norms of queries and keys."""
+        """Number of parameters of a layer's norms of queries and keys."""
         return self.qk_layernorm * 2 * self.kv_channels * (1 if self.rmsnorm else 2)
 
     @property
     def norms_of_a_layer(self) -> int:
-        """Norms of a layer: of its two inputs, of queries and of keys."""
+        """Number of norms in a layer: those of its two inputs, and those of queries and keys."""
         return 4 if self.qk_layernorm else 2
 
     @property
     def attention_weights(self) -> int:
-        """Elements of the attention's matrices of one layer."""
+        """Number of elements in the attention matrices of one layer."""
         return self.hidden_size * (2 * self.query_width + 2 * self.kv_width)
 
     @property
     def mlp_weights(self) -> int:
-        """Elements of the MLP's matrices of one layer."""
+        """Number of elements in the MLP's matrices of one layer."""
         return (3 if self.gated else 2) * self.hidden_size * self.ffn_hidden_size
 
     @property
     def output_weights(self) -> int:
-        """Elements of the output layer, tied or not."""
+        """Number of elements in the output layer, tied or not."""
         return self.padded_vocab_size * self.hidden_size
 
 

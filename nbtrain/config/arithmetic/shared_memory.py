@@ -1,4 +1,4 @@
-"""The bytes of /dev/shm that the data workers of a machine allocate.
+"""Bytes of /dev/shm that the data workers of a machine allocate.
 
 A worker hands each tensor of a micro batch over in shared memory, in whole pages. torch's DataLoader has
 every worker read PREFETCH_FACTOR micro batches ahead before the first step. The semaphores of its queues and
@@ -17,7 +17,7 @@ TOKEN_BYTES = 8
 
 
 def worker_shared_memory_bytes(config: RunConfig) -> int:
-    """Return what the data workers of one machine need at least; 0 without workers.
+    """Return the minimum number of bytes that the data workers of one machine need; 0 without workers.
 
     Tokens and labels are counted. The masks and positions of packed data come on top.
     """

@@ -13,9 +13,9 @@ from nbtrain.config.schema import RunConfig
 
 
 def stage_layers(config: RunConfig) -> list[int]:
-    """Return the blocks of each pipeline stage; parallel.pipeline_stage_layers if that is set.
+    """Return the number of blocks in each pipeline stage, or parallel.pipeline_stage_layers if that is set.
 
-    At least one each: check.py refuses a pipeline with more stages than blocks.
+    Each stage has at least one block: check.py rejects a pipeline with more stages than blocks.
     """
     if config.parallel.pipeline_stage_layers is not None:
         return list(config.parallel.pipeline_stage_layers)
@@ -24,7 +24,9 @@ def stage_layers(config: RunConfig) -> list[int]:
 
 
 def cut_evenly(shape: Shape, stages: int, recomputed: bool) -> list[int]:
-    """Return the blocks of each of `stages` stages; `recomputed`: each forward pass runs twice."""
+    """Return the number of blocks in each of `stages` stages. With `recomputed`, each forward pass counts
+    twice.
+    """
     layers = shape.num_layers
     if stages == 1:
         return [layers]

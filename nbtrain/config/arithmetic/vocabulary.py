@@ -1,4 +1,4 @@
-"""Vocabulary size that suits a text and a model, and the number of tokens of the text with it.
+"""Vocabulary size that suits a text and a model, and the number of tokens that the text then has.
 
 seen      95 % of the entries occur at least 100 times in the text: rarer entries are not learned (Gowda and
           May, arXiv:2004.02334, section 4). Where the sample is too short to count, occurrences fall as
@@ -26,17 +26,19 @@ _GAIN_FACTOR = 0.85
 
 @dataclass(frozen=True)
 class VocabularyFit:
-    """One vocabulary on a sample of a text."""
+    """Statistics of one vocabulary on a sample of a text."""
 
     size: int
     bytes_per_token: float
     occurrences: int
-    """Number of occurrences in the sample of the rarest of 95 % of its merged entries."""
+    """Times that the rarest of the most frequent 95 % of its merged entries occurs in the sample."""
     sample_tokens: int
 
 
 def largest_seen(fits: Sequence[VocabularyFit], num_bytes: float) -> int:
-    """Return the largest vocabulary of which a text of `num_bytes` shows 95 % of the entries 100 times."""
+    """Return the size of the largest vocabulary for which 95 % of the entries occur 100 times in a text of
+    `num_bytes`.
+    """
     counted = [fit for fit in fits if fit.occurrences >= COUNTED] or list(fits[:1])
     last = counted[-1]
     in_text = last.occurrences * (num_bytes / last.bytes_per_token) / last.sample_tokens
@@ -44,13 +46,15 @@ def largest_seen(fits: Sequence[VocabularyFit], num_bytes: float) -> int:
 
 
 def suited_to(other_parameters: float, hidden_size: int) -> int:
-    """Return the vocabulary that suits a model of so many parameters besides the embeddings."""
+    """Return the vocabulary size that suits a model with this number of parameters outside the embeddings."""
     reference, embedding = _REFERENCE
     return rounded(embedding * (other_parameters / reference) ** _POWER / hidden_size)
 
 
 def bytes_per_token(fits: Sequence[VocabularyFit], size: int) -> float:
-    """Return the bytes of text in a token of a vocabulary, between and beyond the measured sizes."""
+    """Return the bytes of text per token for a vocabulary size, interpolated between and beyond the measured
+    sizes.
+    """
     points = [(math.log2(fit.size), fit.bytes_per_token) for fit in fits]
     at = math.log2(size)
     if len(points) == 1:

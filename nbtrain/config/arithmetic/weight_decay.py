@@ -1,4 +1,4 @@
-"""The weight decay of a step, as Megatron's OptimizerParamScheduler counts it, in tokens.
+"""The weight decay of a step, counted in tokens as in Megatron's OptimizerParamScheduler.
 
     constant      weight_decay
     linear        start + (weight_decay - start) r             r = t / train_tokens, at most 1

@@ -105,7 +105,7 @@ class Attempt:
         return self._stop_asked_at is not None
 
     def saves_on(self) -> str:
-        """Return text if ranks save for longer than they usually may, with the time they have; else ""."""
+        """Return a message if ranks save or exit for longer than their usual limit; "" if they do not."""
         now = time.monotonic()
         if self._stop_asked_at is None or self.killed_at is not None or self.ranks.saving_at() is None:
             return ""
@@ -114,9 +114,9 @@ class Attempt:
             return ""
         written = sum(watch.beat.written_bytes for watch in self.ranks.watches.values() if watch.beat)
         return (
-            f"{now - self._stop_asked_at:.0f} s after the request ({self._limit_words()}) the ranks still "
-            f"save: {amounts.size(written)} are written; they are killed if nothing is added for "
-            f"{patience:.0f} s, or {cap_seconds(patience):.0f} s after the request"
+            f"{now - self._stop_asked_at:.0f} s after the request ({self._limit_words()}) ranks are still "
+            f"saving or exiting: {amounts.size(written)} are written; they are killed after {patience:.0f} s "
+            f"without progress, at the latest {cap_seconds(patience):.0f} s after the request"
         )
 
     def _patience_seconds(self) -> float:

@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.2
 # Reasons for the ranks to leave.
 REQUEST, PAUSE, DEADLINE = "a request", "a pause", "the deadline"
 ALLOCATION = "the time limit of its allocation"
-ENGINE = "ended by its engine (TERM, as scancel or a deleted pod sends it)"
+ENGINE = "a signal from its scheduler (TERM, as scancel or a deleted pod sends it)"
 
 
 @dataclass

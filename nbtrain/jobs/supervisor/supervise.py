@@ -366,8 +366,8 @@ def obey(it: Supervision, attempt: Attempt) -> None:
     if asked.stop and not attempt.stop_asked:
         if not asked.stop_now:
             journal.request("stop", asked.why)
-        how = " at once, without saving" if asked.stop_now else f" for {asked.why}"
-        journal.event("state", f"asked to stop{how}")
+        how = "at once, without saving" if asked.stop_now else f"because of {asked.why}"
+        journal.event("state", f"stopping {how}")
     if asked.stop:
         attempt.ask_stop(asked.stop_now)
     if asked.save:
@@ -384,7 +384,7 @@ def tell_training(it: Supervision, attempt: Attempt) -> None:
 
 
 def tell_saving(it: Supervision, attempt: Attempt) -> None:
-    """Report once that the ranks get more time because they still save."""
+    """Report once that the ranks get more time because they are still saving or exiting."""
     if it.attempt_told != it.journal.record.attempt and (words := attempt.saves_on()):
         it.attempt_told = it.journal.record.attempt
         it.journal.event("checkpoint", words)

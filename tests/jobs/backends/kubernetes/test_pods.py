@@ -88,7 +88,7 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
     state, cause = status_of(job)
     assert state == "QUEUED"
     assert cause == (
-        f"ended by its engine (TERM, as scancel or a deleted pod sends it): saved at step {steps()}; "
+        f"a signal from its scheduler (TERM, as scancel or a deleted pod sends it): saved at step {steps()}; "
         "continues when the cluster starts its pods again"
     )
 

@@ -166,14 +166,22 @@ def _read(path: str) -> Any:
         os.close(descriptor)
 
 
+def why_no_run(run: RunDir) -> str | None:
+    """Return why a folder with a run.json and without a job is not a run; None if it is one."""
+    identity = run.record()
+    if isinstance(identity, dict) and "run_id" in identity:
+        return None
+    return (
+        f"{display(run.run_json)}: has no run_id, so the folder is not a run. Move it out of the output "
+        "directory."
+    )
+
+
 def summary_of(run: RunDir, now: float) -> RunSummary:
     """Return the line of one run."""
     identity, job = run.record(), run.newest_job()
-    if job is None and (not isinstance(identity, dict) or "run_id" not in identity):
-        raise RecordError(
-            f"{display(run.run_json)}: has no run_id, so the folder is not a run. Move it out of the output "
-            "directory."
-        )
+    if job is None and (words := why_no_run(run)):
+        raise RecordError(words)
     identity = identity if isinstance(identity, dict) else {}
     record, state, cause = job_with_end(job, now) if job else (None, NO_JOB, None)
     beat = Heartbeat.read(job.heartbeat(0)) if job else None

@@ -32,7 +32,14 @@ CONFIG_ROWS = (
     ),
     ("dataset", "{dataset}"),
 )
-PREDICTED = {"step": ("step time", amounts.step), "memory": ("peak memory, rank 0", amounts.size)}
+
+
+def _step(seconds: float) -> str:
+    """Format the time of a step with three digits, also for a round number."""
+    return f"{seconds:#.3g} s" if seconds < 99.95 else amounts.step(seconds)
+
+
+PREDICTED = {"step": ("step time", _step), "memory": ("peak memory, rank 0", amounts.size)}
 """Label of a prediction's tile, and the format of its numbers."""
 RANK_HEADS = ("rank", "phase", "step", "pid", "CPU", "memory", "heartbeat", "last words")
 
@@ -172,8 +179,7 @@ def _predictions(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         if row["measured"] is None:
             tiles.append((label, UNKNOWN, words))
         else:
-            number, _, unit = form(row["measured"]).partition(" ")
-            tiles.append((label, number, f"{unit}, {words}, ratio {row['ratio']:.2f}"))
+            tiles.append((label, form(row["measured"]), f"{words}, ratio {row['ratio']:.2f}"))
     return tiles
 
 

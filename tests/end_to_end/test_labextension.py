@@ -238,6 +238,66 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     page.locator(".nbtrain-RunView .nbt-current[data-line='1']", has_text="rank 1 is ready").wait_for()
 
 
+NEW_RUN = """(start) => window.jupyterapp.commands.addKeyBinding({
+    command: "nbtrain:new-run", args: start, keys: ["Accel Alt N"], selector: "body",
+})"""
+
+
+@pytest.mark.soak
+def test_the_whole_life_of_a_run_by_the_keyboard_alone(lab: Lab, page: Any) -> None:
+    """New run, submit, watch, pause, resume, stop and undo, stop, and the question before deleting, of a real
+    run; the end of another run while the page is closed is reported when it is opened again."""
+    settings = [setting for setting in shlex.split(WATCHED) if not setting.startswith("name=")]
+    settings.append("name=by-keys")
+    command_line = [sys.executable, "-m", "nbtrain.cli", "prepare", "gpt-tiny", *settings]
+    subprocess.run(command_line, env=lab.environment, check=True, capture_output=True)
+    page.goto(lab.url("lab?reset"))
+    page.locator(".jp-Launcher").wait_for()
+    page.evaluate(NEW_RUN, {"yaml": "gpt-tiny", "overrides": settings})
+    page.keyboard.press("Control+Alt+N")
+    form = page.locator(".nbtrain-FormView")
+    form.locator(".nbf-found p").first.wait_for()
+    form.get_by_role("button", name="Submit", exact=True).and_(page.locator(":enabled")).wait_for()
+    press_until(page, "Tab", "Submit", most=400)
+    page.keyboard.press("Enter")
+
+    run = page.locator(".nbtrain-RunView")
+    run.locator("[data-state=RUNNING] .nbt-step").wait_for()
+    assert_step_advances(page)
+    press_until(page, "Tab", "Pause", most=400)
+    page.keyboard.press("Enter")
+    run.locator("[data-state=SUSPENDED]").wait_for()
+    # The focus stays in its place.
+    wait_for(lambda: focused(page) == "Resume", lambda: focused(page))
+    page.keyboard.press("Enter")
+    run.locator("[data-state=RUNNING]").wait_for()
+    assert_step_advances(page)
+    wait_for(lambda: focused(page) == "Pause", lambda: focused(page))
+    press_until(page, "Tab", "Stop")
+    page.keyboard.press("Enter")
+    assert focused(page) == "Undo"
+    page.keyboard.press("Enter")
+    assert focused(page) == "Stop"
+    assert_step_advances(page)
+    page.keyboard.press("Enter")
+    press_until(page, "Tab", "Do not wait")
+    page.keyboard.press("Enter")
+    run.locator("[data-state=CANCELLED]").wait_for()
+    press_until(page, "Shift+Tab", "Delete", most=400)
+    page.keyboard.press("Enter")
+    assert focused(page) == "Cancel"
+    page.keyboard.press("Enter")
+    assert focused(page) == "Delete" and (lab.output / "by-keys" / "run.json").is_file()
+
+    with fake_job(lab, "gpt-notice", "--steps", "4000") as job:
+        page.locator(".nbtrain-Status", has_text="nbtrain: 1 run").wait_for()
+        page.goto("about:blank")
+        job.terminate()
+        job.wait(PATIENCE_SECONDS)
+        page.goto(lab.url("lab"))
+        page.get_by_text(re.compile("gpt-notice: CANCELLED")).first.wait_for()
+
+
 @pytest.mark.soak
 def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str) -> None:
     """axe-core finds nothing serious in the list, a run and the form, in both themes;

@@ -185,17 +185,26 @@ def test_a_folder_that_is_being_deleted_is_no_run(workspace):
 
 
 def test_a_damaged_run_does_not_hide_the_others(workspace):
-    """A damaged run is listed as DAMAGED with the file and line; all other runs are listed normally."""
-    for name, record in (("whole", '{"schema_version": 1, "run_id": "ab"}'), ("torn", '{"schema_ver')):
+    """A damaged run is listed as DAMAGED with the file and line; all other runs are listed normally.
+
+    A folder without a run.json is not listed; one whose run.json has no run_id is called no run.
+    """
+    whole = '{"schema_version": 1, "run_id": "ab"}'
+    for name, record in (("whole", whole), ("torn", '{"schema_ver'), ("nameless", '{"name": "x"}')):
         (workspace / "output" / name).mkdir(parents=True)
         (workspace / "output" / name / "run.json").write_text(record)
+    (workspace / "output" / "no-run").mkdir()
     found = {entry.name: (entry.state, entry.cause) for entry in list_runs()}
     path = workspace / "output" / "torn" / "run.json"
+    nameless = "output/nameless/run.json: has no run_id, so the folder is not a run."
+    assert found["nameless"][1].endswith("Move it out of the output directory.")
+    found["nameless"] = (found["nameless"][0], found["nameless"][1].partition(" Move")[0][-len(nameless) :])
     assert found == {
+        "nameless": ("DAMAGED", nameless),
         "whole": ("NEW", None),
         "torn": ("DAMAGED", f"{path}:1: not JSON: Unterminated string starting (column 2)"),
     }
-    assert "torn   DAMAGED  -" in runs_table(list_runs())
+    assert "torn      DAMAGED  -" in runs_table(list_runs())
 
 
 def test_the_status_of_a_damaged_run_is_a_message(workspace, capsys):

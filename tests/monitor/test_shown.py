@@ -6,6 +6,9 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import to_yaml
+from nbtrain.monitor.job_facts import job_page
+from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.life import elapsed_words
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.shown import UNKNOWN, shown
 from tests.lab.widgets.fake_run import FakeJob, run_config
@@ -41,6 +44,20 @@ def test_an_active_run(job: FakeJob) -> None:
     rows = dict(words["job"])
     assert rows["model"] == "4 layers, hidden 192, 6 heads, sequence 128, vocabulary 4,096"
     assert rows["backend"] == "local, 2 ranks, attempt 0, 0 restarts"
+
+
+def test_the_elapsed_time_is_the_same_on_every_page(job: FakeJob) -> None:
+    """With the part in which the job was paused: in the head, on Overview and in `nbtrain job`."""
+    job.record.created_at -= 120
+    job.record.started_at -= 120
+    job.record.write(job.job.job_json)
+    job.supervisor_events.write("state", "SUSPENDED: paused", state="SUSPENDED")
+    job.supervisor_events.write("state", "RUNNING: rank 0 trains", state="RUNNING")
+    job.finish("CANCELLED", "stopped on request")
+    head = dict(RunView(job.run).snapshot()["shown"]["line"])["elapsed"]
+    page = job_page(job.run)
+    assert head == dict(job_shown(job.run)["basics"])["elapsed"] and head.startswith("2 min")
+    assert head == elapsed_words(page.elapsed_seconds, page.paused_seconds)
 
 
 def test_a_failed_run(job: FakeJob) -> None:

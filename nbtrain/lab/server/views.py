@@ -14,6 +14,7 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root
 from nbtrain.monitor.metrics_range import curve_view
 from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.runs import why_no_run
 from nbtrain.monitor.watched_runs import WatchedRuns
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def view_of(name: str) -> RunView:
     A run that was deleted and created again under the same name is a different run.
     """
     run = run_of(name)
+    if run.newest_job() is None and (words := why_no_run(run)):
+        raise NoRun(words)
     return _kept(str(run.path), run.run_id)
 
 

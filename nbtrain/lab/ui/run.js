@@ -138,9 +138,10 @@ class Run {
       this.answered = askedWords(key, before) && !ended ? before : null;
       // A stop is shown as pending until the snapshot shows it.
       if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
-      else this.busy("");
       this.soonUntil = Date.now() + SOON_MS;
-      if (this.served && key !== "delete") this.poll(true);
+      // The buttons of the old state stay off until the new state is known.
+      if (this.served && key !== "delete") await this.poll(true);
+      if (key !== "stop") this.busy("");
       if (key === "delete") this.gone();
     } catch (error) {
       this.busy("");
@@ -293,7 +294,7 @@ class Run {
         this.say("This Jupyter server has no run of this name, so the values come from the kernel.");
       else if (error.status === 404 && this.model)
         this.say("This Jupyter server lacks nbtrain's server extension, so the values come from the kernel.");
-      else if (error.status === 404) this.say(error.message, "error");
+      else if (error.status) this.say(error.message, "error");
       else this.say(`The Jupyter server does not answer (${error.message}); trying again.`, "error");
     }
     if (!this.ended && this.asked && this.timer === null) this.timer = setTimeout(() => this.poll(), wait);

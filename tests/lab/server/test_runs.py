@@ -1,6 +1,7 @@
 """Runs over REST: the list, a single run, labels, notes and archiving, and deletion."""
 
 import json
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -169,3 +170,22 @@ def test_json_without_nan(server: Server) -> None:
     for name in losses:
         progress = strictly(server.ask(f"run/{name}").content)["progress"]
         assert (progress["step"], progress["loss"]) == (2, None)
+
+
+def test_a_damaged_run_and_a_folder_that_is_no_run_say_so(server: Server) -> None:
+    """The list and the page of a run.json without run_id name the file; a folder without one has no page."""
+    for name, record in (("nameless", '{"name": "x"}'), ("torn", '{"schema_ver')):
+        (server.output / name).mkdir()
+        (server.output / name / "run.json").write_text(record)
+    (server.output / "no-run").mkdir()
+    listed = {row["name"]: row for row in server.get("runs")["runs"]}
+    assert listed["nameless"]["state"] == listed["torn"]["state"] == "DAMAGED" and "no-run" not in listed
+    answer = server.ask("run/nameless")
+    assert answer.status == 404
+    assert answer.message.startswith("output/nameless/run.json: has no run_id, so the folder is not a run.")
+    answer = server.ask("run/torn")
+    assert answer.status == 409 and "torn/run.json:1: not JSON" in answer.message
+    answer = server.ask("run/no-run")
+    assert answer.status == 404 and answer.message.startswith("there is no run 'no-run'")
+    for name in ("nameless", "torn", "no-run"):
+        shutil.rmtree(server.output / name)

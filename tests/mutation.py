@@ -1,6 +1,6 @@
 """Mutation testing: change one operator of a file at a time and see whether the tests fail.
 
-    python tests/mutation.py nbtrain/config/arithmetic/batch.py nbtrain/planner/memory/states.py --number 30
+    python tests/mutation.py nbtrain/config/batch_schedule.py nbtrain/planner/memory/states.py --number 30
 
 Each mutation changes one comparison, arithmetic operator, boolean operator, condition or number in a copy of
 the repository; this tree is not touched. The fast tests that mirror the file (tests/config for

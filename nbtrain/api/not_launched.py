@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nbtrain.api.arguments import wait_wanted
 from nbtrain.base.errors import SubmitError
-from nbtrain.config.placeholders import MARK, placeholders_of
+from nbtrain.config.load.placeholders import MARK, placeholders_of
 from nbtrain.config.schema import RunConfig
 
 if TYPE_CHECKING:

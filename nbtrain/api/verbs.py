@@ -36,7 +36,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import resolve
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
-from nbtrain.config.placeholders import placeholders_of, with_placeholders
+from nbtrain.config.load.placeholders import placeholders_of, with_placeholders
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.parameters import check_parameters as check_parameters
 from nbtrain.lab.parameters import with_source
@@ -389,7 +389,7 @@ def plan_picture(run: "RunLike | Plan") -> Any:
 
 def deepspeed_config(run: "RunLike") -> dict[str, Any]:
     """Return DeepSpeed's configuration of a run, derived from the run YAML and never written by hand."""
-    from nbtrain.config.deepspeed import deepspeed_config as derive
+    from nbtrain.config.deepspeed.ds_config import deepspeed_config as derive
 
     return derive(load(run))
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr
 
 from nbtrain.base.topology import Topology
-from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.backend_section import BackendConfig
+from nbtrain.config.batch_schedule import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.dpo_section import DpoConfig
 from nbtrain.config.fields import (
@@ -289,7 +289,7 @@ class RunConfig(ConfigModel):
     backend: Annotated[BackendConfig, WithoutEffect()] = BackendConfig()
     """Place where the ranks run, and restarts after failures."""
 
-    # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load.py.
+    # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load/.
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _run: str | None = PrivateAttr(default=None)
 

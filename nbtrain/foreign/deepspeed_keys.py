@@ -7,9 +7,9 @@ of Megatron-DeepSpeed the flags set batch and learning rate; a JSON alone sets t
 from typing import Any
 
 from nbtrain.base.terminal import nearest
-from nbtrain.config.autotune import SAME_NAME
-from nbtrain.config.deepspeed import KNOWN_KEYS
-from nbtrain.config.deepspeed_keys import WRONG_VALUE, key_problems, unknown_optimizer
+from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
+from nbtrain.config.deepspeed.known_keys import WRONG_VALUE, key_problems, unknown_optimizer
+from nbtrain.config.load.autotune import SAME_NAME
 from nbtrain.config.rules.zero import DECIDED_ELSEWHERE
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show

@@ -6,8 +6,8 @@ from typing import Any
 from nbtrain.base.findings import FATAL, Cost, Finding
 from nbtrain.base.terminal import nearest
 from nbtrain.config.arithmetic.divisors import nearest_multiples
-from nbtrain.config.deepspeed import KNOWN_KEYS
-from nbtrain.config.deepspeed_keys import key_problems, unknown_optimizer
+from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
+from nbtrain.config.deepspeed.known_keys import key_problems, unknown_optimizer
 from nbtrain.config.rules.wording import join
 from nbtrain.foreign.deepspeed_keys import field_of, two_formats
 from nbtrain.foreign.json_comments import Document

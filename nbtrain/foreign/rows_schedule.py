@@ -8,7 +8,7 @@ in tokens as well: training ends at --train-tokens or at --train-samples, whiche
 import math
 import re
 
-from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
+from nbtrain.config.batch_schedule import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.schedule_section import given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.foreign.rows_model import Row

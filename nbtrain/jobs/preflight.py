@@ -21,7 +21,7 @@ from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
 from nbtrain.config.findings import missing_data, mistake, run_checks, shortage
-from nbtrain.config.placeholders import placeholders_of
+from nbtrain.config.load.placeholders import placeholders_of
 from nbtrain.config.rules.layout import FP8_CAPABILITY
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig

@@ -37,9 +37,16 @@ from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
 from nbtrain.base.records import JobRecord, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id, runs_like, time_of_job
 from nbtrain.base.workspace import display
-from nbtrain.config import autotune
-from nbtrain.config.deepspeed import deepspeed_config
-from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_shown_yaml, to_yaml
+from nbtrain.config.deepspeed.ds_config import deepspeed_config
+from nbtrain.config.load import (
+    Overrides,
+    autotune,
+    load,
+    load_resolved,
+    override_layer,
+    to_shown_yaml,
+    to_yaml,
+)
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig

@@ -19,7 +19,7 @@ from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_st
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.rundir import RunDir
-from nbtrain.config.kept import kept_config
+from nbtrain.config.load.resolved_cache import kept_config
 from nbtrain.jobs.attempt.backend import capabilities_of_job
 from nbtrain.jobs.attempt.phases import patience_seconds
 from nbtrain.monitor.run_summary import NO_JOB

@@ -12,8 +12,8 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage import rank_subject
 from nbtrain.base.workspace import display
-from nbtrain.config.autotune import found_words
-from nbtrain.config.kept import kept_config
+from nbtrain.config.load.autotune import found_words
+from nbtrain.config.load.resolved_cache import kept_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import conditions, failure_reason, job_events
 from nbtrain.monitor.job_page import JobPage, LogFile, RankEnd, RankRow, Replica

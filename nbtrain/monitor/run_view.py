@@ -254,7 +254,7 @@ class RunView:
         """Return a summary of what the run trains, from config.yaml, which each submission writes again."""
         if not self.run.config_yaml.is_file():
             return None
-        from nbtrain.config.kept import kept_config
+        from nbtrain.config.load.resolved_cache import kept_config
 
         config = kept_config(self.run.config_yaml)
         return {

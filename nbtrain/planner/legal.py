@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes
-from nbtrain.config.arithmetic.batch import Rampup, StepSizes
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.parameters import count_layers, largest_of
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.arithmetic.stages import cut_evenly
-from nbtrain.config.deepspeed import BUCKET_MULTIPLE
+from nbtrain.config.batch_schedule import Rampup, StepSizes
+from nbtrain.config.deepspeed.ds_config import BUCKET_MULTIPLE
 from nbtrain.config.load import load
 from nbtrain.config.rules import limits
 from nbtrain.config.rules.combinations import KINDS, clashes
@@ -155,7 +155,7 @@ class Space:
         (tensor, pipeline, ulysses, data), micro, options = layout
         shape = self.shape(tensor)
         cut, most = self.stages(tensor, pipeline, options.recompute == "full")
-        # As in config/deepspeed.py, a bucket is never larger than the gradients of a rank.
+        # As in config/deepspeed/ds_config.py, a bucket is never larger than the gradients of a rank.
         bucket = -(-most // BUCKET_MULTIPLE) * BUCKET_MULTIPLE
         return replace(
             self.base,

@@ -162,7 +162,7 @@ def _batch(config: RunConfig, parameters: Parameters) -> list[Term]:
     steps = f"{config.train_tokens:,} tokens / {config.tokens_per_step:,} a step, rounded up"
     if config.ramp is not None:
         steps += ", with the ramp-up's smaller steps"
-    here = "nbtrain/config/arithmetic/batch.py"
+    here = "nbtrain/config/batch_schedule.py"
     return [
         Term("tokens a step", config.tokens_per_step, "tokens", product, here),
         Term("steps", config.scheduled_steps, "steps", steps, here),

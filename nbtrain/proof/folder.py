@@ -24,8 +24,8 @@ from nbtrain.base.locks import flock_folder
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
-from nbtrain.config.attempt import attempt_record
 from nbtrain.config.load import to_yaml
+from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.refusals import HARMLESS_ENTRIES, active_job, refuse_foreign
 from nbtrain.jobs.submit import write_identity

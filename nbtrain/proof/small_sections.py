@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, refuse
-from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
+from nbtrain.config.batch_schedule import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.data_section import CleaningConfig, DataConfig
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.rules.combinations import CLASHES

@@ -21,8 +21,8 @@ from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.signals import hear_signals
-from nbtrain.config.attempt import attempt_config
 from nbtrain.config.load import load_resolved
+from nbtrain.config.load.attempt import attempt_config
 from nbtrain.train.health.attempt import find_job, report_outcome, this_attempt, this_attempt_number
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests

@@ -25,7 +25,7 @@ from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.checkpoint.save import Saver
 from nbtrain.checkpoint.store import DTYPES
 from nbtrain.config.arithmetic.stages import stage_layers
-from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets, refuse_without_loss
 from nbtrain.model.adapters import freeze

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup
 from nbtrain.config.arithmetic.flops import (
     hardware_flops_per_token,
     megatron_deepspeed_tflops,
@@ -12,6 +11,7 @@ from nbtrain.config.arithmetic.flops import (
 )
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.arithmetic.parameters import count_parameters, count_stage_parameters
+from nbtrain.config.batch_schedule import BatchSchedule, Rampup
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.arithmetic.batch import BatchSchedule, StepSizes
+from nbtrain.config.batch_schedule import BatchSchedule, StepSizes
 from nbtrain.config.load import load
 from nbtrain.foreign.exporting import export
 from nbtrain.foreign.flags import VERSIONS, find_table, parse

@@ -20,7 +20,7 @@ from torch.utils.file_baton import FileBaton
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.checkpoint import reshape
-from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import load
 from nbtrain.jobs.backends.local import LocalLauncher
 from nbtrain.model.gpt import GPT, GPTConfig

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.planner.legal import (

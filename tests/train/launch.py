@@ -21,8 +21,8 @@ from nbtrain.base.events import read_events
 from nbtrain.base.ports import port_to_listen_on
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir, new_run_id
-from nbtrain.config.attempt import attempt_record
 from nbtrain.config.load import load, load_resolved, to_yaml
+from nbtrain.config.load.attempt import attempt_record
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.manifest import DatasetManifest
 from tests.dataset.indexed_writer import IndexedWriter

@@ -17,8 +17,8 @@ from nbtrain.base.addresses import redacted
 from nbtrain.base.checkpoint_files import PLACEHOLDERS
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
-from nbtrain.config.arithmetic.batch import StepSizes
 from nbtrain.config.arithmetic.divisors import nearest_multiples
+from nbtrain.config.batch_schedule import StepSizes
 from nbtrain.config.fields import MOST_TOKENS
 from nbtrain.config.findings import mistake, run_checks
 from nbtrain.config.rules.attention import ATTENTION_RULES

@@ -8,8 +8,8 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import nearest
-from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
-from nbtrain.config.deepspeed_keys import UNKNOWN_KEY, key_problems, nearest_key
+from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS, deepspeed_config
+from nbtrain.config.deepspeed.known_keys import UNKNOWN_KEY, key_problems, nearest_key
 from nbtrain.config.findings import findings_of, mistake
 from nbtrain.config.parallel_section import ParallelConfig
 from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need

@@ -11,9 +11,9 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Progress, Say
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir
+from nbtrain.config.load.shipped_names import refuse_name_of_shipped_tokenizer
 from nbtrain.config.own_names import MAKES_TRAINED
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.shipped_names import refuse_name_of_shipped_tokenizer
 from nbtrain.corpus.documents.cleaning import Cleaner
 from nbtrain.corpus.documents.corpus import Corpus, empty_error
 from nbtrain.corpus.documents.text_sample import sample_texts

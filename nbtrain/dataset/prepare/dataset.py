@@ -21,8 +21,8 @@ from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.progress import Progress, Say
 from nbtrain.base.workspace import display
+from nbtrain.config.load.shipped_names import refuse_name_of_shipped_dataset
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.shipped_names import refuse_name_of_shipped_dataset
 from nbtrain.corpus.documents import broken_records
 from nbtrain.corpus.documents.cleaning import Cleaner
 from nbtrain.corpus.documents.corpus import (

@@ -22,8 +22,8 @@ from nbtrain.base.nvml import CUDA_DEVICES
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import data_home, output_root, queue_folder, tokenizer_dir, workspace
-from nbtrain.config.attempt import TAKEN_OVER
 from nbtrain.config.debug import debug_variables
+from nbtrain.config.load.attempt import TAKEN_OVER
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.dataset.of_run import dataset_of

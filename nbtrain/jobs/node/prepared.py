@@ -26,7 +26,7 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
     if not text or job.job_json.is_file():
         return True
     # An agent of another job does not need them.
-    from nbtrain.config.one_line import from_one_line
+    from nbtrain.config.load.one_line import from_one_line
     from nbtrain.jobs.submit import prepare_job
 
     config = from_one_line(text, RUN_YAML)
@@ -56,7 +56,7 @@ def prepared_in_allocation(job: JobDir) -> str:
     text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
     if not text:
         return ""
-    from nbtrain.config.one_line import from_one_line
+    from nbtrain.config.load.one_line import from_one_line
     from nbtrain.jobs.attempt.backend import backend_of
     from nbtrain.jobs.submit import prepare_job
 

@@ -37,7 +37,7 @@ from nbtrain.base.records import (
     Rollback,
 )
 from nbtrain.base.rundir import JobDir
-from nbtrain.config.attempt import attempt_record
+from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.attempt.verdict import Verdict

@@ -41,8 +41,8 @@ from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
-from nbtrain.config.elastic import fitted
 from nbtrain.config.load import load_resolved
+from nbtrain.config.load.elastic import fitted
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.attempt import Attempt
 from nbtrain.jobs.attempt.backend import Launcher, backend_of

@@ -13,7 +13,7 @@ from nbtrain.config.arithmetic.attention_kernels import keeps_scores, masks_wind
 from nbtrain.config.arithmetic.devices import Device, find_device
 from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
-from nbtrain.config.deepspeed import bucket_elements, nvme_buffer_elements
+from nbtrain.config.deepspeed.ds_config import bucket_elements, nvme_buffer_elements
 from nbtrain.config.schema import RunConfig
 
 Dtype = Literal["fp32", "bf16", "fp16"]

@@ -51,7 +51,7 @@ def figures(watch: Stopwatch, request: dict[str, Any]) -> Iterator[dict[str, Any
     if "steps" in request["parts"]:
         for dtype in request["model_formats"]:
             for stage in ZERO_STAGES:
-                if stage or dtype == "fp32":  # 16-bit weights need ZeRO (config/deepspeed.py)
+                if stage or dtype == "fp32":  # 16-bit weights need ZeRO (config/deepspeed/ds_config.py)
                     yield from engine_steps.measure(watch, dtype, stage)
     if "collectives" in request["parts"] and ranks() > 1:
         yield from collectives.measure(watch, collectives.GPU_BYTES if on_gpu else collectives.CPU_BYTES)

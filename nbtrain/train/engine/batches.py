@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from nbtrain.base.parent_death import die_with_parent
-from nbtrain.config.arithmetic.batch import BatchSchedule
+from nbtrain.config.batch_schedule import BatchSchedule
 from nbtrain.dataset.samples.sample import Sample, Samples
 from nbtrain.dataset.samples.state import DataState, rank_positions
 

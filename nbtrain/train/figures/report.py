@@ -19,7 +19,7 @@ import torch
 from nbtrain.base import amounts
 from nbtrain.checkpoint.live_run import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
-from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.startup import World

@@ -10,8 +10,8 @@ import os
 from nbtrain.base.errors import JobError
 from nbtrain.base.records import AttemptRecord, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.config.attempt import attempt_record
 from nbtrain.config.load import load_resolved
+from nbtrain.config.load.attempt import attempt_record
 
 
 def find_job(run: RunDir) -> JobDir:

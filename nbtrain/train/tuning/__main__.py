@@ -19,8 +19,8 @@ from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.signals import hear_signals
-from nbtrain.config.autotune import found_overrides, read_given
 from nbtrain.config.load import load, load_resolved, to_shown_yaml, to_yaml
+from nbtrain.config.load.autotune import found_overrides, read_given
 
 # Variables that the launcher narrows or sets for a rank: the agent finds its GPUs and names its ranks itself.
 OF_A_RANK = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SIZE")

@@ -4,8 +4,8 @@ from typing import Any, NoReturn
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
-from nbtrain.config.autotune import overrides_of
 from nbtrain.config.load import load
+from nbtrain.config.load.autotune import overrides_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel import startup
 from nbtrain.train.build import Built, build, refuse_unsupported

@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
+from nbtrain.config.batch_schedule import BatchSchedule, Rampup
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.arithmetic.batch import BatchSchedule, StepSizes
+from nbtrain.config.batch_schedule import BatchSchedule, StepSizes
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.planner.plan import plan

@@ -14,7 +14,7 @@ import torch
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.rundir import RunDir
-from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel import startup

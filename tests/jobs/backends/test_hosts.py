@@ -19,8 +19,8 @@ from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.version import __version__
 from nbtrain.config.backend_section import HostsConfig
-from nbtrain.config.elastic import fitted
 from nbtrain.config.load import to_yaml
+from nbtrain.config.load.elastic import fitted
 from nbtrain.jobs.backends.hosts import checks, end_job
 from nbtrain.jobs.backends.hosts import launcher as launcher_module
 from nbtrain.jobs.backends.hosts.launcher import (

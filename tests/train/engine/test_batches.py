@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup
+from nbtrain.config.batch_schedule import BatchSchedule, Rampup
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.train.engine.batches import Batches, evaluation_rows, training_rows

@@ -12,8 +12,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
-from nbtrain.config import autotune
-from nbtrain.config.load import load_resolved
+from nbtrain.config.load import autotune, load_resolved
 from nbtrain.train.tuning import __main__ as program
 from nbtrain.train.tuning.trial import trial_config
 from tests.train.launch import TIMEOUT_SECONDS, make_dataset, make_run

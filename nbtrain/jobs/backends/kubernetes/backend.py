@@ -18,7 +18,7 @@ from nbtrain.base.node_records import Ask, EngineWord
 from nbtrain.base.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
-from nbtrain.config.one_line import one_line
+from nbtrain.config.load.one_line import one_line
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import CAPABILITIES, Launcher
 from nbtrain.jobs.backends.kubernetes import preflight

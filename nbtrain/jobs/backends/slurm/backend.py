@@ -25,7 +25,7 @@ from nbtrain.base.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display, workspace
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load_resolved
-from nbtrain.config.one_line import one_line
+from nbtrain.config.load.one_line import one_line
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import CAPABILITIES, Launcher
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher

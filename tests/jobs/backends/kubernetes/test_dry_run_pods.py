@@ -15,8 +15,7 @@ from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.events import read_events
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
-from nbtrain.config import one_line
-from nbtrain.config.load import load, load_resolved
+from nbtrain.config.load import load, load_resolved, one_line
 from nbtrain.jobs import control
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.dry_run import dry_run

@@ -15,8 +15,8 @@ from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
-from nbtrain.config.autotune import write_files
 from nbtrain.config.load import load, to_yaml
+from nbtrain.config.load.autotune import write_files
 from nbtrain.jobs import control
 from nbtrain.jobs.backends import remote_backend
 from nbtrain.jobs.backends.kubernetes import backend as module

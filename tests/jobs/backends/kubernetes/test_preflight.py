@@ -6,8 +6,7 @@ import pytest
 
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.rundir import RunDir
-from nbtrain.config import autotune
-from nbtrain.config.load import load
+from nbtrain.config.load import autotune, load
 from nbtrain.jobs.backends.kubernetes import preflight
 from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import write

@@ -35,7 +35,8 @@ _NEVER = 2**31
 BUCKET_MULTIPLE = 2**20
 
 # What DeepSpeed 0.19.8 reads at the top of its configuration (runtime/config.py, DeepSpeedConfig). It ignores
-# every other key without a warning. tests/config/test_deepspeed.py compares this list with its code.
+# every other key without a warning. tests/config/deepspeed/test_ds_config.py compares this list with its
+# code.
 _KNOWN = """
 activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger
 communication_data_type compile compression_training csv_monitor curriculum_learning data_efficiency

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
+from nbtrain.config.batch_schedule import BatchSchedule, Rampup, StepSizes
 from tests.fuzzing import num_cases
 
 

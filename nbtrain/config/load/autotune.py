@@ -18,7 +18,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
-from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 

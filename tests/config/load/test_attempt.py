@@ -2,8 +2,8 @@
 
 import pytest
 
-from nbtrain.config.attempt import attempt_config, attempt_record
 from nbtrain.config.load import load
+from nbtrain.config.load.attempt import attempt_config, attempt_record
 
 
 @pytest.fixture

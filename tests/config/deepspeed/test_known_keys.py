@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.version import PACKAGE
-from nbtrain.config.deepspeed_keys import (
+from nbtrain.config.deepspeed.known_keys import (
     TORCH_OPTIMIZERS,
     UNKNOWN_KEY,
     VERSION,

@@ -7,7 +7,7 @@ import time
 
 from nbtrain.base.records import AttemptRecord
 from nbtrain.config import fault_orders
-from nbtrain.config.elastic import resized
+from nbtrain.config.load.elastic import resized
 from nbtrain.config.schema import RunConfig
 
 TRACE = "NBTRAIN_TRACE"

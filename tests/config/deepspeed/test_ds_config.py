@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
+from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS, deepspeed_config
 from nbtrain.config.load import load
 
 

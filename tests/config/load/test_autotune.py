@@ -7,9 +7,9 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
-from nbtrain.config.autotune import found_words, overrides_of, read_given, tuner_json
-from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import load
+from nbtrain.config.load.autotune import found_words, overrides_of, read_given, tuner_json
 
 EXTRA = {"parallel.deepspeed_extra": {"autotuning": {"fast": False, "end_profile_step": 9}}}
 

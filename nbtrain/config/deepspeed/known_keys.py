@@ -1,8 +1,8 @@
 """Keys, types and bounds that DeepSpeed accepts inside the sections of its configuration.
 
 tests/config/deepspeed_table.py makes the table tables/deepspeed-0.19.8.json from the installed DeepSpeed;
-tests/config/test_deepspeed_keys.py compares both, so that a new version is noticed. DeepSpeed refuses an
-unknown key of most sections when the ranks start, minutes after a launch; at the top and in aio,
+tests/config/deepspeed/test_known_keys.py compares both, so that a new version is noticed. DeepSpeed refuses
+an unknown key of most sections when the ranks start, minutes after a launch; at the top and in aio,
 flops_profiler, autotuning and activation_checkpointing it reads the keys that it knows, says nothing of
 others and converts no value, so that "false" in quotes is true.
 """
@@ -78,7 +78,7 @@ def table() -> dict[str, Any]:
 def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Finding]:
     """Return all known problems of a DeepSpeed configuration, in the file's order.
 
-    Keys at the top are not compared with a list: config/deepspeed.py has it.
+    Keys at the top are not compared with a list: config/deepspeed/ds_config.py has it.
     """
     sections, rejected, top = table()["sections"], table()["rejected"], table()["top"]
     for key, value in values.items():

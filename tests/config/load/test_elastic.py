@@ -2,8 +2,8 @@
 
 import pytest
 
-from nbtrain.config.elastic import fitted
 from nbtrain.config.load import load
+from nbtrain.config.load.elastic import fitted
 
 TINY = """
 name: tiny

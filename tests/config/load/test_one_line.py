@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from nbtrain.config.load import load
-from nbtrain.config.one_line import from_one_line, one_line
+from nbtrain.config.load.one_line import from_one_line, one_line
 
 
 @pytest.mark.parametrize(

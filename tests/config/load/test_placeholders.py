@@ -4,7 +4,7 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
-from nbtrain.config.placeholders import placeholders_of, with_placeholders
+from nbtrain.config.load.placeholders import placeholders_of, with_placeholders
 
 pytestmark = pytest.mark.usefixtures("workspace")
 

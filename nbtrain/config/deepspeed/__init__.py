@@ -1,0 +1,1 @@
+"""DeepSpeed's configuration of a run, and the keys that DeepSpeed knows."""

@@ -139,7 +139,7 @@ def import_model(
     qkv_order: str | None = None,
     text: str | Path | None = None,
 ) -> "ImportedModel":
-    """Make a run that starts from a model's folder: write its run YAML and import its tokenizer.
+    """Create a run that starts from a model's folder: write its run YAML and import its tokenizer.
 
     `source` is a folder with config.json and safetensors, a consolidated file, hf://ORGANISATION/MODEL, which
     huggingface_hub fetches, or a checkpoint tree of Megatron. `onto` is the run whose data, batch, schedule

@@ -93,7 +93,7 @@ def new(
     path: str | Path | None = None,
     overwrite: bool = False,
 ) -> "NewRun":
-    """Write a run YAML for some text, NAME.yaml; printed or shown in a cell, it says what was chosen.
+    """Write a run YAML, NAME.yaml, for some text. The result prints, or shows in a cell, what was chosen.
 
     `texts` are files, folders and patterns: .txt, .md, .jsonl, .json, .parquet, also compressed, and dataset
     folders of Hugging Face. Vocabulary, size and number of steps are chosen for this machine, or for `gpus`
@@ -108,7 +108,7 @@ def new(
 
 
 def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "PrepareReport":
-    """Prepare corpus, tokenizer, .bin/.idx and indices of a run: make what is missing and say why."""
+    """Prepare the tokenizer, .bin/.idx and indices of a run where missing, and report the reasons."""
     from nbtrain.dataset.prepare.prepare import prepare as prepare_data
 
     return prepare_data(load(run, overrides), force=force)
@@ -125,7 +125,7 @@ def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
 def import_run(
     *files: str | Path, overrides: Overrides = None, onto: str | None = None, program: str = ""
 ) -> "Imported":
-    """Make a run from other programs' files: DeepSpeedJob, Kubeflow manifest, shell script, DeepSpeed JSON.
+    """Build a run from other programs' files: DeepSpeedJob, Kubeflow manifest, shell script, DeepSpeed JSON.
 
     A cell shows the run YAML. `.config` is the run, `.notes` lists what was omitted and why, and
     `.write(path)` writes the file. `overrides` add what the files lack, `onto` names the base run for a
@@ -161,8 +161,8 @@ def calibrate(seconds: float = 180.0) -> "Calibrated":
 def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:
     """Train a small run of the same layout on this machine's CPU: data, steps, checkpoint, resume, export.
 
-    With `submitted`, its first run starts as a job does, through supervisor and torchrun. A check that fails
-    does not raise here. It is in the TwinRun, whose wait_if raises.
+    With `submitted`, its first run starts as a job does, through supervisor and torchrun. A failed
+    check does not raise here; it is in the TwinRun, whose wait_if() raises.
     """
     from nbtrain.proof.prove import run_twin
 

@@ -1,8 +1,8 @@
 """Compressed files as streams of bytes: .gz, .zst, .bz2 and .xz, including files of several members.
 
-The first bytes of a file decide whether it is decompressed, not its name. All four formats behave alike for
-truncated files, and count the bytes read, which their libraries do not. Archives, other compressions and
-files of another kind of source are recognised and refused, with a way to read them.
+The first bytes of a file decide whether it is decompressed, not its name. Unlike in the formats' libraries, a
+truncated file is an error in all four formats, and the compressed bytes read are counted. Archives, other
+compressions and files for another kind of source are recognized and refused, with advice on how to read them.
 """
 
 import bz2

@@ -82,7 +82,7 @@ class Placed:
     spans: list[Span]
     """Spans of all sequences; sequences with a single token come first."""
     position_ids: torch.Tensor
-    """[1, T]"""
+    """[1, T]: position of each placed token in its slot."""
 
 
 class KVCache:

@@ -20,7 +20,7 @@ from nbtrain.parallel.random import TensorParallelStream
 
 
 def recomputed(stream: TensorParallelStream | None, function: Callable, *arguments):
-    """Call function(*arguments), and again in the backward pass with the same dropout, also of `stream`."""
+    """Call function(*arguments), and call it again in the backward pass with the same dropout."""
     if stream is None:
         return checkpoint(function, *arguments, use_reentrant=False)
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=stream.recompute_contexts)

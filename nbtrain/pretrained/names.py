@@ -34,7 +34,7 @@ def unwrapped(name: str) -> str:
 def matched(names: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
     """Return {name: the wanted name that it means}. Names without a match are omitted.
 
-    Raises CheckpointError, whose message lacks the file, if two names mean the same tensor.
+    Raises CheckpointError if two names mean the same tensor; the caller adds the file to its message.
     """
     cores = {_core(name): name for name in wanted}
     found: dict[str, tuple[str, str]] = {}

@@ -26,7 +26,7 @@ EMBEDDING, OUTPUT = "word_embeddings.trained_rows", "output_layer.trained_rows"
 
 
 class TokenModule(NamedTuple):
-    """A module of the family's model some of whose rows are trained."""
+    """A module of the family's model in which some rows are trained."""
 
     rows: str
     """Canonical name of our rows."""

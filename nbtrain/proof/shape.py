@@ -173,10 +173,10 @@ def make_twin(
         values["optimizer"]["muon_lr"] = rate * LEARNING_RATE / config.lr_schedule.lr
     twin = validated(values)
     if config.init_from is not None:
-        why = "its weights are as large as the run"
+        why = "its weights are as large as in the run"
         missing.append(NotProven(f"init_from: {config.init_from}", why, "weights drawn at random"))
     if config.lora is not None:
-        why = "its frozen weights are as large as the run"
+        why = "its frozen weights are as large as in the run"
         missing.append(NotProven("lora: adapters", why, "all weights trained"))
     if config.dpo is not None:
         why = "its reference is the weights of init_from"

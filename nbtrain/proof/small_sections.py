@@ -350,7 +350,7 @@ def in_one_process(config: RunConfig, name: str) -> RunConfig:
 
 def validated(values: dict[str, Any]) -> RunConfig:
     config = RunConfig.model_validate(values)
-    heading = "no twin can be made of this run; the one tried breaks these rules:"
+    heading = "this run cannot have a twin: its scaled-down configuration breaks these rules:"
     refuse(find_problems(config), ConfigError, heading)
     return config
 

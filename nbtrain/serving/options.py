@@ -30,11 +30,11 @@ class ServeOptions:
     threads: int | None = None
     """Threads of the model's process on a CPU; None: all cores."""
     max_batch: int | None = None
-    """Maximum of texts at once; None for 16 on a CPU, 64 on a GPU, or as many as the memory holds."""
+    """Maximum number of texts at once; None for 16 on a CPU, 64 on a GPU, or as many as the memory holds."""
     max_queue: int = 128
-    """Maximum of texts that wait for a slot in the batch; further requests are answered with 429."""
+    """Maximum number of texts that wait for a slot in the batch; further requests are answered with 429."""
     max_new_tokens: int | None = None
-    """Maximum of new tokens that a request may ask of one text; None for the model's positions."""
+    """Maximum number of new tokens that a request may have for one text; None for the model's positions."""
     max_body_bytes: int = 1 << 20
     """Maximum size of a request in bytes."""
     request_seconds: float = 600.0

@@ -106,7 +106,7 @@ class MegatronWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Format of the weights; fp32 if there are several."""
+        """Format of the weights; fp32 if the tree has several formats."""
         kinds = {tensor.dtype for rank in self._ranks for tensor in rank.values()}
         kind = kinds.pop() if len(kinds) == 1 else torch.float32
         # Weights of another format are not read.

@@ -92,7 +92,7 @@ def known_roles(source: Any) -> list[str]:
 
 
 def answering_role(learnt: Sequence[str]) -> str:
-    """Return the role whose part the model plays when it is prompted, one of those in the loss."""
+    """Return the role that the model takes when it is prompted; its messages are in the loss."""
     return ASSISTANT if ASSISTANT in learnt else learnt[0]
 
 

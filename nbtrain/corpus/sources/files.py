@@ -83,7 +83,7 @@ class FileReader(base.SourceReader):
         return choice
 
     def _nothing_read(self, choice: Choice) -> str:
-        """Return why no file of the folder is read, and what to set."""
+        """Return why no file of the folder is read, and which setting to change."""
         if choice.other_splits:
             there = counted_splits(choice.other_splits)
             return f"no file of the folder is of split {self.config.split!r}; there are {there}. Set split."

@@ -129,8 +129,8 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
     say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
     if loaded.vocab_size < config.tokenizer.vocab_size:
         logger.warning(
-            "%s: %s entries, because so little text allows no more merges; the model is built for %s = %s, "
-            "and it never meets the higher ids. Use more text, or set it to %s and prepare again with "
+            "%s: only %s entries, because the text is too small for more merges. The model is built for "
+            "%s = %s, but the higher ids never occur. Use more text, or set it to %s and prepare again with "
             "--force.",
             display(directory),
             f"{loaded.vocab_size:,}",

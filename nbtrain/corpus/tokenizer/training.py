@@ -209,8 +209,9 @@ def check_memory(
 
 
 def available_memory_bytes() -> int | None:
-    """Return the bytes that this process may still allocate, by machine and control groups; None if
-    unlimited.
+    """Return how many bytes this process can still allocate on the machine and within its control groups.
+
+    Returns None if there is no limit.
     """
     free = re.search(r"^MemAvailable:\s+(\d+) kB$", text_of(MEMINFO), flags=re.M)
     found = [int(free[1]) * 1024] if free else []

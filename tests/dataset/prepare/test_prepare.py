@@ -171,8 +171,8 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
     found = Tokenizer.load(tokenizer_dir("small")).vocab_size
     assert found < 1_000
     assert caplog.messages == [
-        f"data/tokenizer/small: {found} entries, because so little text allows no more merges; the model is "
-        "built for tokenizer.vocab_size = 52,000, and it never meets the higher ids. Use more text, or set "
+        f"data/tokenizer/small: only {found} entries, because the text is too small for more merges. The "
+        "model is built for tokenizer.vocab_size = 52,000, but the higher ids never occur. Use more text, or set "
         f"it to {found} and prepare again with --force."
     ]
     caplog.clear()

@@ -39,7 +39,7 @@ def named_text(call: Call) -> str | None:
 
 
 def mark(call: Call) -> str | None:
-    """Apply the rule for marks of doubt: no text; unknown if they contain words, perhaps the text itself."""
+    """Apply the rule for marks of doubt, which show nothing; unknown if the mark contains words."""
     return None if any(letter.isalpha() for word in call.words for letter in word) else ""
 
 

@@ -227,7 +227,7 @@ def chinese(call: Call) -> str | None:
 
 
 def ship(prefix: str) -> Rule:
-    """{{HMS|Ajax|22|6}}: prefix (4), name (2) and number (1), as the bits of the third argument choose."""
+    """{{HMS|Ajax|22|6}}: the bits of the third argument select prefix (4), name (2) and number (1)."""
 
     def rule(call: Call) -> str | None:
         name, number, shown = [*call.words, "", "", ""][:3]

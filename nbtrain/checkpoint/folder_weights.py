@@ -42,7 +42,7 @@ class FolderWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Format of the folder; fp32 if it has several."""
+        """Format of the folder's tensors; fp32 if they have several formats."""
         kinds = {DTYPES[tensor.dtype] for tensor in self.model.tensors.values()}
         return kinds.pop() if len(kinds) == 1 else torch.float32
 
@@ -69,7 +69,7 @@ class FolderWeights:
 
         Raises CheckpointError for NaN and Inf.
         """
-        assert state == MASTER, "a folder holds no moments"
+        assert state == MASTER, "a folder has no moments"
         shape = self.parameters[name].shape
         rank, size, dim = part if part.dim is not None else WHOLE
         whole_rows = rows or shape[0]

@@ -232,7 +232,7 @@ class IndexedDataset:
             raise self._wrong_pointer(at, int(found[at - first]), f"{must:,}")
         if start < 0 or start + int(expected[-1]) > len(self.tokens) * self._itemsize:
             raise DataError(
-                f"{display(idx_path(self.prefix))}: sequences {first:,} to {last - 1:,} lie outside "
+                f"{display(idx_path(self.prefix))}: sequences {first:,} to {last - 1:,} are outside "
                 f"{display(bin_path(self.prefix))}. Copy both files again."
             )
         self._checked[block] = True

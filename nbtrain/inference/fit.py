@@ -62,9 +62,9 @@ def fit(
         if room >= slot * (slots or 1):
             return ranks, slots or int(min(room // slot, most_slots))
     raise ConfigError(
-        f"the model takes {size(needs.weights)} and each text at once {size(needs.slot)}, of which "
-        f"{slots or 1} must fit: free are {' and '.join(size(one) for one in free)}. Ask for fewer texts at "
-        "once, end what else uses the memory, or take a machine with more of it."
+        f"the model needs {size(needs.weights)}, and each of {slots or 1} texts at once "
+        f"{size(needs.slot)}, but {' and '.join(size(memory) for memory in free)} are free. Request fewer "
+        "texts at once, end other programs that use the memory, or use a machine with more memory."
     )
 
 

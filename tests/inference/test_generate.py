@@ -270,9 +270,9 @@ def test_how_many_gpus_and_texts_at_once():
     with pytest.raises(ConfigError) as error:
         fit(needs, [24 * gigabyte] * 2, [1, 2], slots=64)
     assert str(error.value) == (
-        "the model takes 30.0 GiB and each text at once 1.0 GiB, of which 64 must fit: free are 24.0 GiB and "
-        "24.0 GiB. Ask for fewer texts at once, end what else uses the memory, or take a machine with more "
-        "of it."
+        "the model needs 30.0 GiB, and each of 64 texts at once 1.0 GiB, but 24.0 GiB and 24.0 GiB are free. "
+        "Request fewer texts at once, end other programs that use the memory, or use a machine with more "
+        "memory."
     )
     # Ranks that share a key and value head have a copy of it each.
     for groups, texts in ((4, 56), (2, 28), (1, 14)):

@@ -47,7 +47,7 @@ def _run_ahead(saver: Saver, guard: StepGuard) -> None:
 PATCHES = (
     Patch(
         "DeepSpeedEngine.checkpoint_engine",
-        "its writers hash nothing, leave half files under their names, "
+        "its writers compute no hashes, leave partial files under their final names, "
         "and none writes in the background on CPU",
         "tests/checkpoint/test_async_save.py::test_a_run_that_saves_in_the_background_is_the_same_run",
         "nbtrain/checkpoint/writer.py",
@@ -106,7 +106,7 @@ PATCHES = (
     ),
     Patch(
         "DeepSpeedEngine.save_non_zero_checkpoint",
-        "with ZeRO 0 rank 0 alone writes, and each node's own disk is to hold a copy; set during such a save",
+        "with ZeRO 0 only rank 0 writes, but each node's own disk needs a copy; set during such a save",
         "tests/checkpoint/test_local_checkpoints.py::test_with_zero_0_one_node_is_enough",
         "nbtrain/checkpoint/local_save.py",
     ),

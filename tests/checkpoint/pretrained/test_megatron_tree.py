@@ -582,7 +582,7 @@ def test_a_distributed_checkpoint_says_how_it_is_converted(named, tmp_path, monk
     with pytest.raises(CheckpointError) as refused:
         find_tree(tmp_path / named)
     assert str(refused.value) == (
-        "tree/iter_0000010: was saved in Megatron-LM's format torch_dist (*.distcp), which is not read. "
+        "tree/iter_0000010: was saved in Megatron-LM's format torch_dist (*.distcp), which is not supported. "
         "Start its training command once with --ckpt-convert-format torch --ckpt-convert-save "
         "ANOTHER_FOLDER, which writes mp_rank_* folders and ends, and name that folder."
     )

@@ -172,8 +172,8 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
     assert found < 1_000
     assert caplog.messages == [
         f"data/tokenizer/small: only {found} entries, because the text is too small for more merges. The "
-        "model is built for tokenizer.vocab_size = 52,000, but the higher ids never occur. Use more text, or set "
-        f"it to {found} and prepare again with --force."
+        "model is built for tokenizer.vocab_size = 52,000, but the higher ids never occur. Use more text, or "
+        f"set it to {found} and prepare again with --force."
     ]
     caplog.clear()
     prepare(make_config(tokenizer={"vocab_size": found}), force=True, through="encode")

@@ -69,8 +69,8 @@ def find_tree(path: Path) -> MegatronTree | None:
     names = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*.pt")}
     if next(folder.glob("*.distcp"), None) is not None:
         raise CheckpointError(
-            f"{display(folder)}: was saved in Megatron-LM's format torch_dist (*.distcp), which is not supported. "
-            "Start its training command once with --ckpt-convert-format torch --ckpt-convert-save "
+            f"{display(folder)}: was saved in Megatron-LM's format torch_dist (*.distcp), which is not "
+            "supported. Start its training command once with --ckpt-convert-format torch --ckpt-convert-save "
             "ANOTHER_FOLDER, which writes mp_rank_* folders and ends, and name that folder."
         )
     if any(ZERO_3_FILE.fullmatch(name) for name in names):

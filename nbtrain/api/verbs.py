@@ -199,9 +199,9 @@ def submit(
     data is refused; with prepared=False it is prepared first. `dry_run` names a file for Slurm's batch
     script, the Kubernetes manifest or the commands for hosts, and nothing is submitted.
     """
+    from nbtrain.jobs.existing_run import RunFacts, is_not_finished, refuse_submission, was_trained_with
     from nbtrain.jobs.preflight import preflight
     from nbtrain.jobs.queue.after_boot import start_after_boot
-    from nbtrain.jobs.refusals import refuse_finished, was_trained_with
     from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
 
@@ -221,7 +221,7 @@ def submit(
         if finished == "open" and existing.state == jobstate.SUCCEEDED:
             if was_trained_with(directory, config):
                 return existing
-            refuse_finished(directory, config)
+            refuse_submission(RunFacts(directory), config, is_not_finished)
         if existing.state in jobstate.ACTIVE:
             # An active job has passed these checks, and holds the memory that they would look for.
             return Run(submit_job(config).run)

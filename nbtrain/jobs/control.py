@@ -30,8 +30,8 @@ from nbtrain.jobs.attempt import leftovers
 from nbtrain.jobs.attempt.backend import backend_of_job
 from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.attempt.ranks import Patience
+from nbtrain.jobs.existing_run import more_to_train
 from nbtrain.jobs.machine import processes
-from nbtrain.jobs.refusals import more_to_train
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0

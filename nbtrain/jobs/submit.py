@@ -26,8 +26,6 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base import amounts, files
 from nbtrain.base.addresses import without_secrets
 from nbtrain.base.checkpoint_files import (
-    newest_checkpoint_step,
-    newest_saved_step,
     only_on_nodes,
     saved_progress,
 )
@@ -51,26 +49,26 @@ from nbtrain.config.rules.check import check_config
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import backend_of, status_of
-from nbtrain.jobs.changes import changes_between, typed_changes
+from nbtrain.jobs.changes import typed_changes
 from nbtrain.jobs.control import ask_priority, asked_pause, asked_priority, cancel, end_cut_off, unpause
+from nbtrain.jobs.existing_run import (
+    CONTINUES,
+    RunFacts,
+    backend_is_the_same,
+    data_is_the_same,
+    is_not_finished,
+    more_to_train,
+    pause_keeps_its_settings,
+    refuse_foreign,
+    refuse_submission,
+    training_is_the_same,
+)
 from nbtrain.jobs.initial_weights import record_initial, with_new_tokens
 from nbtrain.jobs.machine.device_needs import warnings_here
 from nbtrain.jobs.machine.environment import environment_record
 from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.origins import origins
 from nbtrain.jobs.preflight import preflight, preflight_in_allocation, refuse_to_start
-from nbtrain.jobs.refusals import (
-    active_job,
-    more_to_train,
-    refuse_finished,
-    refuse_foreign,
-    refuse_less_than_done,
-    refuse_other_backend,
-    refuse_other_data,
-    refuse_other_training,
-    refuse_paused,
-    refuse_without_whole_checkpoint,
-)
 
 if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
@@ -94,9 +92,9 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
     check_config(config)
     run = RunDir.named(config.name)
     refuse_foreign(run)
-    if active := _joined(run, config := with_new_tokens(config)):
+    if active := _joined(facts := RunFacts(run), config := with_new_tokens(config)):
         return active
-    refuse_finished(run, config)
+    refuse_submission(facts, config, is_not_finished)
     return _launch(run, config, parent, command, new_priority=config.sets("backend.priority"))
 
 
@@ -113,10 +111,10 @@ def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
             f"directory of its run: {AGAIN}."
         )
     refuse_foreign(run)
-    config = with_new_tokens(config)
-    in_the_way = active_job(run)
+    config, facts = with_new_tokens(config), RunFacts(run)
+    in_the_way = facts.active
     if in_the_way is None or end_cut_off(in_the_way):
-        refuse_finished(run, config)
+        refuse_submission(facts, config, is_not_finished)
         in_the_way = _launch(run, config, None, TRAINER, started=(job, run_id))
     else:
         _tell_changes(run, config, "is active")
@@ -132,8 +130,8 @@ def refuse_hopeless(config: RunConfig) -> None:
     check_config(config)
     run = RunDir.named(config.name)
     refuse_foreign(run)
-    refuse_finished(run, config := with_new_tokens(config))
-    _refuse(run, config)
+    config = with_new_tokens(config)
+    refuse_submission(RunFacts(run), config, is_not_finished, *CONTINUES)
     refuse_to_start(config, [finding for finding in preflight(config) if finding.lacks != "data"])
 
 
@@ -158,7 +156,8 @@ def resume(
             f"{display(run.path)}: there is no run to resume. {runs_like(run.name)} "
             "`nbtrain submit RUN.yaml` starts one."
         )
-    before = load_resolved(run.config_yaml)
+    facts = RunFacts(run)
+    before = facts.config or load_resolved(run.config_yaml)
     given = override_layer(overrides).value
     config = load(before, given)
     if given.get("name", run.name) != run.name:
@@ -166,15 +165,13 @@ def resume(
             f"{config.where('name')}: a run keeps its name on resume, and this one is {run.name}. `nbtrain "
             f"clone {run.name} {config.name}` makes a new run of it, which trains from the beginning."
         )
-    if active := _joined(run, config, new_job=True):
+    if active := _joined(facts, config, new_job=True):
         return active
     if "mode" not in given and before.mode != "full":
         config = _mode_of_resume(run, before, config)
-    newest = run.newest_job()
     # The steps of a run whose last job has succeeded; other modes than full leave them as they were.
-    done = before.train_steps if before.mode == "full" else newest_checkpoint_step(run) or 0
-    ended = newest and status_of(newest)[0] == SUCCEEDED
-    if ended and config.mode == "full" and config.train_steps <= done:
+    done = before.train_steps if before.mode == "full" else facts.checkpoint_step or 0
+    if facts.state == SUCCEEDED and config.mode == "full" and config.train_steps <= done:
         again = f" To evaluate again: `nbtrain resume {run.name} mode=eval`." if before.mode == "eval" else ""
         raise SubmitError(
             f"{display(run.path)}: all {amounts.counted(done, 'step')} are done, and the run ends at step "
@@ -201,23 +198,21 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
     return load(config, {"mode": "full"})
 
 
-def _joined(run: RunDir, config: RunConfig, new_job: bool = False) -> JobDir | None:
+def _joined(facts: RunFacts, config: RunConfig, new_job: bool = False) -> JobDir | None:
     """Return the run's active job, warning of every change that it ignores; None if none is active.
 
     A paused job continues. If `config` has other settings, a paused job is ended for a new one if `new_job`,
     and refused otherwise. Raises SubmitError then, and for a job on another backend.
     """
-    active = active_job(run)
-    if active and end_cut_off(active):
+    active = facts.active
+    if active is None or end_cut_off(active):
         return None
-    record = active and JobRecord.read(active.job_json)
-    if active and (asked_pause(active) or (record and at_rest(record))):
-        return _after_pause(active, config, new_job)
-    if active:
-        if record:
-            refuse_other_backend(run, status_of(active)[0], record.backend, config)
-        _tell_changes(run, config, "is active")
-        _tell_silence(active)
+    record = JobRecord.read(active.job_json)
+    if asked_pause(active) or (record and at_rest(record)):
+        return _after_pause(facts, active, config, new_job)
+    refuse_submission(facts, config, backend_is_the_same)
+    _tell_changes(facts.run, config, "is active")
+    _tell_silence(active)
     return active
 
 
@@ -234,17 +229,17 @@ def _tell_silence(job: JobDir) -> None:
         )
 
 
-def _after_pause(job: JobDir, config: RunConfig, new_job: bool) -> JobDir | None:
+def _after_pause(facts: RunFacts, job: JobDir, config: RunConfig, new_job: bool) -> JobDir | None:
     """Continue a paused job if its settings are unchanged; with others end it if `new_job`, else refuse."""
-    changes = changes_between(load_resolved(job.run.config_yaml), config)
+    changes = facts.changes(config)
     if not changes:
         unpause(job)
         return job
-    _refuse(job.run, config)
+    refuse_submission(facts, config, *CONTINUES)
     if not new_job:
-        refuse_paused(job.run, config)
+        refuse_submission(facts, config, pause_keeps_its_settings)
     # Every check runs before the paused job is ended for a new one.
-    refuse_other_data(job.run, config)
+    refuse_submission(facts, config, data_is_the_same)
     refuse_to_start(config, preflight(config))
     said = f"resumed with other settings while it was paused: {'; '.join(map(str, changes))}"
     EventWriter(job, "submit").write("state", f"{said}. This job ends, and a new one follows")
@@ -290,9 +285,10 @@ def _launch(
     """
     from nbtrain.planner.plan import plan as make_plan
 
-    known = run.newest_job()
-    _refuse(run, config)
-    refuse_other_data(run, config)
+    # The job that _joined found active may have ended since.
+    facts = RunFacts(run)
+    known = facts.newest
+    refuse_submission(facts, config, *CONTINUES, data_is_the_same)
     if started and known and known.job_id > started[0].job_id:
         raise SubmitError(
             f"{display(run.path)}: its newest job is {known.job_id}, made after {started[0].job_id}, and "
@@ -331,12 +327,6 @@ def _launch(
     return job
 
 
-def _refuse(run: RunDir, config: RunConfig) -> None:
-    refuse_other_training(run, config)
-    refuse_without_whole_checkpoint(run, config)
-    refuse_less_than_done(run, config)
-
-
 def make_folder(run: RunDir) -> None:
     """Create the run directory. Raises SubmitError."""
     try:
@@ -368,7 +358,10 @@ def _write_job(
     priority: int | None,
 ) -> JobDir:
     """Write everything a supervisor needs; job.json comes last: without it a submission was cut off."""
-    changes = refuse_other_training(run, config)
+    # Another process may have trained the run before this one had its lock.
+    facts = RunFacts(run)
+    refuse_submission(facts, config, training_is_the_same)
+    changes = facts.changes(config)
     job: JobDir | None = None
     try:
         run_id = write_identity(run, parent, **({"run_id": started[1]} if started else {}))
@@ -385,7 +378,7 @@ def _write_job(
         files.write_json(job.deepspeed_json, deepspeed_config(config))
         autotune.write_files(job, config)
         events = EventWriter(job, "submit")
-        step, schedule = newest_saved_step(run), config.batch_schedule
+        step, schedule = facts.saved_step, config.batch_schedule
         start = f"from the checkpoint of step {step:,}" if step else "from the beginning"
         if only_on_nodes(run):
             start += ", if the nodes that hold it are available again"

@@ -27,7 +27,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.refusals import HARMLESS_ENTRIES, active_job, refuse_foreign
+from nbtrain.jobs.existing_run import HARMLESS_ENTRIES, RunFacts, refuse_foreign
 from nbtrain.jobs.submit import write_identity
 from nbtrain.proof.small_sections import NUM_DOCUMENTS
 
@@ -72,7 +72,7 @@ def renew(run: RunDir, twin_of: str) -> None:
         )
     run.path.mkdir(parents=True, exist_ok=True)
     with run.locked(blocking=False) as taken:
-        if not taken or active_job(run):
+        if not taken or RunFacts(run).active:
             raise SubmitError(
                 f"{display(run.path)}: a job of this twin is active. Wait for it, or end it: `nbtrain cancel "
                 f"{run.name} --now`."

@@ -29,8 +29,8 @@ from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.clone import clone
 from nbtrain.jobs.control import ask_pause, ask_priority, asked_pause, asked_priority, cancel
+from nbtrain.jobs.existing_run import refuse_foreign
 from nbtrain.jobs.machine.environment import dataset_sha256
-from nbtrain.jobs.refusals import refuse_foreign
 from nbtrain.jobs.submit import resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.lines import progress_line

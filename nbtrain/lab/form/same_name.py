@@ -2,7 +2,6 @@
 
 import itertools
 import os
-from collections.abc import Callable
 from typing import Any
 
 from nbtrain.base import amounts
@@ -14,19 +13,19 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.jobs.attempt.backend import status_of
-from nbtrain.jobs.changes import Change, changes_between, typed_changes
+from nbtrain.jobs.changes import Change, typed_changes
 from nbtrain.jobs.control import asked_pause
-from nbtrain.jobs.refusals import (
-    active_job,
-    finished_config,
-    refuse_finished,
-    refuse_foreign,
-    refuse_less_than_done,
-    refuse_other_backend,
-    refuse_other_training,
-    refuse_paused,
-    refuse_without_whole_checkpoint,
+from nbtrain.jobs.existing_run import (
+    CONTINUES,
+    Check,
+    RunFacts,
+    a_checkpoint_is_complete,
+    backend_is_the_same,
+    folder_is_this_run,
+    is_not_finished,
+    length_is_not_reached,
+    pause_keeps_its_settings,
+    training_is_the_same,
 )
 from nbtrain.lab.form.fields import field_at
 
@@ -43,71 +42,58 @@ def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, An
     the refusal of submit(), which names commands.
     """
     run = RunDir.named(config.name)
-    if clone_of and (problem := _refused(f"There is already a run {run.name}.", refuse_taken, run)):
-        return problem
-    if problem := _refused(f"{display(run.path)} is not a run of this name.", refuse_foreign, run):
-        return problem
-    job = active_job(run)
-    if job and not _is_paused(job):
-        return _of_active(job, config)
-    return _of_ended(run, config) if job is None else _of_paused(run, config)
-
-
-def _of_ended(run: RunDir, config: RunConfig) -> list[dict[str, Any]]:
-    before = finished_config(run)
-    steps = f" in {amounts.counted(before.train_steps, 'step')}" if before else ""
-    return _refused(
-        f"{run.name} has already been trained{steps}.", refuse_finished, run, config
-    ) or _of_saved(run, config)
-
-
-def _of_paused(run: RunDir, config: RunConfig) -> list[dict[str, Any]]:
-    differing = f"{run.name} is paused, with other settings{_named_changes(run, config, bound=False)}."
-    return _of_saved(run, config) or _refused(differing, refuse_paused, run, config)
-
-
-def _of_saved(run: RunDir, config: RunConfig) -> list[dict[str, Any]]:
-    """Return why the run's checkpoints would not be continued with `config`."""
-    return (
-        _refused(
-            f"{run.name} was trained with other settings{_named_changes(run, config, bound=True)}.",
-            refuse_other_training,
-            run,
-            config,
-        )
-        or _refused(
-            f"{run.name} has no complete checkpoint to continue from.",
-            refuse_without_whole_checkpoint,
-            run,
-            config,
-        )
-        or _refused(
-            f"{run.name} has already trained for more than {amounts.counted(config.train_steps, 'step')}.",
-            refuse_less_than_done,
-            run,
-            config,
-        )
-    )
-
-
-def _refused(sentence: str, check: Callable[..., Any], *about: Any) -> list[dict[str, Any]]:
-    """Return the problem if `check(*about)` raises; an error other than a refusal is shown as it is."""
+    if clone_of and run.exists():
+        return [_problem(f"There is already a run {run.name}.", full=str(_taken(run)))]
+    if findings := list(folder_is_this_run(run)):
+        return [_problem(f"{display(run.path)} is not a run of this name.", full=str(findings[0]))]
+    facts = RunFacts(run)
+    if facts.active and not _is_paused(facts.active):
+        return _of_active(facts, facts.active, config)
     try:
-        check(*about)
-    except SubmitError as error:
-        return [_problem(sentence, full=str(error))]
+        return _of_paused(facts, config) if facts.active else _of_ended(facts, config)
     except NbtrainError as error:
         return [_problem(str(error))]
+
+
+def _of_ended(facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
+    before = facts.finished_config
+    steps = f" in {amounts.counted(before.train_steps, 'step')}" if before else ""
+    sentence = f"{facts.run.name} has already been trained{steps}."
+    return _refused(sentence, is_not_finished, facts, config) or _of_saved(facts, config)
+
+
+def _of_paused(facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
+    named = _named_changes(facts, config, bound=False)
+    differing = f"{facts.run.name} is paused, with other settings{named}."
+    return _of_saved(facts, config) or _refused(differing, pause_keeps_its_settings, facts, config)
+
+
+def _of_saved(facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
+    """Return why the run's checkpoints would not be continued with `config`."""
+    name, steps = facts.run.name, amounts.counted(config.train_steps, "step")
+    sentences: dict[Check, str] = {
+        training_is_the_same: f"{name} was trained with other settings{_named_changes(facts, config, True)}.",
+        a_checkpoint_is_complete: f"{name} has no complete checkpoint to continue from.",
+        length_is_not_reached: f"{name} has already trained for more than {steps}.",
+    }
+    for check in CONTINUES:
+        if problems := _refused(sentences[check], check, facts, config):
+            return problems
     return []
 
 
-def _named_changes(run: RunDir, config: RunConfig, bound: bool) -> str:
+def _refused(sentence: str, check: Check, facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
+    """Return a problem with a sentence of the form for the first finding of a check."""
+    return [_problem(sentence, full=str(finding)) for finding in check(facts, config)][:1]
+
+
+def _named_changes(facts: RunFacts, config: RunConfig, bound: bool) -> str:
     """Return the first settings that differ, or the first that cannot change on resume if `bound`.
 
     For example ": optimizer.lr 0.1, not 0.2; and 3 more".
     """
     try:
-        all_changes = changes_between(load_resolved(run.config_yaml), config)
+        all_changes = facts.changes(config)
     except (NbtrainError, OSError):
         return ""
     changes = [change for change in all_changes if change.bound or not bound]
@@ -142,7 +128,11 @@ def name_taken(name: str) -> dict[str, Any] | None:
 def refuse_taken(run: RunDir) -> None:
     """Raise SubmitError if a run with the clone's name exists."""
     if run.exists():
-        raise SubmitError(f"there is already a run {run.name}. Choose another name for the clone.")
+        raise _taken(run)
+
+
+def _taken(run: RunDir) -> SubmitError:
+    return SubmitError(f"there is already a run {run.name}. Choose another name for the clone.")
 
 
 def not_applied(run: RunDir, config: RunConfig) -> list[Change]:
@@ -150,16 +140,16 @@ def not_applied(run: RunDir, config: RunConfig) -> list[Change]:
     return typed_changes(load_resolved(run.config_yaml), config)
 
 
-def _of_active(job: JobDir, config: RunConfig) -> list[dict[str, Any]]:
-    state, record = status_of(job)[0], JobRecord.read(job.job_json)
-    if record:
-        refuse_other_backend(job.run, state, record.backend, config)
+def _of_active(facts: RunFacts, job: JobDir, config: RunConfig) -> list[dict[str, Any]]:
+    if findings := list(backend_is_the_same(facts, config)):
+        return [_problem(str(findings[0]))]
     changes = not_applied(job.run, config)
     if not changes:
         return []
     words = ", ".join(f"{one.key} {show(one.before)}, not {show(one.now)}" for one in changes)
     message = (
-        f"{job.run.name} is {state} with other settings: {words}. Choose another name, or stop it first."
+        f"{job.run.name} is {facts.state} with other settings: {words}. Choose another name, or stop it "
+        "first."
     )
     return [_problem(message, [at.key for one in changes if (at := field_at(one.key))])]
 

@@ -24,7 +24,7 @@ from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.workspace import output_root
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.jobs import submit
+from nbtrain.jobs import existing_run, submit
 from nbtrain.jobs.backends.hosts import backend as hosts_backend
 from nbtrain.jobs.control import asked_priority, cancel
 from nbtrain.jobs.machine import device_needs
@@ -207,7 +207,7 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
     assert [(ticket.name, ticket.refused) for ticket in holders.queue.tickets()] == [("third", "no room")]
     files.write_text(jobs["first"].run.config_yaml, to_yaml(holders.config("first")))
     monkeypatch.setattr(submit, "preflight", lambda config: [])
-    monkeypatch.setattr(submit, "refuse_other_data", lambda run, config: None)
+    monkeypatch.setattr(existing_run, "dataset_sha256", lambda config: None)
     monkeypatch.setattr(plan, "plan", lambda config: None)
     with pytest.raises(SubmitError, match=r"^output/first: it was cancelled before it was started again\.$"):
         restart.go_on(str(jobs["first"].run.path), jobs["first"].job_id)

@@ -1,0 +1,354 @@
+"""The run that a submission finds in its directory: its facts, read once, and the checks against them.
+
+Each check returns findings about a RunFacts and the submitted configuration; refuse_submission raises them.
+"""
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from nbtrain.base import amounts, files
+from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step, newest_saved_step
+from nbtrain.base.errors import ConfigError, SubmitError, refuse
+from nbtrain.base.findings import FATAL, Finding
+from nbtrain.base.jobstate import ACTIVE, SUCCEEDED
+from nbtrain.base.locks import LOCK_FILE
+from nbtrain.base.records import Heartbeat, JobRecord
+from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir
+from nbtrain.base.workspace import display
+from nbtrain.config.findings import mistake, run_checks
+from nbtrain.config.load import load, load_resolved
+from nbtrain.config.resume import is_bound, within
+from nbtrain.config.schedule_section import UNITS
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+from nbtrain.jobs.attempt.backend import status_of
+from nbtrain.jobs.changes import Change, as_overrides, changes_between
+from nbtrain.jobs.machine.environment import dataset_sha256
+
+# Papermill may have written its executed notebooks there before anything was submitted.
+HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
+# The first file of a new run (base/files.py).
+BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
+
+# Fields that a resume of a finished run may set again: how long to train.
+LENGTH = ("mode", "batch.max_steps", *(f"batch.train_{unit}" for unit in UNITS))
+# Fields that say where and how a run is started and what is reported of it; training does not depend on them.
+NOT_TRAINED = ("schema_version", "name", "labels", "backend", "logging", "profile", "notify")
+
+
+class RunFacts:
+    """The contents of a run directory that a submission depends on, each read once, when it is used."""
+
+    def __init__(self, run: RunDir):
+        self.run = run
+
+    @functools.cached_property
+    def newest(self) -> JobDir | None:
+        """The newest job, or None."""
+        return self.run.newest_job()
+
+    @functools.cached_property
+    def state(self) -> str | None:
+        """The state of the newest job; None without a job."""
+        return status_of(self.newest)[0] if self.newest else None
+
+    @functools.cached_property
+    def active(self) -> JobDir | None:
+        """The newest job, if it is active and its submission is completely written."""
+        newest = self.newest
+        return newest if newest and newest.job_json.exists() and self.state in ACTIVE else None
+
+    @functools.cached_property
+    def config(self) -> RunConfig | None:
+        """The configuration of the last submission; None before the first one."""
+        return load_resolved(self.run.config_yaml) if self.run.config_yaml.is_file() else None
+
+    @functools.cached_property
+    def finished_config(self) -> RunConfig | None:
+        """The configuration that the run was fully trained with; None if it was not trained to its end."""
+        if self.state != SUCCEEDED:
+            return None
+        before = self.config or load_resolved(self.run.config_yaml)
+        if before.mode == "eval" and (self.checkpoint_step or 0) >= before.train_steps:
+            # mode: eval belonged to the last job only.
+            before = load(before, {"mode": "full"}, check=False)
+        return before if before.mode == "full" else None
+
+    @functools.cached_property
+    def saved_step(self) -> int | None:
+        """The step that a resume continues from if every node still has its part of a checkpoint."""
+        return newest_saved_step(self.run)
+
+    @functools.cached_property
+    def checkpoint_step(self) -> int | None:
+        """The step of the newest complete checkpoint in the run directory, by names and sizes."""
+        return newest_checkpoint_step(self.run)
+
+    @functools.cached_property
+    def has_trained(self) -> bool:
+        """Whether a checkpoint or a heartbeat shows that the run has made a step."""
+        if self.run.checkpoint_steps():
+            return True
+        beats = (Heartbeat.read(self.run.job(job_id).heartbeat(0)) for job_id in self.run.job_ids())
+        return any(beat is not None and beat.step > 0 for beat in beats)
+
+    def changes(self, config: RunConfig) -> list[Change]:
+        """Return the settings of `config` that differ from the last submission."""
+        return changes_between(self.config, config) if self.config else []
+
+
+Checks = Iterator[Finding]
+Check = Callable[[RunFacts, RunConfig], Checks]
+
+
+def refuse_submission(facts: RunFacts, config: RunConfig, *checks: Check) -> None:
+    """Raise SubmitError with every finding of the checks."""
+    refuse(run_checks(checks, facts, config), SubmitError)
+
+
+def _about_run(run: RunDir, message: str, fix: str = "") -> Finding:
+    return Finding("error", "", "", display(run.path), message, fix, FATAL)
+
+
+def _about_folder(message: str, fix: str) -> Finding:
+    return Finding("error", "", "", "", message, fix, FATAL)
+
+
+def folder_is_this_run(run: RunDir) -> Checks:
+    """Check that the folder is absent, empty, or a run of this name."""
+    where = display(run.path)
+    if run.path.exists() and not run.path.is_dir():
+        yield _about_folder(
+            f"{where} is a file, not a run directory.", "Choose another name, or move it away."
+        )
+        return
+    try:
+        identity = run.record()
+    except (ValueError, OSError) as error:
+        fix = "Correct it, or choose another name."
+        yield _about_folder(f"{where}/run.json cannot be read: {error}.", fix)
+        return
+    if identity is None:
+        entries = set(os.listdir(run.path)) - HARMLESS_ENTRIES if run.path.is_dir() else set()
+        # Another process is submitting the run right now.
+        entries = {name for name in entries if not BEING_WRITTEN.fullmatch(name)}
+        if run.run_json.name in entries:
+            yield from folder_is_this_run(run)
+        elif entries:
+            shown = ", ".join(sorted(entries)[:5]) + (", ..." if len(entries) > 5 else "")
+            yield _about_folder(
+                f"{where} is not a run directory of nbtrain: it has no run.json but holds {shown}. Nothing "
+                "was written.",
+                "Choose another `name:`, or move that folder away.",
+            )
+    elif identity.get("schema_version") != SCHEMA_VERSION:
+        yield _about_folder(
+            f"{where}/run.json has schema_version {identity.get('schema_version')}; this nbtrain reads "
+            f"{SCHEMA_VERSION}.",
+            "Choose another `name:`, or use the nbtrain that wrote it.",
+        )
+    elif identity.get("name") != run.name:
+        yield _about_folder(
+            f"{where} is the directory of another run, {identity.get('name')!r} (run.json). `nbtrain resume` "
+            f"continues a run under its own name: rename the folder to {identity.get('name')!r}.",
+            f"`nbtrain clone {run.name} NEWNAME` makes a new one from it.",
+        )
+
+
+def refuse_foreign(run: RunDir) -> None:
+    """Raise SubmitError if the folder is anything but a run of this name."""
+    refuse(folder_is_this_run(run), SubmitError)
+
+
+def is_not_finished(facts: RunFacts, config: RunConfig) -> Checks:
+    """Check that the run was not trained to its end, or that `config` only evaluates it."""
+    run, before = facts.run, facts.finished_config
+    if before is None or config.mode == "eval":
+        return
+    yield _about_run(
+        run,
+        f"this run has succeeded ({amounts.counted(before.train_steps, 'step')}). To train on: "
+        f"{more_to_train(run, before, config)}. To train again under another name: "
+        f"{_clone(run, before, config)}.{_differs(before, config)}",
+    )
+
+
+def pause_keeps_its_settings(facts: RunFacts, config: RunConfig) -> Checks:
+    """Check that a paused job has the settings of `config`."""
+    run, before = facts.run, facts.config
+    if before is None or not (changes := facts.changes(config)):
+        return
+    yield _about_run(
+        run,
+        f"its job is paused, and the submitted run has other settings:{_lines(changes)}\n"
+        "Nothing was submitted, and the job stays paused. Choose:\n"
+        f"  `nbtrain resume {run.name}` continues the job unchanged.\n"
+        f"  `nbtrain resume {run.name}{as_overrides(before, config)}` ends it; a new job continues from its "
+        "checkpoint with these settings.\n"
+        f"  `nbtrain cancel {run.name}` ends it; a submission afterwards does the same.\n"
+        f"  {_clone(run, before, config)} trains these settings from the beginning, next to it.",
+    )
+
+
+def training_is_the_same(facts: RunFacts, config: RunConfig) -> Checks:
+    """Check that no setting that is bound to the training changes once the run has trained."""
+    run = facts.run
+    bound = [change for change in facts.changes(config) if change.bound]
+    if bound and facts.has_trained:
+        lines = "\n".join(f"  {change}  ({change.where})" for change in bound)
+        yield _about_folder(
+            f"{display(run.path)} holds a different training; these settings cannot change on resume:\n"
+            f"{lines}\nNothing was written.",
+            f"`nbtrain resume {run.name}` continues it with its own settings; another `name:` trains these "
+            "as a new run.",
+        )
+
+
+def backend_is_the_same(facts: RunFacts, config: RunConfig) -> Checks:
+    """Check that the run's active job is on the backend of `config`."""
+    run, record = facts.run, facts.active and JobRecord.read(facts.active.job_json)
+    if record and record.backend != config.backend.kind:
+        yield mistake(
+            config,
+            "backend.kind",
+            f"backend.kind = {config.backend.kind}, but {display(run.path)} is {facts.state} on backend "
+            f"{record.backend}, and a run has one job at a time. Nothing was submitted.",
+            f"`nbtrain cancel {run.name}` stops it; submitted again, it continues from its newest checkpoint "
+            f"on {config.backend.kind}. Another `name:` trains it there as a new run; a dry run shows what "
+            "would be sent.",
+        )
+
+
+def length_is_not_reached(facts: RunFacts, config: RunConfig) -> Checks:
+    """Check that the newest checkpoint is not beyond the run's last step, and is there for mode: eval."""
+    run = facts.run
+    # mode: eval and perf also count checkpoints on the nodes' own disks, whether or not they still exist.
+    step = facts.checkpoint_step if config.mode == "full" else facts.saved_step
+    if step is None and config.mode == "eval":
+        yield mistake(
+            config,
+            "mode",
+            f"mode = eval needs a checkpoint, and {display(run.path)} has none.",
+            "Train the run first, with mode: full.",
+        )
+    elif step is not None and config.mode == "perf":
+        yield mistake(
+            config,
+            "mode",
+            f"mode = perf measures from the first step and saves nothing, but {display(run.path)} has been "
+            f"trained to step {step:,}.",
+            "Measure under another `name:`.",
+        )
+    elif step is not None and step > config.train_steps:
+        unit, _ = config.batch.train_amount
+        key = "batch.max_steps" if config.train_steps < config.scheduled_steps else f"batch.train_{unit}"
+        yield mistake(
+            config,
+            key,
+            f"{key} ends the run after {amounts.counted(config.train_steps, 'step')}, but "
+            f"{display(run.path)} has reached step {step:,}.",
+            "Set a higher limit, or train from scratch under another `name:`.",
+        )
+
+
+def a_checkpoint_is_complete(facts: RunFacts, config: RunConfig) -> Checks:
+    """Check that one of the run's checkpoints, if it has any, is complete by names and sizes."""
+    run = facts.run
+    if config.mode == "perf" or facts.saved_step is not None:
+        return
+    torn = [
+        f"{run.checkpoint(step).name}: {checkpoint_problem(run.checkpoint(step))}"
+        for step in run.checkpoint_steps()
+    ]
+    if torn:
+        yield _about_folder(
+            f"{display(run.model)}: no checkpoint is complete: {'; '.join(reversed(torn))}.",
+            "Remove the folder to train from the start, or put a good copy there.",
+        )
+
+
+def data_is_the_same(facts: RunFacts, config: RunConfig) -> Checks:
+    """Check that the dataset was not rebuilt since the newest checkpoint, since its order differs."""
+    run, step, now = facts.run, facts.checkpoint_step, dataset_sha256(config)
+    if step is None or now is None:
+        return
+    manifest = files.read_json(run.checkpoint_manifest(step)) or {}
+    then = manifest.get("data_state", {}).get("dataset_sha256")
+    if then not in (None, now):
+        yield _about_folder(
+            f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been "
+            f"rebuilt since then and is {now[:12]}...: the checkpoint of step {step:,} cannot continue with "
+            "it.",
+            "Restore the dataset, or train on the new one under another `name:`.",
+        )
+
+
+# The checks whose answer does not depend on the data, in the order of their findings.
+CONTINUES: tuple[Check, ...] = (training_is_the_same, a_checkpoint_is_complete, length_is_not_reached)
+
+
+def was_trained_with(run: RunDir, config: RunConfig) -> bool:
+    """Return whether a job of the run had the settings of `config`, in the fields that training depends on.
+
+    A run that was resumed with other settings, such as more tokens, was trained with the settings of its
+    earlier jobs too.
+    """
+    facts = RunFacts(run)
+    for before in (facts.finished_config, facts.config or load_resolved(run.config_yaml)):
+        if before is not None and not trained_changes(before, config):
+            return True
+    for job_id in run.job_ids():
+        # A job that was cut off at its start has no file; a file of an earlier nbtrain may be unreadable.
+        with contextlib.suppress(ConfigError):
+            path = run.job(job_id).config_yaml
+            if path.is_file() and not trained_changes(load_resolved(path), config):
+                return True
+    return False
+
+
+def _clone(run: RunDir, before: RunConfig, config: RunConfig) -> str:
+    """Return the command that trains `config` under another name."""
+    return f"`nbtrain clone {run.name} NEWNAME{as_overrides(before, config)}`"
+
+
+def _differs(before: RunConfig, config: RunConfig) -> str:
+    """Return what `config` would change of a finished run, a field in each line; "" if nothing."""
+    lines = _lines(trained_changes(before, config))
+    return f"\nWhat is submitted differs from what was trained:{lines}" if lines else ""
+
+
+def _lines(changes: Iterable[Change]) -> str:
+    return "".join(f"\n  {change}  ({change.where})" for change in changes)
+
+
+def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
+    """Return the changed fields that training depends on, and backend.kind, which says where it runs."""
+    return [
+        change
+        for change in changes_between(before, now)
+        if change.key == "backend.kind" or not within(change.key, NOT_TRAINED)
+    ]
+
+
+def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None) -> str:
+    """Return the command that trains a finished run further, up to the length of `asked` if that is longer.
+
+    The command includes the other changes in `asked`, except bound ones, which are named after it.
+    """
+    resume, others = f"`nbtrain resume {run.name}", "`"
+    if asked:
+        changes = changes_between(config, asked)
+        others = f"{as_overrides(config, asked, lambda key: is_bound(key) or within(key, LENGTH))}`"
+        if bound := [change.key for change in changes if change.bound]:
+            others += f", without {', '.join(bound)}, which cannot change on resume"
+        keys = ("batch.max_steps", f"batch.train_{config.batch.train_amount[0]}")
+        wanted = [f"{change.key}={show(change.now)}" for change in changes if change.key in keys]
+        if wanted and asked.train_steps > config.train_steps:
+            return f"{resume} {' '.join(wanted)}{others}"
+    if config.train_steps < config.scheduled_steps:
+        return f"{resume} batch.max_steps=null{others}"
+    unit, amount = config.batch.train_amount
+    return f"{resume} batch.train_{unit}={2 * amount}{others}"

@@ -2,14 +2,16 @@
 //
 //   spec   {title, lines: [{name, label, color, dots, x, y, low?, high?, bad?, words?, note?, dash?}],
 //           bounds: [{word, value}], marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, top?,
-//           smoothing?, begin?, named?, namedAbove?, where?}
+//           smoothing?, begin?, named?, namedAbove?, endNames?, where?}
 //
 // A thinned line has the mean of each interval as y, and its lowest and highest value as low and high, which are
 // drawn as a band. `bad` are the ranges of x whose values are NaN or Inf: the line has a gap there, which is
-// marked. where(line, at) returns the step, tokens and time of a point in words.
+// marked. With `endNames`, each line has its name at its end (chart_ends.js). where(line, at) returns the step,
+// tokens and time of a point in words.
 //
 // xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
 
+import { endMargin, endNames } from "./chart_ends.js";
 import { chartCsv, chartPng } from "./chart_files.js";
 import { byteTicks, logTicks, nearest, readLabel, smoothed, tickLabel, ticks, timeTicks } from "./numbers.js";
 import { button, download, element, known, menu, stamp } from "./words.js";
@@ -203,13 +205,14 @@ export class Chart {
     const gap = this.log ? Math.min(...gaps, yTicks[0]) : apart(yTicks);
     const yLabels = yTicks.map((value) => [value, tickLabel(spec.yForm, value, gap)]);
     const left = 12 + 6.2 * Math.max(2, ...yLabels.map(([, label]) => label.length));
-    const across = width - left - RIGHT, up = height - TOP - BOTTOM;
+    const right = width - ((spec.endNames && endMargin(spec.lines, width)) || RIGHT);
+    const across = right - left, up = height - TOP - BOTTOM;
     const fits = Math.max(2, Math.floor(across / APART_X));
     const xTicks = spec.xForm === "seconds"
       ? timeTicks(x0, x1, fits)
       : ticks(x0, x1, fits, 2, spec.xForm === "whole");
     return {
-      x0, x1, y0, y1, left, width, yLabels,
+      x0, x1, y0, y1, left, right, width, yLabels,
       xLabels: xTicks.map((value) => [value, tickLabel(spec.xForm, value, apart(xTicks))]),
       X: (x) => left + ((x - x0) / (x1 - x0)) * across,
       Y: (y) => TOP + ((scale(y1) - scale(y)) / (scale(y1) - scale(y0))) * up,
@@ -229,7 +232,7 @@ export class Chart {
       this.picture.setAttribute("aria-label", `${spec.title || spec.yName}: no points yet`);
       return;
     }
-    const { X, Y, left } = frame, right = width - RIGHT, floor = height - BOTTOM;
+    const { X, Y, left, right } = frame, floor = height - BOTTOM;
     const parts = [];
     for (const [y, label] of frame.yLabels) {
       parts.push(svg("line", { class: "nbt-grid", x1: left, x2: right, y1: Y(y), y2: Y(y) }));
@@ -255,7 +258,7 @@ export class Chart {
     const inside = svg("svg", { x, y, width: across, height: up, viewBox: `${x} ${y} ${across} ${up}` });
     inside.append(...this.gaps(frame));
     spec.lines.forEach((line) => inside.append(...this.line(line, frame)));
-    parts.push(inside);
+    parts.push(inside, ...this.endNames(frame));
     if (this.drag && known(this.drag.to)) {
       const [from, to] = [this.drag.from, this.drag.to].sort((one, two) => one - two);
       const place = { x: from, y: TOP, width: to - from, height: floor - TOP };
@@ -284,6 +287,23 @@ export class Chart {
       parts.push(svg("text", { class: at === 0 ? "nbt-x nbt-axis" : "nbt-x", y, ...place }, words));
     });
     return parts;
+  }
+
+  /** The names at the ends of the lines, if the chart has room for them. */
+  endNames(frame) {
+    const { spec } = this;
+    if (!spec.endNames || frame.right === frame.width - RIGHT) return [];
+    const ends = spec.lines.flatMap((line) => {
+      const drawn = this.parts(line, smoothed(line.y, line.dots ? 0 : spec.smoothing || 0), frame).flat();
+      const last = drawn.filter(([x]) => x <= frame.right + 1).pop();
+      return last ? [{ line, x: last[0], y: Math.min(Math.max(last[1], TOP), this.height - BOTTOM) }] : [];
+    });
+    const place = { right: frame.right, width: frame.width, top: TOP + 2, floor: this.height - BOTTOM };
+    return endNames(ends, place, stroke).map(([tag, attributes, text, title]) => {
+      const node = svg(tag, attributes, text);
+      if (title) node.append(svg("title", {}, title));
+      return node;
+    });
   }
 
   /** The ranges in which a line is NaN or Inf, as marked areas. */
@@ -349,7 +369,7 @@ export class Chart {
     this.group.active = this;
     const pixel = event.clientX - this.picture.getBoundingClientRect().left;
     if (!this.now) return;
-    if (this.drag) this.drag.to = Math.min(Math.max(pixel, this.now.left), this.now.width - RIGHT);
+    if (this.drag) this.drag.to = Math.min(Math.max(pixel, this.now.left), this.now.right);
     const at = this.now.valueAt(pixel);
     if (this.drag || this.group.at !== at) {
       this.group.at = at;

@@ -84,6 +84,22 @@ class Compare {
     return this.names.filter((name) => !this.hidden.has(name) && !this.failures.has(name));
   }
 
+  /** Runs that differ only in their seeds. */
+  get allGroups() {
+    return this.tables ? seedGroups(this.tables, this.shown) : [];
+  }
+
+  /** The groups of runs that are drawn as one line. */
+  get groups() {
+    return this.seeds.input.checked ? this.allGroups : [];
+  }
+
+  /** Colour and dashes of a run's lines: its own, or those of its group. */
+  lookOf(name) {
+    const group = this.groups.find((names) => names.includes(name));
+    return runLook(this.names.indexOf(group ? group[0] : name));
+  }
+
   // --- controls ---
 
   tools() {
@@ -254,15 +270,15 @@ class Compare {
       return key !== "cost" || shown.some((name) => scales[name] && scales[name].money_per_second);
     });
     choices(this.axis, able);
-    const groups = this.tables ? seedGroups(this.tables, shown) : [];
-    this.seeds.hidden = !groups.length;
+    const { groups } = this;
+    this.seeds.hidden = !this.allGroups.length;
     const specs = comparedSpecs(shown, this.curves, {
       axis: this.axis.value,
       smoothing: this.smoothing,
       all: this.all.input.checked,
-      looks: (name) => runLook(this.names.indexOf(name)),
+      looks: (name) => this.lookOf(name),
       scales,
-      groups: this.seeds.input.checked ? groups : [],
+      groups,
     });
     const charts = specs.map(([key, spec]) => {
       if (!this.charts.has(key)) {
@@ -350,31 +366,36 @@ export function comparedSpecs(names, curves, options) {
     // Curves that would cover each other get different dashes.
     const lines = toldApart(spec.lines).map((line) =>
       ({ ...line, ...looks(line.name), ...(line.dash ? { dash: line.dash } : {}) }));
-    const shape = { xName, named: true, namedAbove: true, begin: undefined, where: undefined };
+    const shape = { xName, named: true, namedAbove: true, endNames: true, begin: undefined, where: undefined };
     return [tag, { ...spec, ...shape, lines: seedBands(lines, groups) }];
   });
 }
 
 /**
  * Lines of runs that differ only in their seed as one line: the mean over the runs, with a band from the lowest to
- * the highest. A point is kept if at least two of the runs have it. `groups` is [[name, ...], ...].
+ * the highest. It has the places of the run with the most points, as far as at least two of the runs go; the
+ * others are read between their points, because runs are rarely logged at the same time or cost.
+ * `groups` is [[name, ...], ...].
  */
 export function seedBands(lines, groups) {
   const drawn = [...lines];
   for (const names of groups) {
     const own = drawn.filter((line) => names.includes(line.name));
     if (own.length < 2) continue;
-    const values = new Map();
-    for (const { x, y } of own)
-      x.forEach((at, place) => Number.isFinite(y[place]) && values.set(at, [...(values.get(at) || []), y[place]]));
-    const points = [...values].filter(([, found]) => found.length > 1).sort(([one], [two]) => one - two);
+    const places = own.reduce((one, two) => (two.x.length > one.x.length ? two : one)).x;
+    const points = places
+      .map((at) => [at, own.map((line) => valueBetween(line, at)).filter(Number.isFinite)])
+      .filter(([, values]) => values.length > 1);
     const mean = {
       ...own[0],
-      note: `mean of ${own.length} seeds: ${own.map(({ name }) => name).join(", ")}`,
+      label: `${own.length} seeds of ${commonBegin(own.map(({ label }) => label))}`,
+      note: "mean and range",
+      dash: "",
+      bad: undefined,
       x: points.map(([at]) => at),
-      y: points.map(([, found]) => found.reduce((sum, value) => sum + value, 0) / found.length),
-      low: points.map(([, found]) => Math.min(...found)),
-      high: points.map(([, found]) => Math.max(...found)),
+      y: points.map(([, values]) => values.reduce((sum, value) => sum + value, 0) / values.length),
+      low: points.map(([, values]) => Math.min(...values)),
+      high: points.map(([, values]) => Math.max(...values)),
     };
     drawn.splice(drawn.indexOf(own[0]), 1, mean);
     for (const line of own.slice(1)) drawn.splice(drawn.indexOf(line), 1);
@@ -382,9 +403,28 @@ export function seedBands(lines, groups) {
   return drawn;
 }
 
-/** Groups of the runs `shown` whose settings differ only in the seed: [[name, ...], ...]. */
+/** What names begin with, up to a separator: "gpt-125m" for gpt-125m-seed-1 and gpt-125m-seed-2. */
+function commonBegin(names) {
+  const differs = [...names[0]].findIndex((letter, at) => names.some((name) => name[at] !== letter));
+  const begin = names[0].slice(0, differs < 0 ? undefined : differs).replace(/[-_.]*(seed)?[-_.]*\d*$/, "");
+  return begin || names[0];
+}
+
+/** The value of a line at `wanted`, between its neighbouring points; NaN outside of its range. */
+function valueBetween({ x, y }, wanted) {
+  const after = x.findIndex((at) => at >= wanted);
+  if (after < 0 || (after === 0 && x[0] > wanted)) return NaN;
+  if (x[after] === wanted || after === 0) return y[after];
+  const share = (wanted - x[after - 1]) / (x[after] - x[after - 1]);
+  return y[after - 1] + share * (y[after] - y[after - 1]);
+}
+
+// model.seed and the seeds of other sections.
+const isSeed = (key) => key.split(".").pop() === "seed";
+
+/** Groups of the runs `shown` whose settings differ only in their seeds: [[name, ...], ...]. */
 export function seedGroups({ settings }, shown) {
-  const groups = new Map(), rows = settings.rows.filter(([key]) => key !== "seed");
+  const groups = new Map(), rows = settings.rows.filter(([key]) => !isSeed(key));
   for (const name of shown) {
     const column = settings.heads.indexOf(name);
     if (column < 1) continue;

@@ -42,12 +42,13 @@ export class CompareChips {
     const gone = [...failures].map(([name, why]) => [name, `${name} is not shown: ${why}`]);
     const reasons = [...gone, ...curves].filter(([name]) => names.includes(name)).map(([, words]) => words);
     this.adding.hidden = !server;
-    const state = JSON.stringify([names, [...hidden], reasons]);
+    const looks = names.map((name) => this.compare.lookOf(name));
+    const state = JSON.stringify([names, [...hidden], reasons, looks]);
     if (state === this.drawn) return;
     this.drawn = state;
     const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
     const place = focused && [focused.closest("li").dataset.run, focused.dataset.part];
-    this.list.replaceChildren(...names.map((name, at) => this.chip(name, at)));
+    this.list.replaceChildren(...names.map((name, at) => this.chip(name, looks[at])));
     this.reasons.replaceChildren(...reasons.map((words) => element("li", "", words)));
     if (place) this.focus(...place);
   }
@@ -59,12 +60,11 @@ export class CompareChips {
     (target || this.adding.querySelector("summary")).focus();
   }
 
-  chip(name, at) {
+  chip(name, { color, dash }) {
     const { compare } = this, { hidden, failures, host } = compare;
     const node = element("li", "nbt-chip"), failed = failures.has(name), shown = !hidden.has(name) && !failed;
     node.dataset.run = name;
     node.classList.toggle("nbt-hidden-run", !shown);
-    const { color, dash } = runLook(at);
     const words = hidden.has(name) ? `Show ${name}` : `Hide ${name}`;
     const look = button("", words, () => compare.hide(name, !hidden.has(name)), "nbt-look");
     look.setAttribute("aria-label", words);

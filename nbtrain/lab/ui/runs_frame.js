@@ -7,7 +7,7 @@ import { RunMenu } from "./runs_menu.js";
 import { STATE_GROUPS } from "./runs_order.js";
 import { RUNS_CSS } from "./runs_style.js";
 import { addStyle } from "./style.js";
-import { button, choices, element } from "./words.js";
+import { button, choices, element, zone } from "./words.js";
 
 export const RUNS_ON_A_PAGE = 100;
 const RUNS_SORTED = { 1: "ascending", "-1": "descending" };
@@ -109,8 +109,10 @@ export class RunsFrame {
     pick.append(target);
     row.append(pick);
     this.heads = {};
-    for (const [key, title, className] of this.columns.shown) {
+    for (const [key, name, className] of this.columns.shown) {
       const cell = element("th", className);
+      // Times have no zone of their own.
+      const title = key === "created" ? `${name}, ${zone(Date.now() / 1000)}` : name;
       cell.scope = "col";
       cell.dataset.column = key;
       const about = `sort by ${title}; with Shift, sort equal runs of the columns before`;

@@ -22,7 +22,9 @@ export const RUNS_CSS = `
 .nbt-root.nbtrain-runs button.nbt-open{border:0;padding:0;font-size:13px;font-weight:600;text-align:left;
  white-space:normal;overflow-wrap:anywhere;color:color-mix(in srgb,var(--jp-content-link-color,var(--nbt-a)) 85%,var(--nbt-fg))}
 .nbt-root.nbtrain-runs button.nbt-open:hover{background:transparent;text-decoration:underline}
-.nbtrain-runs .nbt-sparkline{display:block}
+.nbtrain-runs .nbt-sparkline{display:block;margin-top:1px}
+.nbt-root.nbtrain-runs td[data-column=curve]{min-width:84px}
+.nbt-root.nbtrain-runs th[data-column=curve]{vertical-align:middle}
 .nbtrain-runs .nbt-sparkline path{fill:none;stroke:var(--nbt-a);stroke-width:1.4;stroke-linejoin:round}
 .nbtrain-runs .nbt-tags{display:flex;flex-wrap:wrap;gap:3px;margin-top:2px}
 .nbtrain-runs .nbt-tags:empty,.nbtrain-runs .nbt-about:empty{display:none}
@@ -85,7 +87,7 @@ export const RUNS_CSS = `
 @container (max-width:1080px){.nbtrain-runs:not(.nbt-own-columns) [data-column=about]{display:none}
  .nbtrain-runs:not(.nbt-compact) .nbt-under{display:-webkit-box}
  .nbt-root.nbtrain-runs:not(.nbt-compact) .nbt-name-cell{width:100%}}
-@container (max-width:980px){.nbtrain-runs:not(.nbt-own-columns) [data-column=curve]{display:none}}
+@container (max-width:860px){.nbtrain-runs:not(.nbt-own-columns) [data-column=curve]{display:none}}
 @container (max-width:820px){.nbtrain-runs:not(.nbt-own-columns) [data-column=backend]{display:none}}
 @container (max-width:720px){.nbtrain-runs:not(.nbt-own-columns) [data-column=eta_seconds]{display:none}
  .nbt-root.nbtrain-runs td,.nbt-root.nbtrain-runs th{padding-right:10px}}

@@ -147,6 +147,9 @@ const CSS = `
 .nbt-root .nbt-cross{stroke:var(--nbt-dim);stroke-width:1;stroke-dasharray:2 2}
 .nbt-root .nbt-raw{stroke-width:1;opacity:.35}
 .nbt-root .nbt-band{opacity:.16}
+.nbt-root svg .nbt-end{fill:var(--nbt-fg);font-size:10px}
+.nbt-root .nbt-end-mark{stroke-width:2}
+.nbt-root .nbt-end-leader{stroke-width:1;stroke-dasharray:1 3;opacity:.7}
 .nbt-root .nbt-gap{fill:var(--nbt-bad);opacity:.22}
 .nbt-root svg .nbt-gap-label{fill:var(--nbt-failed);font-weight:600;paint-order:stroke;stroke:var(--nbt-bg);
  stroke-width:3}
@@ -341,6 +344,7 @@ const CSS = `
 .nbtrain-compare td small.nbt-better{color:color-mix(in srgb,var(--nbt-good) 60%,var(--nbt-fg))}
 .nbtrain-compare td small.nbt-worse{color:var(--nbt-failed)}
 .nbtrain-compare input[type=range]{width:110px}
+.nbt-root.nbtrain-compare td:not(:first-child),.nbt-root.nbtrain-compare th:not(:first-child){text-align:right}
 .nbtrain-compare .nbt-usage{display:grid;gap:8px 16px;
  grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr))}
 

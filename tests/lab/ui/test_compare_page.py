@@ -68,6 +68,11 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
         colors = looks.evaluate_all("nodes => nodes.map((node) => getComputedStyle(node).backgroundColor)")
         lines = charts.first.locator("polyline:not(.nbt-raw)")
         assert lines.evaluate_all("nodes => nodes.map((node) => getComputedStyle(node).stroke)") == colors
+        # Each curve has its name at its end.
+        ends = charts.first.locator(".nbt-end")
+        assert sorted(ends.locator("title").all_text_contents()) == ["gpt-a", "gpt-b"]
+        heights = sorted(float(end.get_attribute("y")) for end in ends.all())
+        assert heights[1] - heights[0] >= 11 - 1e-6
         assert len(set(colors)) == 2 and charts.first.locator(".nbt-legend i").count() == 0
         shown = charts.count()
         assert page.get_by_role("cell", name="sequence length").count() == 1

@@ -1,5 +1,6 @@
 """Requests that views send and what they would draw, run in node; each test takes a tenth of a second."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -37,20 +38,37 @@ def test_all_curves_of_a_compared_run_begin_at_one_time(tmp_path: Path) -> None:
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(tmp_path: Path) -> None:
-    """Runs that differ only in their seed are one line with a band, the mean of the steps that all have; a
-    run with another learning rate is another line.
+    """Runs that differ only in their seed are one line with a band, from the values that at least two have, also
+    at other times; a run with another learning rate is another line.
     """
     code = """
     const heads = ["setting", "a", "b", "c"];
-    const rows = [["seed", "1", "2", "1"], ["lr_schedule.lr", "0.1", "0.1", "0.2"]];
+    const rows = [["model.seed", "1", "2", "1"], ["lr_schedule.lr", "0.1", "0.1", "0.2"]];
     const groups = ui.seedGroups({ settings: { heads, rows } }, ["a", "b", "c"]);
-    const line = (name, y) => ({ name, x: y.map((_, at) => at), y });
-    return [groups, ui.seedBands([line("c", [5]), line("a", [1, 2, 4]), line("b", [3, NaN, 6])], groups)];
+    const line = (name, y, apart = 1) => ({ name, label: `gpt-seed-${name}`, x: y.map((_, at) => apart * at), y });
+    const drawn = (b) => ui.seedBands([line("c", [5]), line("a", [1, 2, 4]), b], groups);
+    return [groups, drawn(line("b", [3, NaN, 6])), drawn(line("b", [3, 6], 1.5))];
     """
-    groups, lines = in_node("compare", code, tmp_path)
+    groups, lines, later = in_node("compare", code, tmp_path)
     assert groups == [["a", "b"]] and [line["name"] for line in lines] == ["c", "a"]
-    band = {key: lines[1][key] for key in ("x", "y", "low", "high", "note")}
-    assert band == {"x": [0, 2], "y": [2, 5], "low": [1, 4], "high": [3, 6], "note": "mean of 2 seeds: a, b"}
+    band = {key: lines[1][key] for key in ("x", "y", "low", "high", "label", "note")}
+    words = {"label": "2 seeds of gpt", "note": "mean and range"}
+    assert band == {"x": [0, 2], "y": [2, 5], "low": [1, 4], "high": [3, 6], **words}
+    # b has no point at 1: it is 5 between its points, and at 2 it has ended.
+    assert (later[1]["x"], later[1]["y"]) == ([0, 1], [2, 3.5])
+
+
+def test_names_at_the_ends_of_lines_do_not_cover_each_other(tmp_path: Path) -> None:
+    """Twelve lines that end at one height, and two at an edge, keep their order at a distance."""
+    code = """
+    const apart = (places) => ui.spreadApart(places, 11, 26, 170);
+    const names = ["gpt-125m-2xdp-second-try-with-half-the-learning-rate", "gpt-a"];
+    return [apart(Array(12).fill(100)), apart([168, 30, 170]), names.map((name) => ui.shortName(name, 15))];
+    """
+    equal, edge, names = in_node("chart_ends", code, tmp_path)
+    gaps = [below - above for above, below in itertools.pairwise(sorted(equal))]
+    assert min(gaps) >= 11 - 1e-9 and min(equal) >= 26 and max(equal) <= 170
+    assert edge == [159, 30, 170] and names == ["gpt-125\N{HORIZONTAL ELLIPSIS}ng-rate", "gpt-a"]
 
 
 def test_flops_and_cost_are_axes_of_a_comparison(tmp_path: Path) -> None:

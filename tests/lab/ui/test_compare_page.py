@@ -61,7 +61,7 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
         charts = page.locator(".nbtrain-compare .nbt-chart")
         charts.first.locator("polyline").first.wait_for()
         # A finished run is read to its end.
-        charts.first.locator(".nbt-x", has_text="12").wait_for()
+        charts.first.locator(".nbt-x", has_text="10").wait_for()
         assert page.locator(".nbtrain-compare [aria-live]").inner_text() == ""
         # The chips say which colour is whose, for all charts.
         looks = page.locator(".nbt-chip .nbt-look i")

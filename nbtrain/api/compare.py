@@ -1,6 +1,8 @@
 """The function nb.compare: the runs to compare, and their order."""
 
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbtrain.api.arguments import misused
@@ -11,15 +13,21 @@ if TYPE_CHECKING:
     from nbtrain.lab.widgets.compare import Comparison
 
 
-def compare(runs: "Sequence[RunLike | RunSummary]") -> "Comparison":
+def compare(
+    runs: "Sequence[RunLike | RunSummary]", published: str | PathLike[str] | None = None
+) -> "Comparison":
     """Compare runs: their curves overlaid, the settings that differ, and the results of each run.
 
     `runs` are 2 to 12 names, folders, YAMLs, Runs, or the result of nb.runs(...). In a notebook cell the
     curves are live, by step, tokens or time. In a terminal and under papermill, tables and a picture are
     shown.
+
+    `published` is a YAML of others' published figures, which become columns of the results (docs/runs.md).
+    With it, one run is enough. Raises ConfigError with the place of what is wrong in it.
     """
     from nbtrain.lab.widgets.compare import Comparison
 
     if isinstance(runs, str | bytes) or not isinstance(runs, Sequence):
         raise misused("runs", runs, 'a list of runs, e.g. ["gpt-a", "gpt-b"] or nb.runs("gpt-*")')
-    return Comparison([open_run(run.name if isinstance(run, RunSummary) else run).directory for run in runs])
+    found = [open_run(run.name if isinstance(run, RunSummary) else run).directory for run in runs]
+    return Comparison(found, None if published is None else Path(published))

@@ -36,7 +36,7 @@ SUSPENDED = "SUSPENDED"
 MEANING = {
     QUEUED: "submitted; waiting for its devices or for its supervisor to start",
     STARTING: "the supervisor runs and has started the ranks",
-    RUNNING: "rank 0 trains",
+    RUNNING: "the ranks are training",
     RESTARTING: "a rank failed; waiting before the next attempt",
     SUCCEEDED: "all tokens are done and saved",
     FAILED: "ended by an error, which the cause names",

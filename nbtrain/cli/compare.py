@@ -12,10 +12,12 @@ from nbtrain.cli.verbs import PICTURE_HELP, add_json, add_verb, check_picture, c
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
     parser = add_verb(under, "compare", compare, "", "nbtrain compare gpt-a gpt-b -o curves.png")
-    text = "The names, folders or YAMLs of 2 to 12 runs."
+    text = "The names, folders or YAMLs of 2 to 12 runs; of one run with --published."
     runs = parser.add_argument("runs", metavar="RUN", nargs="+", help=text)
     complete(runs, completers.runs)
     parser.set_defaults(more="runs")
+    text = "Add others' published figures as columns, from a YAML of names and figures."
+    parser.add_argument("--published", type=Path, metavar="FILE", help=text)
     add_json(parser)
     text = f"Draw the curves to FILE ({PICTURE_HELP})."
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
@@ -29,7 +31,7 @@ def compare(options: argparse.Namespace) -> None:
 
     if options.output:
         check_picture(options.output)
-    comparison = compared(options.runs)
+    comparison = compared(options.runs, options.published)
     if options.json:
         show_json(comparison.tables)
     else:

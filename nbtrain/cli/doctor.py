@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from nbtrain.base.amounts import size
+from nbtrain.base.amounts import counted, size
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.files import is_read_only
 from nbtrain.base.findings import Finding, Level
@@ -75,7 +75,7 @@ def torch_findings(gpus: int) -> list[Finding]:
         advice = "Install a CPU build: the README's section on torch says how to set pip for one."
         findings.append(_found("warning", "torch", text, advice))
     if build == "CPU" and gpus:
-        text = f"a CPU build on a machine with {gpus} GPU(s): training would not use them"
+        text = f"a CPU build on a machine with {counted(gpus, 'GPU')}: training would not use them"
         advice = "Install the CUDA build of the same version from PyTorch's install page."
         findings.append(_found("warning", "torch", text, advice))
     return findings
@@ -101,7 +101,7 @@ def known_bad_findings() -> list[Finding]:
 def device_finding(gpus: int) -> Finding:
     cores = usable_cores()
     if gpus:
-        return _found("ok", "devices", f"{gpus} NVIDIA GPU(s), {cores} cores")
+        return _found("ok", "devices", f"{counted(gpus, 'NVIDIA GPU')}, {counted(cores, 'core')}")
     text = f"no GPU, {cores} cores{', bf16 in hardware' if cpu_has_bf16() else ''}"
     advice = "gpt-tiny trains here; the larger runs plan and check here and train elsewhere."
     return _found("note", "devices", text, advice)

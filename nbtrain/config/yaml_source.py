@@ -273,8 +273,11 @@ def label_of(path: Path) -> str:
     return display(os.path.normpath(path.absolute())) if path.name == "config.yaml" else path.name
 
 
-def read_yaml(path: Path, label: str | None = None) -> Located:
-    """Read a run YAML with origins, called `label` in messages. Raises ConfigError if it is not a mapping."""
+def read_yaml(path: Path, label: str | None = None, shape: str | None = None) -> Located:
+    """Read a run YAML with origins, called `label` in messages. Raises ConfigError if it is not a mapping.
+
+    `shape` is what the messages say of the form of a file that is not a run YAML.
+    """
     label = label or label_of(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -288,7 +291,7 @@ def read_yaml(path: Path, label: str | None = None) -> Located:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if problem := pointer_problem(text.encode()):
         raise ConfigError(f"{path}: {problem}.")
-    return parse_yaml(text, label)
+    return parse_yaml(text, label, shape)
 
 
 # Run YAMLs are small; a file that is none may have any length, and its nodes take a hundred times as much.
@@ -305,18 +308,18 @@ def _composed(text: str) -> yaml.Node | None:
     return _Loader(text).get_single_node()
 
 
-def parse_yaml(text: str, label: str) -> Located:
+def parse_yaml(text: str, label: str, shape: str | None = None) -> Located:
     """Read YAML from text, like read_yaml."""
     located = Located()
     try:
         loader = _Loader("")  # its constructors
         node = (_composed if len(text) <= _LONGEST_KEPT else _composed.__wrapped__)(text)
         if node is None:
-            raise ConfigError(
-                f"{label}: the file is empty; a run YAML is a mapping with at least `extends:`."
-            )
+            rule = shape or "a run YAML is a mapping with at least `extends:`"
+            raise ConfigError(f"{label}: the file is empty; {rule}.")
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{label}:{node.start_mark.line + 1}: a run YAML is a mapping of sections.")
+            rule = shape or "a run YAML is a mapping of sections"
+            raise ConfigError(f"{label}:{node.start_mark.line + 1}: {rule}.")
         located.value = _construct(loader, node, "", label, located.origins)
     except yaml.YAMLError as error:
         raise ConfigError(f"{label}{_line(error)}: not YAML: {_reason(error)}.") from error

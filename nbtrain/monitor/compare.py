@@ -7,6 +7,7 @@
     values, better     of the figures: the numbers behind the texts; which number is better: low, high or ""
     scales             what turns the tokens of a run into FLOPs, and its time into money
     refused            {name: reason} of runs that cannot be compared
+    published          names of the columns of published figures (published.py), after those of the runs
 
 The curves of runs come from metrics_range.metrics(), one run at a time.
 """
@@ -17,7 +18,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.base import amounts, files
@@ -33,6 +34,7 @@ from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
+from nbtrain.monitor.published import Published, row_of
 from nbtrain.monitor.run_summary import NO_JOB, RunSummary
 from nbtrain.monitor.runs import job_with_end, summary_or_damage
 
@@ -76,11 +78,15 @@ class Compared:
     """Evaluations by name, each at the newest step that has one."""
 
 
-def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
-    """Return the tables of runs. Raises ConfigError for fewer than two, more than MOST_RUNS or duplicates."""
+def compared(runs: Sequence[RunDir], published: Sequence[Published] = ()) -> dict[str, Any]:
+    """Return the tables of runs. Raises ConfigError for fewer than two, more than MOST_RUNS or duplicates.
+
+    With published figures, one run is enough.
+    """
     names = [run.name for run in runs]
-    if not 2 <= len(runs) <= MOST_RUNS:
-        raise ConfigError(f"{amounts.counted(len(runs), 'run')}: a comparison takes 2 to {MOST_RUNS}.")
+    least = 1 if published else 2
+    if not least <= len(runs) <= MOST_RUNS:
+        raise ConfigError(f"{amounts.counted(len(runs), 'run')}: a comparison takes {least} to {MOST_RUNS}.")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         folders = [run.path.resolve() for run in runs]
         if len(set(folders)) < len(folders):
@@ -89,22 +95,35 @@ def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
             f"{', '.join(twice)}: runs of one name in different folders; a comparison tells runs apart "
             "by name. Give one of the folders another name."
         )
-    return tables(runs)
+    return tables(runs, published=published)
 
 
-def tables(runs: Sequence[RunDir], refused: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the tables of any number of runs, and why each run in `refused` is not among them."""
+def tables(
+    runs: Sequence[RunDir],
+    refused: Mapping[str, str] | None = None,
+    published: Sequence[Published] = (),
+) -> dict[str, Any]:
+    """Return the tables of any number of runs, and why each run in `refused` is not among them.
+
+    Raises ConfigError for published figures that do not fit the table.
+    """
     names, now = [run.name for run in runs], time.time()
+    if entry := next((entry for entry in published if entry.name in names), None):
+        raise ConfigError(
+            f"{entry.place}: {entry.name} is the name of a compared run too. Give the published figures "
+            "another name."
+        )
     read = [read_compared(run, now) for run in runs]
-    rows = figures(read)
+    rows = figures(read, published)
     return {
         "names": names,
         "active": any(run.summary.state in ACTIVE for run in read),
         "refused": dict(refused or {}),
+        "published": [entry.name for entry in published],
         "scales": {run.name: _scale(one) for run, one in zip(runs, read)},
         "settings": {"heads": ["setting", *names], "rows": settings(read), "same": same_settings(read)},
         "figures": {
-            "heads": ["figure", *names],
+            "heads": ["figure", *names, *(entry.name for entry in published)],
             "rows": [[row.name, *row.words] for row in rows],
             "values": [list(row.values) for row in rows],
             "better": [row.better for row in rows],
@@ -158,11 +177,49 @@ class Row:
     """Which number is better: low, high, or "" for a metric that does not rank runs."""
 
 
-def figures(runs: Sequence[Compared]) -> list[Row]:
-    """Return the metrics that at least one run has."""
+def figures(runs: Sequence[Compared], published: Sequence[Published] = ()) -> list[Row]:
+    """Return the metrics that at least one run or entry of published figures has."""
     rows = [figure.row(runs) for figure in FIGURES]
-    rows = [row for row in rows if set(row.words) != {UNKNOWN}]
-    return rows + costs(runs) + of_datasets(runs) + evaluations(runs)
+    rows += costs(runs) + of_datasets(runs) + evaluations(runs)
+    if published:
+        rows = _with_published(rows, published)
+    return [row for row in rows if set(row.words) != {UNKNOWN}]
+
+
+def _with_published(rows: Sequence[Row], published: Sequence[Published]) -> list[Row]:
+    """Return the rows with one more column for each entry, and a row for each figure that no row is for."""
+    names, written = [row.name for row in rows], {figure.name: figure for figure in FIGURES}
+    is_number = [not isinstance(written.get(name), TextFigure) for name in names]
+    columns: list[dict[int, float | str]] = []
+    more: dict[str, list[float | str | None]] = {}
+    for number, entry in enumerate(published):
+        columns.append({})
+        for key, value in entry.figures.items():
+            at = row_of(key, names, is_number, entry)
+            if at is None:
+                more.setdefault(key, [None] * len(published))[number] = value
+            else:
+                columns[-1][at] = value
+    extended = []
+    for at, row in enumerate(rows):
+        figure, own = written.get(row.name), [column.get(at) for column in columns]
+        words = [_published_words(value, getattr(figure, "words", None)) for value in own]
+        values = [value if isinstance(value, int | float) else None for value in own]
+        extended.append(replace(row, words=[*row.words, *words], values=[*row.values, *values]))
+    num_runs = len(rows[0].words)
+    for name, own in more.items():
+        words = [UNKNOWN] * num_runs + [_published_words(value) for value in own]
+        values = [value if isinstance(value, int | float) else None for value in own]
+        extended.append(Row(name, words, [None] * num_runs + values))
+    return extended
+
+
+def _published_words(value: float | str | None, words: Callable[[float], str] | None = None) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, str):
+        return value
+    return words(value) if words else f"{value:,}" if isinstance(value, int) else f"{value:.10g}"
 
 
 def costs(runs: Sequence[Compared]) -> list[Row]:

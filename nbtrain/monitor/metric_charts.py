@@ -22,7 +22,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "Samples per second": ("samples_per_second",),
     "Utilization": ("mfu", "hfu"),
     # Not a fraction of a peak: it exceeds 100 % if the device was slower when the rate was measured.
-    "Model FLOPs, of the matrix rate measured at the start": ("matmul_fraction",),
+    "Model FLOPs as a share of the measured matrix rate": ("matmul_fraction",),
     "Time of a step": ("iteration_time",),
     "Parts of a step": (
         *("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "pipeline_seconds"),

@@ -201,7 +201,7 @@ def _mean(lines: list[Line], label: str, most_points: int) -> Line:
 
 def _label(page: JobPage, node: NodeUsage, subject: str, word: str) -> str:
     if len(page.usage) == 1:
-        name = "all" if subject in ("replica", "node") and not word else subject
+        name = "all ranks" if subject in ("replica", "node") and not word else subject
         return word if word and subject in ("replica", "node") else name
     place = f"replica {node.node}" if subject in ("replica", "node") else f"replica {node.node}, {subject}"
     return f"{place}, {word}" if word else place

@@ -199,9 +199,9 @@ class Plan:
         if self.epochs is not None and disk.dataset is not None:
             prepared = disk.dataset
             training["epochs"] = (
-                f"{self.epochs:,.2f} over {prepared.train_tokens:,} tokens of the training split, of "
-                f"{prepared.tokens:,} in {amounts.counted(prepared.documents, 'document')}, by "
-                f"{prepared.basis}"
+                f"{self.epochs:,.2f}; the training split has {prepared.train_tokens:,} of the dataset's "
+                f"{prepared.tokens:,} tokens ({amounts.counted(prepared.documents, 'document')}, counted in "
+                f"{prepared.basis})"
             )
         where = f" (pipeline stage {memory.stage})" if config.parallel.pipeline_parallel_size > 1 else ""
         memory_rows = {

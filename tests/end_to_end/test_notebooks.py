@@ -332,7 +332,7 @@ def test_one_notebook_for_every_backend(trial, tmp_path):
     assert "image: REPLACE-ME/image:tag" in shown and "There is no job" in shown
     assert not RunDir.named("on-any").exists()
     shown = texts(execute("06_cluster", tmp_path / "local.ipynb", backend="local", **parameters))
-    assert "on-any on local: 1 node(s), 1 rank(s)" in shown
+    assert "on-any on local: nodes: 1, ranks: 1" in shown
     assert "SUCCEEDED" in shown and "Replicas" in shown
 
 
@@ -470,7 +470,7 @@ def test_a_few_steps_are_profiled(trial, tmp_path):
     shown = texts(
         execute("09_profile", tmp_path / "out.ipynb", run="gpt-tiny", overrides=f"{SMALL} name=seen")
     )
-    assert "seen-profile: 6 steps on 1 rank(s)" in shown
+    assert "seen-profile: 6 steps, ranks: 1" in shown
     for text in ("A step takes ", "The phases of the steps", "Memory, peak", "By the host&#x27;s clock"):
         assert text in shown
     assert not RunDir.named("seen").exists()

@@ -75,7 +75,7 @@ Conditions
   TYPE        STATUS  SINCE (UTC) REASON     MESSAGE
   Submitted   True    MOMENT Submitted  the job was submitted
   Restarting  False   MOMENT Running    rank 1 was killed
-  Running     False   MOMENT Failed     rank 0 trains
+  Running     False   MOMENT Failed     the ranks are training
   Failed      True    MOMENT ExitCode3  rank 1 failed
 
 Replicas

@@ -32,7 +32,7 @@ def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
     charts = {chart.title: drawn(chart, page.created_at) for chart in usage_charts(page)}
     memory = charts["Memory"]
     assert [(line["label"], line["color"]) for line in memory["lines"]] == [
-        ("all", "c0"),
+        ("all ranks", "c0"),
         ("rank 0", "c1"),
         ("rank 1", "c2"),
     ]

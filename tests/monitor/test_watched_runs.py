@@ -106,7 +106,7 @@ def test_rows_are_in_words_and_by_archive(root):
     words = dict.fromkeys(("step", "loss", "validation_loss"), UNKNOWN)
     assert rows[0]["words"] == {**words, "eta": "", "size": "1 rank"}
     assert [row["meaning"] for row in rows] == [
-        "rank 0 trains",
+        "the ranks are training",
         "stopped on request; can be resumed",
         "no job was submitted",
     ]

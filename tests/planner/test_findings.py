@@ -290,7 +290,7 @@ FOUND = {
         "data.num_workers",
         "num_workers(32) for each of 8 ranks is 256 processes on cpus_per_node(16).",
         "Set data.num_workers: 1; reading samples takes a fraction of a core.",
-        "costs ranks that wait for their own loaders",
+        "costs time, because ranks wait for samples",
     ),
     "32 loader workers a rank, on cores that are not known": (
         "gpt-13b-4xdp-4xpp",
@@ -826,7 +826,7 @@ def test_check_and_plan_give_one_list(capsys):
         "gpt-13b-4xdp-4xpp: valid; 3 findings, most expensive first:\n" + "\n".join(lines) + "\n"
     )
     assert lines[3:6] == [
-        "warning, costs ranks that wait for their own loaders: gpt-13b-4xdp-4xpp.yaml:16: data.num_workers",
+        "warning, costs time, because ranks wait for samples: gpt-13b-4xdp-4xpp.yaml:16: data.num_workers",
         "  num_workers(32) for each of 8 ranks is 256 processes on cpus_per_node(16).",
         "  Set data.num_workers: 1; reading samples takes a fraction of a core.",
     ]

@@ -187,7 +187,8 @@ def test_epochs_are_those_of_the_idx_itself():
         for length in (99, 99, 99, 99, 99, 99, 99, 99, 299, 399):
             writer.add_document(np.ones(length, np.uint16))
     assert plan(config).sections()["Training"]["epochs"] == (
-        "1,536.00 over 800 tokens of the training split, of 1,500 in 10 documents, by the .idx"
+        "1,536.00; the training split has 800 of the dataset's 1,500 tokens (10 documents, counted in the "
+        ".idx)"
     )
     a_dataset(1_400)
     (problem,) = [one for one in plan(config).findings if one.rule == "dataset_counts_agree"]

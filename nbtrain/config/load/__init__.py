@@ -154,7 +154,7 @@ def find(run: str | Path) -> Path:
     known, own = example_names(), run_names()
     raise ConfigError(
         f"{shortened(str(run))}: no such run YAML, here or in {examples}."
-        f"{nearest(typed.stem, {*known, *own}, 3)} Known are {counted(len(known), 'example')}, such as "
+        f"{nearest(typed.stem, {*known, *own}, 3)} There are {counted(len(known), 'example')}, such as "
         f"gpt-tiny, and {counted(len(own), 'run')}, which `nbtrain runs` lists."
     )
 

@@ -114,7 +114,7 @@ def extracted(
             raise changed_while_read(reader, inputs["fingerprint"], now)
         manifest = {**inputs, "source": reader.describe(), "documents": documents, "parts": parts}
         files.write_json(folder / MANIFEST, manifest)
-    before = f"; {kept} part(s) were already there" if kept else ""
+    before = f"; parts extracted before: {kept:,}" if kept else ""
     return ExtractedReader(reader, folder), "made", f"{display(folder)}: {documents:,} documents{before}"
 
 

@@ -39,8 +39,8 @@ def paused_words(job: JobDir, verdict: Verdict) -> str:
 
 def stopped_while_paused(cause: str) -> Verdict:
     """Return the end of a paused job; `cause` is the cause of its pause."""
-    before = cause.partition("; `nbtrain resume")[0]
-    return Verdict(CANCELLED, f"stopped on request while it was paused; before: {before}")
+    pause = cause.partition("; `nbtrain resume")[0]
+    return Verdict(CANCELLED, f"stopped on request while the job was paused ({pause})")
 
 
 def paused_before(job: JobDir) -> float:

@@ -49,6 +49,9 @@ def _load_the_rest() -> None:
 class CompareHandler(NbtrainHandler):
     """GET compare?runs=a,b: the settings that differ and the figures of each, monitor/compare.py.
 
+    POST compare {"runs": [...], "published": {"file", "text"}} adds columns of published figures. It changes
+    nothing, and a page sends it as often as a GET, so it does not count as activity either.
+
     A run that does not exist or may not be shown is reported in `refused`; the others are compared.
     """
 
@@ -56,10 +59,24 @@ class CompareHandler(NbtrainHandler):
         names = [name for name in self.get_argument("runs", "").split(",") if name]
         self.answer(await self.read(_compared, names))
 
+    async def post(self) -> None:
+        body = self.body(runs=list, published=dict)
+        names, published = body.get("runs", []), body.get("published", {})
+        texts = [*names, published.get("file"), published.get("text")]
+        if set(published) != {"file", "text"} or not all(isinstance(text, str) for text in texts):
+            raise Refusal(400, "runs must be a list of names, and published {file, text}, both text.")
+        self.answer(await self.read(_compared, names, published["text"], published["file"]))
 
-def _compared(names: list[str]) -> dict[str, Any]:
+    @property
+    def _track_activity(self) -> bool:  # type: ignore[override]
+        return False
+
+
+def _compared(names: list[str], text: str | None = None, file: str = "") -> dict[str, Any]:
     from nbtrain.monitor.compare import MOST_RUNS, tables
+    from nbtrain.monitor.published import parse_published
 
+    published = [] if text is None else parse_published(text, file)
     if not 1 <= len(names) <= MOST_RUNS:
         raise ConfigError(f"{amounts.counted(len(names), 'run')}: a comparison takes 2 to {MOST_RUNS}.")
     runs, refused = [], {}
@@ -68,7 +85,7 @@ def _compared(names: list[str]) -> dict[str, Any]:
             runs.append(run_of(name))
         except (NoRun, OutsideError) as error:
             refused[name] = str(error)
-    return tables(runs, refused)
+    return tables(runs, refused, published)
 
 
 class ColumnsHandler(NbtrainHandler):

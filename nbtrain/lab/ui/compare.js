@@ -6,6 +6,7 @@
 import { Chart, ChartGroup } from "./chart.js";
 import { metricSpec, toldApart } from "./chart_spec.js";
 import { CompareChips, MOST_COMPARED, runLook } from "./compare_chips.js";
+import { PublishedFigures } from "./compare_published.js";
 import { comparedResults, comparedSettings, TABLE_FORMATS, tablesText } from "./compare_tables.js";
 import { refused } from "./server.js";
 import { addStyle } from "./style.js";
@@ -42,17 +43,18 @@ const AXIS_NAMES = { flops: "FLOPs", cost: "cost" };
  *
  * server   Server of server.js, or null: then only `value` is drawn
  * host     the actions that this page offers (host.js)
+ * published  {file, text} of published figures that the cell was given; without, those that this browser keeps
  * value    {tables, curves: {name: answer of the route metrics}} at the time when the cell ran
  * changed  called with the names when the user adds or removes a run
  */
-export function mountCompare(root, { server, names, host = {}, value = null, changed = () => {} }) {
-  const compare = new Compare(root, { server, names, host, changed });
+export function mountCompare(root, { server, names, host = {}, value = null, published, changed = () => {} }) {
+  const compare = new Compare(root, { server, names, host, published, changed });
   compare.begin(value);
   return () => compare.end();
 }
 
 class Compare {
-  constructor(root, { server, names, host, changed }) {
+  constructor(root, { server, names, host, published, changed }) {
     Object.assign(this, { root, server, host, changed, names: [...names] });
     addStyle();
     root.classList.add("nbt-root", "nbtrain-compare");
@@ -64,6 +66,7 @@ class Compare {
     this.charts = new Map();
     this.smoothing = COMPARED_SMOOTHING;
     this.turn = 0;
+    this.published = new PublishedFigures({ compare: this, given: published });
     this.note = element("div", "nbt-empty");
     this.note.setAttribute("aria-live", "polite");
     this.chips = new CompareChips(this);
@@ -147,7 +150,7 @@ class Compare {
         await copyText(this.host.linkTo(this.names));
         this.copyDone("Copied the link");
       }));
-    node.append(title, label, this.onlyDifferent, this.copy);
+    node.append(title, label, this.onlyDifferent, this.copy, this.published.node);
     return node;
   }
 
@@ -233,8 +236,7 @@ class Compare {
 
   /** Read the tables and the curves of each run; returns whether a run is active. */
   async readRuns(turn) {
-    const query = new URLSearchParams({ runs: this.names.join(",") });
-    const tables = await this.server.call(`compare?${query}`);
+    const tables = await this.published.tables(this.names);
     if (turn !== this.turn) return false;
     this.tables = tables;
     this.failures = new Map(Object.entries(tables.refused));
@@ -296,7 +298,8 @@ class Compare {
 
   paintTables() {
     const { shown, tables } = this;
-    choices(this.baseline, [["", "none"], ...shown.map((name) => [name, name])]);
+    const columns = [...shown, ...((tables && tables.published) || [])];
+    choices(this.baseline, [["", "none"], ...columns.map((name) => [name, name])]);
     if (!tables) return;
     const baseline = this.baseline.value;
     this.results = comparedResults(tables, shown, { baseline, different: this.onlyDifferent.input.checked });

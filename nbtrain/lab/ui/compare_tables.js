@@ -26,13 +26,13 @@ function bestOf(values, better) {
 }
 
 /**
- * Results of the runs `shown`, for DataTable: {heads, rows}.
+ * Results of the runs `shown` and published figures, for DataTable: {heads, rows}.
  *
  * baseline    name of the run that the others are compared with; "" for none
  * different   whether rows in which all runs agree are omitted
  */
-export function comparedResults({ figures }, shown, { baseline, different }) {
-  const columns = columnsOf(figures, shown), rows = [];
+export function comparedResults({ figures, published = [] }, shown, { baseline, different }) {
+  const columns = columnsOf(figures, [...shown, ...published]), rows = [];
   figures.rows.forEach((row, at) => {
     const words = columns.map((column) => row[column]);
     if (words.every((text) => text === UNKNOWN_VALUE)) return;

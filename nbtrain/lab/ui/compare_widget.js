@@ -24,6 +24,6 @@ export default {
     }
     const [names, value] = [model.get("names"), model.get("value")];
     const host = server ? notebookHost(server) : hostElsewhere(notebookHost(null));
-    return mountCompare(ownKeys(root), { server, names, host, value });
+    return mountCompare(ownKeys(root), { server, names, host, value, published: model.get("published") });
   },
 };

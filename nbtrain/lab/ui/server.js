@@ -67,8 +67,8 @@ export class Server {
       failure.status = response.status;
       throw failure;
     }
-    // The form's routes use POST but change nothing.
-    if (method !== "GET" && !path.startsWith("form")) this.changed();
+    // The routes of the form and of a comparison use POST but change nothing.
+    if (method !== "GET" && !/^(form|compare)/.test(path)) this.changed();
     return value;
   }
 

@@ -5,6 +5,7 @@ papermill, HTML   a picture with tables
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -18,6 +19,7 @@ from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.monitor.compare import compared
 from nbtrain.monitor.compare_picture import comparison_html, comparison_text
 from nbtrain.monitor.metrics_range import Asked, whole_metrics
+from nbtrain.monitor.published import read_published
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.watched_runs import root_id
 
@@ -35,6 +37,8 @@ class ComparePage(anywidget.AnyWidget):
     names: Any = traitlets.List().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
     """Id of the folder of the runs: a server with another output directory is not asked."""
+    published = traitlets.Dict().tag(sync=True)
+    """{"file", "text"} of published figures, or {}."""
     value = traitlets.Dict().tag(sync=True)
     """{"tables", "curves"} of the moment the cell ran."""
 
@@ -42,9 +46,10 @@ class ComparePage(anywidget.AnyWidget):
 class Comparison:
     """Runs side by side. In a cell the live page or a picture with tables, in a terminal the tables."""
 
-    def __init__(self, runs: Sequence[RunDir]):
-        self.runs = list(runs)
-        self.tables = compared(self.runs)
+    def __init__(self, runs: Sequence[RunDir], published: Path | None = None):
+        """`published` is a file of published figures (monitor/published.py)."""
+        self.runs, self.published = list(runs), published
+        self.tables = compared(self.runs, read_published(published) if published else ())
 
     def __repr__(self) -> str:
         return comparison_text(self.tables)
@@ -56,9 +61,16 @@ class Comparison:
         page = ComparePage(
             names=self.tables["names"],
             root_id=self._root_id(),
+            published=self._published_text(),
             value={"tables": self.tables, "curves": {run.name: _curves(run) for run in self.runs}},
         )
         return bundle(page, picture, repr(self))
+
+    def _published_text(self) -> dict[str, str]:
+        """Return the file of published figures as the page sends it to a server."""
+        if self.published is None:
+            return {}
+        return {"file": self.published.name, "text": self.published.read_text(encoding="utf-8")}
 
     def _root_id(self) -> str:
         """Return the id of the folder of all the runs; "", which no server has, if there is none."""

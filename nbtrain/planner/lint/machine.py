@@ -55,7 +55,7 @@ def loaders_have_cores(subject: Subject) -> Iterator[Finding]:
         f"num_workers({workers}) for each of {amounts.counted(ranks, 'rank')} is {workers * ranks} processes "
         f"on cpus_per_node({cores}).",
         f"Set data.num_workers: {fitting}; reading samples takes a fraction of a core.",
-        Cost(words="ranks that wait for their own loaders"),
+        Cost(words="time, because ranks wait for samples"),
     )
 
 

@@ -415,7 +415,7 @@ def test_a_name_with_a_dot_is_extended(run_yaml):
 def test_a_name_that_extends_nothing_has_its_place_and_the_nearest(run_yaml):
     said = message_of(run_yaml("extends: gpt-tny\n", base=None))
     assert said.startswith("my-run.yaml:1: extends gpt-tny: no such run YAML")
-    assert " Nearest: gpt-tiny, gpt3-tiny. Known are " in said
+    assert " Nearest: gpt-tiny, gpt3-tiny. There are " in said
 
 
 def test_a_replaced_list_forgets_its_old_lines(run_yaml):
@@ -632,10 +632,10 @@ def test_the_place_of_an_override_has_no_password():
     ("run", "expected"),
     [
         ("", "no run YAML is named; give a path, or a name such as gpt-tiny."),
-        ("gpt-tinny", "Nearest: gpt-tiny, gpt3-tiny. Known are "),
+        ("gpt-tinny", "Nearest: gpt-tiny, gpt3-tiny. There are "),
         (".", ".: is a folder; give the path of a run YAML."),
         ("/dev/null", "/dev/null: is not a regular file; give the path of a run YAML."),
-        ("mine-tvo", "Nearest: mine-two, mine-one. Known are "),
+        ("mine-tvo", "Nearest: mine-two, mine-one. There are "),
         (
             "batch.max_steps=2",
             "batch.max_steps=2: is an override, and no run is named before it, as in `gpt-",
@@ -657,8 +657,8 @@ def test_a_run_that_is_like_no_other_counts_those_that_are_there(workspace):
     """If no name is similar, only the number of runs is given, because a list would hide the message."""
     RunDir.named("mine").path.mkdir(parents=True)
     files.write_json(RunDir.named("mine").run_json, {"name": "mine"})
-    (said,) = re.findall(r" Known are .*", message_of("/nowhere/zzz.yaml"))
-    counted = r" Known are \d+ examples, such as gpt-tiny, and 1 run, which `nbtrain runs` lists\."
+    (said,) = re.findall(r" There are .*", message_of("/nowhere/zzz.yaml"))
+    counted = r" There are \d+ examples, such as gpt-tiny, and 1 run, which `nbtrain runs` lists\."
     assert re.fullmatch(counted, said)
 
 

@@ -156,7 +156,7 @@ def test_an_extraction_goes_on_when_more_may_be_broken(workspace):
         extracted(open_source(JsonlSource(**source)), lambda total, folder: None)
     reader = open_source(JsonlSource(**source, max_broken_fraction=0.5))
     _, did, why = extracted(reader, lambda total, folder: None)
-    assert did == "made" and why.endswith(": 2 documents; 1 part(s) were already there")
+    assert did == "made" and why.endswith(": 2 documents; parts extracted before: 1")
     assert len(list((workspace / "data" / "corpus").iterdir())) == 1
 
 

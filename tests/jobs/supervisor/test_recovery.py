@@ -632,7 +632,7 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
     verdict = run_attempts(supervised.it, left)
     assert (verdict.state, verdict.cause) == (
         "CANCELLED",
-        "stopped on request while it was paused; before: paused on request at step 4; saved",
+        "stopped on request while the job was paused (paused on request at step 4; saved)",
     )
     assert supervised.it.asked.why != PAUSE
 
@@ -657,7 +657,7 @@ def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monke
     verdict = run_attempts(it, left)
     assert (verdict.state, verdict.cause) == (
         "CANCELLED",
-        "stopped on request while it was paused; before: paused on request at step 4; saved",
+        "stopped on request while the job was paused (paused on request at step 4; saved)",
     )
 
 

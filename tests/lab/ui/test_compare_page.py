@@ -10,6 +10,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.lab.ui.script import script
 from nbtrain.monitor.compare import MOST_RUNS, compared, tables
 from nbtrain.monitor.metrics_range import Asked, metrics
+from nbtrain.monitor.published import parse_published
 from nbtrain.monitor.run_view import RunView
 from tests.lab.server.conftest import ended_run
 from tests.lab.ui.pages import view_page
@@ -93,11 +94,12 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
     }
     asked: list[list[str]] = []
 
-    def answer(query: dict[str, str], _: Any) -> Any:
-        names = query["runs"].split("%2C")
+    def answer(query: dict[str, str], body: Any) -> Any:
+        names = body["runs"] if body else query["runs"].split("%2C")
         asked.append(names)
         gone = {name: f"there is no run '{name}' under output." for name in names if name not in runs}
-        return tables([runs[name] for name in names if name in runs], gone)
+        published = parse_published(body["published"]["text"], body["published"]["file"]) if body else ()
+        return tables([runs[name] for name in names if name in runs], gone, published)
 
     def metrics_that_fail(query: dict[str, str], _: Any) -> Any:
         raise ConfigError("the event file is damaged.")
@@ -127,6 +129,18 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
         page.get_by_role("button", name="Show gpt-b").click()
         before = results.locator("tr").count()
         results_tools = page.locator(".nbt-tools", has=page.get_by_role("heading", name="Results"))
+        # Others' figures are columns too; a file with a mistake is reported, and the runs stay.
+        files = page.locator(".nbt-published input[type=file]")
+        files.set_input_files({"name": "o.yaml", "mimeType": "", "buffer": b"345M:\n  loss: 1.5"})
+        results.get_by_role("columnheader", name="345M").wait_for()
+        loss = results.locator("tr", has=page.get_by_role("cell", name="loss", exact=True))
+        best = loss.locator(".nbt-best")
+        assert best.inner_text().startswith("1.5000")
+        page.get_by_role("button", name="Remove published figures").click()
+        results.get_by_role("columnheader", name="345M").wait_for(state="detached")
+        files.set_input_files({"name": "o.yaml", "mimeType": "", "buffer": b"345M:\n  loss: low"})
+        page.get_by_text("The figures of o.yaml are not shown: o.yaml:2: loss = low must be").wait_for()
+        assert heads.all_inner_texts() == ["figure", "gpt-a", "gpt-b"]
         results_tools.get_by_label("only what differs").check()
         assert results.locator("tr").count() < before
         settings = page.locator(".nbt-tools", has=page.get_by_role("heading", name="Settings"))
@@ -161,7 +175,7 @@ def test_runs_that_the_server_does_not_have_are_not_opened_there(browser: Any) -
     """Runs in another output directory cannot be opened on this server, which may have other runs with the
     same names.
     """
-    traits = "{names: ['gpt-a', 'gpt-b'], root_id: 'another', value: null}"
+    traits = "{names: ['gpt-a', 'gpt-b'], root_id: 'another', value: null, published: {}}"
     mount = (
         "(window.nbtrainHost = {openRun() {}}, "
         f"ui.default.render({{model: {{get: (name) => ({traits})[name]}}, el: root}}))"

@@ -45,7 +45,8 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(tmp_path: 
     const heads = ["setting", "a", "b", "c"];
     const rows = [["model.seed", "1", "2", "1"], ["lr_schedule.lr", "0.1", "0.1", "0.2"]];
     const groups = ui.seedGroups({ settings: { heads, rows } }, ["a", "b", "c"]);
-    const line = (name, y, apart = 1) => ({ name, label: `gpt-seed-${name}`, x: y.map((_, at) => apart * at), y });
+    const x = (y, apart) => y.map((_, at) => apart * at);
+    const line = (name, y, apart = 1) => ({ name, label: `gpt-seed-${name}`, x: x(y, apart), y });
     const drawn = (b) => ui.seedBands([line("c", [5]), line("a", [1, 2, 4]), b], groups);
     return [groups, drawn(line("b", [3, NaN, 6])), drawn(line("b", [3, 6], 1.5))];
     """

@@ -96,7 +96,7 @@ class FakeJob:
         self.record.write(self.job.job_json)
         self.supervisor_events = EventWriter(self.job, "supervisor")
         self.events = EventWriter(self.job, "rank0")
-        self.supervisor_events.write("state", "RUNNING: rank 0 trains", state="RUNNING")
+        self.supervisor_events.write("state", "RUNNING: the ranks are training", state="RUNNING")
         self.tensorboard = MetricsWriter(run.tensorboard, start)
         self.phase_since = time.time()
         self.validation_loss: float | None = None

@@ -69,6 +69,15 @@ def test_on_the_command_line(runs, tmp_path, capsys):
     assert picture.read_text().count("</svg>") == 1
     assert cli.main(["compare", "gpt-a", "gpt-b", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["rows"] == [["batch.train_tokens", "6144", "3072"]]
+    (tmp_path / "others.yaml").write_text("345M:\n  samples/s: 59.7")
+    others = str(tmp_path / "others.yaml")
+    capsys.readouterr()
+    # With others' figures, one run is enough.
+    assert cli.main(["compare", "gpt-a", "--published", others]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["figure", "gpt-a", "345M"]
+    assert nb.compare(["gpt-a"], published=others).tables["published"] == ["345M"]
+    with pytest.raises(ConfigError, match=r"gone\.yaml: no such file"):
+        nb.compare(["gpt-a"], published=tmp_path / "gone.yaml")
     assert cli.main(["compare", "gpt-a", "gpt-a"]) == 2
     said = capsys.readouterr().err
     assert said == "ConfigError: gpt-a: named twice; a comparison takes each run once.\n"
@@ -78,7 +87,7 @@ def test_a_server_is_asked_for_the_runs_that_it_shows(tmp_path, monkeypatch):
     """The widget requests only runs in the server's own output directory, because the server may have other
     runs with the same names.
     """
-    monkeypatch.setattr(widget, "compared", lambda runs: {"names": [run.name for run in runs]})
+    monkeypatch.setattr(widget, "compared", lambda runs, published: {"names": [run.name for run in runs]})
     here, also, other = (RunDir(tmp_path / name) for name in ("out/gpt-a", "out/gpt-b", "old/gpt-c"))
     assert widget.Comparison([here, also])._root_id() == root_id(tmp_path / "out")
     assert widget.Comparison([here, other])._root_id() == ""

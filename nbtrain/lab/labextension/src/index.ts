@@ -12,6 +12,7 @@ import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 
 import { Server, pageConfig } from "../../ui/server.js";
 import { linkedPlace, linkedRuns, makeHost, notify, type Place } from "./host";
+import { firstInLaunchers } from "./launcher";
 import { modelsIcon, newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
 import { CATEGORY, PLUGIN, SIDEBAR_ID, ids } from "./names";
 import { addToRunning } from "./running";
@@ -220,6 +221,7 @@ function activate(
   [ids.newRun, ids.openRuns, ids.tensorBoard, ids.models].forEach((command, rank) =>
     launcher?.add({ command, args: { isLauncher: true }, category: CATEGORY, rank }),
   );
+  if (launcher) firstInLaunchers(shell);
   if (running) addToRunning(running, watch, host, (name) => void act(name, "stop"));
   const status = new Status(watch, () => shell.activateById(SIDEBAR_ID));
   if (bar) status.addTo(bar);

@@ -185,7 +185,7 @@ def test_a_paused_job_is_cancelled_without_slurm(
     """Cancelling a paused job needs no Slurm: its end and a summary are written."""
     job = at_rest()
     assert BACKEND.cancel(job, now=False)
-    ended = (CANCELLED, "stopped on request while it was paused; before: paused on request at step 8; saved")
+    ended = (CANCELLED, "stopped on request while the job was paused (paused on request at step 8; saved)")
     assert BACKEND.status(job) == ended
     assert files.read_json(job.run.summary_json)["state"] == CANCELLED
     assert slurm["said"] == []

@@ -1,0 +1,108 @@
+"""Others' published figures, as columns of a comparison: a YAML of names and figures.
+
+    345M on 8 NPUs:
+      samples/s: 59.7
+      validation perplexity: 26.485
+      source: https://example.com/results
+
+A key is the name of a row of the comparison, without ", mean of 100 steps", or any other text, which then
+gets a row at the end. Numbers are in the row's unit (docs/runs.md).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import printable, shortened
+from nbtrain.config.yaml_source import Located, parse_yaml, read_yaml, show
+
+MOST_ENTRIES = 24
+MOST_FIGURES = 100
+MOST_NAME_CHARS = 80
+MOST_TEXT_CHARS = 200
+# How similar an unknown key must be to a row's name to be refused as misspelt.
+MISSPELT = 0.85
+SHAPE = "published figures are a mapping from names to figures, such as `345M on 8 NPUs: {samples/s: 59.7}`"
+
+
+@dataclass(frozen=True)
+class Published:
+    """The published figures of one model or machine."""
+
+    name: str
+    place: str
+    """Where the name is written, as file:line."""
+    figures: dict[str, float | str]
+    """{name of a row, or a new one: value}"""
+    places: dict[str, str]
+    """{key of figures: where it is written}"""
+
+
+def read_published(path: Path) -> list[Published]:
+    """Return the entries of a file. Raises ConfigError with the place of the first problem."""
+    return _entries(read_yaml(path, shape=SHAPE), path.name)
+
+
+def parse_published(text: str, label: str) -> list[Published]:
+    """Return the entries of a text, which messages call `label`, like read_published."""
+    return _entries(parse_yaml(text, printable(shortened(label)), shape=SHAPE), label)
+
+
+def _entries(located: Located, label: str) -> list[Published]:
+    entries = located.value
+    if len(entries) > MOST_ENTRIES:
+        raise ConfigError(
+            f"{label}: has {len(entries):,} entries; a comparison shows at most {MOST_ENTRIES}. Remove some."
+        )
+    return [_entry(located, name, entries[name], label) for name in entries]
+
+
+def _entry(located: Located, name: str, figures: Any, label: str) -> Published:
+    place = located.where(name) or label
+    if not name.strip() or len(name) > MOST_NAME_CHARS:
+        raise ConfigError(
+            f"{place}: the name {shortened(name)!r} has {len(name)} characters; it must have 1 to "
+            f"{MOST_NAME_CHARS}."
+        )
+    if not isinstance(figures, dict) or not 1 <= len(figures) <= MOST_FIGURES:
+        raise ConfigError(
+            f"{place}: {name} = {shortened(show(figures))} must be a mapping of 1 to {MOST_FIGURES} figures, "
+            "such as {samples/s: 59.7}."
+        )
+    places = {key: located.where(f"{name}.{key}") or place for key in figures}
+    for key, value in figures.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number and not (isinstance(value, str) and 0 < len(value) <= MOST_TEXT_CHARS):
+            raise ConfigError(
+                f"{places[key]}: {key} = {shortened(show(value))} must be a finite number, or a text of 1 to "
+                f"{MOST_TEXT_CHARS} characters in quotes."
+            )
+    return Published(name, place, figures, places)
+
+
+def row_of(key: str, rows: Sequence[str], numbers: Sequence[bool], entry: Published) -> int | None:
+    """Return the index of the row that a key of an entry names; None for a row of its own.
+
+    `numbers` says which of the rows hold numbers. Raises ConfigError for a key that looks like a misspelt
+    name of a row, and for text in a row of numbers.
+    """
+    short = [row.partition(", mean of")[0] for row in rows]
+    at = rows.index(key) if key in rows else short.index(key) if key in short else None
+    value = entry.figures[key]
+    if at is None:
+        if near := get_close_matches(key, short, n=1, cutoff=MISSPELT):
+            raise ConfigError(
+                f"{entry.places[key]}: {key!r} is not a row of a comparison. Write {near[0]!r}, or "
+                "another name that is less similar, for a separate row."
+            )
+        return None
+    if numbers[at] and isinstance(value, str):
+        raise ConfigError(
+            f"{entry.places[key]}: {key} = {show(value)} must be a number, because the runs have "
+            "numbers in this row. Write the number alone, or give the row another name."
+        )
+    return at

@@ -38,8 +38,8 @@ def test_all_curves_of_a_compared_run_begin_at_one_time(tmp_path: Path) -> None:
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(tmp_path: Path) -> None:
-    """Runs that differ only in their seed are one line with a band, from the values that at least two have, also
-    at other times; a run with another learning rate is another line.
+    """Runs that differ only in their seed are one line with a band, from the values that at least two have,
+    also at other times; a run with another learning rate is another line.
     """
     code = """
     const heads = ["setting", "a", "b", "c"];

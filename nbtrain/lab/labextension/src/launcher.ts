@@ -26,6 +26,6 @@ export function firstInLaunchers(shell: JupyterFrontEnd.IShell): void {
     }
   };
   // Notebook 7 has no launcher and no such signal.
-  (shell as Partial<ILabShell>).layoutModified?.connect(watch);
+  (shell as unknown as Partial<ILabShell>).layoutModified?.connect(watch);
   watch();
 }

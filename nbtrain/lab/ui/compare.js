@@ -428,11 +428,17 @@ const isSeed = (key) => key.split(".").pop() === "seed";
 /** Groups of the runs `shown` whose settings differ only in their seeds: [[name, ...], ...]. */
 export function seedGroups({ settings }, shown) {
   const groups = new Map(), rows = settings.rows.filter(([key]) => !isSeed(key));
+  const seeds = settings.rows.filter(([key]) => isSeed(key));
   for (const name of shown) {
     const column = settings.heads.indexOf(name);
     if (column < 1) continue;
     const others = JSON.stringify(rows.map((row) => row[column]));
     groups.set(others, [...(groups.get(others) || []), name]);
   }
-  return [...groups.values()].filter((names) => names.length > 1);
+  // Two runs of one seed are a repetition, not a sample.
+  const isSampled = (names) => {
+    const columns = names.map((name) => settings.heads.indexOf(name));
+    return new Set(columns.map((column) => JSON.stringify(seeds.map((row) => row[column])))).size > 1;
+  };
+  return [...groups.values()].filter(isSampled);
 }

@@ -16,6 +16,10 @@ HEAD = f"padding:3px 14px 3px 0;vertical-align:top;font-size:11px;font-weight:50
 RULE = f"border:0;border-bottom:1px solid {LINE}"
 # A cell of at most this many characters, such as "74.2 GiB", is not wrapped.
 SHORT_CHARACTERS = 10
+# A table that is wider than its page scrolls in its own frame.
+SCROLLED = "overflow-x:auto;max-width:100%"
+# Least width of the last column, which wraps its lines, on a narrow page.
+LAST_COLUMN = "min-width:160px"
 # JupyterLab paints every second row of a table.
 ROW = "background-color:transparent"
 
@@ -44,7 +48,8 @@ def html_table(
     )
     above = "" if facts else f'<thead><tr style="{ROW}">{titles}</tr></thead>'
     said = f'<div style="font-size:11px;{DIM};margin-top:8px">{html.escape(caption)}</div>'
-    return f'{said if caption else ""}<table style="{TABLE}">{above}<tbody>{lines}</tbody></table>'
+    table = f'<table style="{TABLE}">{above}<tbody>{lines}</tbody></table>'
+    return f'{said if caption else ""}<div style="{SCROLLED}">{table}</div>'
 
 
 def grouped_table(groups: Mapping[str, Mapping[str, str]]) -> str:
@@ -67,13 +72,13 @@ def grouped_table(groups: Mapping[str, Mapping[str, str]]) -> str:
 def words_row(words: Iterable[tuple[str, str, str]]) -> str:
     """Return the main results side by side: (name, word, kind: good, tight, bad or "")."""
     cells = "".join(
-        f'<td style="text-align:left;border:0;padding:2px 34px 6px 0"><span style="font-size:11px;{DIM}">'
-        f"{html.escape(name)}</span><br>"
+        f'<div style="display:inline-block;vertical-align:top;padding:2px 34px 6px 0">'
+        f'<span style="font-size:11px;{DIM}">{html.escape(name)}</span><br>'
         f'<strong style="font-size:19px;color:{WORD_COLORS.get(kind, "inherit")}">'
-        f"{html.escape(word)}</strong></td>"
+        f"{html.escape(word)}</strong></div>"
         for name, word, kind in words
     )
-    return f'<table style="{TABLE}"><tbody><tr style="{ROW}">{cells}</tr></tbody></table>'
+    return f'<div style="margin:2px 0 10px 0">{cells}</div>'
 
 
 def is_number(cell: str) -> bool:
@@ -84,5 +89,7 @@ def is_number(cell: str) -> bool:
 def _cell(row: Sequence[str], at: int, sides: Sequence[str], facts: bool, whole: bool) -> str:
     is_unbroken = (whole and at < len(row) - 1) or (not facts and len(row[at]) <= SHORT_CHARACTERS)
     unbroken = ";white-space:nowrap" if is_unbroken else ""
+    if whole and not facts and at == len(row) - 1 and len(row[at]) > SHORT_CHARACTERS:
+        unbroken = f";{LAST_COLUMN}"
     dim = f";{DIM}" if facts and at == 0 else ""
     return f'<td style="text-align:{sides[at]};{CELL}{unbroken}{dim}">{html.escape(row[at])}</td>'

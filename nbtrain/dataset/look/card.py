@@ -89,7 +89,8 @@ class _Card:
         dot = f'<span aria-hidden="true" style="color:{ORANGE}">&#9679;</span>'
         warnings = "".join(f"<p>{dot} <b>warning</b>: {text}</p>" for text in escaped)
         grid = grouped_table({title: as_facts(table) for title, table in self._tables().items()})
-        return f"<h3>{html.escape(self._heading)}</h3>{warnings}{grid}{self._pictures()}"
+        heading = f'<h3 style="overflow-wrap:anywhere">{html.escape(self._heading)}</h3>'
+        return f"{heading}{warnings}{grid}{self._pictures()}"
 
     def to_html(self) -> str:
         """Return a self-contained HTML fragment with plots as inline SVG."""

@@ -80,7 +80,8 @@ class Inspection:
         checks = html_table(["", ""], [["ok", check] for check in self.checks]) if self.checks else ""
         legend = f"<p>{marked.LEGEND_HTML}</p>" if self._is_masked else ""
         shown = legend + samples_html(self.samples) + sequences_html(self.training_sequences)
-        return f"<h4>{html.escape(self.prefix)}</h4>{tables}{checks}{shown}"
+        heading = f'<h4 style="overflow-wrap:anywhere">{html.escape(self.prefix)}</h4>'
+        return f"{heading}{tables}{checks}{shown}"
 
     def _tables(self) -> list[Table]:
         tables: list[Table] = [(["", ""], [[name, _shown(value)] for name, value in self.facts.items()])]

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.amounts import moment, utc
-from nbtrain.base.html_table import ROW, html_table
+from nbtrain.base.html_table import html_table
 from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
-from nbtrain.lab.widgets.static_charts import chart_image, charts_in_rows
+from nbtrain.lab.widgets.static_charts import beside, chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
 from nbtrain.monitor.life import COLORS as LIFE_COLORS
 from nbtrain.monitor.snapshot import in_sight
@@ -21,10 +21,8 @@ from nbtrain.monitor.snapshot import in_sight
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
 NUMBERS = "font-variant-numeric:tabular-nums"
-LEFT = "text-align:left"
-TILES_IN_A_ROW = 8
 # (width, height) in pixels of a snapshot's charts, the large one first.
-CHART_SIZES = ((560, 210), (360, 102), (360, 102))
+CHART_SIZES = ((552, 210), (270, 102), (270, 102))
 MOST_ROWS = 32
 MOST_EVENTS = 20
 # Rows of a snapshot that its job's page says in its own words.
@@ -116,15 +114,13 @@ def _bar(snapshot: dict[str, Any]) -> str:
 
 def _figures(tiles: Sequence[Sequence[str]]) -> str:
     cells = [
-        f'<td style="{LEFT};padding:2px 18px 2px 0">'
+        '<div style="display:inline-block;vertical-align:top;padding:2px 18px 2px 0">'
         f'<span style="color:{GREY};font-size:11px">{html.escape(label)}</span><br>'
         f'<strong style="font-size:15px">{html.escape(value)}</strong> '
-        f'<span style="color:{GREY};font-size:11px">{html.escape(unit)}</span></td>'
+        f'<span style="color:{GREY};font-size:11px">{html.escape(unit)}</span></div>'
         for label, value, unit in tiles
     ]
-    rows = ("".join(cells[at : at + TILES_IN_A_ROW]) for at in range(0, len(cells), TILES_IN_A_ROW))
-    body = "".join(f'<tr style="{ROW}">{row}</tr>' for row in rows)
-    return f'<table style="margin:8px 0 4px 0">{body}</table>'
+    return f'<div style="margin:8px 0 4px 0">{"".join(cells)}</div>'
 
 
 def _curves(snapshot: dict[str, Any]) -> str:
@@ -136,11 +132,9 @@ def _curves(snapshot: dict[str, Any]) -> str:
     if not any(images):
         return ""
     marks = "".join(f"<div>{html.escape(mark['words'])}</div>" for mark in shown["marks"])
-    return (
-        f'<table style="margin:4px 0"><tr style="{ROW}">'
-        f'<td style="{LEFT};vertical-align:top;padding:0 16px 0 0">{images[0]}</td>'
-        f'<td style="{LEFT};vertical-align:top;padding:0">{images[1]}{images[2]}</td></tr></table>'
-        + (f'<div style="color:{GREY};font-size:11px">{marks}</div>' if marks else "")
+    large, small = beside(images[0], CHART_SIZES[0][0]), beside(images[1] + images[2], CHART_SIZES[1][0])
+    return f'<div style="margin:4px 0">{large}{small}</div>' + (
+        f'<div style="color:{GREY};font-size:11px">{marks}</div>' if marks else ""
     )
 
 

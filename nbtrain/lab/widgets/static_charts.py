@@ -10,7 +10,6 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.html_table import ROW
 from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, SERIES
 from nbtrain.monitor.chart_data import smoothed
 
@@ -26,8 +25,7 @@ LEAST_GAP = 3.0
 # More points than this are drawn without dots.
 MOST_DOTS = 80
 # (width, height) of the small charts on pages with many of them.
-SMALL_SIZE = (300, 112)
-IN_A_ROW = 3
+SMALL_SIZE = (270, 104)
 
 
 def chart_image(
@@ -56,24 +54,27 @@ def chart_image(
     said = html.escape(", ".join([*([chart["title"]] if title else []), *(line["label"] for line in lines)]))
     return (
         f'<div style="color:{GREY};font-size:11px">{title}{names}{bounds}</div>'
-        f'<img alt="{said}" src="data:image/svg+xml;base64,{data}">'
+        f'<img alt="{said}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
     )
 
 
 def charts_in_rows(
     charts: Iterable[tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
 ) -> str:
-    """Return small charts, given as (chart, its curves, marks), three side by side."""
-    # A legend longer than its chart is wrapped; otherwise it would cover the next chart.
+    """Return small charts, given as (chart, its curves, marks), side by side where the page has room."""
     cells = [
-        '<td style="text-align:left;vertical-align:top;padding:0 12px 6px 0">'
-        f'<div style="width:{SMALL_SIZE[0]}px">{picture}</div></td>'
+        beside(picture, SMALL_SIZE[0])
         for chart, curves, marks in charts
         if (picture := chart_image(chart, curves, *SMALL_SIZE, marks))
     ]
-    # A table for each row: JupyterLab paints every second row of a table grey.
-    rows = ("".join(cells[at : at + IN_A_ROW]) for at in range(0, len(cells), IN_A_ROW))
-    return "".join(f'<table style="margin:4px 0"><tr style="{ROW}">{row}</tr></table>' for row in rows)
+    return f'<div style="margin:4px 0">{"".join(cells)}</div>' if cells else ""
+
+
+def beside(content: str, width: int) -> str:
+    """Return content of a width in pixels that is next to others where a page is wide enough."""
+    # A legend longer than its chart is wrapped; otherwise it would cover the next chart.
+    box = f"display:inline-block;vertical-align:top;width:{width}px;max-width:100%;margin:0 12px 6px 0"
+    return f'<div style="{box}">{content}</div>'
 
 
 def chart_svg(

@@ -14,7 +14,7 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.html_table import DIM, ROW, html_table, words_row
+from nbtrain.base.html_table import DIM, html_table, words_row
 from nbtrain.base.look import PARTS, TIME_PARTS
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.planner.run_file import write_run
@@ -135,24 +135,24 @@ def _picture(title: str, bars: str, names: list[str], colors: Sequence[str]) -> 
     small = "font-size:11px"
     return (
         f'<div style="{small};{DIM};margin-top:8px">{html.escape(title)}</div>'
-        f'<table style="margin:0">{bars}</table>'
+        f"<div>{bars}</div>"
         f'<div style="{small}">{legend}</div>'
     )
 
 
 def _bar(label: str, values: list[float], scale: float, total: str, colors: Sequence[str]) -> str:
     pieces = "".join(
-        f'<span style="display:inline-block;height:12px;width:{BAR_PIXELS * value / scale:.1f}px;'
+        f'<span style="display:inline-block;height:12px;width:{100 * value / scale:.2f}%;'
         f'background-color:{colors[at % len(colors)]}"></span>'
         for at, value in enumerate(values)
         if value
     )
     track = (
-        f"width:{BAR_PIXELS}px;height:12px;background-color:rgba(128,134,144,.3);white-space:nowrap;font-size:0;"
-        "overflow:hidden"
+        f"flex:0 1 {BAR_PIXELS}px;min-width:0;height:12px;background-color:rgba(128,134,144,.3);"
+        "white-space:nowrap;font-size:0;overflow:hidden"
     )
-    cell = 'style="text-align:left;padding:1px 8px 1px 0;font-size:12px"'
+    row = "display:flex;align-items:center;gap:8px;padding:1px 0;font-size:12px"
     return (
-        f'<tr style="{ROW}"><td {cell}>{html.escape(label)}</td>'
-        f'<td {cell}><div style="{track}">{pieces}</div></td><td {cell}>{html.escape(total)}</td></tr>'
+        f'<div style="{row}"><span style="flex:0 0 52px;white-space:nowrap">{html.escape(label)}</span>'
+        f'<div style="{track}">{pieces}</div><span style="white-space:nowrap">{html.escape(total)}</span></div>'
     )

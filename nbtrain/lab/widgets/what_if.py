@@ -154,5 +154,6 @@ def _bar(label: str, values: list[float], scale: float, total: str, colors: Sequ
     row = "display:flex;align-items:center;gap:8px;padding:1px 0;font-size:12px"
     return (
         f'<div style="{row}"><span style="flex:0 0 52px;white-space:nowrap">{html.escape(label)}</span>'
-        f'<div style="{track}">{pieces}</div><span style="white-space:nowrap">{html.escape(total)}</span></div>'
+        f'<div style="{track}">{pieces}</div>'
+        f'<span style="white-space:nowrap">{html.escape(total)}</span></div>'
     )

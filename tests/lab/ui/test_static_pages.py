@@ -29,7 +29,7 @@ def test_a_static_page_has_one_width_and_nothing_is_cut(tmp_path: Path, browser:
     page = browser.new_context(viewport={"width": 420, "height": 800}).new_page()
     page.set_content(f"<body style='margin:0'>{report_html(RunView(job.run))}</body>")
     assert page.evaluate(CUT) == []
-    assert page.evaluate("document.documentElement.scrollWidth") == 420
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420
     pictures = page.locator("img")
     column = {round(picture.bounding_box()["x"]) for picture in pictures.all()}
     assert len(column) == 1 and pictures.count() > 6

@@ -73,14 +73,14 @@ class Attempt:
         self._trouble = ""
 
     def start(self) -> None:
-        """Launch the ranks."""
+        """Start the ranks."""
         self._log_bytes = read_log(self._job.supervisor_log, limit_bytes=1).size_bytes
         self._launcher.launch(self._config, self._number)
         limit = self._config.backend.heartbeat_timeout_seconds
         self.ranks = Ranks(self._launcher, self._config.world_size, time.monotonic(), limit)
 
     def poll(self) -> bool:
-        """Look once at everything and do what is due; False once the attempt has ended."""
+        """Check every rank once and take the action that is due; return False once the attempt has ended."""
         now = time.monotonic()
         observed = self._observe(now)
         phase = phase_of(observed)
@@ -105,7 +105,7 @@ class Attempt:
         return self._stop_asked_at is not None
 
     def saves_on(self) -> str:
-        """Return a message if ranks save or exit for longer than their usual limit; "" if they do not."""
+        """Return a message if ranks take longer than their usual limit to save or exit; "" if they do not."""
         now = time.monotonic()
         if self._stop_asked_at is None or self.killed_at is not None or self.ranks.saving_at() is None:
             return ""
@@ -135,7 +135,7 @@ class Attempt:
             self._kill()
 
     def finish(self) -> Verdict:
-        """Wait for the last process of the attempt and judge it."""
+        """Wait for the last process of the attempt and return the verdict."""
         if self._launcher.finish():
             self.killed_at = self.killed_at or time.time()
         self.ranks.look(time.monotonic())
@@ -172,7 +172,7 @@ class Attempt:
         return f"torchrun ended with code {code}{error}; {LOG}"
 
     def _observe(self, now: float) -> Observed:
-        """Read the current state of the ranks, and note since when it holds."""
+        """Read the current state of the ranks, and note since when it has lasted."""
         code = self._launcher.poll()
         stood_still = self.ranks.look(now)
         if self._stop_asked_at is not None:
@@ -205,7 +205,9 @@ class Attempt:
         )
 
     def _note_launcher_end(self, code: int, now: float) -> None:
-        """Note the launcher's end; if another process killed it, its death made the ranks save and leave."""
+        """Note that the launcher has ended. If another process killed it, the ranks save and leave because of
+        that.
+        """
         if self._launcher_ended:
             return
         self._launcher_ended = True
@@ -213,7 +215,9 @@ class Attempt:
             self._launcher_signal, self._launcher_killed_at = -code, now
 
     def _ask_about_peers(self, now: float) -> None:
-        """Find out, once, which ranks were waited for, if every failed rank gave up waiting for others."""
+        """If every failed rank gave up waiting for other ranks, find out which ranks they waited for; done
+        once.
+        """
         # A missing rank is either the one that was waited for, or its own record is about to arrive.
         if self._asked_about_peers or self.ranks.gone:
             return
@@ -224,7 +228,9 @@ class Attempt:
             self._dump_stacks(live)
 
     def _dump_stacks(self, live: list[Standstill]) -> None:
-        """Have every rank that can write the stacks of its threads to its log; keep the culprits' stacks."""
+        """Request the stacks of all threads from every rank that can write them to its log; keep the
+        culprits' stacks.
+        """
         able = {
             rank.rank: rank.beat for rank in live if rank.beat and rank.beat.dumps_stack and not rank.stopped
         }

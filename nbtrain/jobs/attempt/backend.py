@@ -1,4 +1,4 @@
-"""Interfaces that a scheduler is connected through, in two layers.
+"""Interfaces between nbtrain and a scheduler, in two layers.
 
 A user chooses a Backend by `backend.kind`: the place where the job runs. The job's supervisor uses a
 Launcher, which starts and reaches the ranks of an attempt. To add a backend, write a module with both and add
@@ -25,28 +25,30 @@ Value = TypeVar("Value")
 
 
 class Launcher(Protocol):
-    """Starts and reaches the ranks of a job, a wrapper above each; attempt.py decides when."""
+    """Starts a job's ranks, each under a wrapper, and sends them signals; attempt.py decides when."""
 
     last_words: str
-    """Reason that the attempt ended, for an attempt in which no rank lived to report one."""
+    """Reason that the attempt ended, for an attempt in which no rank lived long enough to report a reason."""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
-        """Start the ranks of an attempt. If this process dies, they save and leave."""
+        """Start the ranks of an attempt. If this process dies, they save and exit."""
 
     def poll(self) -> int | None:
-        """Return the launcher's exit code, minus the signal if one killed it; None while it runs."""
+        """Return the launcher's exit code, or minus the signal that killed it; None while it runs."""
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
-        """Send a signal to every rank, through its wrapper, or to these ranks alone."""
+        """Send a signal through the wrappers, to every rank or only to these ranks."""
 
     def kill(self) -> None:
-        """Kill the ranks, give their wrappers time to write down how they ended, then kill what is left."""
+        """Kill the ranks, give their wrappers time to record how they ended, then kill the remaining
+        processes.
+        """
 
     def processes_left(self) -> bool:
-        """Return whether any process of the job is left, besides the launcher's own."""
+        """Return whether any process of the job is left, apart from the launcher's."""
 
     def finish(self) -> bool:
-        """Wait for the last process; returns whether one had to be killed."""
+        """Wait for the last process; return whether a process had to be killed."""
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
         """Return the rank's newest heartbeat of this attempt."""
@@ -55,7 +57,7 @@ class Launcher(Protocol):
         """Return the rank's exit record; None until its wrapper has written it."""
 
     def memory(self) -> HostMemory:
-        """Return the kernel's counts of host memory since the launch."""
+        """Return the kernel's host memory counters since the launch."""
 
     def devices(self, config: RunConfig) -> list[int] | None:
         """Return the number of usable devices on each machine; None if devices are not counted.
@@ -63,13 +65,15 @@ class Launcher(Protocol):
         `config` is the run's configuration as submitted, before any restart resized it."""
 
     def trouble(self) -> str:
-        """Return why the attempt cannot continue although ranks run, such as a lost machine; "" if it can."""
+        """Return why the attempt cannot continue although ranks run, for example a lost machine; "" if it
+        can.
+        """
 
     def abandon(self) -> None:
-        """Kill the ranks unsaved and write nothing: another supervisor now has the job."""
+        """Kill the ranks without saving and write nothing, because another supervisor owns the job now."""
 
     def close(self) -> None:
-        """End what is left of the scheduler's processes, once the job has ended."""
+        """End the scheduler's remaining processes, once the job has ended."""
 
 
 @dataclass(frozen=True)
@@ -77,30 +81,35 @@ class Capabilities:
     """Actions that a backend supports on a running job."""
 
     save: bool
-    """Ask it for a checkpoint without ending it."""
+    """Request a checkpoint without ending the job."""
     stop_in_order: bool
-    """End it after a checkpoint; otherwise `cancel` kills it, and the steps since the newest one are lost."""
+    """End the job after a checkpoint. Otherwise `cancel` kills it, and the steps since the newest checkpoint
+    are lost.
+    """
     pause: bool = False
-    """Give its devices up without ending it: its supervisor needs none while it waits."""
+    """Free the job's devices without ending it, because its supervisor needs none while it waits."""
     pause_ends_allocation: bool = False
-    """The supervisor of a paused job leaves too, and its devices with it; to resume is to submit again."""
+    """Pausing also ends the supervisor and frees its allocation; resuming submits the job again."""
 
 
 class Backend:
-    """A place where jobs run, chosen by the user; every backend brings the records to the run directory."""
+    """A place where jobs run, chosen by the user. Every backend writes the same records to the run
+    directory.
+    """
 
     capabilities: Capabilities
-    """Its line of CAPABILITIES."""
+    """Its row of CAPABILITIES."""
 
     def submit(self, job: JobDir) -> None:
-        """Start the job, whose folder is written, and whatever runs it to its end. Raises SubmitError."""
+        """Start a job whose folder has been written, and its supervisor. Raises SubmitError."""
         raise NotImplementedError
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """Return what submit() would send to the scheduler, or what it would start; "" if neither.
+        """Return the text that submit() would send to the scheduler, or the commands that it would start; ""
+        if neither.
 
-        With `alone`, return a file with which the scheduler's own command starts the run, nothing being
-        written yet.
+        With `alone`, return a file with which the scheduler's own command starts the run before any file of
+        it exists.
         """
         return ""
 
@@ -112,28 +121,32 @@ class Backend:
         return ""
 
     def await_first_word(self, job: JobDir) -> None:
-        """Wait a moment after submit(), until the job's state says whether it waits for anything."""
+        """Wait briefly after submit(), until the job's state shows whether the job waits for anything."""
 
     def status(self, job: JobDir) -> tuple[str, str | None]:
-        """Return (state, cause) from the job's records: jobstate.py."""
+        """Return (state, cause) from the job's records, as described in jobstate.py."""
         return read_state(job, time.time())
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """Ask the job to save and leave, or to leave at once; False if no process is left that could."""
+        """Ask the job to save and exit, or to exit at once; return False if no process is left to do so."""
         raise NotImplementedError
 
     def save(self, job: JobDir) -> bool:
-        """Ask the job for a checkpoint; False if no process is left that could save one."""
+        """Ask the job for a checkpoint; return False if no process is left to save it."""
         raise NotImplementedError
 
     def pause(self, job: JobDir) -> None:
-        """Have the scheduler take back the devices of a job whose ranks saved and left. Raises JobError."""
+        """Make the scheduler take back the devices of a job whose ranks have saved and exited. Raises
+        JobError.
+        """
 
     def unpause(self, job: JobDir) -> None:
-        """Have the scheduler give a paused job its devices again. Raises JobError."""
+        """Make the scheduler give a paused job its devices again. Raises JobError."""
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """End what is left of a job that has ended or is LOST; `now` gives it no time to save."""
+        """End the remaining processes of a job that has ended or is LOST; `now` gives them no time to
+        save.
+        """
         raise NotImplementedError
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
@@ -153,21 +166,25 @@ class Backend:
         return read_events(job)
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
-        """Yield what would stop the run in this place, found without starting anything."""
+        """Yield the problems that would stop the run in this place; nothing is started to find them."""
         yield from ()
 
     def go_on(self, job: JobDir, config: RunConfig) -> str:
-        """Request the next allocation when this one ends; return text that names it, "" if there is none."""
+        """Request the next allocation when this one ends; return text that names the next one, "" if there is
+        none.
+        """
         return ""
 
     def starts_again(self, job: JobDir) -> str:
-        """Return text that says the scheduler will start the job again after ending it; "" if it will not."""
+        """Return text that says that the scheduler will start the job again after ending it; "" if it will
+        not.
+        """
         return ""
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
         """Return the launcher with which the job's supervisor starts its ranks.
 
-        A rank runs Python with `command`.
+        A rank runs Python with the arguments in `command`.
         """
         raise NotImplementedError
 
@@ -190,7 +207,9 @@ CAPABILITIES = {
 
 
 def backend_of(kind: str) -> Backend:
-    """Return the backend of that name. Raises JobError for other names, which a newer nbtrain may write."""
+    """Return the backend with that name. Raises JobError for an unknown name, which a newer nbtrain may have
+    written.
+    """
     return importlib.import_module(_known(BACKENDS, kind)).BACKEND
 
 

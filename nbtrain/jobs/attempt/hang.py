@@ -1,4 +1,4 @@
-"""Finds the rank that stopped when no rank makes progress, from the position of each.
+"""Find the rank that stopped when no rank makes progress, from the position of each rank.
 
 One rank that stops makes all others wait for it, a moment later, in their next collective. So the culprit is
 not the rank that fell silent first, but the rank that the others wait for: a rank in a collective waits for
@@ -17,15 +17,15 @@ FROZEN_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Standstill:
-    """The position at which one live rank makes no progress."""
+    """The position at which a live rank makes no progress."""
 
     rank: int
     beat: Heartbeat | None
-    """Its newest heartbeat; None if it never reported."""
+    """The rank's newest heartbeat; None if it never reported."""
     still_seconds: float
-    """Seconds since anything but the time changed in its heartbeat."""
+    """Seconds since anything except the time changed in its heartbeat."""
     unwritten_seconds: float
-    """Seconds since its heartbeat was last renewed."""
+    """Seconds since its heartbeat was last written."""
 
     @property
     def stopped(self) -> bool:
@@ -36,18 +36,20 @@ class Standstill:
 
     @property
     def frozen(self) -> bool:
-        """Whether not even its thread writes: stopped, starved, or waiting for a dead disk or driver."""
+        """Whether even the thread that writes heartbeats is silent: the process is stopped, starved, or waits
+        for a dead disk or driver.
+        """
         return self.beat is None or self.unwritten_seconds > FROZEN_SECONDS
 
     @property
     def collective(self) -> Collective | None:
-        """The collective that it waits in; None if it is in none."""
+        """The collective in which the rank waits; None if it is in none."""
         known = self.beat.collective if self.beat else None
         return known if known and known.waiting else None
 
 
 def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
-    """Return the ranks that the others wait for; all ranks if that cannot be decided."""
+    """Return the ranks that the others wait for; all ranks if it cannot be decided."""
     ranks = list(ranks)
     longest = max((rank.still_seconds for rank in ranks), default=0.0)
     # A rank that still made progress when others had long stopped is not to blame.
@@ -67,7 +69,7 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
 
 
 def _awaited(ranks: list[Standstill]) -> list[Standstill]:
-    """Return ranks that others wait for, and that wait for no rank outside their own collective."""
+    """Return ranks that others wait for, and that do not wait for a rank outside their own collective."""
     waits_for: dict[int, set[int]] = {}
     for rank in ranks:
         here = rank.collective
@@ -92,7 +94,9 @@ def _together(one: Collective, other: Collective | None) -> bool:
 
 
 def _behind(ranks: list[Standstill]) -> list[Standstill]:
-    """Return ranks with the fewest collectives of a group (on GPUs none waits), or with the fewest steps."""
+    """Return the ranks that have called the fewest collectives of a group, or done the fewest steps. On GPUs
+    no call blocks, so only the counts tell.
+    """
     by_group: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for rank in ranks:
         last = rank.beat.collective if rank.beat else None
@@ -149,7 +153,7 @@ def whereabouts(one: Standstill) -> str:
 
 
 def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
-    """Return text if a node is gone: all ranks of a host are frozen, and a rank of another host is not."""
+    """Return text if a node is gone: all ranks of one host are frozen, and a rank of another host is not."""
     hosts: dict[str, list[Standstill]] = {}
     for rank in ranks:
         if rank.beat is not None:
@@ -166,7 +170,9 @@ def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
 
 
 def _all_in_one_place(ranks: list[Standstill]) -> str:
-    """Return text if the ranks of several machines all wait in the same place; "" if one differs."""
+    """Return text if the ranks of several machines all wait in the same place; "" if a rank waits
+    elsewhere.
+    """
     first, seconds = ranks[0], max((rank.still_seconds for rank in ranks), default=0.0)
     if all(rank.beat is None for rank in ranks) and len(ranks) > 1:
         return (
@@ -200,7 +206,7 @@ def _call(collective: Collective) -> str:
 
 
 def numbers(ranks: Iterable[int]) -> str:
-    """Return "0-3, 8" for 0 1 2 3 8."""
+    """Return "0-3, 8" for the numbers 0 1 2 3 8."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:
@@ -211,7 +217,9 @@ def numbers(ranks: Iterable[int]) -> str:
 
 
 def main_stack(log: str, frames: int = 8) -> list[str]:
-    """Return the main thread's innermost frames that faulthandler wrote to a rank's log; [] if none."""
+    """Return the innermost frames of the main thread that faulthandler wrote to a rank's log; [] if there are
+    none.
+    """
     heads = [line for line in log.splitlines() if line.startswith(("Thread 0x", "Current thread 0x"))]
     if not heads:
         return []

@@ -1,4 +1,5 @@
-"""Leftovers of killed processes in a run directory: temporary files, torn checkpoints, cut-off submissions.
+"""Leftovers of killed processes in a run directory: temporary files, incomplete checkpoints, interrupted
+submissions.
 
 Only called under the run's lock, when no process of the run's jobs is alive: then no file here is still being
 written, except those that any process may write (`ANYONES`).
@@ -21,7 +22,7 @@ ANYONES_SECONDS = 3600.0
 
 
 def temporaries(run: RunDir) -> list[Path]:
-    """Return temporary files of atomic writes that were never renamed, except those in notebooks/."""
+    """Return the temporary files of atomic writes that were never completed, except those in notebooks/."""
     found = list(run.path.glob(TEMPORARY))
     for folder in (run.jobs, run.model, run.tensorboard, run.profiling):
         found += folder.rglob(TEMPORARY) if folder.is_dir() else ()
@@ -29,7 +30,9 @@ def temporaries(run: RunDir) -> list[Path]:
 
 
 def _may_be_written(path: Path) -> bool:
-    """Return whether a process without the run's lock may be about to rename this temporary file."""
+    """Return whether a process that does not hold the run's lock may be about to rename this temporary
+    file.
+    """
     # .<name>.<random part or pid>.tmp: base/files.py
     name = path.name[1:].rpartition(".")[0].rpartition(".")[0]
     try:
@@ -40,7 +43,9 @@ def _may_be_written(path: Path) -> bool:
 
 
 def torn_checkpoints(run: RunDir) -> list[Path]:
-    """Return invalid checkpoint folders: no readable manifest, or files missing or of another size."""
+    """Return invalid checkpoint folders: the manifest is unreadable, or files are missing or have the wrong
+    size.
+    """
     return [
         run.checkpoint(step) for step in run.checkpoint_steps() if checkpoint_problem(run.checkpoint(step))
     ]

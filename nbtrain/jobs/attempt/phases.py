@@ -1,4 +1,4 @@
-"""The phases of an attempt, and the action due in each, decided from observations and the time.
+"""The phases of an attempt, and the action that is due in each, derived from observations and the time.
 
     RUNNING -> LOSING_PEERS -> ENDED        a rank failed; the others wait for it in a collective that
        |            |                       cannot end
@@ -31,7 +31,7 @@ RECORD_SECONDS = 2.0
 
 
 class Phase(StrEnum):
-    """Stage of an attempt."""
+    """Phase of an attempt."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -53,26 +53,28 @@ class Observed:
     """One observation of an attempt."""
 
     patience_seconds: float
-    """Seconds that ranks may take to save and leave: patience_seconds()."""
+    """Seconds that ranks may take to save and exit; see patience_seconds()."""
     saving_at: float | None = None
     """Time at which a rank last reported writing a checkpoint or starting to unload; None if none does."""
     training: bool = False
-    """Whether rank 0 has finished loading: only then is there something to save."""
+    """Whether rank 0 has finished loading. Before that, there is nothing to save."""
     launcher_ended: bool = False
     launcher_killed_at: float | None = None
-    """Time since which the launcher is known to be dead by a signal that the supervisor did not send."""
+    """Time since which the launcher is known to have been killed by a signal that the supervisor did not
+    send.
+    """
     processes_left: bool = True
-    """Whether any process of the job is left after the launcher's end."""
+    """Whether any process of the job is left after the launcher has ended."""
     killed: bool = False
     """Whether the supervisor has killed the ranks."""
     stop_asked_at: float | None = None
     stop_now: bool = False
     signalled_at: float | None = None
-    """Time at which the ranks got SIGTERM."""
+    """Time at which SIGTERM was sent to the ranks."""
     failed_at: float | None = None
     """Time since which a rank is known to have failed."""
     hangs: bool = False
-    """Whether a rank makes no progress for longer than it may."""
+    """Whether a rank has made no progress for longer than it may."""
 
 
 def patience_seconds(shutdown_timeout_seconds: float, save_seconds: float) -> float:
@@ -86,14 +88,15 @@ def stop_patience_seconds(run: RunDir, config: RunConfig) -> float:
 
 
 def cap_seconds(patience: float) -> float:
-    """Return the seconds that ranks may take at most, however much they write."""
+    """Return the longest time in seconds that ranks may take, even if they are still writing."""
     return CAP_TIMES * patience
 
 
 def time_is_over(now: float, asked_at: float, patience: float, saving_at: float | None) -> bool:
-    """Return whether ranks that were asked to leave have used up their time.
+    """Return whether ranks that were asked to exit have used up their time.
 
-    They have `patience` from the request, or from the last sign that they still save; at most the cap.
+    They have `patience` seconds from the request, or from the last sign that they are still saving, but never
+    more than the cap.
     """
     if saving_at is not None and now - asked_at < cap_seconds(patience):
         asked_at = max(asked_at, saving_at)
@@ -101,7 +104,7 @@ def time_is_over(now: float, asked_at: float, patience: float, saving_at: float 
 
 
 def phase_of(observed: Observed) -> Phase:
-    """Return the phase, checking from the most final one to RUNNING."""
+    """Return the phase; the most final phase that applies wins."""
     if observed.launcher_ended:
         may_save = observed.launcher_killed_at is not None and not observed.killed and observed.processes_left
         return Phase.STOPPING if may_save else Phase.ENDED

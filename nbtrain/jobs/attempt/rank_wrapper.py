@@ -43,7 +43,7 @@ MAX_DETAIL_CHARACTERS = 12_000
 
 
 def main(command: list[str]) -> int:
-    """Run `command` as this rank. Returns 0 if it left in order, else 1."""
+    """Run `command` as this rank. Return 0 if it exited in order, else 1."""
     die_with_parent(signal.SIGTERM)
     rank, attempt = int(os.environ["RANK"]), int(os.environ["NBTRAIN_ATTEMPT"])
     job = JobDir(RunDir(os.environ["NBTRAIN_RUN_DIR"]), os.environ["NBTRAIN_JOB"])
@@ -119,7 +119,7 @@ def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
 
 
 def drain(reader: int, content: bytearray) -> bool:
-    """Read what the pipe holds now; False at its end."""
+    """Read the current content of the pipe; return False at its end."""
     while True:
         try:
             chunk = os.read(reader, 65536)

@@ -1,4 +1,4 @@
-"""The supervisor's view of an attempt's ranks, by its own clock: heartbeats, exit records, silence."""
+"""The supervisor's view of an attempt's ranks, by its own clock: heartbeats, exit records, silent ranks."""
 
 import time
 from collections.abc import Iterable
@@ -26,17 +26,21 @@ class RankWatch:
     """The last known state of one rank."""
 
     progressed_at: float
-    """Time of the last change of anything but the time in its heartbeat."""
+    """Time at which anything except the time last changed in its heartbeat."""
     written_at: float
-    """Time of its last heartbeat; a thread writes it, so it is renewed even while the rank hangs."""
+    """Time of its last heartbeat. A separate thread writes it, so it is renewed even while the rank hangs."""
     beat: Heartbeat | None = None
     record: ExitRecord | None = None
-    """Exit record; None while the rank runs."""
+    """The rank's exit record; None while the rank runs."""
     gone_at: float | None = None
-    """Time since which it is gone without an exit record: still being written, or lost with its wrapper."""
+    """Time since which the rank is gone without an exit record: the record is still being written, or was
+    lost with its wrapper.
+    """
 
     def hear(self, beat: Heartbeat | None, now: float) -> None:
-        """Note a heartbeat. Contents are compared, never clocks: the time in a heartbeat may jump."""
+        """Note a heartbeat. It is new if its contents changed; its time is not compared, because a clock may
+        jump.
+        """
         if beat is None or beat == self.beat:
             return
         # A checkpoint written in the background does not show that the training continues.
@@ -47,26 +51,32 @@ class RankWatch:
 
     @property
     def saving_at(self) -> float | None:
-        """Time at which it last wrote to a checkpoint, or began to save or unload; None if neither."""
+        """Time at which the rank last wrote to a checkpoint, or began to save or unload; None if it did
+        neither.
+        """
         leaves = self.beat is not None and self.beat.phase in LEAVING_PHASES and not self.beat.process.gone()
         return self.progressed_at if leaves else None
 
 
 def last_saving(watches: Iterable[RankWatch]) -> float | None:
-    """Return the latest saving_at of some ranks."""
+    """Return the latest saving_at of several ranks."""
     return max((at for watch in watches if (at := watch.saving_at) is not None), default=None)
 
 
 class Patience:
-    """Time limit for ranks that were asked to leave, kept by their heartbeats, outside the supervisor."""
+    """Time limit for ranks that were asked to exit, extended by their heartbeats; for use outside the
+    supervisor.
+    """
 
     def __init__(self, heartbeats: Iterable[Path], seconds: float):
-        """Create the limit; `heartbeats` are the ranks' files, `seconds` is patience_seconds()."""
+        """Create the limit. `heartbeats` are the ranks' heartbeat files; `seconds` is the result of
+        patience_seconds().
+        """
         self._seconds, self._began = seconds, time.monotonic()
         self._watches = {path: RankWatch(self._began, self._began) for path in heartbeats}
 
     def over(self) -> bool:
-        """Return whether their time is over: phases.time_is_over()."""
+        """Return whether the ranks' time is over, by phases.time_is_over()."""
         now = time.monotonic()
         for path, watch in self._watches.items():
             watch.hear(Heartbeat.read(path), now)
@@ -84,7 +94,9 @@ class Ranks:
         self._trained = False
 
     def look(self, now: float) -> float:
-        """Read every heartbeat and every new record. Return how long the supervisor itself was suspended."""
+        """Read every heartbeat and every new exit record. Return the seconds for which the supervisor itself
+        was suspended.
+        """
         stood_still = self._excuse(now)
         for rank, watch in self.watches.items():
             watch.hear(self._launcher.heartbeat(rank), now)
@@ -97,7 +109,7 @@ class Ranks:
         return last_saving(watch for watch in self.watches.values() if watch.record is None)
 
     def _excuse(self, now: float) -> float:
-        """Extend the ranks' time limits by the time in which the supervisor itself was suspended."""
+        """Extend the ranks' time limits by the time for which the supervisor itself was suspended."""
         pause = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
         if pause <= self._pause_seconds:
@@ -108,24 +120,24 @@ class Ranks:
         return pause
 
     def note_gone(self, now: float) -> None:
-        """Remember since when a rank has been gone without a record."""
+        """Note since when a rank has been gone without an exit record."""
         for watch in self.watches.values():
             if watch.gone_at is None and watch.beat and not watch.record and watch.beat.process.gone():
                 watch.gone_at = now
 
     @property
     def records(self) -> dict[int, ExitRecord]:
-        """The exit records of the ranks that have ended: {rank: record}."""
+        """Return the exit records of the ranks that have ended: {rank: record}."""
         return {rank: watch.record for rank, watch in self.watches.items() if watch.record}
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """The ranks that are gone without a record."""
+        """Return the ranks that are gone without an exit record."""
         return tuple(rank for rank, watch in self.watches.items() if watch.gone_at is not None)
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process ids of the ranks that have reported: {rank: pid}."""
+        """Return the process ids of the ranks that have reported: {rank: pid}."""
         return {rank: watch.beat.process.pid for rank, watch in self.watches.items() if watch.beat}
 
     def failed(self, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""A little disk space kept for the final records of a job, which must be written even if the disk is full."""
+"""Disk space reserved for the final records of a job, which must be written even if the disk is full."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EST
 
 
 class Reserve:
-    """A hidden file of zeros that is removed when a write finds no room, and by release()."""
+    """A hidden file of zeros. It is removed by release(), or when a write finds the disk full."""
 
     def __init__(self, folder: Path, owner: str):
         self.path = folder / f".{owner}{RESERVE_SUFFIX}"
@@ -35,6 +35,6 @@ class Reserve:
             write()
 
     def release(self) -> None:
-        """Remove the file, if the disk permits it."""
+        """Remove the file, if the disk allows it."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Decides how an attempt ended, from the exit records of its ranks, and whether trying again can help.
+"""Decide how an attempt ended, from the exit records of its ranks, and whether another attempt can help.
 
 Only the records decide. torchrun's own code is 1 in every case, and silence counts as a failure: a rank
 without a record was killed together with its wrapper.
@@ -63,40 +63,44 @@ USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Circumstances that the supervisor knows and the ranks cannot."""
+    """Circumstances that the supervisor knows and the ranks do not."""
 
     world_size: int
     stop_requested: bool = False
     hang: str | None = None
-    """Description of the ranks that hung and since when, if they were killed for that."""
+    """Description of the ranks that hung, if ranks were killed for that: which ones, and since when."""
     stuck: str | None = None
-    """Description of where the ranks were when the first of them gave up waiting for a peer."""
+    """Description of where the ranks were when the first rank gave up waiting for a peer."""
     memory: HostMemory = field(default_factory=HostMemory)
-    """The kernel's counts during the attempt."""
+    """The kernel's memory counters during the attempt."""
     pids: Mapping[int, int] = field(default_factory=dict)
     """{rank: process id} of the ranks that have reported."""
     killed_at: float | None = None
-    """Time since which SIGKILL comes from the supervisor; seconds since the epoch."""
+    """Time since which any SIGKILL comes from the supervisor, in seconds since the epoch."""
     killed_after: str = ""
-    """Seconds after the request at which ranks were killed, and the limit; "" if all left in time."""
+    """Text with the seconds after the request at which ranks were killed, and the limit; "" if all ranks
+    exited in time.
+    """
     first_step: int = 0
-    """The step of the checkpoint that the attempt began with."""
+    """The step of the checkpoint from which the attempt started."""
     gone: tuple[int, ...] = ()
-    """Ranks without a record that were gone before the supervisor killed any."""
+    """Ranks without an exit record that were gone before the supervisor killed any rank."""
     launcher_signal: int | None = None
-    """The signal that killed torchrun, if the supervisor did not send it."""
+    """The signal that killed torchrun, unless the supervisor sent it."""
     trained: bool = True
-    """Whether rank 0 finished loading: before that, there is nothing to save."""
+    """Whether rank 0 finished loading. Before that, there is nothing to save."""
     mode: str = "full"
-    """The run's mode: only full trains to the end and saves."""
+    """The run's mode. Only mode full trains to the end and saves checkpoints."""
     saved_step: int | None = None
-    """The step of the run's newest checkpoint, on the nodes' own disks too; None if there is none."""
+    """The step of the run's newest checkpoint, including checkpoints on the nodes' own disks; None if there
+    is none.
+    """
     reached_step: int | None = None
-    """The last step that a rank has reported, in its record or before."""
+    """The last step that any rank has reported, in its exit record or earlier."""
     node_left: str = ""
-    """Name of the node that is gone, or that its scheduler told to leave, if ranks stopped for that."""
+    """Name of the node that is gone, or that its scheduler told to leave, if that is why ranks stopped."""
     launcher_message: str = ""
-    """The launcher's last log lines, for an attempt in which no rank lived to report."""
+    """The launcher's last log lines, for an attempt in which no rank lived long enough to report."""
 
 
 @dataclass(frozen=True)
@@ -104,23 +108,25 @@ class Verdict:
     """The end of one attempt."""
 
     state: str
-    """SUCCEEDED, CANCELLED or FAILED: the job's state if nothing is tried again."""
+    """SUCCEEDED, CANCELLED or FAILED: the job's state if there is no further attempt."""
     cause: str
-    """One sentence, without a full stop."""
+    """Why the attempt ended, as one sentence without a full stop."""
     retry: bool = False
     """Whether another attempt can help."""
     signature: tuple | None = None
-    """Equal for two failures at the same place for the same reason; None if they cannot be compared."""
+    """Equal for two failures with the same place and reason; None if they cannot be compared."""
     step: int | None = None
     kind: str = ""
     """Kind of the failure: rollback, hang, disk, shared memory, device memory, host memory, device, killed,
     no record, or ""."""
     bad_samples: tuple[int, int] | None = None
-    """Samples of a rollback: the positions [first, last) of the order that the bad step read."""
+    """Samples that a rollback skips: positions [first, last) of the order that the bad step read."""
 
 
 def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Verdict:
-    """Return the verdict on an attempt with no process left. `records` maps rank to exit record."""
+    """Return the verdict on an attempt of which no process is left. `records` maps each rank to its exit
+    record.
+    """
     around = circumstances
     step = max((record.step for record in records.values() if record.step is not None), default=None)
     failed, cancelled = partial(Verdict, FAILED, step=step), partial(Verdict, CANCELLED, step=step)
@@ -181,7 +187,9 @@ def _is_saved(around: Circumstances, step: int | None) -> bool:
 
 
 def _kept(around: Circumstances, step: int | None) -> str:
-    """Return what is left of the ranks' work at `step`: the checkpoint that exists, not the ranks' report."""
+    """Return text that says whether `step` is saved, judged by the checkpoints that exist and not by the
+    ranks' reports.
+    """
     if around.mode != "full":
         return f"mode: {around.mode} saves nothing"
     if _is_saved(around, step):
@@ -194,7 +202,7 @@ def _kept(around: Circumstances, step: int | None) -> str:
 def _stop_out_of_order(
     records: Mapping[int, ExitRecord], around: Circumstances, step: int | None, saved: str
 ) -> str:
-    """Return the cause of a stop after which a rank failed or was killed: it may have saved before."""
+    """Return the cause of a stop in which a rank failed or was killed, possibly after it had saved."""
     killed, kept = around.killed_at is not None, around.saved_step
     first = _first_failure(records, around)
     how = f" (rank {first.rank}: {first.message})" if first else ""
@@ -257,7 +265,7 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
 
 
 def _last_line(record: ExitRecord) -> str:
-    """Return the error itself, which follows a data worker's traceback."""
+    """Return the last line of an error message: the error itself, which follows a data worker's traceback."""
     return (record.detail.strip() or record.message).splitlines()[-1].rstrip(".")
 
 
@@ -278,7 +286,9 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
 
 
 def _once(where: str, said: str) -> str:
-    """Return "rank 1 was killed at step 7 by SIGKILL", with "killed" once, although both texts contain it."""
+    """Join two texts such as "rank 1 was killed at step 7" and "killed by SIGKILL" without repeating
+    "killed".
+    """
     by = said.removeprefix("killed ")
     return f"{where}: {said}" if by == said else f"{where} {by}"
 
@@ -307,7 +317,7 @@ FIX = {
 def _out_of_memory(
     record: ExitRecord, where: str, around: Circumstances, step: int | None, kind: str
 ) -> Verdict:
-    """Retry only after some good steps: then the cause may be fragmentation, or another program."""
+    """Retry only if some steps succeeded: then memory fragmentation or another program may be the cause."""
     made = (record.step or 0) - around.first_step
     title = "GPU memory" if kind == "device memory" else "host memory"
     said = f"{where}: out of {title}: {record.message.removeprefix('OutOfMemoryError: ')}"
@@ -327,7 +337,9 @@ def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> V
 
 
 def user_error(record: ExitRecord) -> bool:
-    """Return whether a rank failed by an error that only the user can fix: it has a message, no traceback."""
+    """Return whether a rank failed with an error that only the user can fix: it has a message and no
+    traceback.
+    """
     detail = record.detail.strip()
     if detail and not detail.startswith("Traceback"):
         return True
@@ -340,7 +352,9 @@ def _launcher_killed(number: int) -> str:
 
 
 def _without_witness(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
-    """Judge ranks without a record as killed with their wrappers; if many, name those that went first."""
+    """Judge ranks without an exit record as killed together with their wrappers. If there are many, name
+    those that went first.
+    """
     gone = [rank for rank in missing if rank in around.gone] or missing
     if len(gone) == around.world_size and not around.gone:
         words = f": {around.launcher_message}" if around.launcher_message else ""
@@ -357,12 +371,16 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
 
 
 def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:
-    """Return the failure that caused the others: they lost a peer, or launcher or supervisor ended them."""
+    """Return the failure that caused the others, which lost a peer or were ended by the launcher or the
+    supervisor.
+    """
     return min(_bad(records), key=lambda record: (_distance(record, around), record.time), default=None)
 
 
 def _distance(record: ExitRecord, around: Circumstances) -> int:
-    """Rank an end as a cause: 0 by itself, 1 a lost peer, 2 a signal after another rank's end, 3 our kill."""
+    """Rank an exit by how likely it is the cause: 0 failed by itself, 1 lost a peer, 2 got a signal after
+    another rank's end, 3 was killed by the supervisor.
+    """
     if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
         return 3
     if record.outcome == "killed" and record.signal in (SIGABRT, SIGTERM):

@@ -37,7 +37,7 @@ class Launcher(Protocol):
         """Return the launcher's exit code, or minus the signal that killed it; None while it runs."""
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
-        """Send a signal through the wrappers, to every rank or only to these ranks."""
+        """Send a signal to every rank through its wrapper, or only to the processes in `only`."""
 
     def kill(self) -> None:
         """Kill the ranks, give their wrappers time to record how they ended, then kill the remaining

@@ -1,4 +1,4 @@
-"""This machine as a backend: a detached supervisor, torchrun on the loopback interface, a wrapper per rank.
+"""Backend for this machine: a detached supervisor, torchrun on the loopback interface, a wrapper per rank.
 
     supervisor (own session)
       torchrun (own session, without its own restarts, a new port)
@@ -37,10 +37,12 @@ from nbtrain.jobs.node.ranks_here import RanksHere, send_to
 
 
 class LocalLauncher:
-    """torchrun and the processes it started, for one attempt of a job after another."""
+    """torchrun and the processes it started; reused for each attempt of a job."""
 
     def __init__(self, job: JobDir, command: Iterable[str]):
-        """`command` holds the arguments of Python that a rank runs with; the run directory is added."""
+        """Create the launcher. `command` contains the arguments of a rank's Python; the run directory is
+        appended.
+        """
         self._job = job
         self._command = [*command, str(job.run.path)]
         self._ranks = RanksHere(job.job_id, job.supervisor_log)
@@ -61,7 +63,7 @@ class LocalLauncher:
         return self._ranks.poll()
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
-        """Send a signal to all ranks through their wrappers, or to these ranks."""
+        """Send a signal to all ranks through their wrappers, or only to the processes in `only`."""
         if only is not None:
             send_to(only, number)
         else:
@@ -76,7 +78,7 @@ class LocalLauncher:
         return self._ranks.processes_left()
 
     def finish(self) -> bool:
-        """Wait for the last process, then kill it; True if one was killed."""
+        """Wait for the last process, and kill it if it does not end; return True if a process was killed."""
         return self._ranks.finish()
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
@@ -89,27 +91,31 @@ class LocalLauncher:
         return ExitRecord.read(self._job.exit_record(rank, self._attempt))
 
     def memory(self) -> HostMemory:
-        """Return this machine's counters since the launch."""
+        """Return this machine's memory counters since the launch."""
         return self._ranks.memory()
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Return the GPUs that the job holds, or else this machine's; None on CPU, where none are counted."""
+        """Return the number of GPUs that the job holds, or of this machine if it holds none; None on CPU,
+        where devices are not counted.
+        """
         return [len(visible_gpus(os.environ.get(HELD_GPUS)))] if config.resources.device == "gpu" else None
 
     def trouble(self) -> str:
-        """Return "": a process of this machine that ends is noticed at once."""
+        """Return "", because the end of a local process is noticed at once."""
         return ""
 
     def abandon(self) -> None:
-        """Kill what this process has started; the ranks of its successor carry the same marker."""
+        """Kill only the processes that this supervisor started; its successor's ranks carry the same
+        marker.
+        """
         self._ranks.abandon()
 
     def close(self) -> None:
-        """Do nothing: no process is left."""
+        """Do nothing, since no process is left."""
 
 
 class LocalBackend(SupervisedHere):
-    """Jobs as processes of this machine."""
+    """Runs jobs as processes of this machine."""
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
         """Check that the queue can give the run its devices; preflight.py checks the rest."""
@@ -124,7 +130,7 @@ class LocalBackend(SupervisedHere):
             yield shortage(config, "", lacking, "Allow it more, or choose a smaller layout.")
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """End the ranks by the job's marker."""
+        """End the ranks, found by the job's marker."""
         processes.send(processes.marked_pids([job.job_id]), signal.SIGTERM)
         processes.end_marked([job.job_id], Patience(job.heartbeats(), grace_seconds).over)
 

@@ -1,4 +1,4 @@
-"""Ranks on several machines: a node agent on each, reached over the run directory.
+"""Ranks on several machines: each machine has a node agent that communicates through the run directory.
 
     supervisor --launch.json, signals.json--> agents (jobs/node/agent.py) --nodes/, exit/, heartbeat/-->
 
@@ -47,7 +47,7 @@ class Agents(Protocol):
         """Return its exit code; None while it runs."""
 
     def end(self) -> None:
-        """End the remaining agents and what they started."""
+        """End the remaining agents and the processes that they started."""
 
 
 @dataclass
@@ -58,21 +58,25 @@ class NodeWatch:
     heard_at: float
     """Monotonic time at which its record last changed."""
     ahead_at_least: float
-    """Its wall clock minus the supervisor's when a record of it was seen, which had been written earlier."""
+    """Lower bound of the agent's wall clock minus the supervisor's, from a record that was written before it
+    was seen.
+    """
     ahead_at_most: float = math.inf
-    """The same when it had received an order, which had been given earlier."""
+    """Upper bound of the same difference, from an order that was given before the agent received it."""
 
     @property
     def clock_ahead_seconds(self) -> float:
-        """Return how far its clock is certainly ahead; 0 if disk delays explain the difference."""
+        """Return how far the agent's clock is ahead at least; 0 if disk delays can explain the difference."""
         return max(self.ahead_at_least, min(0.0, self.ahead_at_most))
 
 
 class RemoteLauncher:
-    """torchrun on every node, started by the agents. A backend provides `start_agents`."""
+    """Runs torchrun on every node through the agents. Each backend provides `start_agents`."""
 
     def __init__(self, job: JobDir, command: Iterable[str]):
-        """`command` holds the arguments of Python that a rank runs with; the run directory is added."""
+        """Create the launcher. `command` contains the arguments of a rank's Python; the run directory is
+        appended.
+        """
         self._job = job
         self._command = [*command, str(job.run.path)]
         self._attempt = 0
@@ -96,7 +100,7 @@ class RemoteLauncher:
         raise NotImplementedError
 
     def launch(self, config: RunConfig, attempt: int) -> None:
-        """Start the agents that are missing; the ranks start once all agents have reported (poll)."""
+        """Start the missing agents. The ranks start once all agents have reported; see poll()."""
         self._config, self._attempt, self._order, self._ended = config, attempt, None, None
         self._failed_at = {}
         self.last_words = ""
@@ -111,14 +115,14 @@ class RemoteLauncher:
         self._launched_at = time.monotonic()
 
     def poll(self) -> int | None:
-        """Return 0 or the worst code of all nodes once the attempt has ended; None while it runs."""
+        """Return 0, or the worst exit code of all nodes, once the attempt has ended; None while it runs."""
         if self._ended is None:
             self._look_at_nodes()
             self._ended = self._after_order() if self._order else self._before_order()
         return self._ended
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
-        """Signal the ranks by an order that the agents carry out at their next look."""
+        """Signal the ranks by an order that each agent carries out when it next reads its orders."""
         if self._order is None:
             return
         following = self._signals[-1].number + 1 if self._signals else self._first_signal()
@@ -130,7 +134,9 @@ class RemoteLauncher:
         SignalOrders(self._signals).write(self._job.control_signals)
 
     def kill(self) -> None:
-        """Have the agents kill their ranks; the process that started them ends agents that do not answer."""
+        """Make the agents kill their ranks. The process that started the agents ends those that do not
+        answer.
+        """
         self.signal(signal.SIGKILL)
         deadline = time.monotonic() + KILL_SECONDS
         while time.monotonic() < deadline and self.poll() is None:
@@ -139,14 +145,16 @@ class RemoteLauncher:
             self._end_agents(self._unanswered())
 
     def processes_left(self) -> bool:
-        """Return whether a node has not yet reported that its last process is gone."""
+        """Return whether any node has not yet reported that its last process is gone."""
         self._look_at_nodes()
         return self._order is not None and any(
             self._exit_of(node) is None and not self._lost(node) for node in range(len(self._order.agents))
         )
 
     def finish(self) -> bool:
-        """Wait for every node's final report and end agents that give none. True if something was killed."""
+        """Wait for every node's final report and end agents that give none. Return True if a process was
+        killed.
+        """
         deadline = time.monotonic() + FINISH_SECONDS
         while self.processes_left() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -165,7 +173,7 @@ class RemoteLauncher:
             self._agents.end()
 
     def abandon(self) -> None:
-        """Do nothing: agents see in job.json that another supervisor owns them, and kill their ranks."""
+        """Do nothing: agents read in job.json that another supervisor owns the job, and kill their ranks."""
         self.close()
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
@@ -182,7 +190,9 @@ class RemoteLauncher:
         return replace(record, time=record.time - watch.clock_ahead_seconds)
 
     def memory(self) -> HostMemory:
-        """Return the memory of all nodes: their kills added up, limit and peak of the fullest node."""
+        """Return the memory counters of all nodes: the sum of their kills, and limit and peak of the fullest
+        node.
+        """
         ends = [one for node in range(self._config.resources.nodes) if (one := self._exit_of(node))]
         fullest = max(ends, key=lambda end: end.peak_bytes or 0, default=None)
         # Process ids repeat across machines: only a rank's own machine can have killed it.
@@ -202,7 +212,9 @@ class RemoteLauncher:
         )
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Return the GPUs of each node, 0 if it does not answer; None on CPU, where none are counted."""
+        """Return the number of GPUs of each node, 0 if it does not answer; None on CPU, where devices are not
+        counted.
+        """
         if config.resources.device != "gpu":
             return None
         self._look_at_nodes()
@@ -212,7 +224,9 @@ class RemoteLauncher:
         ]
 
     def _before_order(self) -> int | None:
-        """Give the launch order once every agent has reported."""
+        """Give the launch order once every agent has reported; return an exit code if agents are missing for
+        too long.
+        """
         nodes = self._config.resources.nodes
         fresh = [node for node in range(nodes) if node in self._watches]
         if len(fresh) == nodes:
@@ -283,7 +297,7 @@ class RemoteLauncher:
         return None
 
     def trouble(self) -> str:
-        """Return why the attempt cannot continue although some ranks run; "" if nothing is known."""
+        """Return why the attempt cannot continue although some ranks run; "" if no reason is known."""
         if self._order is None or self._ended is not None:
             return ""
         nodes = range(len(self._order.agents))
@@ -308,7 +322,7 @@ class RemoteLauncher:
         return ""
 
     def _gone(self, lost: list[int]) -> list[str]:
-        """Return one sentence about lost nodes, if there are any."""
+        """Return a list with one sentence about lost nodes; [] if no node is lost."""
         if not lost:
             return []
         hosts = self._hosts_of(lost)
@@ -320,7 +334,9 @@ class RemoteLauncher:
         ]
 
     def _unanswered(self) -> str:
-        """Describe the agents that did not answer the order to end; silent ones have gone already."""
+        """Describe the nodes that did not answer the order to end; a node that is also silent is reported as
+        gone.
+        """
         waiting = [node for node, watch in sorted(self._watches.items()) if self._exit_of(node) is None]
         heard = {node: time.monotonic() - self._watches[node].heard_at for node in waiting}
         if not (silent := [node for node in waiting if heard[node] > KILL_SECONDS]):
@@ -334,7 +350,9 @@ class RemoteLauncher:
         return ", ".join(self._watches[node].record.host for node in nodes)
 
     def _reporting(self, ends: dict[int, NodeExit]) -> bool:
-        """Return whether an agent without a final report still writes, although its starter has ended."""
+        """Return whether an agent without a final report still writes, although the process that started it
+        has ended.
+        """
         now = time.monotonic()
         return any(
             now - watch.heard_at < FRESH_SECONDS for node, watch in self._watches.items() if node not in ends
@@ -361,7 +379,7 @@ class RemoteLauncher:
         return [record for node in nodes if (record := NodeRecord.read(self._job.node(node)))]
 
     def _look_at_nodes(self) -> None:
-        """Note every record that has changed, and how far its clock is ahead."""
+        """Note every agent record that has changed, and update the bounds of the agent's clock."""
         now, wall = time.monotonic(), time.time()
         stood_still = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now

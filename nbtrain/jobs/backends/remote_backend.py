@@ -1,8 +1,9 @@
-"""Base of all backends whose supervisor runs elsewhere: requests go by file, state comes from a scheduler.
+"""Base class of backends whose supervisor runs elsewhere: requests are files, and the state comes from a
+scheduler.
 
-Sources of the state, most trusted first: the job's own records, the scheduler's report, the scheduler's
-silence. The process that asks the scheduler writes its report to engine.json, so that readers need not ask
-(base/jobstate.py).
+The state has three sources, most trusted first: the job's own records, the scheduler's report, and the fact
+that the scheduler does not answer. The process that queries the scheduler writes the report to engine.json,
+so that readers need not query it again (base/jobstate.py).
 """
 
 import contextlib
@@ -27,11 +28,11 @@ END_SECONDS = 30.0
 
 
 class EngineUnseen(Exception):
-    """The scheduler does not answer; the message is shown to the user."""
+    """Raised when the scheduler does not answer; the message is shown to the user."""
 
 
 class EngineAway(EngineUnseen):
-    """This machine cannot ask the scheduler at all: its commands are not installed."""
+    """Raised when this machine cannot query the scheduler at all, because its commands are not installed."""
 
 
 class RemoteBackend(Backend):
@@ -53,7 +54,9 @@ class RemoteBackend(Backend):
         return read_state(job, time.time())
 
     def engine_word(self, job: JobDir, at_once: bool = False) -> EngineWord | None:
-        """Return the scheduler's report, requested again if it is old; None if it never answered."""
+        """Return the scheduler's report, requested again if it is old; None if the scheduler never
+        answered.
+        """
         before = EngineWord.read(job.engine_json)
         if before and not at_once and 0 <= time.time() - before.asked_at < ASK_SECONDS:
             return before
@@ -74,7 +77,9 @@ class RemoteBackend(Backend):
         return word
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """Ask the supervisor to save and leave; a waiting job is removed from the scheduler's queue."""
+        """Ask the supervisor to save and exit; a job that still waits is removed from the scheduler's
+        queue.
+        """
         record = JobRecord.read(job.job_json)
         if record is None or self.status(job)[0] not in ACTIVE:
             return False
@@ -89,7 +94,9 @@ class RemoteBackend(Backend):
         return True
 
     def end_at_rest(self, job: JobDir) -> None:
-        """Write the end of a paused job that gave its allocation back and has no supervisor."""
+        """Write the final state of a paused job that has no supervisor because it gave its allocation
+        back.
+        """
         with job.run.locked():
             journal = Journal(job)
             if at_rest(journal.record):
@@ -104,7 +111,9 @@ class RemoteBackend(Backend):
         return True
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """Wait until the scheduler reports the job as ended; have it end the job if it does not end."""
+        """Wait until the scheduler reports that the job has ended; if it does not end, make the scheduler end
+        it.
+        """
         deadline = time.monotonic() + (0 if now else END_SECONDS)
         while True:
             word = self.engine_word(job, at_once=True)

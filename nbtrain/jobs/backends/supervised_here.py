@@ -1,4 +1,4 @@
-"""Base of backends whose supervisor runs where the job was submitted: this machine, and hosts by ssh.
+"""Base class of backends whose supervisor runs where the job was submitted: local and hosts.
 
 A supervisor is a detached process. It is reached from any machine by control/ask.json, which it reads several
 times a second. On its own machine a stop is also sent as a signal, because a full disk cannot store the file.
@@ -63,7 +63,9 @@ class SupervisedHere(Backend):
         raise SubmitError(f"{display(job.path)}: the supervisor did not start. Its log:\n{log_end}")
 
     def await_first_word(self, job: JobDir) -> None:
-        """Wait until ranks start or a wait is explained: QUEUED without a cause looks like a queue."""
+        """Wait until ranks start or a reason for waiting is known, because QUEUED without a cause looks like
+        a queue.
+        """
         deadline = time.monotonic() + FIRST_WORD_SECONDS
         while time.monotonic() < deadline:
             record = JobRecord.read(job.job_json)
@@ -72,7 +74,7 @@ class SupervisedHere(Backend):
             time.sleep(0.02)
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """Ask the supervisor to save and leave, or to leave at once."""
+        """Ask the supervisor to save and exit, or to exit at once."""
         return self._ask_supervisor(job, "stop_now" if now else "stop")
 
     def save(self, job: JobDir) -> bool:
@@ -80,7 +82,9 @@ class SupervisedHere(Backend):
         return self._ask_supervisor(job, "save")
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """End the ranks of a LOST job; otherwise wait for the supervisor, which outlives its final state."""
+        """End the ranks of a LOST job; otherwise wait for the supervisor, which exits some time after the
+        job's final state.
+        """
         if self.status(job)[0] == LOST:
             # --now also ends a run whose configuration cannot be read.
             seconds = 0.0 if now else stop_patience_seconds(job.run, load_resolved(job.run.config_yaml))
@@ -101,11 +105,13 @@ class SupervisedHere(Backend):
             time.sleep(0.02)
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """Ask the processes of a LOST job to save and leave; kill the rest after `grace_seconds`."""
+        """Ask the processes of a LOST job to save and exit; kill those left after `grace_seconds`."""
         raise NotImplementedError
 
     def _ask_supervisor(self, job: JobDir, action: str) -> bool:
-        """Request `action` of the supervisor, waiting for one that is starting; False if it is gone."""
+        """Send `action` to the supervisor, waiting for one that is still starting; return False if it is
+        gone.
+        """
         while self.status(job)[0] in ACTIVE:
             record = JobRecord.read(job.job_json)
             if record and record.supervisor:

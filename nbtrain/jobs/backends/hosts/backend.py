@@ -1,7 +1,8 @@
-"""Machines reached by ssh: the supervisor runs where the job was submitted, an agent on each machine.
+"""Backend for machines reached by ssh: the supervisor runs where the job was submitted, an agent on each
+machine.
 
-Restarts: the supervisor restarts ranks, with new agents where they are gone. All machines see the run
-directory under the same path.
+The supervisor restarts ranks, and starts new agents where the old ones are gone. All machines must see the
+run directory under the same path.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,7 @@ from nbtrain.jobs.machine.hostfile import hosts_of
 
 
 class HostsBackend(SupervisedHere):
-    """Jobs of machines that ssh reaches."""
+    """Runs jobs on machines that are reached by ssh."""
 
     # Before it exits, a supervisor ends the agents and the launcher, which takes this long.
     end_seconds = 60.0
@@ -38,7 +39,9 @@ class HostsBackend(SupervisedHere):
         return dry_text(config, job, hosts_of(config))
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """End the ranks on every host by the job's marker. Raises JobError if a host cannot be reached."""
+        """End the ranks on every host, found by the job's marker. Raises JobError if a host cannot be
+        reached.
+        """
         handle = HostsHandle.read(job.handle_json)
         section = load_resolved(job.run.config_yaml).backend.hosts
         hosts = handle.hosts if handle else []
@@ -52,11 +55,11 @@ class HostsBackend(SupervisedHere):
             )
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
-        """Yield what would stop the run on this machine or on any host."""
+        """Yield the problems that would stop the run on this machine or on any host."""
         return findings(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """Return DeepSpeed's launcher, with one agent per host."""
+        """Return DeepSpeed's launcher with one agent per host."""
         return HostsLauncher(job, command)
 
 

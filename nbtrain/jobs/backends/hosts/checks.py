@@ -44,7 +44,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def findings(config: RunConfig) -> Iterator[Finding]:
-    """Yield the problems of this machine; the hosts are checked only if there are none."""
+    """Yield the problems of this machine. The hosts are checked only if this machine has none."""
     found = list(here(config))
     try:
         hosts = hosts_of(config)
@@ -98,7 +98,8 @@ def here(config: RunConfig) -> Iterator[Finding]:
 
 
 def usable_devices(config: RunConfig) -> dict[str, int]:
-    """Return {host: its GPUs, or on CPU its number of ranks}; 0, with a line in the log, if it is unusable.
+    """Return {host: its number of GPUs, or of ranks on CPU}. An unusable host counts 0 and gets a line in the
+    log.
 
     Raises ConfigError if the hostfile does not name the hosts.
     """
@@ -113,7 +114,7 @@ def usable_devices(config: RunConfig) -> dict[str, int]:
 
 
 def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Finding]:
-    """Yield the problems of each host, and of two names for one machine."""
+    """Yield the problems of each host, including two names for one machine."""
     known: dict[str, str] = {}
     for host, found, problems in looked_at(config, hosts, PROBE_SECONDS):
         yield from problems
@@ -135,7 +136,7 @@ def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Finding]:
 def looked_at(
     config: RunConfig, hosts: list[str], seconds: float
 ) -> list[tuple[str, dict[str, Any], list[Finding]]]:
-    """Return (host, its probe's output, its problems other than GPUs) of all hosts, checked at once."""
+    """Return (host, its probe's output, its problems except GPUs) for all hosts, checked in parallel."""
     folder = next(parent for parent in (output_root(), *output_root().parents) if parent.is_dir())
     token = folder / f".nbtrain-hosts-{secrets.token_hex(8)}"
     secret = secrets.token_hex(16)
@@ -189,7 +190,7 @@ def _hosts_key(config: RunConfig) -> str:
 
 
 def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Finding | None]:
-    """Return what the probe printed, or why it printed nothing."""
+    """Return the probe's output, or the reason why there is none."""
     key = _hosts_key(config)
     words, fix = answer.trouble
     if words:
@@ -236,7 +237,9 @@ def _software(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[F
 
 
 def _daemons(config: RunConfig) -> list[str]:
-    """Return the programs that mpirun starts on each host, by name and by its own folder; [] for pdsh."""
+    """Return the programs that mpirun starts on each host: by name, and by the path in mpirun's own folder;
+    [] for pdsh.
+    """
     if config.backend.hosts.launcher != "openmpi":
         return []
     folder = Path(shutil.which("mpirun") or "/usr/bin/mpirun").parent
@@ -318,13 +321,13 @@ def _gpus(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Findi
 
 
 def _shared_memory(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Finding]:
-    """Check that the host's /dev/shm holds the batches of the data workers."""
+    """Check that the host's /dev/shm is large enough for the batches of the data workers."""
     if (free_bytes := found.get("shared_memory")) is not None:
         yield from too_little(config, free_bytes, host)
 
 
 def _local_disk(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Finding]:
-    """Check that checkpoint.local_dir can be written on the host, and that its disk has room."""
+    """Check that checkpoint.local_dir is writable on the host and that its disk has enough space."""
     if (disk := found.get("local_disk")) is None:
         return
     key = "checkpoint.local_dir"

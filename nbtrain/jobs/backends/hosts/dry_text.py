@@ -21,7 +21,9 @@ SET = ("DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND", "FANOUT", "DS_ACCELERATOR", "OMPI_
 
 
 def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
-    """Return the hostfile, environment files without values, and all commands in the order they start."""
+    """Return the hostfile, the environment files without values, and all commands in the order in which they
+    start.
+    """
     hostfile, variables = job.path / "hostfile", job.path / "deepspeed.env"
     settings = runner_environment(config, variables)
     launcher = [f"{name}={settings[name]}" for name in SET if name in settings]

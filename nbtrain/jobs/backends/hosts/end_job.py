@@ -1,4 +1,4 @@
-"""Runs on a host by `python -` and ends the processes that carry a job's marker, and no others.
+"""Run on a host by `python -`; ends the processes that carry a job's marker, and no others.
 
     python - JOB_ID GRACE_SECONDS AGENTS_SECONDS
 
@@ -23,7 +23,7 @@ KILL_SECONDS = 10.0
 
 
 def marked(job_id):
-    """Return {pid: (its variables, its command)} of all processes with the marker, except this one."""
+    """Return {pid: (its variables, its command)} for all processes with the marker, except this process."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -45,7 +45,9 @@ def send(pids, number):
 
 
 def wait(job_id, seconds, then=None):
-    """Wait until no process is left, calling `then` with those that remain; return the rest."""
+    """Wait until no process is left, calling `then` with the remaining ones; return those that remain at the
+    end.
+    """
     deadline = time.monotonic() + seconds
     while True:
         left = marked(job_id)

@@ -1,4 +1,5 @@
-"""Starts a job's agents with DeepSpeed's launcher (pdsh or openmpi), a separate process, never imported.
+"""Start a job's agents with DeepSpeed's launcher (pdsh or openmpi), which runs as a separate process and is
+never imported.
 
     supervisor -> deepspeed.launcher.runner -> pdsh -> ssh -> deepspeed.launcher.launch -> on_host: the agent
                                             or mpirun -> ssh ----------------------------> on_host: the agent
@@ -48,7 +49,7 @@ UNUSED_PORT = 29500
 
 
 class HostsLauncher(RemoteLauncher):
-    """One agent on each host."""
+    """Launcher with one agent on each host."""
 
     # Usable devices of each machine when they were last counted; empty if they never were.
     _usable: Mapping[str, int] = {}
@@ -56,7 +57,9 @@ class HostsLauncher(RemoteLauncher):
     _replaced: Sequence[ProcessIdentity] = ()
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Return the usable devices of every machine, most first; 0 where ranks could not start now."""
+        """Return the usable devices of every machine, largest number first; 0 where ranks could not start
+        now.
+        """
         try:
             self._usable = usable_devices(config)
         except ConfigError as error:
@@ -65,7 +68,9 @@ class HostsLauncher(RemoteLauncher):
         return sorted(self._usable.values(), reverse=True) or None
 
     def start_agents(self, config: RunConfig) -> Agents:
-        """Start DeepSpeed's launcher; a host that cannot be reached fails the attempt, and is named."""
+        """Start DeepSpeed's launcher. If a host cannot be reached, the attempt fails and its cause names the
+        host.
+        """
         section, known = config.backend.hosts, super()._known_agents()
         self._replaced = [record.agent for record in known]
         try:
@@ -89,7 +94,8 @@ class HostsLauncher(RemoteLauncher):
 
 
 def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> list[str]:
-    """Have the ranks of a LOST predecessor job save and leave; two jobs must not share model/.
+    """Make the ranks of a LOST predecessor job save and exit, because two jobs must not write to the same
+    model/.
 
     Returns a sentence for each host on which processes may still run.
     """
@@ -113,7 +119,7 @@ def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> lis
 
 @dataclass
 class HostsHandle(Record):
-    """handle.json: the machines that the job was submitted to, by node number."""
+    """handle.json: the machines that the job was submitted to, in the order of node numbers."""
 
     hosts: list[str] = field(default_factory=list)
     engine: str = "hosts"
@@ -126,7 +132,7 @@ class NotStarted:
         self.last_words = words
 
     def poll(self) -> int | None:
-        """Return the exit code with which ssh reports that ssh itself failed."""
+        """Return the exit code with which ssh reports its own failure."""
         return 255
 
     def end(self) -> None:
@@ -143,11 +149,13 @@ class Runner:
         self._section, self._hosts, self._job_id = section, hosts, job_id
 
     def poll(self) -> int | None:
-        """Return the launcher's exit code: the largest of all hosts; 255 if a connection was lost."""
+        """Return the launcher's exit code, which is the largest of all hosts; 255 if a connection was
+        lost.
+        """
         return self._process.poll()
 
     def end(self) -> None:
-        """End the agents by their marker, then the launcher with its pdsh and ssh by KILL."""
+        """End the agents, found by their marker, then end the launcher and its pdsh and ssh with KILL."""
         for answer in end_marked(self._section, self._hosts, self._job_id, AGENT_END_SECONDS):
             if words := why(answer):
                 print(f"agents are not ended: {words}", flush=True)
@@ -162,7 +170,9 @@ class Runner:
 
 
 def end_lost(section: HostsConfig, hosts: Sequence[str], job_id: str, patience: float) -> list[Answer]:
-    """Have each host ask a LOST job's processes to save and leave; agents kill those that take too long."""
+    """On each host, ask the processes of a LOST job to save and exit; agents kill processes that take too
+    long.
+    """
     return end_marked(section, hosts, job_id, patience, cap_seconds(patience) + AGENT_END_SECONDS)
 
 
@@ -173,9 +183,9 @@ def end_marked(
     grace_seconds: float,
     agents_seconds: float | None = None,
 ) -> list[Answer]:
-    """Have each host end the processes with the job's marker; `grace_seconds` 0 kills them at once.
+    """On each host, end the processes with the job's marker; `grace_seconds` 0 kills them at once.
 
-    `agents_seconds`: how long agents have, which end their ranks themselves; None: the same.
+    `agents_seconds` is the time for agents, which end their ranks themselves; None means `grace_seconds`.
     """
     most = grace_seconds if agents_seconds is None else agents_seconds
     arguments = [job_id, str(grace_seconds), str(most)]
@@ -184,7 +194,7 @@ def end_marked(
 
 
 def why(answer: Answer) -> str:
-    """Return why a host did not do what it was asked to; "" if it did."""
+    """Return why a host did not carry out a request; "" if it did."""
     if words := answer.trouble[0]:
         return words
     return "" if answer.code == 0 else f"{answer.host}: {last_line(answer.errors or answer.output)}"
@@ -233,9 +243,11 @@ def runner_command(config: RunConfig, job: JobDir, hosts: list[str], hostfile: P
 
 
 def mpirun_options(section: HostsConfig) -> list[str]:
-    """Return openmpi's options: one agent per host with all its cores, by ssh with the section's options.
+    """Return openmpi's options: one agent per host with all its cores, by ssh with the ssh options of
+    backend.hosts.
 
-    network_interface is the ranks': this machine, which mpirun runs on, may have no such interface.
+    network_interface applies to the ranks only, because this machine, on which mpirun runs, may have no such
+    interface.
     """
     return [
         *("--map-by", "node", "--bind-to", "none"),
@@ -244,7 +256,9 @@ def mpirun_options(section: HostsConfig) -> list[str]:
 
 
 def runner_environment(config: RunConfig, variables: Path) -> dict[str, str]:
-    """Return the launcher's own environment: the job's environment file, and ssh's options for pdsh."""
+    """Return the environment of the launcher process: the job's environment file, and ssh's options for
+    pdsh.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in VISIBLE}
     environment["DS_ENV_FILE"] = str(variables)
     environment["PDSH_SSH_ARGS_APPEND"] = " ".join(ssh_options(config.backend.hosts))
@@ -258,7 +272,9 @@ def runner_environment(config: RunConfig, variables: Path) -> dict[str, str]:
 
 
 def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that agents inherit: folders, paths, what affects computing; no secrets."""
+    """Return the variables that agents inherit: folders, paths, and settings that affect computing; no
+    secrets.
+    """
     named = {name: environment[name] for name in PASSED_ON if name in environment}
     kept = recorded_variables(dict(environment))
     return {**{name: value for name, value in kept.items() if name not in VISIBLE}, **named}

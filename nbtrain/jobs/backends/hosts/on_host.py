@@ -22,7 +22,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 def as_word(job: JobDir) -> str:
-    """Encode the job in letters, digits, - and _."""
+    """Encode the job as one word of letters, digits, - and _."""
     named = json.dumps([str(job.run.path), job.job_id])
     return base64.urlsafe_b64encode(named.encode()).decode().rstrip("=")
 

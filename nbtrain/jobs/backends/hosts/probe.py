@@ -1,8 +1,9 @@
-"""Runs on a host by `python -` and prints what a run needs to know about the host, as one line of JSON.
+"""Run on a host by `python -`; prints what a run needs to know about the host, as one line of JSON.
 
     python - '{"paths": {...}, "token": ..., "device": ..., "interface": ...}'
 
-Written for Python 3.6 and later, so that an old Python can report its version. It leaves nothing on the host.
+Written for Python 3.6 and later, so that an old Python can report its version. It leaves no files on the
+host.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ PACKAGES = ("torch", "deepspeed")
 
 
 def versions():
-    """Return {package: version}, None if not installed; nothing is imported except nbtrain's own version."""
+    """Return {package: version}, None if it is not installed. Only nbtrain is imported, for its version."""
     try:
         from importlib import metadata
     except ImportError:
@@ -37,7 +38,9 @@ def versions():
 
 
 def place(interface):
-    """Return {address, port} by which others reach this host, or {trouble}; by the agent's own rules."""
+    """Return {address, port} at which others reach this host, or {trouble}; found by the same rules as in the
+    agent.
+    """
     from nbtrain.base.ports import port_to_listen_on
     from nbtrain.jobs.machine.node_address import own_address
 
@@ -55,7 +58,9 @@ def gpus():
 
 
 def local_disk(path):
-    """Describe the nearest existing folder for local checkpoints: {folder, writable, free}; None if unset."""
+    """Describe the nearest existing folder for local checkpoints as {folder, writable, free}; None if the
+    setting is unset.
+    """
     if path is None:
         return None
     path = Path(path.replace("{host}", socket.gethostname()))

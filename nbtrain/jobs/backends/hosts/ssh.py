@@ -1,4 +1,4 @@
-"""Runs a small program on all machines of a run at once by ssh, and collects its output or the failure."""
+"""Run a small program on all machines of a run in parallel by ssh, and collect each output or failure."""
 
 import re
 import shlex
@@ -63,13 +63,15 @@ class Answer:
     output: str
     errors: str
     by_hand: str = ""
-    """Options to type after `ssh` before the host, each after a space: port and configuration."""
+    """Options for a user to type after `ssh` before the host, each with a leading space: port and
+    configuration file.
+    """
     port: int | None = None
-    """Port; None leaves it to ssh's own configuration."""
+    """Port; None uses ssh's own configuration."""
 
     @property
     def trouble(self) -> tuple[str, str]:
-        """The (failure, fix) if ssh itself failed; ("", "") if it did not."""
+        """(failure, fix) if ssh itself failed; ("", "") if it did not."""
         if self.code is None:
             return f"{self.host} gave no answer in time", "Is it overloaded, or does its disk hang?"
         if self.code != SSH_FAILED:
@@ -91,7 +93,7 @@ def last_line(text: str) -> str:
 
 
 def ssh_options(section: HostsConfig) -> list[str]:
-    """Return the options of every ssh call: it never prompts, and it notices a dead connection."""
+    """Return the options of every ssh call. With them ssh never prompts, and notices a dead connection."""
     return [
         "-oBatchMode=yes",
         f"-oConnectTimeout={CONNECT_SECONDS}",
@@ -103,14 +105,14 @@ def ssh_options(section: HostsConfig) -> list[str]:
 
 
 def _by_hand(section: HostsConfig) -> str:
-    """Return the options to type by hand: " -F FILE -p 2299"; "" if there are none."""
+    """Return the ssh options for a user to type: " -F FILE -p 2299"; "" if none are needed."""
     options = ["-F", str(resolve(section.ssh_config))] if section.ssh_config else []
     options += ["-p", str(section.ssh_port)] if section.ssh_port else []
     return f" {shlex.join(options)}" if options else ""
 
 
 def python_of(section: HostsConfig) -> str:
-    """Return the Python of every machine."""
+    """Return the path of Python on every machine."""
     return section.python or sys.executable
 
 
@@ -122,7 +124,7 @@ def run_everywhere(
     variables: Iterable[str] = (),
     timeout_seconds: float = 60.0,
 ) -> list[Answer]:
-    """Run a Python file of this machine on every host, with `variables` (NAME=value) in its environment."""
+    """Run a local Python file on every host, with `variables` (NAME=value) in its environment."""
     command = ["env", *variables, python_of(section), "-", *arguments]
     text = program.read_text(encoding="utf-8")
     login = _by_hand(section), section.ssh_port

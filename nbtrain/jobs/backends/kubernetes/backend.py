@@ -1,8 +1,8 @@
-"""Kubernetes as a backend: the pods of one object start the agents; node 0's starts the supervisor.
+"""Kubernetes backend: the pods of one object start the agents, and node 0's agent starts the supervisor.
 
-Restarts: the supervisor restarts ranks; the operator restarts a lost pod, by its policy. A supervisor that
-gets TERM together with its pod cannot know whether another pod follows. It hands the job over, and the
-cluster's report says what became of it.
+The supervisor restarts ranks. The operator restarts a lost pod, by its policy. A supervisor that gets TERM
+together with its pod cannot know whether another pod follows. It hands the job over, and the cluster's report
+shows how the job continues.
 """
 
 import contextlib
@@ -48,12 +48,12 @@ FOLLOW_SECONDS = 5.0
 
 
 class KubernetesBackend(RemoteBackend):
-    """Jobs as objects of a cluster."""
+    """Runs jobs as objects of a cluster."""
 
     capabilities = CAPABILITIES["kubernetes"]
 
     def submit(self, job: JobDir) -> None:
-        """Create the job's object, or find it. Raises SubmitError with the server's message."""
+        """Create the job's object, or find the existing one. Raises SubmitError with the server's message."""
         config = load_resolved(job.run.config_yaml)
         section = config.backend.kubernetes
         try:
@@ -71,7 +71,9 @@ class KubernetesBackend(RemoteBackend):
             raise self.refused(job, f"Kubernetes did not accept the job: {error}") from error
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """Return the manifest; `alone`, its pods write the run directory. Raises SubmitError, ConfigError."""
+        """Return the manifest. With `alone`, its pods write the run directory. Raises SubmitError,
+        ConfigError.
+        """
         section = config.backend.kubernetes
         if alone and section.autotune != "none":
             raise SubmitError(
@@ -85,13 +87,13 @@ class KubernetesBackend(RemoteBackend):
         return manifest_text(work, write(work, section.namespace))
 
     def was_started(self, job: JobDir, run_id: str) -> None:
-        """Write handle.json; the server's own name of the object is looked up when it is needed."""
+        """Write handle.json. The name that the server gave the object is looked up when it is needed."""
         section = load_resolved(job.run.config_yaml).backend.kubernetes
         name, namespace = object_name(job.run.name, run_id, job.job_id), section.namespace or own_namespace()
         KubernetesHandle(section.workload, namespace, name, "", section.context).write(job.handle_json)
 
     def ask_engine(self, job: JobDir) -> EngineWord:
-        """Ask for the object's status and its pods'; the details are written to kubernetes.json."""
+        """Request the status of the object and of its pods, and write the details to kubernetes.json."""
         handle = KubernetesHandle.read(job.handle_json)
         if handle is None:
             return EngineWord(None, "", time.time(), engine="Kubernetes")
@@ -111,7 +113,7 @@ class KubernetesBackend(RemoteBackend):
         return word
 
     def end_in_engine(self, job: JobDir) -> None:
-        """Delete the object, and with it its pods."""
+        """Delete the object; the cluster deletes its pods with it."""
         handle = KubernetesHandle.read(job.handle_json)
         if handle is None:
             return
@@ -123,7 +125,7 @@ class KubernetesBackend(RemoteBackend):
             raise EngineUnseen(error.words.rstrip(".")) from error
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
-        """Yield the cluster's own objections: preflight.py."""
+        """Yield the problems that the cluster reports; see preflight.py."""
         return preflight.findings(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
@@ -141,13 +143,17 @@ class KubernetesBackend(RemoteBackend):
         self._patch(job, handle, KINDS[handle.kind].pause(False))
 
     def starts_again(self, job: JobDir) -> str:
-        """Return text in any case: if no pod follows, the object's state says so, or the object is gone."""
+        """Return the same text always: if no pod follows, the object's state shows it, or the object is
+        gone.
+        """
         if asked_pause(job):
             return f"paused; `nbtrain resume {job.run.name}` continues it"
         return "continues when the cluster starts its pods again"
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
-        """Return log lines from the run directory; if there is none, from its pod or the copy kept of it."""
+        """Return log lines from the run directory. If it has none, return those of the rank's pod, or of the
+        saved copy of the pod's log.
+        """
         if found := super().logs(job, rank, lines):
             return found
         with contextlib.suppress(JobError):
@@ -155,7 +161,7 @@ class KubernetesBackend(RemoteBackend):
         return found or tail_lines(job.node_log(_node_of(job, rank)), lines)
 
     def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
-        """Yield the pod's whole log until the rank has its own, then the rank's."""
+        """Yield the pod's whole log until the rank has a log file, then the rank's log."""
         path = log_path(job, rank)
         waited = not path.exists()
 
@@ -182,7 +188,7 @@ class KubernetesBackend(RemoteBackend):
         time.sleep(max(0.0, deadline - time.monotonic()))
 
     def events(self, job: JobDir) -> list[dict[str, Any]]:
-        """Return the job's own events and the cluster's, by time."""
+        """Return the job's events and the cluster's events, by time."""
         self.status(job)
         return sorted(super().events(job) + cluster_events(job), key=lambda event: event["time"])
 
@@ -211,10 +217,10 @@ class KubernetesBackend(RemoteBackend):
 
 
 class PodLauncher(RemoteLauncher):
-    """Launcher for agents that run already: each pod starts its own."""
+    """Launcher for agents that already run, because each pod starts its own."""
 
     def devices(self, config: RunConfig) -> list[int]:
-        """Return the GPUs of each pod, or on CPU its ranks; 0 for a pod that does not answer."""
+        """Return the number of GPUs of each pod, or of its ranks on CPU; 0 for a pod that does not answer."""
         self._look_at_nodes()
         most = config.ranks_per_node
         gpus = {node: watch.record.gpus for node, watch in self._watches.items() if not self._lost(node)}
@@ -227,7 +233,9 @@ class PodLauncher(RemoteLauncher):
         return PodAgents()
 
     def close(self) -> None:
-        """Do nothing: agents see the end in job.json, and the operator ends the pods of a job handed over."""
+        """Do nothing: agents read the end in job.json, and the operator ends the pods of a job that was
+        handed over.
+        """
 
 
 class PodAgents:
@@ -236,7 +244,7 @@ class PodAgents:
     last_words = ""
 
     def poll(self) -> int | None:
-        """Return None: the agents run as long as the pods do."""
+        """Return None, because the agents run as long as the pods do."""
         return None
 
     def end(self) -> None:
@@ -255,7 +263,7 @@ def _cluster(handle: KubernetesHandle, read_seconds: float = READ_SECONDS) -> Cl
 
 
 def _node_of(job: JobDir, rank: int | str) -> int:
-    """Return the node of a rank or of a node's own log; the supervisor is on node 0."""
+    """Return the node of a rank or of a node log; the supervisor is on node 0."""
     if isinstance(rank, str):
         return int(named[1]) if (named := NODE.fullmatch(rank)) else 0
     return rank // load_resolved(job.run.config_yaml).ranks_per_node

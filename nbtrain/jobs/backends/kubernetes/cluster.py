@@ -1,8 +1,8 @@
-"""Calls to the API server through the official client: retries, and how a dropped stream is resumed.
+"""Call the API server through the official client, with retries, and resume interrupted streams.
 
-Requests that fail with 429, 5xx, a timeout or a lost connection are retried after growing pauses. A create
-that is retried may find the object that it made before (409), which then counts as its answer. A dropped
-watch resumes from the last resource version it saw; if the server has discarded that (410), the object is
+Requests that fail with 429, 5xx, a timeout or a lost connection are retried after growing pauses. A retried
+create may find the object that the first try made (409), which then counts as success. An interrupted watch
+resumes from the last resource version it saw; if the server has discarded that version (410), the object is
 listed again.
 """
 
@@ -56,10 +56,10 @@ class Cluster:
         self._read_seconds = read_seconds
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Create the object, or return the one that this job has already created.
+        """Create the object, or return the object that this job has already created.
 
-        Raises SubmitError if another job's object has this name, and Refused, with the server's message, if
-        the server rejects the object.
+        Raises SubmitError if the name belongs to another job's object, and Refused, with the server's
+        message, if the server rejects the object.
         """
         kind = KINDS[manifest["kind"]]
         labels, name = manifest["metadata"]["labels"], checked(manifest["metadata"]["name"])
@@ -78,13 +78,13 @@ class Cluster:
         )
 
     def try_create(self, manifest: Manifest) -> None:
-        """Have the server check the object without keeping it. Raises Refused, Unanswered."""
+        """Ask the server to validate the object without storing it. Raises Refused, Unanswered."""
         kind, name = KINDS[manifest["kind"]], checked(manifest["metadata"]["name"])
         query = {"dryRun": "All"}
         self._json("POST", self._path(kind), f"create {kind.name} {name}", body=manifest, query=query)
 
     def may(self, verb: str, group: str, resource: str) -> bool | None:
-        """Return whether this user may do that in the namespace; None if the server does not say."""
+        """Return whether this user may do the action in the namespace; None if the server does not say."""
         asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -99,7 +99,9 @@ class Cluster:
         return allowed if isinstance(allowed, bool) else None
 
     def has(self, plural: str, name: str) -> bool | None:
-        """Return whether the namespace has this core/v1 object, by its metadata; None if forbidden."""
+        """Return whether a core/v1 object exists in the namespace, from its metadata; None if reading is
+        forbidden.
+        """
         try:
             self._json("GET", f"{self._core}/{plural}/{name}", f"look for {plural} {name}", accept=METADATA)
         except Refused as error:
@@ -107,7 +109,7 @@ class Cluster:
         return True
 
     def get(self, kind: Kind, name: str) -> Manifest | None:
-        """Return the object as it is now; None if it does not exist."""
+        """Return the current object; None if it does not exist."""
         try:
             return self._json("GET", self._path(kind, checked(name)), f"read {kind.name} {name}")
         except Refused as error:
@@ -121,7 +123,9 @@ class Cluster:
         return self._json("PATCH", path, f"change {kind.name} {name}", body=change, content=MERGE_PATCH)
 
     def delete(self, kind: Kind, name: str, uid: str | None = None) -> bool:
-        """Delete the object and its pods; False if it was gone. With `uid`, that object and no later one."""
+        """Delete the object and its pods; return False if it did not exist. With `uid`, a later object of the
+        same name is kept.
+        """
         options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
@@ -135,11 +139,11 @@ class Cluster:
         return True
 
     def pods(self, job_id: str) -> list[Manifest]:
-        """Return the pods of a job, by the label that its manifest gives them."""
+        """Return the pods of a job, by the label that its manifest sets."""
         return self._listed(f"{self._core}/pods", "list pods", labelSelector=f"{JOB_ID}={job_id}")
 
     def events(self, names: set[str]) -> list[Manifest]:
-        """Return the cluster's events about these objects and those made from them, oldest first."""
+        """Return the cluster's events about these objects and the objects created from them, oldest first."""
         found = [
             event
             for event in self._listed(f"{self._core}/events", "list events")
@@ -199,7 +203,7 @@ class Cluster:
         tail_lines: int | None = None,
         follow: Callable[[], bool] | None = None,
     ) -> Iterator[str]:
-        """Yield the lines of a pod's log; while `follow()` is true, a broken stream is resumed."""
+        """Yield the lines of a pod's log. While `follow()` is true, an interrupted stream is resumed."""
         path, what = f"{self._core}/pods/{pod}/log", f"read the log of pod {pod}"
         query = {"timestamps": "true", **({"container": container} if container else {})}
         if tail_lines is not None:
@@ -264,7 +268,7 @@ class Cluster:
         return self._retried(ask, what)
 
     def _lines(self, path: str, what: str, query: dict[str, str], read_seconds: float) -> Iterator[str]:
-        """Yield the lines of a stream as they arrive; end when the stream does, for whatever reason."""
+        """Yield the lines of a stream as they arrive, until the stream ends for any reason."""
         from urllib3.exceptions import HTTPError
 
         headers = {"Accept": "application/json, */*"}
@@ -282,7 +286,7 @@ class Cluster:
             yield rest.decode(errors="replace")
 
     def _retried(self, ask: Callable[[], Any], what: str) -> Any:
-        """Return the answer to `ask`, tried once more than there are pauses. Raises Refused or Unanswered."""
+        """Return the result of `ask`, retried after each of the pauses. Raises Refused or Unanswered."""
         from urllib3.exceptions import HTTPError
 
         for seconds in (*self._back_off_seconds, None):
@@ -340,7 +344,7 @@ def _about(event: Manifest) -> str:
 
 
 def event_time(event: Manifest) -> str:
-    """Return when an event was seen last, in RFC 3339; "" if the event has no time."""
+    """Return the time at which an event was last seen, in RFC 3339; "" if the event has no time."""
     for key in ("lastTimestamp", "eventTime", "firstTimestamp"):
         if event.get(key):
             return str(event[key])

@@ -1,4 +1,6 @@
-"""The cluster to use: kubeconfig, context and namespace, or the service account of the surrounding pod."""
+"""Find the cluster to use: kubeconfig, context and namespace, or the service account of the surrounding
+pod.
+"""
 
 import os
 from dataclasses import dataclass
@@ -24,11 +26,11 @@ class Connection:
     api: Any
     namespace: str
     context: str | None
-    """None inside a pod."""
+    """Context of the kubeconfig; None inside a pod."""
 
 
 def library() -> Any:
-    """Return the official client. Raises JobError with the command that installs it."""
+    """Return the official client library. Raises JobError with the command that installs it."""
     try:
         import kubernetes.client
         import kubernetes.config
@@ -42,7 +44,7 @@ def library() -> Any:
 
 
 def connect(context: str | None = None, namespace: str | None = None) -> Connection:
-    """Return a connection without calling the server. Raises JobError if no cluster is configured."""
+    """Return a connection, without contacting the server. Raises JobError if no cluster is configured."""
     config, client = library().config, library().client
     configuration = client.Configuration()
     # Retries are left to cluster.py, which knows what may be requested twice.

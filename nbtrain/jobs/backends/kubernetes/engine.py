@@ -1,6 +1,6 @@
 """The cluster's reports on a job: its state in engine.json; conditions, pods and events in kubernetes.json.
 
-The job page is made from these files, so the cluster's reports can be read after its objects are gone.
+The job page reads these files, so the reports stay readable after the objects are gone.
 """
 
 import contextlib
@@ -33,22 +33,24 @@ MOST_LINES = 1000
 
 @dataclass
 class KubernetesDetails(Record):
-    """kubernetes.json: the last reports of the object and its pods."""
+    """kubernetes.json: the last reports on the object and its pods."""
 
     known: bool = True
-    """False if the object reported a word that is not in the table; its state is then the last known one."""
+    """False if the object's state has a name that is not in the table; the last known state is then kept."""
     restarts: int = 0
     conditions: list[dict[str, str]] = field(default_factory=list)
     replicas: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     events_at: float = 0.0
-    """Time of the last request for events; seconds since the epoch."""
+    """Time of the last request for events, in seconds since the epoch."""
 
 
 def ask(
     cluster: Cluster, handle: KubernetesHandle, job_id: str, last: str, before: KubernetesDetails | None
 ) -> tuple[EngineWord, KubernetesDetails]:
-    """Return the current state of the object and its pods, after `before`. Raises Unanswered, Refused."""
+    """Return the current state of the object and its pods; `before` is the last known one. Raises Unanswered,
+    Refused.
+    """
     before = before or KubernetesDetails()
     item, name = cluster.get(KINDS[handle.kind], handle.name), f"{handle.kind} {handle.name}"
     now = time.time()
@@ -77,13 +79,15 @@ def ask(
 
 
 def own_uid(item: Manifest | None, job_id: str) -> str:
-    """Return the object's uid if it is this job's, for a submit killed before it got the answer; else ""."""
+    """Return the uid of this job's object, for a submit that was killed before it got the answer; "" if the
+    object is not this job's.
+    """
     metadata = mapping((item or {}).get("metadata"))
     return str(metadata.get("uid")) if mapping(metadata.get("labels")).get(JOB_ID) == job_id else ""
 
 
 def speaker(kind: Kind, replicas: list[dict[str, Any]], node: int) -> str:
-    """Return the newest pod whose log holds the output of a node's agent; "" if there is none."""
+    """Return the newest pod whose log contains the output of a node's agent; "" if there is none."""
     if kind.launcher == "launcher":
         pods = [replica for replica in replicas if replica["node"] is None]
     else:
@@ -92,7 +96,7 @@ def speaker(kind: Kind, replicas: list[dict[str, Any]], node: int) -> str:
 
 
 def keep_last_words(job: JobDir, cluster: Cluster, kind: Kind, replicas: list[dict[str, Any]]) -> None:
-    """Keep the log of a pod that ended before its agent could write to the run directory."""
+    """Save the log of a pod that ended before its agent could write to the run directory."""
     for pod in replicas:
         path = job.node_log(pod["node"] or 0)
         if pod["exit_code"] and not path.exists():
@@ -102,7 +106,7 @@ def keep_last_words(job: JobDir, cluster: Cluster, kind: Kind, replicas: list[di
 
 
 def engine_events(cluster: Cluster, handle: KubernetesHandle) -> list[dict[str, Any]]:
-    """Return the cluster's events of the job, in the form of the job's own events."""
+    """Return the cluster's events about the job, in the format of the job's own events."""
     return [
         {
             "sequence": number,

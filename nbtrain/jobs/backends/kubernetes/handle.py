@@ -1,4 +1,4 @@
-"""handle.json of a job: the cluster and object that it is, for any later process that finds the run."""
+"""handle.json of a job: its cluster and object, for any later process that opens the run."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,18 @@ from nbtrain.base.records import Record
 
 @dataclass
 class KubernetesHandle(Record):
-    """Identity of a job's object, which submit writes before and after it creates the object.
+    """Identity of a job's object. submit writes it both before and after it creates the object.
 
-    So the object is found even if submit is killed in between.
+    The object can therefore be found even if submit is killed between the two.
     """
 
     kind: str
     namespace: str
     name: str
     uid: str
-    """The object's uid, which differs for a later object of its name; "" until the server reports it."""
+    """The object's uid, which tells it from a later object of the same name; "" until the server reports
+    it.
+    """
     context: str | None = None
     """Context of the kubeconfig; None inside a pod."""
     engine: str = "kubernetes"

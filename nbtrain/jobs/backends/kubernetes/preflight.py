@@ -1,9 +1,10 @@
-"""Checks by the cluster before anything starts: it answers, accepts the manifest, and has what that names.
+"""Checks against the cluster before anything starts: it answers, accepts the manifest, and has every object
+that the manifest names.
 
-A create with dryRun=All, which keeps nothing, has the API server check the manifest: credentials,
-permissions, kind, namespace, fields, admission. Then the checks look for objects that pods would wait for in
-vain. For a Secret only the metadata are requested. An object that this user may not read is not a problem:
-the pods may be allowed to.
+A create with dryRun=All, which stores nothing, makes the API server check credentials, permissions, kind,
+namespace, fields and admission. Then the checks look for missing objects for which pods would wait in vain.
+Of a Secret, only the metadata are requested. An object that this user may not read is not a problem, because
+the pods may be allowed to read it.
 """
 
 import time
@@ -34,7 +35,7 @@ _silent: dict[str, tuple[float, str]] = {}
 
 
 def findings(config: RunConfig) -> Iterator[Finding]:
-    """Yield every reason that the cluster would not start this run."""
+    """Yield every reason why the cluster would not start this run."""
     section = config.backend.kubernetes
     try:
         connection = connect(section.context, section.namespace)
@@ -92,7 +93,7 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _named(config: RunConfig) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield (field, plural, word, name, how to create it) of each object that the pods need, once each."""
+    """Yield (field, plural, word, name, how to create it) once for each object that the pods need."""
     section = config.backend.kubernetes
     claim = ("persistentvolumeclaims", "PersistentVolumeClaim")
     for name in dict.fromkeys(mount.claim for mount in section.mounts):

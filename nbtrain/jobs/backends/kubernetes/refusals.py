@@ -1,4 +1,4 @@
-"""An API server's failures as sentences: one error class for a refusal, one for no answer."""
+"""Errors of an API server as sentences, with two classes: it rejected a request, or it did not answer."""
 
 import json
 import re
@@ -10,7 +10,7 @@ MOST_CAUSES = 10
 
 
 class Unanswered(JobError):
-    """The API server did not answer, even after retries: nothing new is known."""
+    """The API server did not answer, even after retries, so the state is unknown."""
 
     def __init__(self, words: str):
         super().__init__(f"{words} The job itself continues; ask again later.")
@@ -18,7 +18,9 @@ class Unanswered(JobError):
 
 
 class Refused(JobError):
-    """The API server answered with an error. `status` is HTTP's, `reason` Kubernetes' word."""
+    """The API server answered with an error. `status` is the HTTP status, `reason` Kubernetes' name for
+    it.
+    """
 
     def __init__(self, message: str, status: int, reason: str):
         super().__init__(message)
@@ -26,7 +28,7 @@ class Refused(JobError):
 
 
 def refusal(status: int, body: Any, what: str, host: str) -> Refused:
-    """Return the error for a failed `what` ("create TrainJob research/gpt")."""
+    """Return the error for a failed action; `what` names it: "create TrainJob research/gpt"."""
     said = _status_object(body)
     reason = str(said.get("reason") or "")
     message = str(said.get("message") or "").strip().rstrip(".") or f"HTTP {status}"
@@ -34,7 +36,9 @@ def refusal(status: int, body: Any, what: str, host: str) -> Refused:
 
 
 def _status_object(body: Any) -> dict[str, Any]:
-    """Return the Status object of an answer; any other text, from a proxy, becomes its message."""
+    """Return the Status object of an answer. Any other text, for example from a proxy, becomes its
+    message.
+    """
     text = body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
     try:
         value = json.loads(text)

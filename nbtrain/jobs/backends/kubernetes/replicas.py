@@ -1,4 +1,6 @@
-"""The pods of a job as replicas: host, phase, restarts, and a sentence on why one waits or how it ended."""
+"""The pods of a job as replicas: host, phase, restarts, and a sentence that says why a pod waits or how it
+ended.
+"""
 
 import contextlib
 import re
@@ -31,7 +33,7 @@ NUMBERED_NAME = re.compile(r"-(worker|master|node-\d+)-(\d+)(-[a-z0-9]+)?$")
 
 @dataclass(frozen=True)
 class Replica:
-    """One pod."""
+    """A pod of a job, as the job page shows it."""
 
     pod: str
     host: str
@@ -40,9 +42,9 @@ class Replica:
     exit_code: int | None
     """Exit code of the container that ended last; None if none has ended."""
     reason: str
-    """Reason that it waits or ended; "" while it runs."""
+    """Reason why it waits or why it ended; "" while it runs."""
     node: int | None = None
-    """The node whose agent runs in it; None for an MPIJob's launcher, or if unknown."""
+    """Node whose agent runs in the pod; None for an MPIJob's launcher, or if unknown."""
     created: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -50,7 +52,7 @@ class Replica:
 
 
 def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
-    """Return the number of a pod's node: a PyTorchJob's master is 0, and its workers follow."""
+    """Return the node number of a pod. A PyTorchJob's master is node 0, and its workers follow."""
     metadata = mapping(pod.get("metadata"))
     labels, name = mapping(metadata.get("labels")), str(metadata.get("name") or "")
     named = NUMBERED_NAME.search(name)
@@ -65,7 +67,7 @@ def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
 
 
 def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
-    """Read a pod, treating fields of another type as absent."""
+    """Read a pod; fields of an unexpected type count as absent."""
     status, spec = mapping(pod.get("status")), mapping(pod.get("spec"))
     containers = [mapping(container) for container in items(status.get("containerStatuses"))]
     code, ended = _end(containers)
@@ -85,7 +87,7 @@ def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
 
 
 def failure_words(pods: list[Replica]) -> str:
-    """Name the first pod that failed, with its exit code; "" if none did."""
+    """Name the first pod that failed, with its exit code; "" if none failed."""
     for failed in sorted(pods, key=lambda pod: pod.pod):
         if failed.exit_code:
             return f"{failed.pod}{f' on {failed.host}' if failed.host else ''}: {failed.reason}"
@@ -93,7 +95,7 @@ def failure_words(pods: list[Replica]) -> str:
 
 
 def waiting_words(pods: list[Replica]) -> str:
-    """Return why the first pending pod that gives a reason does not start; "" if none gives one."""
+    """Return why a pod does not start, from the first pending pod that gives a reason; "" if none does."""
     return next((f"{pod.pod}: {pod.reason}" for pod in pods if pod.phase == "Pending" and pod.reason), "")
 
 
@@ -113,7 +115,9 @@ def exit_words(code: int, reason: str = "") -> str:
 
 
 def _end(containers: list[dict[str, Any]]) -> tuple[int | None, str]:
-    """Return exit code and description of the container that failed worst, now or before its restart."""
+    """Return the exit code and description of the container that failed worst, in its current or previous
+    run.
+    """
     ends: list[tuple[int, str]] = []
     for container in containers:
         for key in ("state", "lastState"):

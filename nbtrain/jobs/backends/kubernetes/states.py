@@ -1,6 +1,7 @@
-"""Map the status of the four kinds of objects to nbtrain's job states with one table, tolerating gaps.
+"""Map the status of the four kinds of objects to nbtrain's job states with one table; missing fields are
+tolerated.
 
-A word that is not in the table changes nothing: the last state is kept, and `known` is False.
+A state whose name is not in the table changes nothing: the last state is kept, and `known` is False.
 """
 
 from dataclasses import dataclass
@@ -38,13 +39,15 @@ class ObjectWord:
 
     state: str
     reason: str
-    """Reason as the cluster reports it; "" if it gives none."""
+    """Reason that the cluster reports; "" if it reports none."""
     known: bool = True
-    """False if the object reported a word that is not in the table; `state` is then the last known one."""
+    """False if the object's state has a name that is not in the table; `state` is then the last known
+    state.
+    """
 
 
 def object_word(item: dict[str, Any], last: str = QUEUED) -> ObjectWord:
-    """Return the state of an object of any kind; `last` is the state known before."""
+    """Return the state of an object of any kind; `last` is the last known state."""
     status = mapping(item.get("status"))
     conditions = _conditions(status)
     told = [condition for condition in conditions if condition["status"] == "True"]
@@ -84,7 +87,7 @@ def conditions_table(item: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def restarts(item: dict[str, Any]) -> int:
-    """Return how many restarts the cluster has counted."""
+    """Return the number of restarts that the cluster has counted."""
     status = mapping(item.get("status"))
     tasks = sum(number(mapping(task).get("restartCount")) for task in items(status.get("tasks")))
     return max(number(status.get("backoffCount")), tasks)
@@ -129,7 +132,7 @@ def _paused(item: dict[str, Any]) -> bool:
 
 
 def _active(status: dict[str, Any]) -> bool:
-    """Return whether pods run: a TrainJob's jobs, a DeepSpeedJob's count."""
+    """Return whether pods run, from a TrainJob's list of jobs or a DeepSpeedJob's counter."""
     if number(mapping(status.get("aggregate")).get("running")):
         return True
     jobs = [mapping(job) for job in items(status.get("jobsStatus"))]

@@ -1,15 +1,15 @@
-"""Reads fields that another program wrote: a field of another type counts as absent."""
+"""Read fields that another program wrote; a field of an unexpected type counts as absent."""
 
 from typing import Any
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """Return `value` if it is a mapping, else an empty one."""
+    """Return `value` if it is a mapping, else an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def items(value: Any) -> list[Any]:
-    """Return `value` if it is a list, else an empty one."""
+    """Return `value` if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 

@@ -44,7 +44,9 @@ class TrainerStatus:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "TrainerStatus | None":
-        """Build it from the operator's variables; None without them, or if the address is not HTTPS."""
+        """Build it from the operator's variables; return None without them, or if the address is not
+        HTTPS.
+        """
         prefix = next((known for known in PREFIXES if f"{known}URL" in environment), PREFIXES[0])
         url, token, ca_cert = (environment.get(prefix + name, "") for name in ("URL", "TOKEN", "CA_CERT"))
         # Over http anyone on the way could read the token.
@@ -57,7 +59,7 @@ class TrainerStatus:
         return time.monotonic() >= self._next
 
     def report(self, progress: TrainingProgress, step: int) -> bool:
-        """Post the progress; return whether it arrived. Raises nothing."""
+        """Post the progress; return whether the server accepted it. Never raises."""
         self._next = time.monotonic() + EVERY_SECONDS
         try:
             self._post(trainer_status(progress, step))
@@ -83,7 +85,7 @@ class TrainerStatus:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, so that the token is not sent to another address."""
+    """Rejects HTTP redirects, so that the token is not sent to another address."""
 
     def redirect_request(self, *arguments: Any) -> None:
         return None

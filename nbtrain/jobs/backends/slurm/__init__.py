@@ -1,1 +1,1 @@
-"""Slurm as a backend: a batch script whose supervisor starts one agent on each node by srun."""
+"""Slurm backend: a batch script whose supervisor starts one agent on each node by srun."""

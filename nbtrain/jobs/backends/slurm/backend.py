@@ -1,10 +1,10 @@
-"""Slurm: the supervisor is the batch step, on the first node; srun starts one agent on each node.
+"""Slurm backend: the supervisor is the batch step, on the first node; srun starts one agent on each node.
 
     sbatch -> supervisor (batch step) -> srun -> agent of node 0 .. N-1 -> torchrun -> ranks
 
-Restarts: the supervisor restarts ranks inside the allocation. Slurm itself puts a job back into its queue
-when a node fails (--requeue), and a job that reaches its time limit submits itself again (resubmissions).
-In each case the same nbtrain job continues from its newest checkpoint.
+The supervisor restarts ranks inside the allocation. Slurm itself puts a job back into its queue when a node
+fails (--requeue), and a job that reaches its time limit submits itself again (resubmissions). In each case
+the same nbtrain job continues from its newest checkpoint.
 """
 
 import contextlib
@@ -64,24 +64,28 @@ HELD = "JobHeldUser"
 
 @dataclass
 class SlurmHandle(Record):
-    """handle.json: Slurm's job ids of the allocations, oldest first."""
+    """handle.json: the Slurm job ids of the job's allocations, oldest first."""
 
     numbers: list[str] = field(default_factory=list)
     cluster: str = ""
     engine: str = "slurm"
     asked: bool = False
-    """Whether sbatch was called without a known answer: a job with this comment may exist."""
+    """Whether sbatch was called and its answer is unknown, so that a Slurm job with this comment may
+    exist.
+    """
     resumed: int = 0
     """Number of allocations that followed a pause; they do not count as resubmissions."""
 
 
 def needed_gpus(config: RunConfig) -> int:
-    """Return the GPUs that each node needs."""
+    """Return the number of GPUs that each node needs."""
     return config.resources.gpus_per_node if config.resources.device == "gpu" else 0
 
 
 def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
-    """Return None if Slurm gave the number to another job, as it does once it has lost its state."""
+    """Return the job, or None if Slurm has given its number to another job, as it does after losing its
+    state.
+    """
     if found is None:
         return None
     comment, _, _labels = found.comment.partition(",")
@@ -90,12 +94,12 @@ def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
 
 
 class SlurmBackend(RemoteBackend):
-    """Jobs of a Slurm cluster."""
+    """Runs jobs on a Slurm cluster."""
 
     capabilities = CAPABILITIES["slurm"]
 
     def submit(self, job: JobDir) -> None:
-        """Submit by sbatch. Raises SubmitError with Slurm's message."""
+        """Submit with sbatch. Raises SubmitError with Slurm's message."""
         config = load_resolved(job.run.config_yaml)
         try:
             self._sbatch(job, config)
@@ -103,7 +107,9 @@ class SlurmBackend(RemoteBackend):
             raise self.refused(job, f"Slurm did not accept the job: {error}") from error
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """Return the batch script; `alone`, its batch step writes the run directory. Raises ConfigError."""
+        """Return the batch script. With `alone`, its batch step writes the run directory. Raises
+        ConfigError.
+        """
         if not alone:
             return shown_script(config, job, _exported())
         run_id = job.run.run_id or new_run_id()
@@ -120,7 +126,9 @@ class SlurmBackend(RemoteBackend):
             )
 
     def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
-        """Name the allocation of an earlier sbatch of the same script, if it runs the job."""
+        """Name the allocation of an earlier sbatch of the same script, if that allocation runs the job; else
+        "".
+        """
         # The process that writes the job holds the run's lock for a moment, and its supervisor from then on.
         while not job.handle_json.exists():
             with job.run.locked(blocking=False) as taken:
@@ -133,7 +141,7 @@ class SlurmBackend(RemoteBackend):
         return f"Slurm job {handle.numbers[-1]} has it"
 
     def ask_engine(self, job: JobDir) -> EngineWord:
-        """Ask scontrol, and sacct for a job that scontrol no longer knows."""
+        """Query scontrol, and sacct for a job that scontrol no longer knows."""
         number = self._number(job)
         if number is None:
             return EngineWord(None, "", time.time(), engine="Slurm")
@@ -157,7 +165,7 @@ class SlurmBackend(RemoteBackend):
             call("scancel", number)
 
     def pause(self, job: JobDir) -> None:
-        """Have Slurm hold a waiting job; a job that ran gives its allocation back by itself."""
+        """Make Slurm hold a waiting job. A job that has run gives its allocation back itself."""
         record, number = JobRecord.read(job.job_json), self._number(job)
         if record is None or number is None or at_rest(record):
             return
@@ -172,7 +180,7 @@ class SlurmBackend(RemoteBackend):
         self.engine_word(job, at_once=True)
 
     def unpause(self, job: JobDir) -> None:
-        """Release a held job, or submit a paused one again; a job that is about to pause needs neither."""
+        """Release a held job, or submit a paused job again. A job that has not paused yet needs neither."""
         record = JobRecord.read(job.job_json)
         if record is None or record.state not in (QUEUED, SUSPENDED):
             return
@@ -208,7 +216,7 @@ class SlurmBackend(RemoteBackend):
         handle.write(job.handle_json)
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
-        """Check that Slurm answers, has the partition, and could start the job with all its nodes idle."""
+        """Check that Slurm answers, has the partition, and could start the job if all its nodes were idle."""
         try:
             # -a: a user's jobs may go to hidden partitions too; sbatch itself refuses closed ones.
             there = read_sinfo(call("sinfo", "-a", "-h", "-N", "-o", SINFO_FORMAT))
@@ -262,7 +270,9 @@ class SlurmBackend(RemoteBackend):
             )
 
     def go_on(self, job: JobDir, config: RunConfig) -> str:
-        """Name the array's next task, or submit a job that starts when this allocation has ended."""
+        """Return text that names the array's next task, or the job that is submitted to start when this
+        allocation has ended.
+        """
         task, last = os.environ.get("SLURM_ARRAY_TASK_ID"), os.environ.get("SLURM_ARRAY_TASK_MAX")
         if config.backend.slurm.array:
             if task and last and int(task) < int(last):
@@ -279,7 +289,9 @@ class SlurmBackend(RemoteBackend):
         return f"continues in Slurm job {number}"
 
     def starts_again(self, job: JobDir) -> str:
-        """Return text if Slurm has counted a restart, as it does right after a lost node or a preemption."""
+        """Return text if Slurm has counted a restart, which it does right after a lost node or a
+        preemption.
+        """
         number, before = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
         try:
             found = look_up(number) if number else None
@@ -295,7 +307,9 @@ class SlurmBackend(RemoteBackend):
         return SlurmLauncher(job, command)
 
     def _number(self, job: JobDir) -> str | None:
-        """Return the newest allocation's number. Raises EngineUnseen if Slurm must be asked but is silent."""
+        """Return the number of the newest allocation. Raises EngineUnseen if Slurm must be queried but does
+        not answer.
+        """
         handle = SlurmHandle.read(job.handle_json)
         if handle is None:
             return None
@@ -330,7 +344,9 @@ class SlurmBackend(RemoteBackend):
 
 
 def _own_number() -> str:
-    """Return the number of this process's allocation as sbatch printed it: for an array, the array's."""
+    """Return the number of this process's allocation as sbatch printed it; for an array, the number of the
+    array.
+    """
     return os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
 
 
@@ -343,10 +359,10 @@ class SlurmLauncher(RemoteLauncher):
     """Starts the agents as one step of the allocation."""
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Return the devices of each node: as many as it has ranks, 0 for a lost one.
+        """Return the devices of each node: as many as it has ranks, 0 for a lost node.
 
-        This serves allocations that outlive a node (--no-kill). Slurm removes a lost node from them; until
-        then, the silence of its agent shows that it is lost.
+        This is for allocations that continue without a lost node (--no-kill). Slurm removes the node from the
+        allocation; until then, the silence of its agent shows that it is lost.
         """
         number, nodes = os.environ.get("SLURM_JOB_ID"), config.resources.nodes
         try:
@@ -361,7 +377,7 @@ class SlurmLauncher(RemoteLauncher):
         return [config.ranks_per_node] * left + [0] * (nodes - left)
 
     def start_agents(self, config: RunConfig) -> Agents:
-        """Run srun with one task per node; a task that ends does not end the others."""
+        """Run srun with one task per node, such that the end of a task does not end the others."""
         section, nodes = config.backend.slurm, config.resources.nodes
         cores = os.environ.get("SLURM_CPUS_PER_TASK")
         # Slurm reads % in a path; below the workspace all names are nbtrain's own.
@@ -379,7 +395,7 @@ class SlurmLauncher(RemoteLauncher):
 
 
 class Step:
-    """A running srun."""
+    """A running srun process."""
 
     last_words = ""
 
@@ -391,7 +407,7 @@ class Step:
         return self._process.poll()
 
     def end(self) -> None:
-        """Send TERM, on which the agents let their ranks save; later KILL, which ends the step."""
+        """Send TERM, on which the agents let their ranks save. Later send KILL, which ends the step."""
         for number, seconds in ((signal.SIGTERM, SRUN_END_SECONDS), (signal.SIGKILL, 5.0)):
             if self._process.poll() is not None:
                 return

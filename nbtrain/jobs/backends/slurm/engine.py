@@ -1,9 +1,9 @@
-"""Slurm's commands: called with a time limit, and their output parsed leniently.
+"""Call Slurm's commands with a time limit, and parse their output leniently.
 
-`scontrol show job -o` is used because it works without accounting in every version from 22.05 on. It forgets
-a job MinJobAge after its end, and when a controller loses its state. Then `sacct` is asked, if the cluster
-has accounting. JSON output is not used: scontrol 22.05 has none, and its fields change with the version
-(job_state is a string before 23.11 and a list since). words.py explains the names.
+`scontrol show job -o` is used because it works without accounting in every version from 22.05 on. The
+controller forgets a job MinJobAge after its end, and when it loses its state. Then `sacct` is queried, if the
+cluster has accounting. JSON output is not used: scontrol 22.05 has none, and its fields change with the
+version (job_state is a string before 23.11 and a list since). words.py explains the names.
 """
 
 import os
@@ -29,7 +29,7 @@ COMMAND_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One job as scontrol or sacct reports it."""
+    """A job as scontrol or sacct reports it."""
 
     number: str
     state: str
@@ -89,12 +89,12 @@ SINFO_FORMAT = "%P|%N|%c|%m|%G"
 
 @dataclass(frozen=True)
 class Place:
-    """A node of a partition, with its resources when it is up."""
+    """A node in a partition, with its resources if it is up."""
 
     name: str
     """Name of the partition."""
     default: bool
-    """Whether jobs that name no partition go there."""
+    """Whether this is the partition of jobs that name none."""
     node: str
     cpus: int
     memory_bytes: int
@@ -116,7 +116,7 @@ def read_sinfo(text: str) -> list[Place]:
 
 
 def _leading(text: str) -> int:
-    """Return the number that a word begins with, such as 4 of 4+."""
+    """Return the leading number of a word, for example 4 of "4+"."""
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else 0
 
@@ -133,7 +133,7 @@ def look_up(number: str) -> SlurmJob | None:
 
 
 def numbered(name: str, comment: str, known: list[str]) -> str | None:
-    """Return the newest number of a job with this name and comment, besides `known`. Raises EngineUnseen."""
+    """Return the newest number of a job with this name and comment, ignoring `known`. Raises EngineUnseen."""
     try:
         # %F is the id of the whole array; the comment may hold anything.
         text = call("squeue", "-h", "--states=all", f"--name={name}", "-o", "%F|%k")
@@ -170,7 +170,9 @@ def _whole_word(state: str) -> str:
 
 
 def read_scontrol(text: str) -> SlurmJob | None:
-    """Parse `scontrol show job -o`, a line per job; for an array, return the task that counts (foremost)."""
+    """Parse the output of `scontrol show job -o`, one job per line. For an array, return the task that
+    counts; see foremost().
+    """
     return foremost(_read_line(line) for line in text.splitlines() if line.startswith("JobId="))
 
 
@@ -179,9 +181,10 @@ PRECEDENCE = (RUNNING, SUSPENDED, QUEUED)
 
 
 def foremost(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
-    """Return an array's running task, else a waiting one, else the last to end; None without tasks.
+    """Return an array's running task, else a waiting task, else the last task to end; None without tasks.
 
-    Slurm lists tasks in no useful order. The tasks of a het job or of a federation are ranked alike.
+    Slurm lists tasks in no useful order. The parts of a het job or of a federation are ranked in the same
+    way.
     """
 
     def place(job: SlurmJob) -> tuple[int, int, int]:
@@ -225,7 +228,7 @@ def moment(text: str) -> float | None:
 
 
 def word_of(found: SlurmJob | None, number: str) -> EngineWord:
-    """Return the scheduler's report on a job that scontrol has found, or has not."""
+    """Return the scheduler's report on a job; `found` is None if Slurm does not know the job."""
     engine = f"Slurm job {number}"
     if found is None:
         return EngineWord(None, "", time.time(), engine=engine)
@@ -245,7 +248,9 @@ def word_of(found: SlurmJob | None, number: str) -> EngineWord:
 
 
 def waiting_words(found: SlurmJob) -> str:
-    """Return `Slurm job 12 waits (Resources): the nodes that it needs are busy; start estimated at ...`."""
+    """Return text such as `Slurm job 12 waits (Resources): the nodes that it needs are busy; start estimated
+    at ...`.
+    """
     _, words = STATES[found.state]
     # A state such as CONFIGURING says more than the reason that the job had before it.
     name = found.state if words else found.reason or "None"

@@ -31,7 +31,9 @@ NEVER = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_WAIT")
 
 
 def sbatch_environment(environment: Mapping[str, str], options: Iterable[str]) -> dict[str, str]:
-    """Return `environment` without variables that would change a script of these lines, or its batch step."""
+    """Return `environment` without the variables that would override these sbatch options or affect the batch
+    step.
+    """
     dropped = set(NEVER)
     for name in options_in(word for line in options for word in shlex.split(line)):
         dropped.update(VARIABLES.get(name) or [f"SBATCH_{name.removeprefix('--').replace('-', '_').upper()}"])
@@ -43,7 +45,9 @@ def sbatch_environment(environment: Mapping[str, str], options: Iterable[str]) -
 
 
 def batch_script(config: RunConfig, job: JobDir, environment: Mapping[str, str], after: str = "") -> str:
-    """Return a job's sbatch script. `environment` is exported; `after` is the job that must end first."""
+    """Return a job's sbatch script. `environment` is exported; `after` is the Slurm job that must end
+    first.
+    """
     options = "\n".join(f"#SBATCH {option}" for option in sbatch_options(config, job, after))
     return f"#!/bin/bash\n{options}\n\n{_body(config, job, environment)}"
 
@@ -76,7 +80,9 @@ def shown_script(config: RunConfig, job: JobDir, environment: Mapping[str, str])
 
 
 def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
-    """Return an sbatch script that needs no run directory yet. `environment` holds the run (prepared.py)."""
+    """Return an sbatch script that does not need the run directory yet. `environment` contains the run
+    (prepared.py).
+    """
     # Slurm opens the log before the job's folder exists; the supervisor continues in its own log.
     options = [option for option in sbatch_options(config, job) if not option.startswith("--output=")]
     lines = "".join(f"#SBATCH {option}\n" for option in options)
@@ -101,12 +107,14 @@ def name_of(job: JobDir) -> str:
 
 
 def comment_of(job: JobDir) -> str:
-    """Return the comment that tells this job from others of its run or number; labels follow it."""
+    """Return the comment that distinguishes this job from other jobs of its run or number; labels follow
+    it.
+    """
     return f"nbtrain/{job.run.name}/{job.job_id}"
 
 
 def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]:
-    """Return every option, one per #SBATCH line."""
+    """Return every option, each for one #SBATCH line."""
     section, resources = config.backend.slurm, config.resources
     gpus = resources.gpus_per_node if resources.device == "gpu" else 0
     gres = section.gres or (f"gpu:{gpus}" if gpus else None)
@@ -142,10 +150,10 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
 
 
 def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return (dependencies in the further options of sbatch, the lines without them).
+    """Return (dependencies in the additional sbatch options, the other additional options).
 
     If --dependency is given twice, only the later one counts. Alternatives (?) cannot be combined with a
-    required condition; the first allocation has met them.
+    required condition, and the first allocation has already met them.
     """
     conditions, others = [], []
     for line in lines:
@@ -163,12 +171,12 @@ def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def python_of(config: RunConfig) -> str:
-    """Return the Python of the nodes."""
+    """Return the path of Python on the nodes."""
     return config.backend.slurm.python or sys.executable
 
 
 def duration(seconds: float) -> str:
-    """Return D-HH:MM:SS; Slurm counts whole minutes and rounds up."""
+    """Format seconds as D-HH:MM:SS. Slurm itself rounds them up to whole minutes."""
     whole = math.ceil(seconds)
     days, rest = divmod(whole, 86_400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"

@@ -1,4 +1,4 @@
-"""Slurm's states, with sentences that explain why a job waits, ended, or is in a special state.
+"""Slurm's states and reasons, with sentences that explain why a job waits, ended, or is in a special state.
 
 The tables hold the names of versions 20.11 to 25.05 (slurm/src/common: slurm_protocol_defs.c,
 job_state_reason.c, and the sentences of slurmctld, whose spaces scontrol prints as _). Slurm's own name is

@@ -1,1 +1,1 @@
-"""One manifest for each kind of object, with only the fields that the kind has."""
+"""One manifest for each kind of object. Each contains only fields that the kind has."""

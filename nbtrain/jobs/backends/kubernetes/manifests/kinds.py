@@ -15,7 +15,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of object."""
+    """A kind of object, its manifest and its way to pause."""
 
     name: str
     group: str
@@ -23,11 +23,13 @@ class Kind:
     plural: str
     write: Callable[[PodWork, str | None], Manifest]
     pause: Callable[[bool], Manifest]
-    """The merge patch that pauses (True) or resumes (False)."""
+    """Function that returns the merge patch: True pauses, False resumes."""
     container: str
-    """The container that trains, whose log is read."""
+    """Name of the training container, whose log is read."""
     launcher: str = ""
-    """Pod with the output of all agents, if one process starts them: `launcher`, a pod's name, or `0`."""
+    """Pod that prints the output of all agents, if one process starts them: `launcher`, or worker `0`; "" if
+    each pod prints its own.
+    """
 
 
 def _suspend(on: bool) -> Manifest:
@@ -61,5 +63,5 @@ KINDS = {
 
 
 def write(work: PodWork, namespace: str | None = None) -> Manifest:
-    """Return the job's manifest, of the kind in backend.workload."""
+    """Return the job's manifest, of the kind that backend.workload names."""
     return KINDS[work.section.workload].write(work, namespace)

@@ -46,7 +46,7 @@ def checked_namespace(name: str) -> str:
 
 
 def own_labels(run: str, run_id: str, job_id: str) -> dict[str, str]:
-    """Return the labels by which the object and its pods are found again."""
+    """Return the labels by which the object and its pods are found later."""
     labels = {MANAGED_BY: "nbtrain", RUN: run, RUN_ID: run_id, JOB_ID: job_id}
     for key, value in labels.items():
         if not LABEL_VALUE.fullmatch(value):
@@ -58,6 +58,6 @@ def own_labels(run: str, run_id: str, job_id: str) -> dict[str, str]:
 
 
 def is_ours(item: dict, run_id: str, job_id: str) -> bool:
-    """Return whether an object of the cluster carries this job's labels."""
+    """Return whether an object in the cluster has this job's labels."""
     labels = item.get("metadata", {}).get("labels") or {}
     return labels.get(RUN_ID) == run_id and labels.get(JOB_ID) == job_id

@@ -1,4 +1,4 @@
-"""The parts of a pod in core/v1: variables, resources, volumes, container, template."""
+"""The parts of a core/v1 pod: variables, resources, volumes, container, template."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LAUNCHERS_CPUS, LAUNCHERS_MEMORY = "1", "2Gi"
 
 
 def variables(work: PodWork) -> list[dict[str, Any]]:
-    """Return environment variables; for a Secret only its name and key are written."""
+    """Return environment variables. A Secret appears only by its name and key."""
     plain: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in work.variables.items()]
     return plain + [
         {"name": variable.name, "valueFrom": {"secretKeyRef": {"name": variable.secret, "key": variable.key}}}
@@ -21,7 +21,7 @@ def variables(work: PodWork) -> list[dict[str, Any]]:
 
 
 def resources(work: PodWork) -> dict[str, Any]:
-    """Return a pod's resources; request and limit are equal, so that it is evicted last."""
+    """Return a pod's resources. Request and limit are equal, so that the pod is evicted last."""
     amounts: dict[str, Any] = {}
     if work.cpus:
         amounts["cpu"] = str(work.cpus)
@@ -34,19 +34,19 @@ def resources(work: PodWork) -> dict[str, Any]:
 
 
 def launchers_resources(work: PodWork) -> dict[str, Any]:
-    """Return the resources of a pod that only starts others: a quota refuses a pod without any."""
+    """Return the resources of a pod that only starts others, because a quota rejects pods without any."""
     amounts = {"cpu": LAUNCHERS_CPUS} if work.cpus else {}
     amounts |= {"memory": LAUNCHERS_MEMORY} if work.memory_bytes else {}
     return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
 
 
 def quantity(num_bytes: int) -> str:
-    """Return 64 GiB as "65536Mi", and a size that is not a multiple of 1 MiB in bytes."""
+    """Format a size: 64 GiB as "65536Mi", and a size that is not a multiple of 1 MiB in bytes."""
     return f"{num_bytes // MIB}Mi" if num_bytes % MIB == 0 else str(num_bytes)
 
 
 def volumes(work: PodWork) -> list[dict[str, Any]]:
-    """Return the volumes: shared memory, each claim once, and each mounted Secret."""
+    """Return the volumes: shared memory, each persistent volume claim once, and each mounted Secret."""
     memory: dict[str, Any] = {"medium": "Memory"}
     if work.section.shared_memory_bytes:
         memory["sizeLimit"] = quantity(work.section.shared_memory_bytes)
@@ -62,7 +62,7 @@ def volumes(work: PodWork) -> list[dict[str, Any]]:
 
 
 def _claims(work: PodWork) -> dict[str, str]:
-    """Return {claim: name of its volume}: a claim may be mounted at several paths."""
+    """Return {claim: name of its volume}. Several mount paths of a claim share one volume."""
     claims = dict.fromkeys(mount.claim for mount in work.section.mounts)
     return {claim: f"claim-{number}" for number, claim in enumerate(claims)}
 
@@ -92,7 +92,9 @@ def security_context(work: PodWork) -> dict[str, Any]:
 
 
 def container(work: PodWork, name: str, command: list[str] | None, whole: bool = True) -> dict[str, Any]:
-    """Return the training container; without `whole`, one that only starts others and requests no devices."""
+    """Return the training container. Without `whole`, return a container that only starts others and requests
+    no devices.
+    """
     written: dict[str, Any] = {"name": name, "image": work.image}
     if work.section.image_pull_policy:
         written["imagePullPolicy"] = work.section.image_pull_policy
@@ -141,7 +143,7 @@ def placement(work: PodWork) -> dict[str, Any]:
 
 
 def template_metadata(work: PodWork) -> dict[str, Any]:
-    """Return labels, by which the job's pods are found, and annotations."""
+    """Return metadata: the labels by which the job's pods are found, and annotations."""
     written: dict[str, Any] = {"labels": work.labels}
     if work.section.annotations:
         written["annotations"] = dict(work.section.annotations)

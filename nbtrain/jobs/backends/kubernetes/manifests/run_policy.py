@@ -1,4 +1,4 @@
-"""runPolicy, which MPIJob and PyTorchJob share: clean-up, retries, deadline, queue."""
+"""The runPolicy field of MPIJob and PyTorchJob: clean-up, retries, deadline, queue."""
 
 from typing import Any
 

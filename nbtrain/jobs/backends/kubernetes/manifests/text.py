@@ -1,4 +1,4 @@
-"""A manifest as a file for kubectl, with a heading that lists what must exist first."""
+"""Format a manifest as a file for kubectl, with a heading that lists what must exist first."""
 
 import yaml
 
@@ -8,7 +8,9 @@ from nbtrain.jobs.node.prepared import RUN_YAML
 
 
 def manifest_text(work: PodWork, manifest: Manifest) -> str:
-    """Return YAML with a heading: what must exist before kubectl, or what kubectl alone can start."""
+    """Return YAML with a heading that says what must exist before `kubectl create`, or that kubectl alone
+    starts the run.
+    """
     kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
     body = yaml.safe_dump(manifest, sort_keys=False, width=100)
     if not work.run_text:

@@ -1,4 +1,4 @@
-"""PodWork: everything that a manifest is written from, for all kinds."""
+"""PodWork: the data from which the manifests of all kinds are written."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ AGENT = "nbtrain.jobs.node"
 
 @dataclass(frozen=True)
 class PodWork:
-    """One job as its pods run it."""
+    """A job, as its pods run it."""
 
     run: str
     run_id: str
@@ -23,7 +23,7 @@ class PodWork:
     nodes: int
     ranks_per_node: int
     gpus: int
-    """GPUs of each pod; 0 with device: cpu."""
+    """GPUs of each pod; 0 with `device: cpu`."""
     cpus: int | None
     memory_bytes: int | None
     image: str
@@ -33,9 +33,9 @@ class PodWork:
     grace_seconds: int
     """Seconds from TERM to KILL."""
     local_dir: str | None = None
-    """The pod's own folder for checkpoints (checkpoint.local_dir), which no mount provides."""
+    """The pod's local folder for checkpoints (checkpoint.local_dir), if no mount provides it."""
     run_text: str = ""
-    """The run as one_line() writes it, if node 0 creates the run directory from it."""
+    """The run, encoded by one_line(), if node 0 creates the run directory from it."""
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class PodWork:
 
     @property
     def command(self) -> list[str]:
-        """Command of the node agent, equal in every pod; node 0's agent starts the supervisor too."""
+        """Command of the node agent, the same in every pod. Node 0's agent also starts the supervisor."""
         return [
             *(self.section.python, "-m", AGENT, self.run_path, self.job_id),
             *("--nodes", str(self.nodes), "--supervise"),
@@ -58,7 +58,7 @@ class PodWork:
     def tuning(self) -> list[str]:
         """Command that DeepSpeed's autotuner starts on every rank: script and arguments.
 
-        The agent comes last if it is to train afterwards.
+        If the job is to train afterwards, the agent's command is at the end.
         """
         job = f"{self.run_path}/jobs/{self.job_id}"
         words = [f"{job}/autotune.py", self.run_path, "--deepspeed_config", f"{job}/autotune.json"]
@@ -66,7 +66,7 @@ class PodWork:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment of every pod, without the variables from Secrets."""
+        """Environment of every pod, except the variables from Secrets."""
         home = self.section.workspace_path
         return {
             "NBTRAIN_WORKSPACE": home,
@@ -81,7 +81,7 @@ class PodWork:
         return {**self.extra_labels, **own_labels(self.run, self.run_id, self.job_id)}
 
     def metadata(self, namespace: str | None) -> dict:
-        """Metadata of the object; without a namespace, kubectl's current one applies."""
+        """Metadata of the object. Without a namespace, kubectl uses its current one."""
         written: dict = {"name": self.name, "labels": self.labels}
         if namespace is not None:
             written["namespace"] = checked_namespace(namespace)
@@ -91,7 +91,7 @@ class PodWork:
 
 
 def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobDir) -> PodWork:
-    """Return the work that the job's pods do. Raises SubmitError if no image is set."""
+    """Return the PodWork of a job. Raises SubmitError if no image is set."""
     image = section.image or config.resources.image
     if image is None:
         raise SubmitError(f"{config.name}: neither backend.kubernetes.image nor resources.image is set.")
@@ -114,7 +114,9 @@ def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobD
 
 
 def own_folder(config: RunConfig, section: KubernetesConfig) -> str | None:
-    """Return where to mount an emptyDir for checkpoint.local_dir; None if it is unset or already mounted."""
+    """Return the path at which to mount an emptyDir for checkpoint.local_dir; None if that is unset or
+    already mounted.
+    """
     if config.checkpoint.local_dir is None:
         return None
     folder, placeholder, _ = config.checkpoint.local_dir.partition("{")

@@ -53,7 +53,7 @@ def copy_file(source: Path, target: Path, expected: dict[str, Any], pace: Pace) 
                 count_written(count)
                 pace.spend(count)
             if digest.hexdigest() != expected["sha256"]:
-                raise CheckpointError(f"{source}: does not have the SHA-256 that its record says")
+                raise CheckpointError(f"{source}: does not have the SHA-256 in its record")
     except OSError as error:
         raise CheckpointError(
             f"{source} could not be copied to {target}: {error.strerror or error}"

@@ -183,7 +183,9 @@ class GPT(nn.Module):
     ) -> torch.Tensor:
         parallel, vocab_size = self.parallel, self.config.vocab_size
         if parallel.ulysses.size > 1:
-            raise ValueError("logits are of whole sequences; a Ulysses rank gives losses only")
+            raise ValueError(
+                "logits are of whole sequences, but a Ulysses rank has parts: it returns only losses"
+            )
         if parallel.cuts_tokens:
             hidden = mappings.gather_from_sequence_parallel_region(hidden, parallel.tensor)
         else:

@@ -182,7 +182,7 @@ def make_twin(
         why = "its reference is the weights of init_from"
         missing.append(NotProven("dpo: pairs of answers", why, "prompts with completions"))
     if config.checkpoint.local_dir is not None:
-        why = "the nodes' own disks are not this machine's"
+        why = "this machine does not have the nodes' own disks"
         missing.append(NotProven("checkpoint.local_dir", why, "saved in the run directory"))
     for key in ("enabled", "memory_snapshot"):
         if getattr(config.profile, key):

@@ -151,6 +151,6 @@ def test_a_copy_is_hashed_and_paced(tmp_path, monkeypatch):
     assert target.read_bytes() == source.read_bytes()
     assert len(slept) == 3 and sum(slept) > 2
     target.unlink()
-    with pytest.raises(CheckpointError, match="does not have the SHA-256 that its record says"):
+    with pytest.raises(CheckpointError, match="does not have the SHA-256 in its record"):
         copier.copy_file(source, target, {**expected, "sha256": "0" * 64}, copier.Pace(None))
     assert files.read_json(target) is None and len(list(tmp_path.glob(".b*"))) == 0

@@ -175,8 +175,8 @@ class ChatReader(ExampleReader):
         if example is None and not notes.refused:
             if any(turn.mark is False or turn.spans for turn in turns):
                 return None
-            found = f"{len(messages):,} messages" if messages else "no message"
-            raise BrokenExample(f"{read[0]!r} holds {found}, none of {', '.join(sorted(self._learnt))}")
+            roles = " or ".join(sorted(self._learnt))
+            raise BrokenExample(f"{read[0]!r} holds no message with the role {roles}")
         return example
 
     def _tree(

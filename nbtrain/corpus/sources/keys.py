@@ -680,7 +680,7 @@ class KeyPolicy:
         }
 
     def readable(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names among `names` that the source does not ignore."""
+        """Return `names` without the names that the source ignores."""
         return tuple(name for name in names if name not in self._ignored)
 
     def has_rule(self, name: str) -> bool:

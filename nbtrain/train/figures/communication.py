@@ -47,7 +47,7 @@ class CommunicationTimer:
 
     @contextlib.contextmanager
     def measured(self, world: World, wanted: bool, timer: StepTimer) -> Iterator[None]:
-        """Time the collectives of the body into timer.communication if `wanted`."""
+        """Time the collectives of the body, if `wanted`, and store the seconds in timer.communication."""
         if not wanted or world.size == 1:
             yield
             return

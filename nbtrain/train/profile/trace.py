@@ -212,7 +212,7 @@ def shortened(name: str, letters: int) -> str:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return sorted and disjoint intervals that cover the same time."""
+    """Merge overlapping intervals: return sorted and disjoint intervals that cover the same time."""
     joined: list[Interval] = []
     for begin, end in sorted(intervals):
         if joined and begin <= joined[-1][1]:

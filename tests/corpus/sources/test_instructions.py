@@ -196,8 +196,8 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
         ),
         ({"messages": None}, "no key 'messages' or 'conversations' among 'messages'"),
         ({"messages": "hello"}, "'messages' is not a list but text"),
-        ({"messages": []}, "'messages' holds no message, none of assistant"),
-        (chat(("user", "Q")), "'messages' holds 1 messages, none of assistant"),
+        ({"messages": []}, "'messages' holds no message with the role assistant"),
+        (chat(("user", "Q")), "'messages' holds no message with the role assistant"),
         ({"conversations": ["Q"]}, "conversations[0] is not an object but text"),
         ({"messages": [{"content": "x"}]}, "messages[0] has neither 'role' nor 'from' among 'content'"),
         (

@@ -115,7 +115,7 @@ FINE_TUNING = (
     "tests/train/test_qlora.py",
     "tests/train/test_dpo.py",
     "tests/model/test_preference_trl.py",
-    "tests/jobs/test_further_training.py",
+    "tests/exchange/test_further_training.py",
     "tests/train/test_data_options.py",
 )
 IN_A_BROWSER = (
@@ -193,7 +193,11 @@ PARTS = (
         "every model family imported from a transformers folder into layouts, and exported from layouts",
         _pytest("--soak", *HUGGING_FACE),
         _evidence(
-            ("nbtrain.train.__main__", "nbtrain.checkpoint.pretrained.__main__", "nbtrain.jobs.export_model"),
+            (
+                "nbtrain.train.__main__",
+                "nbtrain.checkpoint.pretrained.__main__",
+                "nbtrain.exchange.export_model",
+            ),
             (*HUGGING_FACE, "tests/pretrained/made.py", "tests/train/layouts.py"),
             ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
         ),
@@ -203,7 +207,7 @@ PARTS = (
         "new rows, IA3, QLoRA, DPO in more layouts against one process; losses against TRL's, if installed",
         _pytest("--soak", *FINE_TUNING),
         _evidence(
-            ("nbtrain.train.__main__", "nbtrain.jobs.export_model"),
+            ("nbtrain.train.__main__", "nbtrain.exchange.export_model"),
             (*FINE_TUNING, "tests/model/test_preference.py", "tests/train/layouts.py"),
             ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
         ),
@@ -217,7 +221,7 @@ PARTS = (
                 *ENGINE,
                 "nbtrain.jobs.submit",
                 "nbtrain.dataset.prepare.prepare",
-                "nbtrain.jobs.export_model",
+                "nbtrain.exchange.export_model",
                 "nbtrain.checkpoint.pretrained.__main__",
                 "nbtrain.inference.generate",
                 "nbtrain.dataset.look.baselines",
@@ -257,7 +261,7 @@ PARTS = (
                 "nbtrain.jobs.submit",
                 "nbtrain.dataset.prepare.prepare",
                 "nbtrain.proof.prove",
-                "nbtrain.jobs.export_model",
+                "nbtrain.exchange.export_model",
                 "nbtrain.inference.generate",
                 "nbtrain.serving.__main__",
                 "nbtrain.evaluation.evaluate",

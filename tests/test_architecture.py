@@ -37,6 +37,7 @@ ORDER = [
     "jobs",
     "train",
     "inference",
+    "exchange",
     "proof",
     "serving",
     "lab",
@@ -54,6 +55,7 @@ NOTEBOOK_BOXES = {
     "planner",
     "foreign",
     "jobs",
+    "exchange",
     "proof",
     "serving",
     "lab",
@@ -80,7 +82,11 @@ ALLOWED = {
     "foreign": ({"config", "planner"}, {"pydantic", "yaml"}),
     "jobs": (
         {"config", "corpus", "dataset", "evaluation", "monitor", "planner", "pretrained"},
-        {"psutil", "yaml", "kubernetes", "urllib3", "huggingface_hub"},
+        {"psutil", "yaml", "kubernetes", "urllib3"},
+    ),
+    "exchange": (
+        {"config", "corpus", "dataset", "jobs", "planner", "pretrained"},
+        {"huggingface_hub"},
     ),
     "proof": ({"config", "dataset", "jobs"}, set()),
     "serving": (
@@ -127,7 +133,7 @@ DOORS = {
     ("proof", "nbtrain.train.twin.fork_server"),
     ("serving", "nbtrain.inference.generate"),
     ("cli", "nbtrain.checkpoint.universal"),
-    ("jobs", "nbtrain.checkpoint.pretrained"),
+    ("exchange", "nbtrain.checkpoint.pretrained"),
     # Not GPU-side: `nbtrain twin`, which the form starts as a process.
     ("lab", "nbtrain.cli"),
 }

@@ -13,9 +13,9 @@ from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 
 if TYPE_CHECKING:
+    from nbtrain.exchange.export_model import ExportedModel
+    from nbtrain.exchange.import_model import ImportedModel
     from nbtrain.foreign.exporting import Exported
-    from nbtrain.jobs.export_model import ExportedModel
-    from nbtrain.jobs.import_model import ImportedModel
 
 FORMATS = ("hf", "consolidated", "gguf", "peft")
 """Targets that hold the weights of a run; the other targets hold its settings (foreign/exporting.py)."""
@@ -68,7 +68,7 @@ def export_weights(
     max_shard_bytes: int | None,
 ) -> "ExportedModel":
     """Write a run's weights: export() for the targets that hold weights."""
-    from nbtrain.jobs.export_model import MAX_SHARD_BYTES, default_place, export_model
+    from nbtrain.exchange.export_model import MAX_SHARD_BYTES, default_place, export_model
 
     if overrides:
         raise ConfigError("a run's weights are written unchanged: omit the settings (key=value).")
@@ -148,6 +148,6 @@ def import_model(
     A cell shows what was found. Every tensor is checked first. If one is missing, damaged or not known,
     nothing is written.
     """
-    from nbtrain.jobs.import_model import import_model as make
+    from nbtrain.exchange.import_model import import_model as make
 
     return make(source, as_text("name", name), overrides, onto, path, overwrite, qkv_order, text)

@@ -108,7 +108,7 @@ def test_no_other_module_writes_times():
         "base/amounts.py",
         "base/rundir.py",
         "jobs/backends/kubernetes/trainer_status.py",
-        "jobs/model_card.py",
+        "exchange/model_card.py",
         "serving/chat.py",
         "train/__main__.py",
     }

@@ -41,7 +41,7 @@ MAY_CONTACT = {
     "jobs/backends/kubernetes/cluster.py": {"urllib3"},  # errors of OpenAI's client
     "jobs/backends/kubernetes/connect.py": {"kubernetes"},
     "jobs/backends/kubernetes/trainer_status.py": {"urllib.request", "ssl", "http.client"},
-    "jobs/import_model.py": {"huggingface_hub"},  # hf://owner/name, if the user names it
+    "exchange/import_model.py": {"huggingface_hub"},  # hf://owner/name, if the user names it
     "jobs/machine/machine.py": {"socket"},  # the host's own name
     "jobs/node/agent.py": {"socket"},  # the host's own name
     "jobs/machine/node_address.py": {"socket"},  # the host's own address

@@ -16,7 +16,7 @@ from nbtrain.cli.__main__ import main
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.evaluation.encoding import encode_pair, fitted
 from nbtrain.evaluation.formats import read_questions
-from nbtrain.jobs import export_model as exporting
+from nbtrain.exchange import export_model as exporting
 from nbtrain.serving.resident import RESIDENT
 from tests.evaluation import made
 from tests.evaluation.test_perplexity import documents

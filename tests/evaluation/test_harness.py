@@ -20,7 +20,7 @@ from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.cli import __main__ as cli
 from nbtrain.corpus.tokenizer.folder import KEPT
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.jobs import export_model as exporting
+from nbtrain.exchange import export_model as exporting
 from nbtrain.serving.launched import Server
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.resident import RESIDENT

@@ -16,11 +16,11 @@ from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.exchange import export_model as exporting
 from nbtrain.inference import generate
 from nbtrain.inference.fit import Needed, cuts_of, fit
 from nbtrain.inference.loaded import load
 from nbtrain.inference.packed import pack
-from nbtrain.jobs import export_model as exporting
 from tests.inference import made, saved
 from tests.parallel.small import gpt_config
 

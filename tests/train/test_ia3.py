@@ -9,8 +9,8 @@ from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.checkpoint.peft_adapters import read_adapters
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
+from nbtrain.exchange.export_model import export_model
 from nbtrain.inference.loaded import fill, model_of
-from nbtrain.jobs.export_model import export_model
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import is_adapter

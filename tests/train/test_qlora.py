@@ -10,8 +10,8 @@ import torch
 from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
+from nbtrain.exchange.export_model import export_model
 from nbtrain.inference.loaded import fill, model_of
-from nbtrain.jobs.export_model import export_model
 from nbtrain.model.adapters import freeze
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig

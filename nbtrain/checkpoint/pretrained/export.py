@@ -1,7 +1,7 @@
 """Exports the tensors of a run's checkpoint in the format of another program.
 
-The other files of the exported folder are written by jobs/export_model.py. Only one tensor is in memory at a
-time, together with the parameter that it is sliced from.
+The other files of the exported folder are written by exchange/export_model.py. Only one tensor is in memory
+at a time, together with the parameter that it is sliced from.
 """
 
 import json

@@ -13,9 +13,9 @@ from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.adapters import check_adapters, write_adapters
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
+from nbtrain.exchange import export_model as exporting
+from nbtrain.exchange.export_model import export_model
 from nbtrain.inference.loaded import fill, model_of
-from nbtrain.jobs import export_model as exporting
-from nbtrain.jobs.export_model import export_model
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.pretrained.model import open_model

@@ -18,9 +18,9 @@ from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.corpus.tokenizer.folder import read_manifest
-from nbtrain.jobs import export_model as exporting
-from nbtrain.jobs.export_model import default_place, export_model
-from nbtrain.jobs.import_model import import_model
+from nbtrain.exchange import export_model as exporting
+from nbtrain.exchange.export_model import default_place, export_model
+from nbtrain.exchange.import_model import import_model
 from nbtrain.jobs.initial_weights import record_initial
 from nbtrain.model.gpt import build_model
 from nbtrain.pretrained.model import open_model

@@ -20,7 +20,7 @@ from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import adopt, save
-from nbtrain.jobs import export_model as exporting
+from nbtrain.exchange import export_model as exporting
 from nbtrain.pretrained.model import open_model
 from tests.inference import saved
 from tests.inference.made import beginning_tokenizer_in, tokenizer_in

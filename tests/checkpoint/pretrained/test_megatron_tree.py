@@ -21,8 +21,8 @@ from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
 from nbtrain.config.load import load
-from nbtrain.jobs import from_megatron
-from nbtrain.jobs.import_model import import_model
+from nbtrain.exchange import from_megatron
+from nbtrain.exchange.import_model import import_model
 from nbtrain.model.gpt import build_model
 from nbtrain.pretrained.megatron import find_tree
 from nbtrain.pretrained.model import open_model

@@ -3,7 +3,7 @@
 import pytest
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.jobs.new_place import new_place
+from nbtrain.exchange.atomic_output import new_place
 
 
 @pytest.mark.parametrize("file", [None, "model.gguf"])

@@ -35,7 +35,7 @@ from nbtrain.corpus.tokenizer.exported import entries_of, holds_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.origin import ids_in
 from nbtrain.corpus.tokenizer.prepare import take_over
-from nbtrain.jobs.from_megatron import converted
+from nbtrain.exchange.from_megatron import converted
 from nbtrain.jobs.initial_weights import other_ids
 from nbtrain.planner.run_file import not_written, path_of, run_text
 from nbtrain.pretrained.fit import fit

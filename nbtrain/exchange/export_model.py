@@ -34,9 +34,9 @@ from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.markers import markers_as_letters
 from nbtrain.corpus.tokenizer.origin import end_ids, ids_in, origin_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.exchange.atomic_output import new_place
+from nbtrain.exchange.model_card import model_card
 from nbtrain.jobs.gpu_side import stream
-from nbtrain.jobs.model_card import model_card
-from nbtrain.jobs.new_place import new_place
 from nbtrain.pretrained.folder import CONFIG, GENERATION_CONFIG, SINGLE
 from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 from nbtrain.pretrained.peft import shapes_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
-from nbtrain.jobs import export_model as exporting
+from nbtrain.exchange import export_model as exporting
 from tests.inference import saved
 
 pytestmark = [

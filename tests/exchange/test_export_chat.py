@@ -9,8 +9,8 @@ from nbtrain.config.load import load, load_resolved
 from nbtrain.corpus.sources.chat_jinja import pieces_of
 from nbtrain.corpus.tokenizer.folder import adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.exchange import export_model as exporting
 from nbtrain.inference.generate import request_of
-from nbtrain.jobs import export_model as exporting
 from nbtrain.serving.chat import template_of
 from tests.inference import saved
 from tests.inference.made import beginning_tokenizer_in

@@ -21,7 +21,7 @@ from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.jobs.import_model import FETCHED, NOT_FETCHED, find_tokenizer, import_model
+from nbtrain.exchange.import_model import FETCHED, NOT_FETCHED, find_tokenizer, import_model
 from nbtrain.jobs.initial_weights import initial_weights_fit
 from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.pretrained.model import open_model

@@ -16,8 +16,8 @@ from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.exchange.atomic_output import new_place
 from nbtrain.jobs.gpu_side import stream
-from nbtrain.jobs.new_place import new_place
 from nbtrain.pretrained.folder import SINGLE
 from nbtrain.pretrained.megatron import ORDERS, MegatronTree
 

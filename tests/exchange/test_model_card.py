@@ -1,6 +1,6 @@
 """The model card: README.md of an exported model."""
 
-from nbtrain.jobs.model_card import _source
+from nbtrain.exchange.model_card import _source
 
 
 def test_a_source_is_one_row():

@@ -40,7 +40,7 @@
         logs/node<k>.log        the agent of node k: its own output and torchrun's; if a pod ended before its
                                 agent could write, the pod's output
         events/<writer>.jsonl   that writer (submit, supervisor, rank0, ...)
-        resources/<node>.<number>.<level>.bin  that node: its CPU, memory, GPUs, network and disks over time
+        resources/<node>.jsonl  that node   its CPU, memory, GPUs, network and disks over time
       tensorboard/              rank 0      scalars: event files for TensorBoard, and metrics.jsonl,
                                             metrics.2.jsonl, ... for nbtrain (metrics_files.py)
       model/global_step<N>/     the ranks   a checkpoint; valid once it has its manifest.json (written last)

@@ -54,25 +54,27 @@ PROCESS_FIGURES = (
 )
 
 
+SAMPLE_SECONDS = 2.0
+"""Seconds between two samples of a node."""
+_HOUR, _DAY = 3600.0, 86400.0
+
+
 @dataclass(frozen=True)
-class Level:
-    """One resolution: a mean and a maximum for each period, for the newest `keep` periods."""
+class Resolution:
+    """The distance of points up to an age; the points of a period are merged into their mean and maximum."""
 
-    seconds: float
-    keep: int
-    """Minimum number of periods that are kept; up to one more segment may be on disk."""
-    segment: int
-    """Periods in one file."""
+    age_seconds: float
+    period_seconds: float
 
 
-LEVELS = (
-    Level(2.0, 1800, 225),
-    Level(60.0, 1440, 180),
-    Level(600.0, 9216, 512),
-    Level(10800.0, 4096, 512),
+RESOLUTIONS = (
+    Resolution(_HOUR, SAMPLE_SECONDS),
+    Resolution(_DAY, 60.0),
+    Resolution(7 * _DAY, 600.0),
+    Resolution(512 * _DAY, _HOUR),
 )
-"""Two seconds for an hour, a minute for a day, ten minutes for 64 days, three hours for 512 days. Each period
-is a whole multiple of the one before it. The first level stores the samples themselves."""
+"""Samples for an hour, a point per minute for a day, per ten minutes for a week, per hour for 512 days. Each
+period is a whole multiple of the one before it. Older points are deleted."""
 
 
 def rank_subject(rank: int) -> str:

@@ -1,100 +1,100 @@
-"""Files resources/<node>.<number>.<level>.bin of a job, which hold a node's resource usage over time.
+"""Files resources/<node>.jsonl of a job: a node's resource usage over time, as lines of JSON.
 
-A file is a segment: one line of JSON (its columns, clock and level), then frames of one size:
+    {"format": "nbtrain usage", "version": 1, "node": 0, "host": "n1", "boot_id": "5f", "time": 1764391200,
+     "stamp": 60000.0, "columns": [["replica", ["cpu_cores", "memory_bytes"]]], "about": {}}
+    {"at": 60002.0, "mean": [1.25, 104857600]}
+    {"at": 60062.0, "samples": 30, "mean": [1.5, 104857600], "max": [2.0, null]}
 
-    stamp      float64   seconds since boot of the period's last sample
-    means      float32   one a column; NaN: not known
-    maxima     float32   one a column; not at the first level
-    checksum   uint32    CRC-32 of all before
+A header (one line) begins a section: the columns of the lines after it, and the clock, `time` in seconds
+since the epoch at `stamp` in seconds since boot. Other lines are points: `at` is the stamp of a sample, or of
+the last of the `samples` that were merged into their mean and maximum. null: not known. Order is that of the
+lines, never of a clock, so that clocks of different hosts cannot mix up what happened.
 
-Numbers rise by one for each new file of a node, whatever its level; order is by number and place, never by a
-clock, so that clocks of different hosts cannot mix up what happened. One process owns a node's files. A frame
-that was torn by a kill does not count, and a new owner begins new files. Numbers are little-endian.
+One process owns a node's file. It appends a line per sample, and once an hour it replaces the file with one
+in which older points are merged (usage.RESOLUTIONS), so that a month takes 2 MB. A line that a kill or a full
+disk cut off does not count; a new owner begins a new section.
 """
 
-import contextlib
+import itertools
 import json
 import math
 import re
-import struct
-import sys
 import time
-import zlib
-from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from nbtrain.base import files
 from nbtrain.base.records import Stamp, host_name
-from nbtrain.base.usage import LEVELS
+from nbtrain.base.usage import RESOLUTIONS, SAMPLE_SECONDS
 
 FORMAT, FORMAT_VERSION = "nbtrain usage", 1
-# Maximum number of files per level and node, however short they are, as a job may be restarted very often.
-MOST_FILES = 64
-_NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\d)\.bin")
-_STAMP, _CHECKSUM = struct.Struct("<d"), struct.Struct("<I")
-NAN = math.nan
+# Sections that are kept however short they are, because a job may be restarted very often.
+MOST_SECTIONS = 64
+# An hour of samples: then older ones are merged.
+SAMPLES_BETWEEN_MERGES = int(3600 / SAMPLE_SECONDS)
+_NAME = re.compile(r"(\d{1,6})\.jsonl")
 
 Sample = Mapping[str, Mapping[str, float | None]]
-Columns = tuple[tuple[str, str], ...]
+Columns = list[tuple[str, str]]
 """The (subject, figure) of each column."""
+Values = list[float | None]
 
 
-def file_name(node: int, number: int, level: int) -> str:
-    return f"{node}.{number}.{level}.bin"
+class Point(NamedTuple):
+    """A sample, or several that were merged. None: not known."""
 
-
-@dataclass
-class _File:
-    """One file of this owner."""
-
-    path: Path
-    frames: int
-
-
-@dataclass
-class _Period:
-    """Samples of an unfinished period, from which its means and maxima will be computed."""
-
-    number: int
-    """Number of periods of this length since boot."""
     stamp: float
-    sums: list[float]
-    counts: list[int]
-    maxima: list[float]
+    """Seconds since boot of the last sample."""
+    num_samples: int
+    means: Values
+    maxima: Values
 
-    def add(self, stamp: float, sums: list[float], counts: list[int], maxima: list[float]) -> None:
-        self.stamp = stamp
-        self.sums = [one + other for one, other in zip(self.sums, sums)]
-        self.counts = [one + other for one, other in zip(self.counts, counts)]
-        # A comparison with NaN is false, so `other` is used unless it is NaN itself or smaller.
-        self.maxima = [
-            one if other != other or one > other else other for one, other in zip(self.maxima, maxima)
-        ]
 
-    def means(self) -> list[float]:
-        return [total / count if count else NAN for total, count in zip(self.sums, self.counts)]
+@dataclass
+class Section:
+    """Points with the same columns, from one owner and one boot."""
+
+    head: dict[str, Any]
+    columns: Columns
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        return self.head["host"]
+
+    @property
+    def boot_id(self) -> str:
+        return self.head["boot_id"]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Constants, e.g. limits."""
+        return self.head["about"]
+
+    @property
+    def clock_offset(self) -> float:
+        """Seconds since the epoch at boot, by the host's clock when the header was written."""
+        return self.head["time"] - self.head["stamp"]
+
+    def continues(self, other: "Section") -> bool:
+        """Return whether the points of `other`, the section before, can be in this one."""
+        return all(self.head[key] == other.head[key] for key in ("host", "boot_id", "columns", "about"))
 
 
 class UsageWriter:
-    """Writes the usage files of one node of a job. On a full or read-only disk frames are lost, and no error
+    """Writes the usage file of one node of a job. On a full or read-only disk samples are lost, and no error
     is raised.
     """
 
     def __init__(self, folder: Path, node: int):
-        self._folder, self.node = folder, node
-        self._columns: Columns = ()
+        self._path, self.node = folder / f"{node}.jsonl", node
+        self._columns: Columns = []
         self._about: Mapping[str, Any] = {}
-        self._head: dict[str, Any] = {}
-        self._periods: list[_Period | None] = [None] * len(LEVELS)
-        self._files: list[list[_File]] = [[] for _ in LEVELS]
-        self._open: list[_File | None] = [None] * len(LEVELS)
-        self._next_number = 0
-        for number, level, path in listed(folder, node):
-            frames = len(segment.stamps) if (segment := read_segment(path)) else 0
-            self._files[level].append(_File(path, frames))
-            self._next_number = number + 1
+        self._boot_id = ""
+        # A file of an earlier owner is merged before the first sample.
+        self._until_merge = 0
 
     def add(
         self,
@@ -103,188 +103,187 @@ class UsageWriter:
         stamp: Stamp | None = None,
         now: float | None = None,
     ) -> None:
-        """Store a sample of the current values. `about` holds constants, such as limits, for the header of
-        each file.
-        """
-        stamp = stamp or Stamp.now()
-        about = about or {}
-        columns = tuple((subject, name) for subject, figures in sample.items() for name in figures)
-        if columns != self._columns or about != self._about or stamp.boot_id != self._head.get("boot_id"):
-            self.close()
-            self._columns, self._about = columns, about
-            self._head = {"boot_id": stamp.boot_id}
-        self._head |= {"time": time.time() if now is None else now, "stamp": stamp.seconds}
-        found = (sample[subject][name] for subject, name in columns)
-        values = [NAN if value is None else float(value) for value in found]
-        self._write(0, stamp.seconds, values, [])
-        known = [value == value for value in values]
-        sums = [value if there else 0.0 for value, there in zip(values, known)]
-        self._collect(1, stamp.seconds, sums, [int(there) for there in known], values)
-
-    def close(self) -> None:
-        """Write the unfinished periods."""
-        for level in range(1, len(LEVELS)):
-            self._end_period(level)
-        self._open = [None] * len(LEVELS)
-
-    def _collect(
-        self, level: int, stamp: float, sums: list[float], counts: list[int], maxima: list[float]
-    ) -> None:
-        if level == len(LEVELS):
-            return
-        number = int(stamp // LEVELS[level].seconds)
-        period = self._periods[level]
-        if period is not None and period.number != number:
-            self._end_period(level)
-            period = None
-        if period is None:
-            self._periods[level] = _Period(number, stamp, sums, counts, maxima)
-        else:
-            period.add(stamp, sums, counts, maxima)
-
-    def _end_period(self, level: int) -> None:
-        period, self._periods[level] = self._periods[level], None
-        if period is not None:
-            self._write(level, period.stamp, period.means(), period.maxima)
-            self._collect(level + 1, period.stamp, period.sums, period.counts, period.maxima)
-
-    def _write(self, level: int, stamp: float, means: list[float], maxima: list[float]) -> None:
-        content = _STAMP.pack(stamp) + packed(means) + packed(maxima)
-        content += _CHECKSUM.pack(zlib.crc32(content))
-        file = self._open[level]
+        """Append a sample of the current values. `about` holds constants, such as limits, for the header."""
+        stamp, about = stamp or Stamp.now(), about or {}
+        columns = [(subject, name) for subject, figures in sample.items() for name in figures]
+        values = [sample[subject][name] for subject, name in columns]
+        clock = {"time": time.time() if now is None else now, "stamp": stamp.seconds}
         try:
-            if file is None or file.frames >= LEVELS[level].segment:
-                self._open[level] = None
-                file, content = self._begin(level, content)
-            with file.path.open("ab") as stream:
-                stream.write(content)
-            file.frames += 1
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._until_merge == 0:
+                self._merge(clock)
+                self._until_merge = SAMPLES_BETWEEN_MERGES
+            content = encoded(Point(stamp.seconds, 1, values, values))
+            exists = self._path.exists()
+            if (columns, about, stamp.boot_id) != (self._columns, self._about, self._boot_id) or not exists:
+                # An empty line ends one that a kill or a full disk cut off.
+                content = ("\n" if exists else "") + self._header(columns, about, stamp, clock) + content
+            with self._path.open("ab", buffering=0) as stream:
+                if stream.write(content.encode()) < len(content.encode()):
+                    raise OSError(f"{self._path}: the disk is full")
+            self._columns, self._about, self._boot_id = columns, about, stamp.boot_id
+            self._until_merge -= 1
         except OSError:
-            # A partly written frame would shift all later frames, so writing continues in a new file.
-            self._give_up(level)
+            # A new section begins after what may have been written partly.
+            self._columns = []
 
-    def _begin(self, level: int, content: bytes) -> tuple[_File, bytes]:
-        """Begin a new file and write its header, then remove the oldest files above the limit."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        files, limit = self._files[level], LEVELS[level]
-        while files and (sum(file.frames for file in files[1:]) >= limit.keep or len(files) >= MOST_FILES):
-            files[0].path.unlink(missing_ok=True)
-            del files[0]
-        file = _File(self._folder / file_name(self.node, self._next_number, level), 0)
-        self._next_number += 1
+    def _header(
+        self, columns: Columns, about: Mapping[str, Any], stamp: Stamp, clock: Mapping[str, float]
+    ) -> str:
+        # [[subject, [figures]], ...] takes a fifth of the bytes of the pairs.
+        by_subject = [
+            [subject, [name for _, name in pairs]]
+            for subject, pairs in itertools.groupby(columns, key=lambda column: column[0])
+        ]
         head = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "node": self.node,
             "host": host_name(),
-            "level": level,
-            "period_seconds": limit.seconds,
-            **self._head,
-            "columns": _by_subject(self._columns),
-            "about": dict(self._about),
+            "boot_id": stamp.boot_id,
+            **clock,
+            "columns": by_subject,
+            "about": dict(about),
         }
-        files.append(file)
-        self._open[level] = file
-        return file, json.dumps(head, ensure_ascii=False).encode() + b"\n" + content
+        return json.dumps(head, ensure_ascii=False) + "\n"
 
-    def _give_up(self, level: int) -> None:
-        """Stop writing to the open file, and remove it if it is empty."""
-        file, self._open[level] = self._open[level], None
-        if file is not None and file.frames == 0:
-            self._files[level].remove(file)
-            with contextlib.suppress(OSError):
-                file.path.unlink(missing_ok=True)
-
-
-def _by_subject(columns: Columns) -> list[list[Any]]:
-    """Return the columns as [[subject, [figures]], ...]: a fifth of the bytes of a list of pairs."""
-    found: list[list[Any]] = []
-    for subject, name in columns:
-        if not found or found[-1][0] != subject:
-            found.append([subject, []])
-        found[-1][1].append(name)
-    return found
-
-
-def packed(values: Iterable[float]) -> bytes:
-    """Return values as little-endian float32."""
-    numbers = array("f", values)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-@dataclass
-class Segment:
-    """Contents of one file."""
-
-    number: int
-    level: int
-    host: str
-    boot_id: str
-    clock_offset: float
-    """Seconds since the epoch at boot, by the host's clock when the file was created."""
-    columns: dict[tuple[str, str], int]
-    """{(subject, figure): its column index}."""
-    about: dict[str, Any]
-    stamps: list[float] = field(default_factory=list)
-    means: array = field(default_factory=lambda: array("f"))
-    maxima: array = field(default_factory=lambda: array("f"))
-
-
-def listed(folder: Path, node: int | None = None) -> Iterator[tuple[int, int, Path]]:
-    """Return (number, level, path) of a node's files, sorted by number; of all nodes if `node` is None."""
-    found = []
-    for path in folder.glob("*.bin") if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and node in (None, int(match[1])) and int(match[3]) < len(LEVELS):
-            found.append((int(match[2]), int(match[3]), path))
-    return iter(sorted(found))
-
-
-def nodes_in(folder: Path) -> list[int]:
-    """Return the numbers of the nodes that have files."""
-    return sorted({int(path.name.partition(".")[0]) for _, _, path in listed(folder)})
-
-
-def read_segment(path: Path) -> Segment | None:
-    """Return a file's complete frames; None if the file was removed meanwhile or its header is incomplete."""
-    try:
-        head, newline, body = path.read_bytes().partition(b"\n")
-        found = json.loads(head) if newline else {}
-        match = _NAME.fullmatch(path.name)
-        if match is None or found.get("format") != FORMAT or found["version"] != FORMAT_VERSION:
-            return None
-        columns = [(subject, name) for subject, names in found["columns"] for name in names]
-        segment = Segment(
-            number=int(match[2]),
-            level=int(match[3]),
-            host=str(found["host"]),
-            boot_id=str(found["boot_id"]),
-            clock_offset=float(found["time"]) - float(found["stamp"]),
-            columns={column: place for place, column in enumerate(columns)},
-            about=found["about"],
+    def _merge(self, clock: Mapping[str, float]) -> None:
+        """Replace the file with one whose older points are merged."""
+        if not self._path.exists():
+            return
+        sections = merged(read_sections(self._path))
+        if sections and self._columns and sections[-1].boot_id == self._boot_id:
+            # This owner's section: its clock may have been set since its header was written.
+            sections[-1].head |= clock
+        lines = (
+            json.dumps(section.head, ensure_ascii=False) + "\n" + "".join(map(encoded, section.points))
+            for section in sections
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        files.write_text(self._path, "".join(lines))
+
+
+def encoded(point: Point) -> str:
+    """Return the line of a point: samples with six digits, which tables show, and merged ones with four."""
+    digits = 6 if point.num_samples == 1 else 4
+    means = ",".join(_number(value, digits) for value in point.means)
+    if point.num_samples == 1:
+        return f'{{"at":{point.stamp},"mean":[{means}]}}\n'
+    maxima = ",".join(_number(value, digits) for value in point.maxima)
+    return f'{{"at":{point.stamp},"samples":{point.num_samples},"mean":[{means}],"max":[{maxima}]}}\n'
+
+
+def _number(value: float | None, digits: int) -> str:
+    """Return a value in JSON; whole numbers are exact."""
+    if value is None or not math.isfinite(value):
+        return "null"
+    return str(int(value)) if value == int(value) else f"{value:.{digits}g}"
+
+
+def merged(sections: list[Section]) -> list[Section]:
+    """Return the newest sections, with the points of a period merged as far as their age allows.
+
+    The age of a point is the time that was measured after it: the clocks of two boots are never compared.
+    """
+    joined: list[Section] = []
+    for section in sections:
+        if joined and section.continues(joined[-1]):
+            section.points = joined.pop().points + section.points
+        if section.points:
+            joined.append(section)
+    newest, later_seconds = [], 0.0
+    for section in reversed(joined[-MOST_SECTIONS:]):
+        first, last = section.points[0].stamp, section.points[-1].stamp
+        section.points = list(_merged_points(section.points, last + later_seconds))
+        later_seconds += last - first
+        if section.points:
+            newest.append(section)
+    return newest[::-1]
+
+
+def _merged_points(points: Iterable[Point], end: float) -> Iterator[Point]:
+    """Merge the points of each period; `end` is the stamp at which a point would have the age 0."""
+
+    def period(point: Point) -> tuple[float, float] | None:
+        age = end - point.stamp
+        for resolution in RESOLUTIONS:
+            if age <= resolution.age_seconds:
+                seconds = resolution.period_seconds
+                return (seconds, point.stamp if seconds <= SAMPLE_SECONDS else point.stamp // seconds)
         return None
-    _read_frames(segment, body)
-    return segment
 
-
-def _read_frames(segment: Segment, body: bytes) -> None:
-    values = 4 * len(segment.columns)
-    size = _STAMP.size + values * (2 if segment.level else 1) + _CHECKSUM.size
-    means, maxima = bytearray(), bytearray()
-    for start in range(0, len(body) - size + 1, size):
-        end = start + size - _CHECKSUM.size
-        if _CHECKSUM.unpack_from(body, end)[0] != zlib.crc32(body[start:end]):
+    for key, group in itertools.groupby(points, key=period):
+        if key is None:
             continue
-        segment.stamps.append(_STAMP.unpack_from(body, start)[0])
-        middle = start + _STAMP.size + values
-        means += body[start + _STAMP.size : middle]
-        maxima += body[middle:end]
-    segment.means.frombytes(bytes(means))
-    segment.maxima.frombytes(bytes(maxima))
-    if sys.byteorder == "big":
-        segment.means.byteswap()
-        segment.maxima.byteswap()
+        same = list(group)
+        yield same[0] if len(same) == 1 else _one_point(same)
+
+
+def _one_point(points: list[Point]) -> Point:
+    means: Values = []
+    maxima: Values = []
+    for place in range(len(points[0].means)):
+        known = [
+            (point.num_samples, mean, most)
+            for point in points
+            if (mean := point.means[place]) is not None and (most := point.maxima[place]) is not None
+        ]
+        num_samples = sum(num for num, _, _ in known)
+        if known:
+            means.append(sum(num * mean for num, mean, _ in known) / num_samples)
+            maxima.append(max(most for _, _, most in known))
+        else:
+            means.append(None)
+            maxima.append(None)
+    return Point(points[-1].stamp, sum(point.num_samples for point in points), means, maxima)
+
+
+def usage_files(folder: Path) -> list[tuple[int, Path]]:
+    """Return (node, path) of the files of all nodes, by node."""
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.glob("*.jsonl"))
+    return sorted((int(match[1]), path) for match, path in matches if match)
+
+
+def read_sections(path: Path, loads: Callable[[bytes], Any] = json.loads) -> list[Section]:
+    """Return a file's sections, without lines that were cut off; empty if the file was removed meanwhile.
+
+    `loads` parses a line.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    sections: list[Section] = []
+    section: Section | None = None
+    for line in lines:
+        try:
+            value = loads(line)
+        except ValueError:
+            continue
+        if not isinstance(value, dict):
+            continue
+        if "format" in value:
+            section = _section(value)
+            if section is not None:
+                sections.append(section)
+        elif section is not None and (point := _point(value, len(section.columns))) is not None:
+            section.points.append(point)
+    return sections
+
+
+def _point(value: dict[str, Any], num_columns: int) -> Point | None:
+    """Return the point of a line; None if the line does not have a value for each column."""
+    means: Any = value.get("mean")
+    maxima: Any = value.get("max", means)
+    for values in (means, maxima):
+        if not isinstance(values, list) or len(values) != num_columns:
+            return None
+    return Point(value["at"], value.get("samples", 1), means, maxima) if "at" in value else None
+
+
+def _section(head: dict[str, Any]) -> Section | None:
+    """Return an empty section; None for a header of another version."""
+    if (head["format"], head.get("version")) != (FORMAT, FORMAT_VERSION):
+        return None
+    if not {"host", "boot_id", "time", "stamp", "columns", "about"} <= head.keys():
+        return None
+    return Section(head, [(subject, name) for subject, names in head["columns"] for name in names])

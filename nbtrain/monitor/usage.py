@@ -1,20 +1,21 @@
 """A job's resources over time, read from the files of its nodes while it runs and afterwards.
 
-Each node has its own files and its own clock (base/usage_files.py). Within a node, points are in the order in
+Each node has its own file and its own clock (base/usage_files.py). Within a node, points are in the order in
 which they were written; the newest hour has the finest resolution, and older data is coarser.
 """
 
 import bisect
 import itertools
 import math
-from array import array
-from collections.abc import Iterator
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.usage import FIGURES, LEVELS
-from nbtrain.base.usage_files import Segment, listed, nodes_in, read_segment
+import orjson
+
+from nbtrain.base.usage import FIGURES
+from nbtrain.base.usage_files import Section, read_sections, usage_files
 
 
 @dataclass(frozen=True)
@@ -70,28 +71,35 @@ class Points:
 class NodeUsage:
     """Measurements of one node."""
 
-    def __init__(self, node: int, segments: list[Segment]):
+    def __init__(self, node: int, sections: list[Section]):
         self.node = node
-        self._segments = segments
-        self._pieces = list(_pieces(segments))
+        self._sections = sections
+        self._places = [
+            {column: place for place, column in enumerate(section.columns)} for section in sections
+        ]
+        # The clock is read once, in the newest section of a boot, so a clock that was set meanwhile does not
+        # reorder anything: the stamps of one boot only rise.
+        self._offsets = {section.boot_id: section.clock_offset for section in sections}
+        self._by_column: dict[int, tuple[Any, Any, Any, Any]] = {}
         self._points: dict[tuple[str, str], Points] = {}
+        self._num_samples: dict[tuple[str, str], list[int]] = {}
 
     @property
     def host(self) -> str:
-        return self._segments[-1].host
+        return self._sections[-1].host
 
     @property
     def about(self) -> dict[str, Any]:
         """Return the node's latest description of itself: requests, limits, GPUs."""
-        return self._segments[-1].about
+        return self._sections[-1].about
 
     def subjects(self) -> list[str]:
-        """Return everything that was ever measured, in the order of the newest file."""
-        names = (subject for segment in reversed(self._segments) for subject, _ in segment.columns)
+        """Return everything that was ever measured, in the order of the newest section."""
+        names = (subject for section in reversed(self._sections) for subject, _ in section.columns)
         return list(dict.fromkeys(names))
 
     def figures(self, subject: str) -> list[str]:
-        pairs = (pair for segment in reversed(self._segments) for pair in segment.columns)
+        pairs = (pair for section in reversed(self._sections) for pair in section.columns)
         return list(dict.fromkeys(name for found, name in pairs if found == subject))
 
     def points(self, subject: str, figure: str) -> Points:
@@ -102,83 +110,51 @@ class NodeUsage:
         return self._points[key]
 
     def _read_points(self, key: tuple[str, str]) -> Points:
-        found = Points([], [], [])
-        for segment, last, offset in self._pieces:
-            place = segment.columns.get(key)
+        points, num_samples = Points([], [], []), self._num_samples.setdefault(key, [])
+        for number, section in enumerate(self._sections):
+            place, offset = self._places[number].get(key), self._offsets[section.boot_id]
             if place is None:
                 continue
-            means = _column(segment, segment.means, place)[:last]
-            maxima = _column(segment, segment.maxima, place)[:last] if segment.level else means
-            if not math.isnan(sum(means)):
-                # All values are known, as for most metrics.
-                found.times.extend([stamp + offset for stamp in segment.stamps[:last]])
-                found.means.extend(means)
-                found.maxima.extend(maxima)
-                continue
-            for stamp, mean, most in zip(segment.stamps, means, maxima):
-                if mean == mean:
-                    found.times.append(stamp + offset)
-                    found.means.append(mean)
-                    found.maxima.append(most)
-        return found
+            stamps, samples, all_means, all_maxima = self._columns(number)
+            means, maxima = all_means[place], all_maxima[place]
+            if None in means or None in maxima:
+                known = [at for at, mean in enumerate(means) if mean is not None and maxima[at] is not None]
+                stamps, samples, means, maxima = (
+                    [values[at] for at in known] for values in (stamps, samples, means, maxima)
+                )
+            points.times.extend([stamp + offset for stamp in stamps])
+            points.means.extend(means)
+            points.maxima.extend(maxima)
+            num_samples.extend(samples)
+        return points
+
+    def _columns(self, number: int) -> tuple[Any, Any, Any, Any]:
+        """Return a section's points as columns: stamps, numbers of samples, and means and maxima by place."""
+        if number not in self._by_column:
+            stamps, samples, means, maxima = zip(*self._sections[number].points)
+            self._by_column[number] = stamps, samples, list(zip(*means)), list(zip(*maxima))
+        return self._by_column[number]
 
     def mean(self, subject: str, figure: str) -> float | None:
-        """Return the mean over all stored points, weighted by the length of their periods."""
-        total = weight = 0.0
-        for segment, last, _ in self._pieces:
-            if (place := segment.columns.get((subject, figure))) is not None:
-                known = [v for v in _column(segment, segment.means, place)[:last] if v == v]
-                total += math.fsum(known) * LEVELS[segment.level].seconds
-                weight += len(known) * LEVELS[segment.level].seconds
-        return total / weight if weight else None
+        """Return the mean over all samples."""
+        points, num_samples = self.points(subject, figure), self._num_samples[subject, figure]
+        if not num_samples:
+            return None
+        return math.fsum(map(operator.mul, num_samples, points.means)) / sum(num_samples)
 
     def peak(self, subject: str, figure: str) -> float | None:
         """Return the largest sample ever."""
-        found = [
-            value
-            for segment in self._segments
-            if (place := segment.columns.get((subject, figure))) is not None
-            for value in _column(segment, segment.maxima if segment.level else segment.means, place)
-            if value == value
-        ]
-        return max(found, default=None)
-
-
-def _column(segment: Segment, values: array, place: int) -> array:
-    return values[place :: len(segment.columns)]
-
-
-def _pieces(segments: list[Segment]) -> Iterator[tuple[Segment, int, float]]:
-    """Yield (segment, number of its frames, seconds of its clock at boot), oldest first.
-
-    For each boot these are the finest level from its beginning, and before that the next coarser one. Stamps
-    of one boot only rise. The clock is read once, in the newest file of the boot, so a clock that was set
-    meanwhile does not reorder anything.
-    """
-    boots = list(dict.fromkeys(segment.boot_id for segment in segments))
-    for boot in boots:
-        own = [segment for segment in segments if segment.boot_id == boot and segment.stamps]
-        if not own:
-            continue
-        offset = own[-1].clock_offset
-        bound = math.inf
-        chosen: list[tuple[Segment, int, float]] = []
-        for level in range(len(LEVELS)):
-            same = [segment for segment in own if segment.level == level]
-            counted = [(segment, sum(stamp < bound for stamp in segment.stamps)) for segment in same]
-            chosen[:0] = [(one, count, offset) for one, count in counted if count]
-            bound = min([bound, *(segment.stamps[0] for segment in same)])
-        yield from chosen
+        return max(self.points(subject, figure).maxima, default=None)
 
 
 def read_usage(folder: Path) -> list[NodeUsage]:
-    """Read the measurements of each node with complete files in a job's `resources`, by node number."""
-    found = []
-    for node in nodes_in(folder):
-        read = (read_segment(path) for _, _, path in listed(folder, node))
-        if segments := [segment for segment in read if segment is not None]:
-            found.append(NodeUsage(node, segments))
-    return found
+    """Read the measurements of each node with points in a job's `resources`, by node number."""
+    nodes = []
+    for node, path in usage_files(folder):
+        sections = [section for section in read_sections(path, orjson.loads) if section.points]
+        if sections:
+            nodes.append(NodeUsage(node, sections))
+    return nodes
 
 
 def usage_part(node: NodeUsage, most_points: int) -> dict[str, Any]:

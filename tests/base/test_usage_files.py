@@ -1,14 +1,17 @@
-"""Files with the resource usage of a node over time: levels, torn frames, full disks, and file sizes."""
+"""Files with the resource usage of a node over time: merged points, torn lines, full disks, file sizes."""
 
 import itertools
 import math
+import random
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 
 from nbtrain.base.records import Stamp
-from nbtrain.base.usage import FIGURES, LEVELS, PROCESS_FIGURES
-from nbtrain.base.usage_files import UsageWriter, listed, read_segment
+from nbtrain.base.usage import FIGURES, PROCESS_FIGURES
+from nbtrain.base.usage_files import MOST_SECTIONS, Point, UsageWriter, encoded, merged, read_sections
 from nbtrain.monitor.usage import read_usage
 
 EPOCH = 1_800_000_000.0
@@ -32,63 +35,97 @@ class Node:
         )
 
 
-def test_each_level_keeps_means_and_maxima(tmp_path: Path) -> None:
-    """One minute of two-second samples becomes one point of the next level, with its mean and maximum."""
+def points_of(node: Node) -> list[Point]:
+    """Return the points of a node's file, in all sections."""
+    return [point for section in read_sections(node.folder / "0.jsonl") for point in section.points]
+
+
+def test_old_samples_are_merged_into_their_mean_and_maximum(tmp_path: Path) -> None:
+    """Samples that are older than an hour are one point per minute; unknown values do not count."""
     node = Node(tmp_path)
     for number in range(90):
         node.sample(None if number % 3 == 0 else float(number))
-    node.writer.close()
-    levels = {level: read_segment(path) for _, level, path in listed(tmp_path)}
-    assert [len(levels[level].stamps) for level in range(4)] == [90, 4, 1, 1]
-    # The first period has the samples up to second 60,058: numbers 0 to 28.
+    [section] = read_sections(tmp_path / "0.jsonl")
+    assert len(section.points) == 90 and section.points[0].means == [None]
+    node.sample(0.0, after=3600.0)
+    [section] = read_sections(tmp_path / "0.jsonl")
+    [section] = merged([section])
+    # The first minute has the samples up to second 60,058: numbers 0 to 28.
+    assert [point.num_samples for point in section.points] == [29, 30, 30, 1, 1]
     known = [number for number in range(29) if number % 3]
-    assert levels[1].means[0] == pytest.approx(sum(known) / len(known))
-    assert levels[1].maxima[0] == max(known)
-    known = [number for number in range(90) if number % 3]
-    assert levels[3].means[0] == pytest.approx(sum(known) / len(known))
-    assert levels[3].maxima[0] == 89
-    assert math.isnan(levels[0].means[0])
+    assert section.points[0].means == [pytest.approx(sum(known) / len(known))]
+    assert section.points[0].maxima == [max(known)] and section.points[0].stamp == 60_058.0
+    again = [*section.points]
+    assert merged([section])[0].points == again
 
 
-def test_the_reader_takes_the_finest_that_is_there(tmp_path: Path) -> None:
-    """The reader uses the finest level that exists for each time: points every ten minutes, then every
-    minute, then 2 s.
-    """
+def test_points_become_coarser_with_age(tmp_path: Path) -> None:
+    """Samples for an hour, minutes for a day, ten minutes for a week, then hours; the rest is deleted."""
+    node = Node(tmp_path)
+    for day in (600, 30, 5, 0.5):
+        node.seconds = 1e9 - day * 86400
+        for number in range(1800):
+            node.sample(float(number))
+    node.seconds = 1e9
+    node.sample(1.0)
+    [section] = merged(read_sections(tmp_path / "0.jsonl"))
+    counts = [0, 0, 0, 0]
+    for point in section.points:
+        age = (1e9 + 2 - point.stamp) / 86400
+        counts[0 if age > 20 else 1 if age > 2 else 2 if age > 0.1 else 3] += 1
+    assert counts[0] in (1, 2) and counts[1] in (6, 7) and counts[2] in (60, 61) and counts[3] == 1
+    assert max(most for point in section.points for most in point.maxima) == 1799.0
+
+
+def test_the_writer_merges_once_an_hour(tmp_path: Path) -> None:
+    """The file stays small while it grows, and the reader has one history of it."""
     node = Node(tmp_path)
     for number in range(3 * 1800):
         node.sample(float(number))
     [read] = read_usage(tmp_path)
     points = read.points("replica", "cpu_cores")
     gaps = [round(after - before) for before, after in zip(points.times, points.times[1:])]
-    assert min(gaps) == 2 and gaps.count(60) >= 55 and len(points) < 2300
+    assert gaps.count(60) >= 55 and len(points) < 3700
     assert points.times == sorted(points.times)
     assert points.times[-1] == EPOCH + node.seconds
     assert points.newest == 5399.0
     assert read.peak("replica", "cpu_cores") == 5399.0
-    assert read.mean("replica", "cpu_cores") == pytest.approx(2700, rel=0.02)
+    assert read.mean("replica", "cpu_cores") == pytest.approx(2699.5, rel=1e-3)
     thin = points.thinned(30)
     gaps = [round(after - before) for before, after in itertools.pairwise(thin.times)]
     assert len(thin) <= 30 and max(gaps) <= 600, "equal parts of the time, not of the points"
     assert max(thin.maxima) == 5399.0 and thin.times[-1] == points.times[-1]
 
 
-def test_a_torn_or_damaged_frame_does_not_count_and_a_new_owner_goes_on(tmp_path: Path) -> None:
-    """A frame that a kill tore or a power cut zeroed is skipped, and a new writer continues after it."""
+def test_whole_numbers_are_exact_and_others_have_six_digits(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for value in (float(2**40 + 1), 1 / 3, 1e-9, math.inf):
+        node.sample(value)
+    assert [point.means for point in points_of(node)] == [[2**40 + 1], [0.333333], [1e-9], [None]]
+
+
+@pytest.mark.parametrize("torn", [b'{"at":60012.0,"me', b"\0\0\0\0", b'{"at":60012.0,"mean":[1.0]}'])
+def test_a_line_that_was_cut_off_does_not_count_and_a_new_owner_continues(
+    tmp_path: Path, torn: bytes
+) -> None:
+    """A line without its end is skipped, and so is a header; a new owner continues after it."""
     node = Node(tmp_path)
     for number in range(5):
         node.sample(float(number))
-    [path] = [path for _, level, path in listed(tmp_path) if level == 0]
-    with path.open("r+b") as file:
-        content = file.read()
-        file.seek(len(content) - 2 * 16)
-        file.write(bytes(16))
-        file.truncate(len(content) - 3)
-    (tmp_path / "0.7.0.bin").write_bytes(b'{"format": "nbtr')
+    with (tmp_path / "0.jsonl").open("ab") as stream:
+        stream.write(torn)
+    assert [point.means for point in points_of(node)] == [[0], [1], [2], [3], [4]]
     again = Node(tmp_path, seconds=node.seconds)
     again.sample(7.0)
-    assert (tmp_path / "0.8.0.bin").exists(), "numbers continue after the existing ones"
     [read] = read_usage(tmp_path)
-    assert read.points("replica", "cpu_cores").means == [0.0, 1.0, 2.0, 7.0]
+    assert read.points("replica", "cpu_cores").means == [0.0, 1.0, 2.0, 3.0, 4.0, 7.0]
+    assert (tmp_path / "0.jsonl").read_bytes().count(b"mean") == 6
+
+
+def test_a_file_of_another_version_has_no_points(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_text('{"format": "nbtrain usage", "version": 2}\n{"at": 1.0, "mean": []}\n')
+    assert read_sections(tmp_path / "0.jsonl") == [] and read_usage(tmp_path) == []
+    assert read_sections(tmp_path / "1.jsonl") == []
 
 
 def test_order_is_that_of_writing_whatever_the_clock_says(tmp_path: Path) -> None:
@@ -96,7 +133,6 @@ def test_order_is_that_of_writing_whatever_the_clock_says(tmp_path: Path) -> Non
     node = Node(tmp_path)
     node.sample(1.0)
     node.clock_error = -7200.0
-    node.writer.close()
     node.writer = UsageWriter(tmp_path, 0)
     node.sample(2.0)
     after = Node(tmp_path, boot="boot-2", seconds=30.0)
@@ -111,12 +147,10 @@ def test_order_is_that_of_writing_whatever_the_clock_says(tmp_path: Path) -> Non
     assert len(read.points("gpu 0", "power_watts")) == 0
 
 
-def test_a_disk_that_takes_nothing_costs_frames_and_no_file(tmp_path: Path) -> None:
-    """While nothing can be written, samples are lost; existing frames are kept, and no empty file appears."""
+def test_a_disk_that_takes_nothing_costs_samples_and_no_file(tmp_path: Path) -> None:
+    """A folder that cannot be written loses samples and keeps existing ones; later samples have a header."""
     node = Node(tmp_path / "resources")
     node.sample(1.0)
-    node.writer.close()
-    kept = sorted(path.name for path in (tmp_path / "resources").iterdir())
     (tmp_path / "resources").rename(tmp_path / "aside")
     (tmp_path / "resources").write_text("in the way")
     for number in range(200):
@@ -124,48 +158,64 @@ def test_a_disk_that_takes_nothing_costs_frames_and_no_file(tmp_path: Path) -> N
     (tmp_path / "resources").unlink()
     (tmp_path / "aside").rename(tmp_path / "resources")
     node.sample(5.0)
-    assert set(kept) < {path.name for path in (tmp_path / "resources").iterdir()}
+    assert [path.name for path in (tmp_path / "resources").iterdir()] == ["0.jsonl"]
     [read] = read_usage(tmp_path / "resources")
     assert read.points("replica", "cpu_cores").means == [1.0, 5.0]
 
 
-@pytest.mark.slow
-def test_a_job_that_restarts_for_ever_keeps_few_files(tmp_path: Path) -> None:
+def test_a_full_disk_cuts_a_line_off_and_the_next_ones_count(tmp_path: Path) -> None:
+    """With a limit on the size of files, a sample is written in part; later samples are complete again."""
+    node = Node(tmp_path)
+    node.sample(1.0)
+    size = (tmp_path / "0.jsonl").stat().st_size
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limit[1]))
+        node.sample(2.0)
+        node.sample(3.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / "0.jsonl").stat().st_size == size + 10
+    node.sample(4.0)
+    assert [point.means for point in points_of(node)] == [[1], [4]]
+
+
+def test_a_job_that_restarts_for_ever_keeps_few_sections(tmp_path: Path) -> None:
     for number in range(70):
-        node = Node(tmp_path, seconds=1000.0 * number)
+        Node(tmp_path, boot=f"boot-{number}").sample(1.0)
+    assert len(read_sections(tmp_path / "0.jsonl")) == MOST_SECTIONS + 1
+    for _ in range(5):
+        node = Node(tmp_path, boot="boot-last")
         node.sample(1.0)
-        node.writer.close()
-    assert len(list(tmp_path.iterdir())) == 64 * len(LEVELS)
+    assert len(read_sections(tmp_path / "0.jsonl")) == MOST_SECTIONS + 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_a_month_of_64_ranks_is_under_100_MB(tmp_path: Path, ranks: int) -> None:
-    """A month of usage of 64 ranks fits in 100 MB, on 64 nodes with one GPU each or on 8 nodes with 8.
+def test_a_month_of_64_ranks_is_under_160_MB(ranks: int) -> None:
+    """64 nodes with one rank, and 8 nodes with 8, each with a GPU and all values, fit in 160 MB a month.
 
-    Only one node is written: a sample every ten minutes, every minute on the last day, and every two seconds
-    in the last hour. Every level then has as many frames as with a sample every two seconds throughout.
+    One node's points are encoded with the longest numbers, just before the hourly merge: hours, ten minutes
+    of the last week, minutes of the last day, and the samples of two hours.
     """
     node_figures = [name for name in FIGURES if not name.startswith(("read_", "write_", *GPU_FIGURES))]
     subjects = {"node": node_figures, "replica": PROCESS_FIGURES}
     subjects |= {f"rank {rank}": PROCESS_FIGURES for rank in range(ranks) if ranks > 1}
     subjects |= {f"gpu {rank}": GPU_FIGURES for rank in range(ranks)}
-    writer = UsageWriter(tmp_path, 0)
-    coarse = [600.0 * number for number in range(29 * 144)]
-    minutes = [coarse[-1] + 60.0 * number for number in range(1, 1381)]
-    seconds = [minutes[-1] + 2.0 * number for number in range(1, 1801)]
-    for at in coarse + minutes + seconds:
-        sample = {subject: dict.fromkeys(names, at % 97) for subject, names in subjects.items()}
-        writer.add(sample, {"host": "node-0"}, Stamp("boot", at), EPOCH + at)
-    writer.close()
-    files = {level: [path for _, one, path in listed(tmp_path) if one == level] for level in range(4)}
-    frames = {level: sum(len(read_segment(path).stamps) for path in files[level]) for level in files}
-    assert frames[0] >= 1800 and frames[1] >= 1440 and frames[2] >= 4315 and frames[3] >= 239
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert size * 64 / ranks == pytest.approx({1: 86.5e6, 8: 51.7e6}[ranks], rel=0.02)
-    [read] = read_usage(tmp_path)
-    times = read.points("replica", "cpu_cores").times
-    assert times[-1] - times[0] > 29.9 * 86400
+    num_columns = sum(map(len, subjects.values()))
+    chance, end = random.Random(0), 30 * 86400.0
+    ages = [3600.0 * n for n in range(30 * 24, 7 * 24, -1)] + [600.0 * n for n in range(7 * 144, 144, -1)]
+    ages += [60.0 * number for number in range(1440, 60, -1)]
+    size = 0
+    for age in ages:
+        means = [chance.uniform(0, 1e9) for _ in range(num_columns)]
+        size += len(encoded(Point(end - age, 30, means, [2 * value for value in means])))
+    for number in range(2 * 1800):
+        values = [chance.uniform(0, 1e9) for _ in range(num_columns)]
+        size += len(encoded(Point(end + 2 * number, 1, values, values)))
+    assert size * 64 / ranks < 160e6
 
 
 GPU_FIGURES = (

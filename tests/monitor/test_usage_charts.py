@@ -71,7 +71,6 @@ def test_many_ranks_are_a_mean_with_a_band_and_the_extremes_by_name(tmp_path: Pa
         about = {"ranks": [*range(64)], "requests": {}, "limits": {}}
         at = job.record.created_at + 2 * number
         writer.add(sample, about, Stamp("boot", 1000.0 + 2 * number), at)
-    writer.close()
     page = job_page(job.run)
     (chart,) = [drawn(each, page.created_at) for each in usage_charts(page)]
     labels = ["mean of 64 ranks", "rank 37, highest mean", "rank 5, lowest mean"]

@@ -344,7 +344,6 @@ class Agent:
             if self._ranks.poll() is None:
                 self._ranks.kill()
             self._attempt_ended()
-        self._usage.close()
         self.record.phase = "leaving"
         self.report()
         return 0

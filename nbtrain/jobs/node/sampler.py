@@ -19,14 +19,13 @@ from typing import Any
 from nbtrain.base import dcgm, nvml
 from nbtrain.base.nvml import CUDA_DEVICES
 from nbtrain.base.records import host_name
-from nbtrain.base.usage import LEVELS, PROCESS_FIGURES, gpu_subject, rank_subject
+from nbtrain.base.usage import PROCESS_FIGURES, SAMPLE_SECONDS, gpu_subject, rank_subject
 from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine.environment import HELD_GPUS
 from nbtrain.jobs.node.job_processes import Counters, JobProcesses
 from nbtrain.jobs.node.node_counters import node_counters, node_limits
 
-SAMPLE_SECONDS = LEVELS[0].seconds
 # The first samples of an attempt come faster, so that a run of a few seconds has metrics too.
 EARLY_SECONDS, EARLY_LOOKS = 0.5, 20
 # A driver that does not answer must not block the job.

@@ -168,8 +168,6 @@ def supervise(journal: Journal, asked: Asked) -> int:
                 it.pause_ends_allocation = backend.capabilities.pause_ends_allocation
                 verdict = run_attempts(it)
                 report.close(journal.last_beat)
-                if usage:
-                    usage.close()
                 if verdict.state == SUSPENDED:
                     journal.hand_over(verdict.cause, SUSPENDED)
                     launcher.close()

@@ -199,7 +199,6 @@ def measure(job: FakeJob, node: int = 0, ranks: tuple[int, ...] = (0, 1), gpu: b
             sample["gpu 0"] = {"gpu_fraction": 0.9, "gpu_memory_bytes": 8 * GIB * number}
         at = job.record.created_at + 2 * number
         writer.add(sample, about, Stamp("boot", 1000.0 + 2 * number), at)
-    writer.close()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -346,6 +346,7 @@ const CSS = `
 .nbtrain-compare input[type=range]{width:110px}
 .nbt-root.nbtrain-compare td:not(:first-child),.nbt-root.nbtrain-compare th:not(:first-child){text-align:right}
 .nbt-root.nbtrain-compare table{width:auto}
+.nbt-root.nbt-root.nbtrain-compare .nbt-table td.nbt-wide{width:auto;min-width:0;padding-right:14px;white-space:nowrap}
 .nbtrain-compare .nbt-published{display:contents}
 .nbtrain-compare .nbt-error{color:var(--nbt-failed);font-size:12px;overflow-wrap:anywhere}
 .nbtrain-compare .nbt-usage{display:grid;gap:8px 16px;

@@ -35,7 +35,7 @@ OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]{1,4096}$")]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 BACKEND_WORDS = {
     HOST_NAME: f"must be the name of a host or an IPv4 address: {HOST_RULE}",
-    SLURM_WORD: "must be a name as Slurm has it: at most 256 letters, digits, _, dots, commas, @ and dashes, "
+    SLURM_WORD: "must be a Slurm name: at most 256 letters, digits, _, dots, commas, @ and dashes, "
     "the first a letter or digit, e.g. gpu-long",
     ARRAY: "must be FIRST-LAST%1, e.g. 1-4%1: one allocation after the other",
 }
@@ -51,7 +51,7 @@ def without_slurm_conf(program: str, said: str) -> str | None:
     """
     if "Could not establish a configuration source" not in said:
         return None
-    return f"{program} finds no cluster: no slurm.conf is where it looks ($SLURM_CONF, /etc/slurm)"
+    return f"{program} finds no cluster: there is no slurm.conf where it looks ($SLURM_CONF, /etc/slurm)"
 
 
 class HostsConfig(ConfigModel):

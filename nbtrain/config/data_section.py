@@ -51,31 +51,39 @@ AddedToken = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class TokenizerConfig(ConfigModel):
-    """A byte-level BPE in data/tokenizer/<name>/: imported from `path`, or trained if it does not exist."""
+    """A byte-level BPE tokenizer in data/tokenizer/<name>/: imported from `path`, or trained if it does not
+    exist.
+    """
 
     name: Annotated[Name, Binds("tokenizer_sha256")] = ""
-    """Folder under data/tokenizer/. Left out, it is data.name. A run that extends another one and has other
-    text does not inherit this name: it trains its own tokenizer, unless it has init_from."""
+    """Folder under data/tokenizer/. The default is data.name. A run that extends another one and has other
+    text does not inherit this name: it trains its own tokenizer, unless it has init_from.
+    """
     vocab_size: Annotated[VocabularySize, Binds("vocab_size")]
-    """Number of entries, including the end-of-document token: a trained tokenizer has at most this many, and
-    the model exactly this many."""
+    """Number of entries, including the end-of-document token. A trained tokenizer has at most this many
+    entries; the model has exactly this many.
+    """
     path: PathText | None = None
     """Tokenizer to import: a tokenizer.json, or a folder with vocab.json and merges.txt; null trains one."""
     added_tokens: Annotated[list[AddedToken], Field(max_length=10_000), WithoutEffect()] = []
-    """Tokens that are added to the tokenizer at `path`, e.g. markers of a chat template: their characters
-    become one id, anywhere in a text. An entry that exists already, such as <|im_start|>, keeps its id."""
+    """Tokens to add to the tokenizer at `path`, e.g. the markers of a chat template: wherever the characters
+    of such a token occur in a text, they become one id. An entry that exists already, such as <|im_start|>,
+    keeps its id.
+    """
     eod_token: Word = "<|endoftext|>"
     """Entry that ends every document. The same characters inside a text are ordinary text."""
     trainer: Literal["tokenizers", "rustbpe"] = "tokenizers"
-    """Library that trains: tokenizers is Hugging Face's and reproducible; rustbpe takes at most half the time
-    and breaks ties differently."""
+    """Library that trains the tokenizer. tokenizers is Hugging Face's and reproducible; rustbpe takes at most
+    half the time and breaks ties differently.
+    """
     train_bytes: PositiveBytes = 100_000_000
     """Bytes of the text sample on which the tokenizer is trained; a smaller corpus is used in full."""
     train_seed: WideSeed = 1234
     """Seed of the text sample on which the tokenizer is trained."""
     max_unknown_fraction: Annotated[Fraction | None, WithoutEffect()] = 0.1
-    """Largest share of unknown tokens in a source, whose text would be lost; more is an error. null sets no
-    limit."""
+    """Largest share of unknown tokens in a source. Text of unknown tokens is lost, so a larger share is an
+    error. null sets no limit.
+    """
 
 
 class NearDedupConfig(ConfigModel):
@@ -95,11 +103,12 @@ class NearDedupConfig(ConfigModel):
 
 
 class CleaningConfig(ConfigModel):
-    """Text that is fixed and documents that are dropped before encoding; dropped documents are counted by
-    reason."""
+    """Repairs of text, and filters that drop documents before encoding. Dropped documents are counted by
+    reason.
+    """
 
     ftfy: bool = False
-    """Whether HTML entities and text that was decoded with the wrong code page are fixed, with ftfy."""
+    """Whether ftfy repairs HTML entities and text that was decoded with the wrong code page."""
     min_bytes: Bytes = 0
     """Smallest size of a document, in UTF-8 bytes; shorter ones are dropped."""
     max_bytes: PositiveBytes | None = None
@@ -115,12 +124,13 @@ class CleaningConfig(ConfigModel):
     max_top_word_fraction: Fraction | None = None
     """Largest share of one word among all words of a document; null sets no limit."""
     max_word_chars: PositiveBytes | None = None
-    """Largest length of a word, in characters; documents with a longer one, such as base64 or minified code,
-    are dropped. null sets no limit."""
+    """Largest length of a word, in characters. Documents with a longer word, such as base64 or minified code,
+    are dropped. null sets no limit.
+    """
     exact_dedup: bool = True
-    """Whether documents are dropped whose text equals an earlier document's."""
+    """Whether a document is dropped if its text equals that of an earlier document."""
     near_dedup: NearDedupConfig = NearDedupConfig()
-    """Drop documents that are nearly the same as an earlier one."""
+    """Near duplicates: documents that are nearly the same as an earlier one, which are dropped."""
 
 
 class BlendEntry(ConfigModel):
@@ -130,47 +140,53 @@ class BlendEntry(ConfigModel):
     name: Name | None = None
     """Name of a dataset in data/dataset/."""
     prefix: PathText | None = None
-    """Path of any .bin and .idx without its ending, <folder>/<key>_document, relative to the workspace."""
+    """Path of a pair of .bin and .idx files without its ending, <folder>/<key>_document, relative to the
+    workspace.
+    """
     weight: PositiveRatio
     """Share of this dataset in the blend, relative to the other weights."""
 
 
 class DataConfig(ConfigModel):
-    """The dataset in data/dataset/<name>/, and how samples are cut from it."""
+    """The dataset in data/dataset/<name>/, and how samples are built from it."""
 
     name: Annotated[Name, Binds("data_state.dataset_sha256")] = ""
-    """Folder under data/dataset/. Left out, it is the run's name. A run that extends another one and has
-    other text does not inherit this name."""
+    """Folder under data/dataset/. The default is the run's name. A run that extends another one and has other
+    text does not inherit this name.
+    """
     sources: list[Source] = []
     """Sources of the text, in order; empty for a blend, or if the .bin and .idx exist already."""
     blend: Annotated[list[BlendEntry], Binds()] = []
     """Datasets that are mixed by weight, instead of one dataset named data.name."""
     cleaning: CleaningConfig = CleaningConfig()
-    """Repairs of documents, and documents to drop, before encoding."""
+    """Cleaning before encoding: repairs of documents, and filters that drop documents."""
     json_key: Annotated[Word, Binds()] = "text"
     """First part of the names of the dataset's files, <json_key>_document.bin and .idx, as in Megatron."""
     extra_json_keys: list[Word] = []
-    """Other keys of each record that are encoded too, each into a separate <key>_document.bin and .idx."""
+    """Other keys of each record to encode too, each into its own <key>_document.bin and .idx."""
     split_sentences: Annotated[str, Field(pattern=LANGUAGE_CODE)] | None = None
-    """Language whose rules split documents into sentences, in <json_key>_sentence; null does not split
-    them."""
+    """Language whose rules split documents into sentences, stored in <json_key>_sentence; null does not split
+    them.
+    """
     num_prepare_workers: Annotated[WorkerCount, WithoutEffect()] = 0
     """Number of processes that extract and encode; 0 means one per core. The result is the same for any
     number."""
     workers: Annotated[WorkersConfig, WithoutEffect()] = WorkersConfig()
-    """Place where they run: this machine, or the workers of a Dask scheduler."""
+    """Where the prepare processes run: on this machine, or on the workers of a Dask scheduler."""
     split: Annotated[Word, Binds("data_state.split")] = "949,50,1"
-    """Relative sizes of training, validation and test."""
+    """Relative sizes of the training, validation and test splits."""
     split_rule: Annotated[Literal["megatron-deepspeed", "megatron-core"], Binds("data_state.split_rule")] = (
         "megatron-deepspeed"
     )
-    """Program whose rounding decides which documents belong to a split and which samples to a blend. For a
-    quarter of all dataset sizes the two differ by one document."""
+    """Program whose rounding is used to assign documents to splits and samples to a blend. For a quarter of
+    all dataset sizes the two programs differ by one document.
+    """
     seed: Annotated[Seed, Binds("data_state.seed")] = 1234
-    """Seed of the order of documents and samples."""
+    """Seed that shuffles documents and samples."""
     index_samples: Annotated[PositiveAmount | None, Binds("data_state.index_samples")] = None
-    """Number of training samples for which the order is computed; null means what train_tokens needs at the
-    first launch."""
+    """Number of training samples for which the order is computed; null means as many as train_tokens needs at
+    the first launch.
+    """
     shuffle: Annotated[Literal["megatron", "per_epoch"], Binds("data_state.shuffle")] = "megatron"
     """Order of samples. megatron shuffles all epochs together, as Megatron does. per_epoch shuffles
     each epoch separately: the samples differ from Megatron's, and training on more tokens never changes the
@@ -184,13 +200,13 @@ class DataConfig(ConfigModel):
     inter_document_masking: bool = False
     """With packing: stream, whether attention stays inside a document."""
     eod_mask_loss: bool = False
-    """Whether positions whose input is the end-of-document token have no loss."""
+    """Whether positions whose input is the end-of-document token are excluded from the loss."""
     num_workers: Annotated[WorkerCount, WithoutEffect()] = 0
-    """Number of processes per rank that read ahead; 0 reads in the training process."""
+    """Number of processes per rank that read samples ahead; 0 reads them in the training process."""
 
     @property
     def resolved_packing(self) -> Literal["stream", "best_fit"]:
-        """`packing`, or what null stands for."""
+        """`packing`, with null replaced by the value that it stands for."""
         if self.packing is not None:
             return self.packing
         is_tuning = any(

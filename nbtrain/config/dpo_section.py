@@ -12,7 +12,8 @@ class DpoConfig(ConfigModel):
     likely than the rejected one, compared with the weights of init_from."""
 
     beta: PositiveRatio = 0.1
-    """Strength with which the model is held to the weights it starts from: a reward is beta times the
-    difference of an answer's two log-probabilities."""
+    """Strength with which the model is kept close to its initial weights. The reward of an answer is beta
+    times the difference between its two log-probabilities.
+    """
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the pairs whose preference is assumed to be wrong (conservative DPO)."""

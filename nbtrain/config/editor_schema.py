@@ -1,4 +1,4 @@
-"""JSON Schema of a run YAML, with which editors complete and check it."""
+"""JSON Schema of a run YAML, with which editors complete and validate it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def editor_schema() -> dict[str, Any]:
     schema["properties"] = {
         "extends": {
             "anyOf": [file_names, {"type": "array", "items": file_names}],
-            "description": "Run YAMLs to take everything from first, relative to this file.",
+            "description": "Run YAMLs to start from, relative to this file.",
         },
         **schema["properties"],
     }

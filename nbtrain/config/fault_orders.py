@@ -1,4 +1,4 @@
-"""Faults on order: what NBTRAIN_FAULTS in backend.env may say.
+"""Fault injection: the format of NBTRAIN_FAULTS in backend.env.
 
 Read before launch (jobs/preflight.py) and by the ranks (train/health/faults.py), so that an order that no
 rank understands starts none.
@@ -37,7 +37,7 @@ def read_orders(text: str) -> list[dict[str, Any]]:
 
 
 def _wrong(order: object) -> str | None:
-    """Return the rule that an order breaks; None if it breaks none."""
+    """Return the rule that an order violates; None if it is valid."""
     if not isinstance(order, dict):
         return f"must be an object such as {EXAMPLE[1:-1]}"
     if missing := [key for key in ("step", "do") if key not in order]:

@@ -18,7 +18,7 @@ from nbtrain.base.workspace import NAME_PATTERN
 
 
 class ConfigModel(BaseModel):
-    """Frozen, strict, and no key that is not in the schema."""
+    """Base of all sections: frozen, strict, and without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 

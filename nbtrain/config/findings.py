@@ -19,12 +19,14 @@ def finding_of(
     cost: Cost | None = None,
     level: Level = "warning",
 ) -> Finding:
-    """Return a finding about a key of a run, with the place where the run sets it."""
+    """Return a finding about a key of a run, including the place where the run sets the key."""
     return Finding(level, rule, key, config.where(key), message, fix, cost or Cost())
 
 
 def mistake(config: RunConfig, key: str, message: str, fix: str = "") -> Finding:
-    """Return an error in the run's settings; `key` is "" if no key is to blame. run_checks adds the rule."""
+    """Return an error in the run's settings; `key` is "" if the error is not about one key. run_checks adds
+    the rule.
+    """
     return _error(config, key, message, fix, "")
 
 
@@ -34,7 +36,9 @@ def missing_data(config: RunConfig, key: str, message: str, fix: str = "") -> Fi
 
 
 def shortage(config: RunConfig, key: str, message: str, fix: str = "", num_bytes: int = 0) -> Finding:
-    """Return an error about a machine that is too small for the run, by `num_bytes` if that is known."""
+    """Return an error about a machine that is too small for the run; `num_bytes` is the amount missing, if
+    known.
+    """
     return _error(config, key, message, fix, "resource", num_bytes)
 
 
@@ -44,7 +48,7 @@ def _error(config: RunConfig, key: str, message: str, fix: str, lacks: Lack, num
 
 
 def run_checks(checks: Iterable[Callable[..., Iterable[Finding]]], *arguments: Any) -> list[Finding]:
-    """Return the findings of all checks; a finding without a rule gets the name of its check."""
+    """Return the findings of all checks. A finding that names no rule gets the name of its check."""
     return [
         finding if finding.rule else replace(finding, rule=check.__name__)
         for check in checks
@@ -57,7 +61,7 @@ _PLACE = re.compile(r"(?P<place>override .+?|\S+:\d+): ")
 
 
 def findings_of(error: NbtrainError) -> list[Finding]:
-    """Return the findings that an error was raised with, or one with the text of an error raised alone."""
+    """Return the findings that an error carries, or else one finding with the text of the error."""
     if error.findings:
         return list(error.findings)
     text = str(error)

@@ -1,4 +1,4 @@
-"""Settings of generation: the fields of a request to a model, their defaults and bounds.
+"""Settings of text generation: the fields of a request to a model, their defaults and bounds.
 
 Names are taken from transformers' GenerationConfig, or from OpenAI's API or vLLM if it has no such setting.
 The command line, notebooks, the server and the process that generates all use this class.
@@ -36,24 +36,29 @@ class Generation:
     top_k: int = 40
     """Number of the most likely tokens to choose among; 0 means all."""
     top_p: float = 1.0
-    """Probability that the most likely tokens to choose among have together (arXiv:1904.09751, section 3.1);
-    1 means all, and 0 takes the most likely one (greedy)."""
+    """Total probability of the most likely tokens to choose among (arXiv:1904.09751, section 3.1); 1 means
+    all tokens, and 0 takes the most likely one (greedy).
+    """
     min_p: float = 0.0
-    """Least probability of a token to choose, as a share of the most likely one's (arXiv:2407.01082); 0 means
-    no limit."""
+    """Smallest probability of a token to choose among, relative to that of the most likely one
+    (arXiv:2407.01082); 0 means no limit.
+    """
     repetition_penalty: float = 1.0
-    """Divisor of positive logits, and factor of negative ones, of tokens that are in the text already (CTRL,
-    arXiv:1909.05858, section 4.1); 1 changes nothing."""
+    """Penalty for tokens that the text already contains: positive logits are divided by it, negative ones
+    multiplied (CTRL, arXiv:1909.05858, section 4.1); 1 changes nothing.
+    """
     presence_penalty: float = 0.0
     """Number subtracted once from the logit of each token that the new text already contains (OpenAI)."""
     frequency_penalty: float = 0.0
-    """Number that is subtracted from the logit of a token for each time that the new text has it (OpenAI)."""
+    """Number that is subtracted from the logit of a token for each time that it occurs in the new text
+    (OpenAI).
+    """
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs (token id, number that is added to its logit) (OpenAI)."""
     num_beams: int = 1
     """Number of beams; 1 means no beam search."""
     length_penalty: float = 1.0
-    """With beams: power of a beam's length by which its log-probability is divided."""
+    """With beams: exponent of the beam's length, by which its log-probability is divided."""
     n: int = 1
     """Number of texts for the prompt."""
     stop: tuple[str, ...] = ()
@@ -61,13 +66,15 @@ class Generation:
     ignore_eod: bool = False
     """Whether the text continues after the end of a document."""
     logprobs: int | None = None
-    """Number of the most likely tokens to report at each place, with the log-probability of the chosen one;
-    null reports none."""
+    """Number of the most likely tokens to report at each position, with the log-probability of the chosen
+    one; null reports none.
+    """
     echo: bool = False
-    """Whether the prompt, with its log-probabilities, comes before the new text."""
+    """Whether the result begins with the prompt and its log-probabilities."""
     seed: int | None = 1234
-    """Seed of the text: the same seed gives the same text, whatever else is generated; null gives another
-    text each time."""
+    """Random seed: the same seed gives the same text, whatever else is generated at the same time. null gives
+    another text each time.
+    """
 
     def __post_init__(self) -> None:
         for name, holds, rule in self._rules():
@@ -104,33 +111,33 @@ class Generation:
         yield "seed", self.seed is None or abs(self.seed) < 1 << 63, "below 2^63, or null"
 
     def _check_beams(self) -> None:
-        """Refuse options that conflict with beams, whose texts are complete only at the end."""
+        """Reject options that conflict with beams, because the text of a beam is complete only at the end."""
         if self.n > self.num_beams:
             raise ConfigError(f"n = {self.n} must be at most num_beams = {self.num_beams}.")
         for name in ("stop", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "echo"):
             if getattr(self, name) not in ((), None, 0.0, False):
                 raise ConfigError(
-                    f"{name} does not go with num_beams = {self.num_beams}: set only one of them."
+                    f"{name} cannot be combined with num_beams = {self.num_beams}: set only one of them."
                 )
 
     @property
     def is_greedy(self) -> bool:
-        """Whether each token is the likeliest one, and nothing is drawn."""
+        """Whether each token is the most likely one, without any sampling."""
         return self.temperature == 0 or self.top_p == 0 or self.top_k == 1
 
     @property
     def is_penalized(self) -> bool:
-        """Whether a token's logit depends on what is there already, or has a bias."""
+        """Whether a token's logit depends on earlier tokens, or has a bias."""
         plain = self.repetition_penalty == 1 and self.presence_penalty == self.frequency_penalty == 0
         return not plain or bool(self.logit_bias)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; `of` reads them."""
+        """Return the fields as JSON values, which `of` reads back."""
         return asdict(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Generation":
-        """Build the settings from a JSON object; other keys are ignored."""
+        """Build the settings from a JSON object; keys that are not settings are ignored."""
         names = {field.name for field in fields(cls)}
         known = {name: value for name, value in values.items() if name in names}
         known["stop"] = tuple(known.get("stop", ()))

@@ -1,4 +1,4 @@
-"""The dotted keys of the schema, and the message about a key that it does not have."""
+"""The dotted keys of the schema, and the message about an unknown key."""
 
 import difflib
 import functools
@@ -17,7 +17,9 @@ from nbtrain.config.yaml_source import Located
 
 @functools.cache
 def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[str, type[BaseModel] | None]:
-    """Return every dotted key of the schema, read-only; sections map to their model, leaves to None."""
+    """Return all dotted keys of the schema, read-only. The value of a section is its model; that of a single
+    field is None.
+    """
     keys: dict[str, type[BaseModel] | None] = {}
     for name, info in model.model_fields.items():
         section = _section(info.annotation)
@@ -60,7 +62,7 @@ def holds_text(key: str) -> bool:
 
 @functools.cache
 def entry_models() -> Mapping[str, type[BaseModel]]:
-    """Return {key of a list: the model of each entry}, for lists whose entries are sections."""
+    """Return {key of a list: the model of its entries}, for lists whose entries are sections."""
     models: dict[str, type[BaseModel]] = {}
     for prefix, model in {"": RunConfig, **field_keys()}.items():
         for name, info in model.model_fields.items() if model else ():
@@ -104,7 +106,7 @@ def unknown_keys(located: Located) -> list[Finding]:
 
 
 def _numbered(dotted: str, inner: Any) -> str:
-    """Return the hint to write a key with brackets, as in messages, with a dot: a[0].path as a.0.path."""
+    """Return the hint for a key in brackets, as messages show list entries: write a[0].path as a.0.path."""
     keys = dotted
     while isinstance(inner, Mapping) and len(inner) == 1:
         ((key, inner),) = inner.items()

@@ -1,4 +1,4 @@
-"""Section backend.kubernetes of a run YAML: what a pod is made of, and what its engine is asked."""
+"""Section backend.kubernetes of a run YAML: the pods, and the options of the cluster's operator."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ LabelKey = Annotated[str, Field(pattern=f"^({SUBDOMAIN}/)?{QUALIFIED}$", max_len
 LabelValue = Annotated[str, Field(pattern=f"^({QUALIFIED})?$")]
 LABEL_WORDS = {
     f"^({SUBDOMAIN}/)?{QUALIFIED}$": "must be at most 63 letters, digits, dots, dashes and underscores, "
-    "and begin and end with a letter or digit. A domain may stand before it: example.com/team",
+    "and begin and end with a letter or digit. A domain may come before it: example.com/team",
     f"^({QUALIFIED})?$": "must be empty, or at most 63 letters, digits, dots, dashes and underscores, "
     "and begin and end with a letter or digit",
 }
@@ -34,9 +34,9 @@ Program = Annotated[str, Field(pattern=rf"^/?{PART}(/{PART})*$", max_length=1024
 LABEL_WORDS |= {
     rf"^(/{PART})+$": "must be an absolute path without spaces, colons, commas and .., e.g. /data",
     rf"^{PART}(/{PART})*$": "must be a relative path without spaces, colons, commas and .., e.g. team/data",
-    f"^{LABEL}$": "must be a name as Kubernetes has it: at most 63 small letters, digits and dashes, the "
+    f"^{LABEL}$": "must be a Kubernetes name: at most 63 lower-case letters, digits and dashes, the "
     "first and last a letter or digit, e.g. team-a",
-    f"^{SUBDOMAIN}$": "must be a name as Kubernetes has it: small letters, digits, dashes and dots, the "
+    f"^{SUBDOMAIN}$": "must be a Kubernetes name: lower-case letters, digits, dashes and dots, the "
     "first and last a letter or digit, e.g. team-data",
 }
 Annotation = Annotated[str, Field(max_length=100_000)]
@@ -45,23 +45,23 @@ Workload = Literal["DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"]
 
 
 class MountConfig(ConfigModel):
-    """A persistent volume claim in the container."""
+    """A persistent volume claim that is mounted in the container."""
 
     claim: ObjectName
     """Name of the PersistentVolumeClaim, in the job's namespace."""
     mount_path: ContainerPath
-    """Absolute path of the mount in the container."""
+    """Absolute path in the container."""
     sub_path: SubPath | None = None
     """Folder of the volume to mount; null mounts all of it."""
     read_only: bool = False
-    """Mount it for reading alone."""
+    """Whether it is mounted read-only."""
 
 
 class SecretVariableConfig(ConfigModel):
-    """An environment variable whose value a Secret holds; the manifest names the Secret alone."""
+    """An environment variable whose value is in a Secret. The manifest has only the name of the Secret."""
 
     name: VariableName
-    """The variable."""
+    """Name of the variable."""
     secret: ObjectName
     """Name of the Secret."""
     key: SecretKey
@@ -69,25 +69,27 @@ class SecretVariableConfig(ConfigModel):
 
 
 class SecretFilesConfig(ConfigModel):
-    """A Secret as a folder of files, one for each key."""
+    """A Secret that is mounted as a folder, with one file for each key."""
 
     secret: ObjectName
     """Name of the Secret."""
     mount_path: ContainerPath
-    """The folder; it is read-only."""
+    """Absolute path of the folder, which is read-only."""
 
 
 class TolerationConfig(ConfigModel):
-    """A taint of nodes that the pods accept."""
+    """A toleration: a taint of nodes that the pods accept."""
 
     key: LabelKey | None = None
     """Key of the taint; null with operator Exists accepts every taint."""
     operator: Literal["Exists", "Equal"] | None = None
-    """Equal compares the taint's value too; null is Equal if there is a value, else Exists."""
+    """Equal also compares the taint's value; Exists does not. null means Equal if `value` is set, else
+    Exists.
+    """
     value: LabelValue | None = None
     """Value of the taint, for Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; null accepts all three."""
+    """Effect of the taint; null accepts all three effects."""
 
     @property
     def written_operator(self) -> str:
@@ -96,7 +98,7 @@ class TolerationConfig(ConfigModel):
 
 
 class KubernetesConfig(ConfigModel):
-    """Pods that an operator of the cluster starts from one manifest; the ranks are processes in them."""
+    """Pods that an operator of the cluster starts from one manifest. The ranks are processes in them."""
 
     workload: Workload = "TrainJob"
     """Kind of object: DeepSpeedJob (batch.tensorstack.dev/v1beta1), TrainJob (trainer.kubeflow.org/v1alpha1),
@@ -111,16 +113,17 @@ class KubernetesConfig(ConfigModel):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When the image is pulled; null uses Kubernetes' default (Always for the tag latest)."""
     image_pull_secrets: list[ObjectName] = []
-    """Secrets with the registry's credentials."""
+    """Names of Secrets with the registry's credentials."""
     python: Program = "python3"
     """Python interpreter in the image."""
     workspace_path: ContainerPath = "/workspace"
-    """Path of the workspace in the container: its output/ holds the run directory, its data/ the data. It
-    must be on a volume of `mounts` that every pod can write to."""
+    """Path of the workspace in the container. Its output/ holds the run directory and its data/ the data, so
+    it must be on a volume of `mounts` that every pod can write to.
+    """
     mounts: list[MountConfig] = []
     """Persistent volume claims."""
     shared_memory_bytes: PositiveBytes | None = None
-    """Bytes of /dev/shm, in memory, which count towards the container's limit; null sets no size."""
+    """Bytes of /dev/shm. They are in memory and count towards the container's limit. null sets no size."""
     gpu_resource: LabelKey = "nvidia.com/gpu"
     """Name of the GPU resource. Each pod requests resources.gpus_per_node of it."""
     extra_resources: dict[LabelKey, PositiveSmallCount] = {}
@@ -139,7 +142,7 @@ class KubernetesConfig(ConfigModel):
     tolerations: list[TolerationConfig] = []
     """Taints that the pods accept."""
     secret_variables: list[SecretVariableConfig] = []
-    """Environment variables from Secrets."""
+    """Environment variables whose values are in Secrets."""
     secret_files: list[SecretFilesConfig] = []
     """Secrets that are mounted as files."""
     service_account: ObjectName | None = None
@@ -149,8 +152,9 @@ class KubernetesConfig(ConfigModel):
     annotations: dict[LabelKey, Annotation] = {}
     """Annotations of the object and its pods."""
     clean_up_policy: Literal["none", "unfinished", "all"] | None = None
-    """Pods that the operator removes at the end; null means none where the kind has such a policy, so that
-    their logs stay."""
+    """Which pods the operator removes at the end; null means none, where the kind has such a policy, so that
+    their logs are kept.
+    """
     restart_policy: Literal["Always", "OnFailure", "Never", "ExitCode"] | None = None
     """When the operator restarts a pod. null means ExitCode (only a killed pod, with codes from 128) or, for
     an MPIJob, which has no ExitCode, Never; for a TrainJob the runtime decides. Ranks that fail are restarted
@@ -159,20 +163,23 @@ class KubernetesConfig(ConfigModel):
     """Number of restarts by the operator before the job counts as failed; null uses the operator's
     default."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=YEAR_SECONDS)] | None = None
-    """Seconds after which the operator ends the pods, counted from its own start of the job, without the
-    queue, and for a TrainJob again after each pause. backend.deadline_seconds ends a job with a checkpoint,
-    and must come first if both are set. null sets no limit."""
+    """Seconds after which the operator ends the pods, counted from its own start of the job. Time in the
+    queue does not count, and a TrainJob counts again after each pause. backend.deadline_seconds ends a job
+    with a checkpoint, and must come first if both are set. null sets no limit.
+    """
     min_nodes: PositiveSmallCount | None = None
-    """Smallest number of pods of an elastic job (DeepSpeedJob, PyTorchJob); null means not elastic. A restart
-    continues with the first pods that are available, which backend.elastic counts."""
+    """Smallest number of pods of an elastic job (DeepSpeedJob, PyTorchJob); null means that it is not
+    elastic. A restart continues with the first pods that are available, which backend.elastic counts.
+    """
     max_nodes: PositiveSmallCount | None = None
-    """Largest number of pods of an elastic job, which must be resources.nodes; null means the same."""
+    """Largest number of pods of an elastic job, which must equal resources.nodes; null means the same."""
     autotune: Literal["none", "run", "tune"] = "none"
     """DeepSpeed's autotuner, which a DeepSpeedJob starts with DeepSpeed's launcher: tune searches for the
     best ZeRO stage and micro-batch size and trains nothing, run trains with the best."""
     debug_mode: bool = False
     """DeepSpeedJob: whether the pods start sshd instead of the training, so that you can open a shell in
-    them."""
+    them.
+    """
     runtime: ObjectName = "torch-distributed"
     """TrainJob: name of the runtime, whose replicated job and container must be named node."""
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"

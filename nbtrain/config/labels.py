@@ -1,4 +1,4 @@
-"""The form of a run's labels, asked of one label at a time; the rule itself: kubernetes_section.py."""
+"""The format of a run's labels, checked for one label at a time; the rule: kubernetes_section.py."""
 
 import functools
 from typing import Any
@@ -15,8 +15,9 @@ def _adapter(of_key: bool) -> TypeAdapter:
 
 
 def label_problem(key: Any, value: Any) -> str | None:
-    """Return the rule that a label breaks, as submissions report it; None if none. A value of None removes a
-    label."""
+    """Return the rule that a label breaks, as submissions report it; None if it breaks none. A value of None
+    removes the label.
+    """
     if words := _broken(key, of_key=True):
         return f"labels: the key {shortened(repr(key))} {words}."
     if value is not None and (words := _broken(value, of_key=False)):

@@ -28,18 +28,22 @@ class LoraConfig(ConfigModel):
     """Matrices of each block that have an adapter: query_key_value (attention's input), dense (its output),
     dense_h_to_4h (the MLP's input, with the gate) and dense_4h_to_h (its output)."""
     use_rslora: bool = False
-    """Whether the scale is alpha / sqrt(rank) instead (rsLoRA, arXiv:2312.03732), so that large ranks learn
-    as fast as small ones."""
+    """Whether the scale is alpha / sqrt(rank) instead of alpha / rank (rsLoRA, arXiv:2312.03732), so that
+    large ranks learn as fast as small ones.
+    """
     load_in_4bit: bool = False
-    """Whether the frozen matrices of all blocks are kept in 4 bits (QLoRA, arXiv:2305.14314), with the
+    """Whether the frozen matrices of all blocks are stored in 4 bits (QLoRA, arXiv:2305.14314), with the
     package bitsandbytes. Embeddings, norms and the output layer stay in precision.dtype, in which products
-    are computed. For ZeRO 0 to 2 without a pipeline."""
+    are computed. For ZeRO 0 to 2 without a pipeline.
+    """
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
-    """The 16 numbers that a 4-bit weight can be: nf4 suits normally distributed weights, fp4 are
-    floating-point numbers."""
+    """Set of the 16 numbers that a 4-bit weight can be: nf4 suits normally distributed weights, fp4 are
+    floating-point numbers.
+    """
     bnb_4bit_use_double_quant: bool = False
-    """With load_in_4bit, whether the scale of each block of 64 numbers is kept in 8 bits: a weight then needs
-    4.13 bits instead of 4.5."""
+    """With load_in_4bit, whether the scale of each block of 64 numbers is stored in 8 bits: a weight then
+    needs 4.13 bits instead of 4.5.
+    """
     trainable_token_indices: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     """Ids of tokens whose rows of the embedding, and of an untied output layer, are trained too. null means
     the ids that the vocabulary of init_from does not have, which submit writes into the run's configuration;

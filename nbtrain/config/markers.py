@@ -1,4 +1,4 @@
-"""Markers on the fields of the schema, from which every table about fields is derived.
+"""Markers on the fields of the schema, from which all tables of fields are derived.
 
     num_layers: Annotated[Layers, Architecture()]
     split: Annotated[Word, Binds("data_state.split")] = "949,50,1"
@@ -20,10 +20,10 @@ Marker = TypeVar("Marker")
 
 @dataclass(frozen=True)
 class Binds:
-    """A field, or a section with all its fields, that a resume may not change."""
+    """A field, or a section with all its fields, that must stay the same when a run is resumed."""
 
     recorded: str | None = None
-    """Place of the value in a checkpoint's manifest; None if only the run's configuration has it."""
+    """Where a checkpoint's manifest records the value; None if only the run's configuration has it."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,21 @@ class Architecture:
     """
 
     differs: str = "refused"
-    """Reaction of `init_from` to weights of another value: "refused", "ignored", or the text of a note."""
+    """Effect in `init_from` if the weights have another value: "refused", "ignored" or a note's text."""
     compared: str = ""
-    """Property of the section that init_from compares; "": the field itself, or resolved_<field>."""
+    """Property of the section that init_from compares; "" means the field itself, or resolved_<field>."""
     counts: Callable[[Any], bool] = lambda section: True
-    """Whether the field is compared at all, by the section of the weights."""
+    """Function of the section of the weights that tells whether the field is compared at all."""
 
 
 @dataclass(frozen=True)
 class SameMathematics:
-    """A field, or a section, that says how the same mathematics is computed; a resume may change it."""
+    """A field or section that decides how the same mathematics is computed; a resume may change it."""
 
 
 @dataclass(frozen=True)
 class WithoutEffect:
-    """A field, or a section, that no number of the training depends on; a resume may change it."""
+    """A field or section that has no effect on any number of the training; a resume may change it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SbatchOption:
     """A field that is written as an option of sbatch."""
 
     names: tuple[str, ...]
-    """All spellings of the option, and of options that contradict it."""
+    """All spellings of the option, and the options that contradict it."""
 
 
 def marked(section: type[BaseModel], kind: type[Marker]) -> dict[str, Marker]:

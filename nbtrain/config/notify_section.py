@@ -1,4 +1,4 @@
-"""The section `notify:` of a run YAML: who hears of a job's end, and how."""
+"""The section `notify:` of a run YAML: the notification at the end of a job."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,9 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_len
 
 
 class NotifyConfig(ConfigModel):
-    """Notification that the supervisor sends when a job has ended. It never changes the job's state."""
+    """Notification that the supervisor sends when a job has ended. A failed notification never changes the
+    job's state.
+    """
 
     command: list[PathText] = []
     """Program and arguments, run without a shell; it receives the run's summary.json on stdin."""
@@ -18,6 +20,6 @@ class NotifyConfig(ConfigModel):
     """Name of the environment variable with the address (http or https) to which summary.json is posted. The
     address, which may contain a secret, is not written to any file."""
     states: list[Literal["SUCCEEDED", "FAILED", "CANCELLED"]] = ["SUCCEEDED", "FAILED", "CANCELLED"]
-    """States that are reported. LOST is not among them, because no supervisor is left to report it."""
+    """States that are reported. LOST cannot be reported, because a lost job has no supervisor."""
     timeout_seconds: PositiveSeconds = 30.0
-    """Seconds for the program, and again for the address; then the program is killed."""
+    """Seconds that the program may run before it is killed, and seconds to wait for the address to answer."""

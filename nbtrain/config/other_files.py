@@ -1,4 +1,6 @@
-"""Files that are given as a run YAML and are something else: what each is, and what reads it."""
+"""Files that are passed as a run YAML but are something else: messages that say what each is, and what reads
+it.
+"""
 
 import contextlib
 import os
@@ -36,31 +38,31 @@ DEEPSPEED = {"zero_optimization", "train_batch_size", "train_micro_batch_size_pe
 
 
 def refuse_script(path: Path) -> None:
-    """Raises ConfigError for a shell script, before it is read as YAML."""
+    """Raise ConfigError if the file is a shell script, before it is read as YAML."""
     if path.suffix in SCRIPTS:
         raise _other(path, "a shell script", _import(path))
 
 
 def refuse_text(path: Path) -> None:
-    """Raises ConfigError for a file of text, before it is read as YAML."""
+    """Raise ConfigError if the file is plain text, before it is read as YAML."""
     if path.suffix.lower() in TEXTS or (path.suffix == ".json" and begins_array(path)):
         raise _other(path, "text", for_text(path))
 
 
 def holds_text_files(folder: Path) -> bool:
-    """Return whether some of a folder's first entries are files of text by their names."""
+    """Return whether some of the first entries of a folder are text files, judged by their names."""
     with contextlib.suppress(OSError):
         return any(Path(entry).suffix.lower() in TEXTS for entry in islice(os.listdir(folder), 1000))
     return False
 
 
 def for_text(path: Path) -> str:
-    """Return the command that makes a run YAML for a text."""
+    """Return the command that creates a run YAML for a text file."""
     return f"`nbtrain new my-run --text {shlex.quote(display(path))}` makes a run YAML for it."
 
 
 def begins_array(path: Path) -> bool:
-    """Return whether a file is one JSON array, as files of records are."""
+    """Return whether the content of a file begins like one JSON array, as files of records do."""
     with path.open("rb") as stream:
         return stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
@@ -70,15 +72,15 @@ def refuse_other(path: Path, value: Mapping[str, Any]) -> None:
     keys = {str(key) for key in value}
     if is_price_table(keys):
         place = display(data_home() / "prices.yaml")
-        fix = f"Plans read it at {place}; `nbtrain check {path.name}` checks it. Name a run here."
+        fix = f"Plans read prices from {place}; `nbtrain check {path.name}` checks the file. Name a run here."
         raise _other(path, "a table of prices", fix)
     if keys >= MANIFEST:
         kind = str(value["kind"])
-        other = f"Of manifests {', '.join(JOB_KINDS)} are read."
+        other = f"nbtrain reads manifests of kind {', '.join(JOB_KINDS)}."
         fix = _import(path) if kind in JOB_KINDS else other
         raise _other(path, f"a manifest of Kubernetes ({kind})", fix)
     if path.suffix in (".json", ".jsonc") and keys & DEEPSPEED:
-        fix = f"`nbtrain import {path.name} --onto gpt-125m -o run.yaml` puts it on a run."
+        fix = f"`nbtrain import {path.name} --onto gpt-125m -o run.yaml` combines it with a run."
         raise _other(path, "a DeepSpeed JSON", fix)
 
 

@@ -1,4 +1,4 @@
-"""Names that other training programs give to fields of a run: what people type, and the field it is here.
+"""Names that other training programs use for fields of a run: the name that people type, and nbtrain's field.
 
 A row is the field, then the names. They are options of Megatron-LM and Megatron-DeepSpeed (--tensor-model-
 parallel-size), keys of DeepSpeed's JSON, of GPT-NeoX (model-parallel-size), torchtitan
@@ -133,8 +133,8 @@ INSTEAD = {
 
 
 def other_name(word: str) -> str:
-    """Return " Nearest: parallel.zero_stage." for a name of another program, with a space in front; "" if
-    none is known.
+    """Return " Nearest: parallel.zero_stage." for a name of another program, with the leading space; "" for
+    an unknown name.
 
     Dashes count as underscores, and upper case as lower case.
     """

@@ -1,4 +1,4 @@
-"""Names of datasets and tokenizers: a run inherits a name only together with what is made under it.
+"""Names of datasets and tokenizers: a run inherits a name only together with the settings that it stands for.
 
 A run that extends gpt-tiny and has other text must neither encode that text with the demo's tokenizer nor
 train the demo's tokenizer on it. A layer (a file over what it extends, or overrides over a file) that changes
@@ -41,14 +41,14 @@ _LONGEST_STEM = 53 - _HASH_DIGITS - 1
 
 
 def leads_names(key: str) -> bool:
-    """Return whether a dotted key is one whose change may give a run separate names."""
+    """Return whether a change of this dotted key may give a run its own names of dataset and tokenizer."""
     made = [f"data.{name}" for name in MAKES_DATASET]
     made += [f"tokenizer.{name}" for name in (*MAKES_TRAINED, *MAKES_BROUGHT)]
     return any(f"{key}.".startswith(f"{other}.") for other in (*made, *OWN_NAMES, "name", "init_from"))
 
 
 def with_own_names(merged: Located, layer: Located, base: Located) -> Located:
-    """Return `merged`, a layer over its base, with new names instead of names that it does not inherit.
+    """Replace the names in `merged`, a layer over its base, that the layer does not inherit; return `merged`.
 
     In place. Values that the schema will refuse are compared as they are written.
     """
@@ -72,7 +72,8 @@ def with_own_names(merged: Located, layer: Located, base: Located) -> Located:
 
 
 def with_default_names(located: Located) -> Located:
-    """Give the dataset the run's name, and the tokenizer the dataset's, where they have none. In place.
+    """Give a dataset without a name the run's name, and a tokenizer without a name the dataset's. Changes the
+    layer in place.
 
     A file without a name is a part of runs: the first run that extends it gives the names.
     """
@@ -83,7 +84,7 @@ def with_default_names(located: Located) -> Located:
 
 
 def _has_other_tokenizer(merged: Located, base: Located) -> bool:
-    """Return whether the merged settings make another tokenizer than the one that `base` names."""
+    """Return whether the merged settings produce a different tokenizer from the one that `base` names."""
     if not _at(base, TOKENIZER_NAME) or merged.value.get("init_from") is not None:
         return False
     then, now = _tokenizer_of(base), _tokenizer_of(merged)
@@ -104,7 +105,7 @@ def _sources(located: Located) -> list[Any]:
 
 
 def _has_other_dataset(merged: Located, base: Located, other_tokenizer: bool) -> bool:
-    """Return whether the merged settings make another dataset than the one that `base` names."""
+    """Return whether the merged settings produce a different dataset from the one that `base` names."""
     if not _at(base, DATA_NAME):
         return False
     if _at(merged, "data.blend"):
@@ -118,18 +119,18 @@ def _has_other_dataset(merged: Located, base: Located, other_tokenizer: bool) ->
 
 
 def makes_same_dataset(one: Any, other: Any) -> bool:
-    """Return whether two RunConfigs make the same dataset, if they have the same tokenizer."""
+    """Return whether two RunConfigs produce the same dataset, provided they have the same tokenizer."""
     return _dataset_of(Located(one.model_dump())) == _dataset_of(Located(other.model_dump()))
 
 
 def makes_same_tokenizer(one: Any, other: Any) -> bool:
-    """Return whether two RunConfigs train, or bring, the same tokenizer."""
+    """Return whether two RunConfigs train or import the same tokenizer."""
     first, second = Located(one.model_dump()), Located(other.model_dump())
     return _tokenizer_of(first) == _tokenizer_of(second) and _text_of(first) == _text_of(second)
 
 
 def _tokenizer_of_start(layer: Located) -> str | None:
-    """Return the tokenizer's name of the run that a layer's init_from names; None without such a run."""
+    """Return the tokenizer's name of the run that a layer's init_from names; None if it names no run."""
     start = layer.value.get("init_from")
     if not isinstance(start, str) or "://" in start:
         return None
@@ -141,7 +142,9 @@ def _tokenizer_of_start(layer: Located) -> str | None:
 
 
 def _is_shared_part(base: Located) -> bool:
-    """Return whether a file is not a run and has no text, so that its names are for the runs above it."""
+    """Return whether a file is only a base for runs: it is not a run and has no text, so its names are meant
+    for the runs that extend it.
+    """
     return "name" not in base.value and not _at(base, "data.sources")
 
 
@@ -152,12 +155,12 @@ def _tokenizer_of(located: Located) -> dict[str, Any]:
 
 
 def _text_of(located: Located) -> dict[str, Any]:
-    """Return the settings that decide the text that a tokenizer is trained on."""
+    """Return the settings that decide which text a tokenizer is trained on."""
     return {key: value for key, value in _dataset_of(located).items() if key in ("sources", "cleaning")}
 
 
 def _dataset_of(located: Located) -> dict[str, Any]:
-    """Return the settings that decide a dataset, with defaults, if the schema takes them."""
+    """Return the settings that decide a dataset's content, with defaults if they are valid."""
     fields, section = DataConfig.model_fields, _section(located, "data")
     values: dict[str, Any] = {}
     for key in MAKES_DATASET:
@@ -177,7 +180,7 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 
 
 def _hashed(run: str, located: Located) -> str:
-    """Return a name for what a run makes whose own name says nothing of it: one for the same settings."""
+    """Return a name made of the run's name and a hash of the settings."""
     made = {**_dataset_of(located), **_tokenizer_of(located), TOKENIZER_NAME: _at(located, TOKENIZER_NAME)}
     text = json.dumps(made, sort_keys=True, default=str)
     digits = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
@@ -200,7 +203,7 @@ def _section(located: Located, name: str) -> Mapping[str, Any]:
 
 
 def _fill(located: Located, key: str, value: Any) -> None:
-    """Set a name that is not there, and mark that no file gives it."""
+    """Set a name that is missing, and record that no file sets it."""
     section, _, name = key.partition(".")
     if isinstance(values := located.value.get(section), dict) and name not in values:
         located.value[section] = {**values, name: value}

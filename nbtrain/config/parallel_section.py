@@ -31,8 +31,9 @@ class LossScaleConfig(ConfigModel):
     loss_scale_window: PositiveSteps = 500
     """Number of steps without overflow after which the dynamic loss scale doubles."""
     hysteresis: PositiveSmallCount = 2
-    """Number of overflows, consecutive or not, until the dynamic loss scale halves; each further one halves
-    it again. The count restarts when the scale doubles."""
+    """Number of overflows, consecutive or not, after which the dynamic loss scale halves; each further
+    overflow halves it again. The count restarts when the scale doubles.
+    """
     min_loss_scale: Annotated[int, Field(ge=1, le=2**MOST_SCALE_POWER)] = 1
     """Smallest dynamic loss scale; DeepSpeed requires a whole number."""
 
@@ -43,17 +44,19 @@ class PrecisionConfig(ConfigModel):
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], Binds()] = "bf16"
     """Format of the matrix products. Loss, master weights and moments are always fp32."""
     autocast: Annotated[bool, Binds()] = False
-    """Whether the weights stay in fp32 and each product casts them, instead of bf16 weights with fp32
-    masters; bf16 only."""
+    """Whether the weights stay in fp32 and are cast to bf16 for each product, instead of bf16 weights with
+    fp32 masters; bf16 only.
+    """
     fp8: bool = False
-    """Whether the linear layers of the blocks multiply in FP8 (e4m3 forward, e5m2 backward); bf16 only, from
-    Hopper on."""
+    """Whether the linear layers of the blocks multiply in FP8 (e4m3 forward, e5m2 backward); bf16 only, on
+    Hopper GPUs and later.
+    """
     fp16: LossScaleConfig = LossScaleConfig()
     """Loss scaling of fp16."""
 
 
 class ActivationCheckpointingConfig(ConfigModel):
-    """Recomputation of activations in the backward pass, instead of keeping them."""
+    """Recomputation of activations in the backward pass, so that they need not be kept in memory."""
 
     granularity: Literal["none", "selective", "full"] = "none"
     """Activations that are recomputed in the backward pass. selective recomputes what is large and cheap: the
@@ -63,25 +66,31 @@ class ActivationCheckpointingConfig(ConfigModel):
 
 
 class OffloadConfig(ConfigModel):
-    """Place for ZeRO's state that does not fit into the device's memory."""
+    """Where ZeRO keeps state that does not fit into the device's memory."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
-    """Place of the state: none on the device, cpu in host memory, nvme in files under nvme_path (ZeRO 3
-    only)."""
+    """Where the state is kept: none on the device, cpu in host memory, nvme in files under nvme_path (ZeRO 3
+    only).
+    """
     nvme_path: PathText | None = None
     """Folder on a local NVMe disk, for device: nvme."""
     pin_memory: bool = False
-    """Whether the host memory is page-locked: copies are faster, and no other program can use that memory."""
+    """Whether the host memory is page-locked. Copies are then faster, but no other program can use that
+    memory.
+    """
     buffer_count: PositiveSmallCount = 5
     """Number of buffers in host memory for state on NVMe."""
 
 
 class ParallelConfig(ConfigModel):
-    """Sharding of the model and the batch across the ranks; docs/parallelism.md lists what goes together."""
+    """Sharding of the model and the batch across the ranks; docs/parallelism.md lists the combinations that
+    are supported.
+    """
 
     data_parallel_size: Ranks = 1
-    """Number of replicas of the model, which train on different samples; tensor and pipeline parallelism
-    shard each replica."""
+    """Number of replicas of the model, which train on different samples. Tensor and pipeline parallelism
+    shard each replica.
+    """
     tensor_parallel_size: Ranks = 1
     """Number of ranks that share each layer's matrices (tensor parallelism)."""
     pipeline_parallel_size: Ranks = 1
@@ -90,7 +99,7 @@ class ParallelConfig(ConfigModel):
     """Number of blocks of each pipeline stage, e.g. [7, 5]; null makes the slowest stage as fast as
     possible."""
     num_layers_per_virtual_pipeline_stage: Layers | None = None
-    """Megatron's interleaved pipeline, which is refused: see docs/parallelism.md."""
+    """Megatron's interleaved pipeline, which is not supported: see docs/parallelism.md."""
     sequence_parallel: bool = False
     """Whether Megatron's sequence parallelism is used inside the tensor-parallel group (arXiv:2205.05198)."""
     ds_sequence_parallel_size: Ranks = 1
@@ -102,7 +111,9 @@ class ParallelConfig(ConfigModel):
     """State that ZeRO shards across the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3
     parameters too."""
     offload_optimizer: OffloadConfig = OffloadConfig()
-    """Place of ZeRO's master weights and moments. Off the device, the CPU makes the optimizer's step."""
+    """Where ZeRO's master weights and moments are kept. If that is off the device, the CPU computes the
+    optimizer's step.
+    """
     offload_param: OffloadConfig = OffloadConfig()
     """ZeRO 3: where parameters are kept between their uses."""
     zero_hpz: bool = False
@@ -119,19 +130,25 @@ class ParallelConfig(ConfigModel):
     """Activation checkpointing: less memory for more computation."""
     overlap_comm: bool = True
     """ZeRO: whether gradients are reduced while the backward pass runs. A pipeline always reduces them after
-    it, and one data-parallel rank has nothing to reduce."""
+    the backward pass, and a single data-parallel rank has nothing to reduce.
+    """
     contiguous_gradients: bool = True
     """ZeRO: whether gradients are copied into one buffer as they are computed."""
     reduce_scatter: bool = True
     """ZeRO: whether gradients are reduced by reduce-scatter instead of all-reduce, so that each rank receives
     only its own part of the sum."""
     reduce_bucket_size: PositiveElements = 500_000_000
-    """ZeRO: number of gradient elements that are reduced at once; never more than a rank has parameters."""
+    """ZeRO: number of gradient elements that are reduced at once, limited to the number of parameters of a
+    rank.
+    """
     allgather_bucket_size: PositiveElements = 500_000_000
-    """ZeRO: number of parameter elements that are gathered at once; never more than a rank has parameters."""
+    """ZeRO: number of parameter elements that are gathered at once, limited to the number of parameters of a
+    rank.
+    """
     sub_group_size: PositiveElements = 1_000_000_000
-    """ZeRO 3: number of parameter elements that the optimizer updates at once; fewer need less memory with
-    offloading."""
+    """ZeRO 3: number of parameter elements that the optimizer updates at once. With offloading, a smaller
+    number needs less memory.
+    """
     stage3_max_live_parameters: Elements = 1_000_000_000
     """ZeRO 3: largest number of parameter elements that are gathered at one time."""
     stage3_prefetch_bucket_size: Elements = 50_000_000
@@ -143,19 +160,25 @@ class ParallelConfig(ConfigModel):
     prescale_gradients: bool = False
     """Whether gradients are divided before they are summed instead of after; ZeRO 0 only."""
     wall_clock_breakdown: Annotated[bool, WithoutEffect()] = False
-    """Whether DeepSpeed's own timers are logged. They wait for the device in every part of a step."""
+    """Whether DeepSpeed's own timers are logged. They make the host wait for the device in every part of a
+    step.
+    """
     steps_per_print: Annotated[PositiveSteps | None, WithoutEffect()] = None
-    """Steps between DeepSpeed's own reports; null turns them off, because nbtrain writes its own. With them,
-    DeepSpeed waits for the device before and after each micro-batch."""
+    """Steps between DeepSpeed's own reports; null turns them off, because nbtrain writes its own. With
+    reports on, DeepSpeed waits for the device before and after each micro-batch.
+    """
     elastic_checkpoint: bool = False
-    """DeepSpeed's older way to load a checkpoint on other ranks, which is refused: checkpoints of nbtrain
-    load into any layout."""
+    """DeepSpeed's older way to load a checkpoint on a different number of ranks. It is not supported, because
+    every checkpoint of nbtrain loads into any layout.
+    """
     process_group_timeout_seconds: Annotated[float, Field(ge=1, le=2_592_000), WithoutEffect()] = 600.0
     """Seconds that a collective may wait before its rank ends; at most 30 days."""
     deepspeed_extra: dict[str, Any] = {}
-    """DeepSpeed keys that have no field here. Keys that nbtrain sets are refused."""
+    """DeepSpeed keys for which nbtrain has no field. Keys that nbtrain sets itself are refused."""
 
     @property
     def data_axis_size(self) -> int:
-        """Ranks that hold the same weights and take different tokens: data-parallel times Ulysses ranks."""
+        """Number of ranks that hold the same weights and receive different tokens: data-parallel times
+        Ulysses ranks.
+        """
         return self.data_parallel_size * self.ds_sequence_parallel_size

@@ -1,4 +1,4 @@
-"""Sizes that have a name: wherever a run is named, "13B" is the shipped run YAML of that size.
+"""Named sizes: "13B" may be used wherever a run is named, and means the shipped run YAML of that size.
 
 The sizes are from GPT-3 (arXiv:2005.14165, table 2.1); 345M is GPT-2 medium, 3.7B is from Ascend's example,
 and 135M, 360M, 1B, 3B and 8B are from SmolLM and Llama 3.
@@ -42,5 +42,5 @@ def size_of(name: str) -> float | None:
 
 
 def nearest_preset(size: float) -> str:
-    """Return the preset that is nearest by ratio."""
+    """Return the preset whose size is nearest by ratio."""
     return min(PRESETS, key=lambda name: abs(math.log((size_of(name) or 1.0) / max(size, 1.0))))

@@ -1,4 +1,4 @@
-"""Recipes that have a name: `recipe: modern` stands for an architecture, an optimizer and a schedule.
+"""Named recipes: `recipe: modern` stands for an architecture, an optimizer and a schedule.
 
 A recipe sets all of FIELDS, and the fields of its architecture (architectures.py). Like an architecture, it
 replaces the settings of the files below, and is replaced by settings next to its name or above it.
@@ -49,7 +49,7 @@ _SECTIONS["lr_schedule"] = LrScheduleConfig
 
 
 def fields_of(name: str) -> dict[str, Any]:
-    """Return {dotted key: value} of a recipe, all of FIELDS. Raises KeyError for another name."""
+    """Return {dotted key: value} of a recipe, for all of FIELDS. Raises KeyError for an unknown name."""
     different = _DIFFERENCES[name]
     return {key: different.get(key, _default(key)) for key in FIELDS}
 
@@ -75,7 +75,7 @@ def expanded(layer: Located, base: Located) -> Located:
 
 
 def _missing(layer: Located, fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that the layer leaves to the recipe."""
+    """Yield the fields of the recipe that the layer does not set itself."""
     written = {
         f"{section}.{name}"
         for section, values in layer.value.items()

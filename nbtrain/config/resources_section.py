@@ -12,12 +12,15 @@ class ResourcesConfig(ConfigModel):
     device: Literal["cpu", "gpu"] = "gpu"
     """Kind of device that each rank computes on."""
     gpu_type: Word | None = None
-    """Name of the GPU in the device table, e.g. A100-40GB: gives the plan its memory and peak FLOP/s."""
+    """Name of the GPU in the device table, e.g. A100-40GB, from which the plan takes its memory and peak
+    FLOP/s.
+    """
     nodes: Annotated[PositiveSmallCount, SbatchOption(("--nodes", "-N"))] = 1
     """Number of machines."""
     gpus_per_node: SmallCount = 1
-    """Number of GPUs on each machine, one rank each. Not read on device: cpu, whose ranks are distributed
-    evenly."""
+    """Number of GPUs on each machine; each GPU gets one rank. Not read on device: cpu, where ranks are
+    distributed evenly.
+    """
     cpus_per_node: Annotated[PositiveSmallCount | None, SbatchOption(("--cpus-per-task", "-c"))] = None
     """Number of CPU cores requested on each machine; null leaves it to the backend."""
     memory_per_node_bytes: Annotated[PositiveBytes | None, SbatchOption(("--mem",))] = None

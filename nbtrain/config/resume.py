@@ -1,4 +1,4 @@
-"""Fields that may change when a run is resumed: tables for submit, trainer and certificate.
+"""Fields that may change when a run is resumed, for submit, trainer and resume report.
 
 A checkpoint binds the architecture, the tokenizer, the number format, the order of the data and the sizes of
 all steps. Everything else may change on resume and is reported, also the layout
@@ -42,14 +42,14 @@ SAME_MATHEMATICS = tuple(marked_keys(SameMathematics))
 
 
 def is_bound(key: str) -> bool:
-    """Return whether a changed field makes it another run."""
+    """Return whether a change of this field makes it a different run."""
     if WEIGHT.fullmatch(key):
         return True
     return within(key, BOUND) and not within(key, SAME_MATHEMATICS)
 
 
 def within(key: str, sections: Iterable[str]) -> bool:
-    """Return whether a dotted key is one of `sections` or below one."""
+    """Return whether a dotted key is one of `sections` or inside one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
@@ -63,7 +63,7 @@ def misfits(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if before == after:
             continue
         if recorded.endswith("sha256"):
-            found.append(f"{key} stands for other contents (their sha256 differs)")
+            found.append(f"{key} has other contents (the SHA-256 differs)")
         else:
             found.append(f"{key} is {before!r} in the checkpoint and {after!r} in the run")
     return found

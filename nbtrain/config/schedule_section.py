@@ -1,4 +1,4 @@
-"""Sections of a run YAML about the course of training: batch, optimizer, lr_schedule."""
+"""Sections of a run YAML about the course of training: batch, optimizer and lr_schedule."""
 
 from typing import Annotated, Literal
 
@@ -30,7 +30,9 @@ NO_LENGTH = "batch.train_tokens is missing: set it, or train_samples or train_st
 
 
 def given_unit(section: ConfigModel, stem: str) -> str | None:
-    """Return the unit of an amount: "steps" for `lr_warmup` if lr_warmup_steps is set; None if unset."""
+    """Return the unit in which an amount is set: "steps" for `lr_warmup` if lr_warmup_steps is set; None if
+    it is not set.
+    """
     return next((unit for unit in UNITS if getattr(section, f"{stem}_{unit}") is not None), None)
 
 
@@ -46,7 +48,7 @@ class RampupConfig(ConfigModel):
     start_batch_size: BatchSize
     """Number of sequences in the first step."""
     batch_size_increment: BatchSize
-    """Number of sequences that each increase adds; increases are evenly spaced."""
+    """Number of sequences that each increase adds. The increases are spaced evenly."""
     ramp_samples: RampSamples
     """Samples over which the batch grows."""
 
@@ -70,13 +72,16 @@ class BatchConfig(ConfigModel):
         Annotated[str, Field(pattern=STEP_SIZES, max_length=10_000)] | None, Binds()
     ] = None
     """Batch sizes by tokens, in Megatron-LM's form: "0:16 2.4B:320" trains with 16 sequences until 2.4e9
-    tokens and then with 320. The other way to grow the batch is rampup."""
+    tokens and then with 320. It is an alternative to rampup.
+    """
     max_steps: Annotated[PositiveSteps | None, WithoutEffect()] = None
-    """Number of steps after which the run stops, with all schedules unchanged: a trial of the run. null
-    trains to the end."""
+    """Number of steps after which the run stops, for a trial: all schedules stay those of the full run. null
+    trains to the end.
+    """
     exit_interval_steps: Annotated[PositiveSteps | None, WithoutEffect()] = None
-    """Step at whose multiples the job saves and stops, after a validation that is due; `resume` continues
-    it."""
+    """Number of steps at whose multiples the job saves and stops, after a validation that is due; `resume`
+    continues it.
+    """
     exit_duration_minutes: Annotated[
         Annotated[float, Field(gt=0, le=10 * 365 * 1440)] | None, WithoutEffect()
     ] = None
@@ -85,7 +90,7 @@ class BatchConfig(ConfigModel):
 
     @property
     def train_amount(self) -> tuple[str, int]:
-        """The run's length, e.g. ("tokens", 2_500_000_000). Raises ConfigError if there is none."""
+        """The run's length, e.g. ("tokens", 2_500_000_000). Raises ConfigError if no length is set."""
         unit = given_unit(self, "train")
         if unit is None:
             raise ConfigError(NO_LENGTH)
@@ -111,8 +116,9 @@ class OptimizerConfig(ConfigModel):
     muon_momentum: FractionBelowOne = 0.95
     """Muon: decay rate of the momentum, a running mean of the gradients."""
     muon_nesterov: bool = True
-    """Muon: whether the mean of momentum and gradient, weighted by muon_momentum, is orthogonalized instead
-    of the momentum."""
+    """Muon: whether to orthogonalize the mean of momentum and gradient, weighted by muon_momentum, instead of
+    the momentum.
+    """
     muon_num_ns_steps: Annotated[int, Field(ge=1, le=20)] = 5
     """Muon: number of Newton-Schulz iterations that orthogonalize a matrix; docs/optimizers.md has their
     cost."""
@@ -128,7 +134,7 @@ class OptimizerConfig(ConfigModel):
     start_weight_decay: Rate | None = None
     """Weight decay of the first step; null means weight_decay from the first step on."""
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the change from start_weight_decay to weight_decay over the run's tokens."""
+    """Curve of the change from start_weight_decay to weight_decay over the run's tokens."""
     clip_grad: Ratio = 1.0
     """Largest global norm of the gradients; larger gradients are scaled down to it. 0 does not clip."""
 
@@ -154,8 +160,9 @@ class LrScheduleConfig(ConfigModel):
     lr_warmup_fraction: Fraction | None = None
     """Length of the warm-up as a share of lr_decay_tokens."""
     lr_decay_tokens: PositiveAmount | None = None
-    """Tokens from the start of the run to the end of the decay, where the rate is min_lr. If this,
-    lr_decay_samples and lr_decay_steps are all null, it is the length of the run."""
+    """Tokens from the start of the run to the end of the decay, where the learning rate is min_lr. If
+    lr_decay_tokens, lr_decay_samples and lr_decay_steps are all null, the decay ends with the run.
+    """
     lr_decay_samples: PositiveAmount | None = None
     """Sequences from the start of the run to the end of the decay."""
     lr_decay_steps: PositiveAmount | None = None

@@ -55,28 +55,30 @@ PERF_STEPS = 20
 
 
 class RopeScalingConfig(ConfigModel):
-    """Smaller angles of rotary positions, for longer sequences than in an earlier training."""
+    """Scaling of rotary positions: smaller angles, for longer sequences than in an earlier training."""
 
     kind: Literal["linear", "llama3", "yarn"]
-    """Angles that are divided: linear divides all of them (arXiv:2306.15595); llama3 and yarn only the angles
-    of slow pairs (Llama 3.1; arXiv:2309.00071)."""
+    """Which angles are divided: linear divides all of them (arXiv:2306.15595); llama3 and yarn divide only
+    the angles of slowly rotating pairs (Llama 3.1; arXiv:2309.00071).
+    """
     factor: Annotated[float, Field(ge=1, le=1e6)]
-    """Length of the sequences divided by their length in the earlier training."""
+    """Sequence length of this training divided by that of the earlier training."""
     original_max_position_embeddings: SequenceTokens | None = None
-    """Tokens of a sequence in the earlier training, required by llama3 and yarn."""
+    """Sequence length of the earlier training, in tokens; required by llama3 and yarn."""
     low_freq_factor: PositiveRatio = 1.0
-    """llama3: number of rotations over the original length below which a pair is divided by the whole
-    factor."""
+    """llama3: number of rotations over the original length below which the angle of a pair is divided by the
+    full factor.
+    """
     high_freq_factor: PositiveRatio = 4.0
-    """llama3: number of rotations over the original length above which a pair is not changed."""
+    """llama3: number of rotations over the original length above which the angle of a pair is not changed."""
     beta_fast: PositiveRatio = 32.0
     """yarn: like high_freq_factor."""
     beta_slow: PositiveRatio = 1.0
     """yarn: like low_freq_factor."""
 
 
-_ROTATION = Architecture("positions rotate heads by other angles than in the earlier training")
-_WINDOWS = Architecture("queries see other tokens than in the earlier training", compared="windows")
+_ROTATION = Architecture("positions rotate heads by different angles than in the earlier training")
+_WINDOWS = Architecture("queries attend to different tokens than in the earlier training", compared="windows")
 _POSITIONS = Architecture(counts=lambda weights: weights.position_embedding_type == "learned_absolute")
 _QKV_BIAS = Architecture(counts=lambda weights: not weights.add_bias_linear)
 
@@ -88,8 +90,9 @@ class ModelConfig(ConfigModel):
     architecture: Annotated[
         Literal["gpt3", "llama", "mistral", "qwen2", "qwen3", "smollm3"], SameMathematics()
     ] = "gpt3"
-    """Name of a family of models. It sets the fields of `model` that make up its formulas, such as norm,
-    positions and activation. A field that a YAML or an override sets keeps its value."""
+    """Name of a model family. It sets the fields of `model` that select the family's formulas, such as norm,
+    positions and activation. A field that a YAML or an override sets keeps its value.
+    """
     num_layers: Annotated[Layers, Architecture()]
     """Number of transformer blocks."""
     hidden_size: Annotated[Width, Architecture()]
@@ -102,11 +105,13 @@ class ModelConfig(ConfigModel):
     kv_channels: Annotated[Width | None, Architecture()] = None
     """Size of one head; null means hidden_size / num_attention_heads."""
     qk_layernorm: Annotated[bool, Architecture()] = False
-    """Whether each head's queries and keys are normalized before the rotary positions, as in Qwen3. The norm
-    is of the kind `normalization`; the heads of a layer share its weights."""
+    """Whether each head's queries and keys are normalized before the rotary positions, as in Qwen3, with the
+    norm of `normalization`. The heads of a layer share its weights.
+    """
     window_size: Annotated[SequenceTokens | None, _WINDOWS] = None
-    """Sliding window: the number of tokens that a query attends to, itself included (arXiv:2004.05150); null
-    means all tokens before it. Megatron's --window-size does not count the query: it is window_size - 1."""
+    """Sliding window: the number of tokens that a query attends to, including its own (arXiv:2004.05150);
+    null means all tokens before it. Megatron's --window-size does not count the query: it is window_size - 1.
+    """
     window_attn_skip_freq: Annotated[LayerPattern | None, _WINDOWS] = None
     """Layers with the sliding window. A number N excludes layers N, 2 N, 3 N and so on, counted from 1. A
     list has a 1 for each layer with the window and a 0 for each without. null means all layers."""
@@ -128,8 +133,9 @@ class ModelConfig(ConfigModel):
     seq_length: Annotated[SequenceTokens, Architecture("ignored")] = 2048
     """Tokens in one training sequence."""
     max_position_embeddings: Annotated[SequenceTokens | None, _POSITIONS] = None
-    """Number of learned positions; null means seq_length. With rope, the longest text that generation attends
-    to."""
+    """Number of learned positions; null means seq_length. With rope, the longest text that generation can
+    attend to.
+    """
     position_embedding_type: Annotated[Literal["learned_absolute", "rope"], Architecture()] = (
         "learned_absolute"
     )
@@ -141,14 +147,16 @@ class ModelConfig(ConfigModel):
     rotary_percent: Annotated[float, Field(gt=0, le=1), Architecture()] = 1.0
     """rope: share of each head that is rotated, from 0 to 1."""
     rope_scaling: Annotated[RopeScalingConfig | None, _ROTATION] = None
-    """rope: smaller angles for longer sequences; null leaves them."""
+    """rope: smaller angles, for longer sequences; null leaves the angles unchanged."""
     no_rope_freq: Annotated[LayerPattern | None, Architecture(compared="layers_without_rope")] = None
     """rope: layers without positions (arXiv:2501.18795). A number N means layers N, 2 N, 3 N and so on,
     counted from 1. A list has a 1 for each layer without rope and a 0 for each with it. null means none."""
     untie_embeddings_and_output_weights: Annotated[bool, Architecture()] = False
     """Whether the output layer has its own matrix, as in Llama. Otherwise it uses the word embedding."""
     make_vocab_size_divisible_by: PositiveSmallCount = 128
-    """Factor of the padding: the vocabulary is padded to a multiple of this times tensor_parallel_size."""
+    """Multiple for padding: the vocabulary is padded to a multiple of this number times
+    tensor_parallel_size.
+    """
     hidden_dropout: FractionBelowOne = 0.1
     """Dropout after the embedding, after the attention output and after the MLP."""
     attention_dropout: FractionBelowOne = 0.1
@@ -172,11 +180,11 @@ class ModelConfig(ConfigModel):
     """Seed of the initial weights and of dropout."""
 
     def resolved(self, name: str) -> Any:
-        """Return the value of a field; of one that null leaves to others, the value that they give it."""
+        """Return the value of a field; if it is null, the value that null stands for."""
         return getattr(self, f"resolved_{name}", getattr(self, name))
 
     def recorded(self, name: str) -> Any:
-        """Return resolved() as JSON has it: a section as a dict."""
+        """Return resolved() in the form that JSON stores: a section becomes a dict."""
         value = self.resolved(name)
         return value.model_dump() if isinstance(value, ConfigModel) else value
 
@@ -190,7 +198,7 @@ class ModelConfig(ConfigModel):
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer; None: all tokens before the query."""
+        """The window of each layer; None for a layer that attends to all tokens before the query."""
         skips = self.window_attn_skip_freq
         with_window = (
             [bool(one) for one in skips]
@@ -201,7 +209,9 @@ class ModelConfig(ConfigModel):
 
     @property
     def layers_without_rope(self) -> list[int]:
-        """Layers that turn no queries, from 0 on; every one without rope."""
+        """Indices of the layers without rotary positions, counted from 0; all layers if the model has
+        none.
+        """
         skips, layers = self.no_rope_freq, range(self.num_layers)
         if self.position_embedding_type != "rope":
             return list(layers)
@@ -211,7 +221,7 @@ class ModelConfig(ConfigModel):
 
     @property
     def rotary_size(self) -> int:
-        """Numbers of each head that rope turns, rounded down, as in Megatron."""
+        """Number of elements of each head that rope rotates, rounded down, as in Megatron."""
         return int(self.resolved_kv_channels * self.rotary_percent)
 
     @property
@@ -227,7 +237,7 @@ class ModelConfig(ConfigModel):
 
 
 class RunConfig(ConfigModel):
-    """Settings of one run: what is trained, on what, how and where."""
+    """Settings of one run: what is trained, on which data, how and where."""
 
     schema_version: Annotated[Literal[1], WithoutEffect()] = 1
     """Version of this schema."""
@@ -241,21 +251,25 @@ class RunConfig(ConfigModel):
     """Name of a set of fields of `model`, `optimizer` and `lr_schedule` that work well together. A field that
     a YAML or an override sets keeps its value."""
     labels: Annotated[dict[LabelKey, LabelValue], WithoutEffect()] = {}
-    """Labels to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
-    objects in Kubernetes and in its job's comment in Slurm. They have the format of Kubernetes labels."""
+    """Labels to find the run by, e.g. {team: nlp}. They are shown on its page and in `nbtrain runs --label
+    team=nlp`, and are set on its Kubernetes objects and in the comment of its Slurm job. They have the format
+    of Kubernetes labels.
+    """
     init_from: Annotated[PathText | None, Binds()] = None
-    """Source of the initial weights: another run, by its name or its directory; a folder with
-    config.json and safetensors files, as Hugging Face writes it; or a file of `nbtrain export --to
-    consolidated`. null draws them at random. It is read at the first start; `nbtrain import-model` writes a
-    run YAML with it."""
+    """Source of the initial weights: another run, by its name or its directory; a folder with config.json and
+    safetensors files, as Hugging Face writes it; or a file of `nbtrain export --to consolidated`. null draws
+    them at random. The source is read at the first start; `nbtrain import-model` writes a run YAML with it.
+    """
     init_step: Annotated[CheckpointStep, Binds()] = "newest"
-    """Checkpoint of the run that init_from names: the newest, the best (with the lowest validation loss,
-    among those saved at a step with a validation), or the one of this step."""
+    """Checkpoint to use of the run that init_from names: the newest, the best (with the lowest validation
+    loss, among those saved at a step with a validation), or that of a step.
+    """
     lora: Annotated[LoraConfig | None, Binds()] = None
     """Adapters that are trained next to the frozen weights of init_from; null trains all weights."""
     dpo: Annotated[DpoConfig | None, Binds()] = None
-    """Training on pairs of a chosen and a rejected answer (sources of kind: preference); null trains on what
-    follows each token."""
+    """Training on pairs of a chosen and a rejected answer (sources of kind: preference); null trains on
+    predicting the next token.
+    """
     model: Annotated[ModelConfig, Binds()]
     """Architecture of the model."""
     tokenizer: TokenizerConfig
@@ -273,21 +287,21 @@ class RunConfig(ConfigModel):
     parallel: Annotated[ParallelConfig, SameMathematics()] = ParallelConfig()
     """Sharding of the model and the batch across the ranks."""
     checkpoint: Annotated[CheckpointConfig, WithoutEffect()] = CheckpointConfig()
-    """Steps and places at which checkpoints are saved."""
+    """When and where checkpoints are saved."""
     evaluation: Annotated[EvaluationConfig, WithoutEffect()] = EvaluationConfig()
-    """Steps at which validation and test run."""
+    """When validation and test run."""
     stability: StabilityConfig = StabilityConfig()
-    """Reaction to a step that goes wrong."""
+    """What happens at a step that goes wrong."""
     logging: Annotated[LoggingConfig, WithoutEffect()] = LoggingConfig()
     """Log lines and alerts."""
     profile: Annotated[ProfileConfig, WithoutEffect()] = ProfileConfig()
-    """torch.profiler."""
+    """Profiling with torch.profiler."""
     notify: Annotated[NotifyConfig, WithoutEffect()] = NotifyConfig()
     """Command to run or address to call when a job has ended."""
     resources: Annotated[ResourcesConfig, WithoutEffect()] = ResourcesConfig()
     """Machines and devices."""
     backend: Annotated[BackendConfig, WithoutEffect()] = BackendConfig()
-    """Place where the ranks run, and restarts after failures."""
+    """Where the ranks run, and how the job restarts after failures."""
 
     # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load/.
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -312,7 +326,7 @@ class RunConfig(ConfigModel):
         return "default"
 
     def sets(self, key: str) -> bool:
-        """Return whether a file or an override sets a dotted key, or a part of it."""
+        """Return whether a file or an override sets a dotted key or a key inside it."""
         return any(
             (known == key or known.startswith(f"{key}.")) and not isinstance(place, NotWritten)
             for known, place in self._origins.items()
@@ -320,7 +334,7 @@ class RunConfig(ConfigModel):
 
     @property
     def names_tokenizer(self) -> bool:
-        """Whether the YAML itself, or an override, says which tokenizer the run has.
+        """Whether the YAML or an override sets the run's tokenizer.
 
         Otherwise the run trains its own tokenizer, under the name of its dataset.
         """
@@ -328,14 +342,14 @@ class RunConfig(ConfigModel):
 
     @property
     def as_arguments(self) -> list[str]:
-        """Arguments of a command line that stand for this configuration: RUN and its overrides."""
+        """This configuration as command-line arguments: RUN and its overrides."""
         places = dict.fromkeys(self._origins.values())
         overridden = [place.argument for place in places if isinstance(place, OverridePlace)]
         return [self._run or self.name, *overridden]
 
     @property
     def all_labels(self) -> dict[str, str]:
-        """`labels`, and the labels of the backend's own section."""
+        """`labels`, together with the labels in the backend's section."""
         return {
             **self.labels,
             **(self.backend.kubernetes.labels if self.backend.kind == "kubernetes" else {}),
@@ -343,7 +357,7 @@ class RunConfig(ConfigModel):
 
     @property
     def image(self) -> str | None:
-        """The container image of the pods; None on a backend that starts no containers."""
+        """The container image of the pods; None if the backend starts no containers."""
         if self.backend.kind != "kubernetes":
             return None
         return self.backend.kubernetes.image or self.resources.image
@@ -362,14 +376,14 @@ class RunConfig(ConfigModel):
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each machine; at least one."""
+        """Number of ranks on each machine; at least one."""
         if self.resources.device == "gpu" and self.resources.gpus_per_node:
             return self.resources.gpus_per_node
         return max(self.world_size // self.resources.nodes, 1)
 
     @property
     def ranks_by_node(self) -> list[int]:
-        """Number of ranks on each machine; if it is not equal, the first machines have one more."""
+        """Number of ranks on each machine. If they cannot be equal, the first machines have one more."""
         nodes = self.resources.nodes
         return [self.world_size // nodes + (node < self.world_size % nodes) for node in range(nodes)]
 
@@ -380,13 +394,17 @@ class RunConfig(ConfigModel):
 
     @property
     def padded_vocab_size(self) -> int:
-        """tokenizer.vocab_size up to a multiple of make_vocab_size_divisible_by x tensor_parallel_size."""
+        """tokenizer.vocab_size rounded up to a multiple of make_vocab_size_divisible_by x
+        tensor_parallel_size.
+        """
         multiple = self.model.make_vocab_size_divisible_by * self.parallel.tensor_parallel_size
         return -(-self.tokenizer.vocab_size // multiple) * multiple
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro batches per rank and step, at the full batch size; exact once rules/check.py has passed."""
+        """Number of micro batches per rank and step, at the full batch size; exact once rules/check.py has
+        passed.
+        """
         return self.batch.global_batch_size // (
             self.batch.micro_batch_size * self.parallel.data_parallel_size
         )
@@ -397,7 +415,7 @@ class RunConfig(ConfigModel):
 
     @property
     def batch_schedule(self) -> BatchSchedule:
-        """Batch sizes of all steps, the ramp-up included."""
+        """Batch sizes of all steps, including the ramp-up."""
         return BatchSchedule(
             self.batch.global_batch_size, self.model.seq_length, self.train_tokens, self.ramp
         )
@@ -422,28 +440,34 @@ class RunConfig(ConfigModel):
 
     @property
     def train_tokens(self) -> int:
-        """batch.train_tokens, train_samples or train_steps in tokens. Raises ConfigError if none is set."""
+        """Length of training in tokens, from batch.train_tokens, train_samples or train_steps. Raises
+        ConfigError if none is set.
+        """
         return self.in_tokens(*self.batch.train_amount)
 
     @property
     def scheduled_steps(self) -> int:
-        """Steps that reach train_tokens, rounded up, the ramp-up included."""
+        """Number of steps that reach train_tokens, rounded up, including the ramp-up."""
         return self.batch_schedule.total_steps
 
     @property
     def train_samples(self) -> int:
-        """Sequences in scheduled_steps: what the training order must hold."""
+        """Number of sequences in scheduled_steps, for which the training order is computed."""
         return self.batch_schedule.total_samples
 
     @property
     def train_steps(self) -> int:
-        """Steps of this run: the least of scheduled_steps, max_steps and, in mode: perf, PERF_STEPS."""
+        """Number of steps of this run: the smallest of scheduled_steps, max_steps and, in mode: perf,
+        PERF_STEPS.
+        """
         limit = self.batch.max_steps or (PERF_STEPS if self.mode == "perf" else self.scheduled_steps)
         return min(self.scheduled_steps, limit)
 
     @property
     def target_tokens(self) -> int:
-        """Tokens after train_steps: what a reader sees as the whole, also of a trial (batch.max_steps)."""
+        """Tokens trained after train_steps. Readers see this as the whole training, also in a trial
+        (batch.max_steps).
+        """
         return min(self.batch_schedule.tokens_after(self.train_steps), self.train_tokens)
 
     @property
@@ -455,19 +479,21 @@ class RunConfig(ConfigModel):
 
     @property
     def lr_warmup_tokens(self) -> int:
-        """The warm-up in tokens; 0 without a warm-up."""
+        """Length of the warm-up in tokens; 0 without a warm-up."""
         if (fraction := self.lr_schedule.lr_warmup_fraction) is not None:
             return int(fraction * self.lr_decay_tokens)
         return self._given_in_tokens(self.lr_schedule, "lr_warmup") or 0
 
     @property
     def lr_decay_tokens(self) -> int:
-        """Tokens at which the decay ends; the run's length unless the YAML sets another one."""
+        """Number of tokens at which the decay ends: the length of the run unless the YAML sets it."""
         return self._given_in_tokens(self.lr_schedule, "lr_decay") or self.train_tokens
 
     @property
     def lr_wsd_decay_tokens(self) -> int | None:
-        """WSD's last part in tokens; its steps are at the end of training and have the full batch size."""
+        """Length of WSD's last part in tokens. If it is set in steps, these are the last ones of the
+        training, at the full batch size.
+        """
         schedule = self.lr_schedule
         if (fraction := schedule.lr_wsd_decay_fraction) is not None:
             return int(fraction * self.lr_decay_tokens)

@@ -1,4 +1,4 @@
-"""Messages about values that the schema refuses: the place, what was found, the rule."""
+"""Messages about values that the schema rejects: the place, the value, and the rule."""
 
 import re
 from typing import Any
@@ -49,8 +49,8 @@ _PATTERNS = {
     f"^{NAME_PATTERN.pattern}$": NAME_RULE,
     STEP_SIZES: 'must be pairs of tokens and sequences from 0 on, with K, M, B or T, e.g. "0:16 2.4B:320 '
     '12B:1536"',
-    LANGUAGE_CODE: "must be a language code of two or three small letters, such as en, de or zh",
-    "^[a-z][a-z0-9-]{0,23}$": "must be the code of a Wikipedia as its address has it, such as en, simple or "
+    LANGUAGE_CODE: "must be a language code of two or three lower-case letters, such as en, de or zh",
+    "^[a-z][a-z0-9-]{0,23}$": "must be the code of a Wikipedia as in its address, such as en, simple or "
     "zh-yue",
     "^([0-9]{8}|latest)$": "must be the day of a dump, YYYYMMDD, or latest",
     "^[0-9a-f]{40}$": "must be a SHA-1: 40 digits of 0 to 9 and a to f",

@@ -22,7 +22,7 @@ from nbtrain.config.fields import (
 
 
 class SourceModel(ConfigModel):
-    """Fields that every source has."""
+    """Fields that all sources have."""
 
     has_extra_keys: ClassVar[bool] = False
     """Whether its records have keys by name, so that data.extra_json_keys can be found in them."""
@@ -30,26 +30,27 @@ class SourceModel(ConfigModel):
     name: Name | None = None
     """Name of the source in reports, in the data card and for its own loss; null means its kind."""
     licence: Text | None = None
-    """Licence of the text, for the manifest; null takes what the source itself says."""
+    """Licence of the text, for the manifest; null uses the licence that the source itself states."""
     attribution: Text | None = None
-    """Whom to credit, for the manifest; null takes what the source itself says."""
+    """Whom to credit for the text, for the manifest; null uses what the source itself states."""
 
 
 class FileSourceModel(SourceModel):
-    """Fields of a source that is a file, or a folder that is searched."""
+    """Fields of a source that is read from a file, or from a folder that is searched."""
 
     path: PathText
     """File or folder, relative to the workspace."""
     max_broken_fraction: Fraction | None = 0.01
-    """Stop with an error when more than this share of the records cannot be read; null sets no limit."""
+    """Largest share of records that cannot be read; a larger share is an error. null sets no limit."""
 
 
 class FolderSourceModel(FileSourceModel):
     """Fields of a source that chooses the files of a folder by their names."""
 
     split: Literal["train", "validation", "test", "all"] | None = None
-    """Split whose files of a folder are read, as the names of the files say; train also takes files whose
-    names say none. null refuses a folder that mixes files of validation or test with others."""
+    """Split to read, if the names of the files in a folder tell their split; train also reads files whose
+    names tell none. null refuses a folder that mixes files of validation or test with others.
+    """
     exclude: list[Text] = []
     """Files of a folder to skip, e.g. ["stats.json", "old/*.jsonl"]. A pattern without a slash is
     compared with the name of the file and of every folder above it."""
@@ -59,7 +60,9 @@ class RecordSourceModel(FileSourceModel):
     """Fields of a source whose files hold records: objects or rows, with keys."""
 
     ignored_keys: list[Word] = []
-    """Keys that would be refused or read, and are neither: docs/record-keys.md. Prepare counts them."""
+    """Keys to ignore that would otherwise be refused or read: see docs/record-keys.md. Prepare counts
+    them.
+    """
 
 
 class RecordFolderSourceModel(RecordSourceModel, FolderSourceModel):
@@ -81,10 +84,11 @@ class TextSource(FolderSourceModel):
     document_separator: Text | None = None
     """A line that ends a document; null makes each file one document."""
     document_bytes: PositiveBytes | None = None
-    """Cut each file into documents of about this size, at the end of a paragraph or at least of a line; null
-    leaves it whole. A book in one file needs it: training and validation share no document."""
+    """Size at which a file is split into documents, at the end of a paragraph or at least of a line; null
+    leaves it whole. A book in one file needs this, because training and validation never share a document.
+    """
     newlines: Literal["lf", "keep"] = "lf"
-    """Line ends: lf turns each \\r\\n of Windows into \\n and saves a token per line; keep leaves them."""
+    """Line ends: lf turns each \\r\\n of Windows into \\n, which saves a token per line; keep leaves them."""
 
 
 class JsonlSource(RecordFolderSourceModel):
@@ -111,7 +115,7 @@ class HfDatasetSource(RecordSourceModel):
     has_extra_keys = True
     kind: Literal["hf-dataset"]
     split: Word | None = None
-    """Split to read, e.g. train, if the dataset has several; null if it has one."""
+    """Split to read, e.g. train; null if the dataset has only one."""
     text_key: Word = "text"
     """Column whose string is the document."""
 
@@ -145,33 +149,36 @@ class WikiSource(SourceModel):
     max_articles: PositiveAmount | None = None
     """Stop after this many articles have been kept; null reads all of them."""
     max_broken_fraction: Fraction | None = 0.01
-    """Stop with an error when more than this share of the pages cannot be parsed; null sets no limit."""
+    """Largest share of pages that cannot be parsed; a larger share is an error. null sets no limit."""
 
 
 class TokensSource(RecordFolderSourceModel):
-    """Documents that are token ids already: .jsonl, .ndjson or .json, also compressed, or .parquet."""
+    """Documents that are already token ids: .jsonl, .ndjson or .json, also compressed, or .parquet."""
 
     kind: Literal["tokens"]
     input_ids_key: Word = "input_ids"
     """Key or column that holds the token ids."""
     labels_key: Word | None = None
-    """Key or column of the labels of every record, -100 for tokens without loss; null reads the key labels
-    where a record has it."""
+    """Key or column with the labels of every record, -100 for tokens without loss. null reads the key
+    `labels` of records that have it.
+    """
     append_eod: bool = True
-    """Append the end-of-document token to documents that do not end in it."""
+    """Whether to append the end-of-document token to documents that do not end with it."""
 
 
 class FineTuningSourceModel(RecordFolderSourceModel):
-    """Fields of sources whose examples are trained on in part."""
+    """Fields of sources with examples of which only a part is trained on."""
 
     weight: PositiveRatio = 1.0
-    """Number of times that an epoch takes these examples: 1 is once, 2 is twice, and 0.5 takes one half in
-    one epoch and the other half in the next."""
+    """Number of times that each example occurs in an epoch: 1 is once, 2 is twice, and 0.5 uses one half of
+    the examples in one epoch and the other half in the next.
+    """
 
 
 class PromptCompletionSource(FineTuningSourceModel):
-    """A prompt and its completion, which is trained on: .jsonl, .ndjson or .json, also compressed, or
-    .parquet."""
+    """Prompts and completions; only the completion is trained on: .jsonl, .ndjson or .json, also compressed,
+    or .parquet.
+    """
 
     kind: Literal["prompt-completion"]
     prompt_key: Word = "prompt"
@@ -181,8 +188,9 @@ class PromptCompletionSource(FineTuningSourceModel):
 
 
 class AlpacaSource(FineTuningSourceModel):
-    """Alpaca's instruction, input and output, which is trained on: .jsonl or .json, also compressed, or
-    .parquet."""
+    """Alpaca's instruction, input and output; only the output is trained on: .jsonl or .json, also
+    compressed, or .parquet.
+    """
 
     kind: Literal["alpaca"]
     template: Annotated[str, Field(pattern=r"\{instruction\}", max_length=MOST_TEXT_CHARS)] | None = None
@@ -202,24 +210,28 @@ class ConversationSourceModel(FineTuningSourceModel):
     template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
         "<|{role}|>\n{content}\n"
     )
-    """Text of one message, with {role} and {content}; what is before {content} has no loss."""
+    """Text of one message, with {role} and {content}; the text before {content} is not in the loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
     """Roles whose messages are trained on: system, user (ShareGPT's human), assistant (ShareGPT's gpt), tool
-    or others. A mark of the data, such as train: false, decides for its message."""
+    or others. A mark in the data, such as train: false, decides for its own message.
+    """
     roles: dict[Word, Word] = {}
-    """Meaning of further names of roles in the files, e.g. {bot: assistant, customer: user}."""
+    """Meaning of additional names of roles in the files, e.g. {bot: assistant, customer: user}."""
     tools_template: Annotated[str, Field(pattern=r"\{tools\}", max_length=MOST_TEXT_CHARS)] | None = None
     """Text with {tools}, one JSON object per line, after the system message; null refuses records that have
     tools."""
     tool_call_template: Annotated[str, Field(pattern=r"\{tool_call\}", max_length=MOST_TEXT_CHARS)] | None = (
         None
     )
-    """Text of one call of a tool, with {tool_call}, a JSON object of name and arguments, on lines after the
-    content; null refuses messages with tool_calls."""
+    """Text of one tool call, with {tool_call}, a JSON object of name and arguments, on lines after the
+    content; null refuses messages with tool_calls.
+    """
     reasoning_template: Annotated[str, Field(pattern=r"\{reasoning\}", max_length=MOST_TEXT_CHARS)] | None = (
         None
     )
-    """Text with {reasoning}, before the content; null refuses messages with reasoning_content or thinking."""
+    """Text of the reasoning, with {reasoning}, before the content; null refuses messages with
+    reasoning_content or thinking.
+    """
 
 
 class ChatSource(ConversationSourceModel):
@@ -228,8 +240,9 @@ class ChatSource(ConversationSourceModel):
 
     kind: Literal["chat"]
     messages_key: Word | None = None
-    """Key of the list of messages; null takes the first of messages, conversations and conversation, else a
-    question with its answer."""
+    """Key of the list of messages. null uses the first of messages, conversations and conversation that a
+    record has, else a question with its answer.
+    """
 
 
 class PreferenceSource(ConversationSourceModel):
@@ -238,15 +251,15 @@ class PreferenceSource(ConversationSourceModel):
 
     kind: Literal["preference"]
     prompt_key: Word = "prompt"
-    """Key of the prompt: a text or a list of messages. Not needed if both answers begin with it."""
+    """Key of the prompt: a text or a list of messages. Not needed if both answers begin with the prompt."""
     chosen_key: Word = "chosen"
     """Key of the preferred answer: a text or a list of messages."""
     rejected_key: Word = "rejected"
-    """Key of the other answer."""
+    """Key of the rejected answer: a text or a list of messages."""
 
 
 class MockSource(SourceModel):
-    """Seeded random words: no meaning, any size."""
+    """Seeded random words, without meaning, of any size."""
 
     kind: Literal["mock"]
     num_documents: PositiveAmount = 1000
@@ -287,7 +300,7 @@ _OF_HUB = re.compile(r"hf://(?:datasets/)?([^/@]+/[^/@]+)(@[^/]+)?(/.*)?")
 
 
 def address_problem(path: str) -> str | None:
-    """Return why an address is not read as the path of a source, and what to do; None for any other path."""
+    """Return why an address cannot be the path of a source, and what to do; None for any other path."""
     if "://" not in path:
         return None
     if (match := _OF_HUB.fullmatch(path)) is None:
@@ -309,5 +322,5 @@ BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fract
 
 
 def text_settings(source: Any) -> dict[str, Any]:
-    """Return the settings that decide the text of one source."""
+    """Return the settings of one source that decide its text."""
     return {key: value for key, value in source.model_dump().items() if key not in BESIDE_THE_TEXT}

@@ -16,58 +16,64 @@ from nbtrain.config.fields import (
 
 
 class CheckpointConfig(ConfigModel):
-    """When checkpoints are written, and how many are kept."""
+    """When checkpoints are written and how many are kept."""
 
     save_interval_steps: PositiveSteps = 1000
-    """Steps between checkpoints; one is always written at the end and when the job is stopped."""
+    """Steps between checkpoints. A checkpoint is also written at the end and when the job is stopped."""
     keep_last: PositiveSteps = 2
     """Number of the newest checkpoints that are kept."""
     keep_every_steps: PositiveSteps | None = None
-    """Step whose multiples' checkpoints are never deleted; null keeps none for this reason."""
+    """Number of steps at whose multiples checkpoints are never deleted; null keeps none for this reason."""
     keep_best: bool = False
     """Whether the checkpoint with the lowest validation loss is kept too, among those saved at a step with a
     validation."""
     async_save: bool = False
-    """Whether the state is copied to host memory, which must hold it, and written from there while training
-    continues."""
+    """Whether the state is first copied to host memory, which must be large enough, and written from there
+    while training continues.
+    """
     local_dir: PathText | None = None
     """Folder on each node's own disk, such as /local/nvme/nbtrain: a checkpoint is written there first and
     copied to the run directory while training continues. {node} stands for the node's number, {host} for its
     name. null writes to the run directory directly."""
     local_save_interval_steps: PositiveSteps | None = None
-    """Steps between checkpoints that stay on the nodes' disks (local_dir), in addition to those that are
-    copied to the run directory every save_interval_steps; null makes none."""
+    """Steps between checkpoints that are only on the nodes' disks (local_dir), in addition to those that are
+    copied to the run directory every save_interval_steps; null makes none.
+    """
     local_keep_last: PositiveSteps = 1
-    """Number of the newest checkpoints that stay on the nodes' disks; one more is being written or copied."""
+    """Number of the newest checkpoints that are kept on the nodes' disks; one more may be in the course of
+    being written or copied.
+    """
     local_copy_bytes_per_second: PositiveBytes | None = None
     """Largest number of bytes per second that each node copies from local_dir to the run directory; null sets
     no limit."""
 
 
 class TaskConfig(ConfigModel):
-    """A file of questions that the model is asked while it trains."""
+    """A file of questions that the model answers while it trains."""
 
     task: Literal["lambada", "hellaswag", "mmlu", "multiple_choice"]
-    """The form of its lines: docs/evaluation.md has their fields."""
+    """Format of the lines: docs/evaluation.md describes their fields."""
     path: PathText
-    """A file of JSON lines, from the workspace on."""
+    """A file of JSON lines; a relative path starts at the workspace."""
     limit: PositiveAmount | None = None
-    """Ask the first so many questions only; null asks all."""
+    """Number of questions to ask, from the first on; null asks all."""
 
 
 class EvaluationConfig(ConfigModel):
-    """Validation and tasks during training, and the test at its end."""
+    """Validation and tasks during training, and the test at the end."""
 
     eval_interval_steps: PositiveSteps = 100
-    """Steps between validations; the last step is always followed by one."""
+    """Steps between validations. There is always one after the last step."""
     eval_iters: Steps = 10
     """Number of global batches in one validation or test; 0 turns both off."""
     tasks: list[TaskConfig] = []
-    """Files of questions that the model is asked at validations. The results are accuracies with standard
-    errors, as curves and as records of nbtrain evaluate. Training waits meanwhile."""
+    """Files of questions that the model answers at validations. The results are accuracies with standard
+    errors, shown as curves and stored as records of nbtrain evaluate. Training waits for them.
+    """
     tasks_interval_steps: PositiveSteps | None = None
-    """Steps between the times that the tasks are asked, a multiple of eval_interval_steps; they are always
-    asked after the last step. null asks them at every validation."""
+    """Steps between evaluations of the tasks, a multiple of eval_interval_steps; they are also evaluated
+    after the last step. null evaluates them at every validation.
+    """
 
 
 class StabilityConfig(ConfigModel):
@@ -82,13 +88,17 @@ class StabilityConfig(ConfigModel):
     """Policy for a loss spike (see loss_spike_factor): ignore it, or one of the policies of on_nan. skip acts
     before the weights change."""
     loss_spike_factor: Annotated[float, Field(gt=1, le=1e6)] = 2.0
-    """Factor of the mean loss of the last loss_spike_window_steps steps above which a loss is a spike."""
+    """A loss is a spike if it is more than this factor times the mean loss of the last
+    loss_spike_window_steps steps.
+    """
     loss_spike_window_steps: PositiveSteps = 100
-    """Number of steps over which the mean loss is computed; before there have been this many, no loss counts
-    as a spike."""
+    """Number of steps over which the mean loss is computed. Until the run has this many steps, no loss counts
+    as a spike.
+    """
     max_skipped_steps: PositiveSteps = 10
     """Largest number of skipped steps, and of rollbacks, within loss_spike_window_steps; one more fails the
-    job. The third rollback in a row without progress fails the job too."""
+    job. The third rollback in a row without progress also fails the job.
+    """
 
 
 class AlertConfig(ConfigModel):
@@ -105,8 +115,9 @@ class AlertConfig(ConfigModel):
     max_host_memory_fraction: Fraction | None = 0.9
     """Share of the host's memory above which its use raises an alert."""
     max_rank_slowdown: Fraction | None = 0.25
-    """Share by which a rank may be slower than the median of its pipeline stage, in three log lines in a row,
-    before an alert."""
+    """Share by which a rank may be slower than the median of its pipeline stage. An alert is raised if it is
+    slower in three log lines in a row.
+    """
 
 
 class LoggingConfig(ConfigModel):
@@ -124,11 +135,11 @@ class ProfileConfig(ConfigModel):
     enabled: bool = False
     """Whether this run is profiled."""
     wait_steps: Steps = 1
-    """Number of steps that each cycle skips first."""
+    """Number of steps that are skipped at the start of each cycle."""
     warmup_steps: Steps = 1
-    """Number of steps that each cycle profiles and discards."""
+    """Number of steps of each cycle that are then profiled and discarded."""
     active_steps: PositiveSteps = 3
-    """Number of steps that each cycle profiles and keeps."""
+    """Number of steps of each cycle that are then profiled and kept."""
     repeat: PositiveSteps = 2
     """Number of cycles."""
     record_shapes: bool = True

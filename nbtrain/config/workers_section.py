@@ -19,7 +19,7 @@ Minutes = Annotated[float, Field(gt=0, le=525_600)]
 
 
 class SlurmWorkersConfig(ConfigModel):
-    """Slurm jobs in which workers run, with cluster: slurm."""
+    """Slurm jobs that run the workers, with cluster: slurm."""
 
     partition: SlurmWord | None = None
     """Partition; null uses the cluster's default."""
@@ -38,11 +38,12 @@ class SlurmWorkersConfig(ConfigModel):
 
 
 class WorkersConfig(ConfigModel):
-    """Processes that extract and encode; the result does not depend on them."""
+    """Processes that extract and encode the text. The result is the same for all settings."""
 
     kind: Literal["local", "dask"] = "local"
-    """Place where parts are made. local: data.num_prepare_workers processes of this machine. dask: the
-    workers of a Dask scheduler."""
+    """Where parts of the text are processed. local: data.num_prepare_workers processes on this machine. dask:
+    the workers of a Dask scheduler.
+    """
     address: PathText | None = None
     """With kind: dask, the address of a running scheduler: tls://host:8786, or tcp://127.0.0.1:8786 on this
     machine."""
@@ -53,13 +54,14 @@ class WorkersConfig(ConfigModel):
     tls_key_file: PathText | None = None
     """Key of that certificate."""
     cluster: Literal["local", "slurm"] | None = None
-    """With kind: dask, the kind of cluster that is started for this prepare and ended with it."""
+    """With kind: dask, the kind of cluster that is started for this prepare and ends with it."""
     num_workers: WorkerCount = 0
     """Number of workers of the cluster; 0 means one per core of this machine."""
     memory_bytes: PositiveBytes = 4_000_000_000
-    """Bytes of memory of one worker of the cluster; a worker that exceeds it is ended, and its part is tried
-    again."""
+    """Bytes of memory of one worker of the cluster; a worker that exceeds them is ended, and its part is
+    processed again.
+    """
     wait_minutes: Minutes = 60.0
-    """Minutes to wait while no worker is connected, for example while Slurm queues them."""
+    """Minutes to wait while no worker is connected, for example while the jobs are in Slurm's queue."""
     slurm: SlurmWorkersConfig = SlurmWorkersConfig()
     """Options of the jobs of cluster: slurm."""

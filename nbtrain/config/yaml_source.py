@@ -1,4 +1,5 @@
-"""YAML with file and line of every key for messages; values that YAML misreads (010, 1:30, yes) are refused.
+"""Read YAML with the file and line of every key, for messages; refuse values that YAML misreads (010, 1:30,
+yes).
 
 A run YAML is a small, plain document: one mapping, text keys, no anchors and no tags. `extends:` is the way
 to share, and a file that could refer to itself would have to be guarded everywhere below. Values that YAML
@@ -42,7 +43,7 @@ _OCTAL_TAG = "tag:nbtrain,2026:octal"
 
 
 class MisleadingValue(ValueError):
-    """A value that YAML reads as something other than what it looks like.
+    """A value that YAML reads differently from what it looks like.
 
     The message says what YAML reads and what to write in its place. `text` is the value as it was written.
     """
@@ -59,23 +60,26 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(
-                None, None, "anchors and aliases are not read; use `extends:` to share", mark
+                None, None, "anchors and aliases are not supported; use `extends:` to share", mark
             )
         event = self.peek_event()
         if (tag := getattr(event, "tag", None)) is not None:
             spelled = tag.replace(_TAG, "!!") if tag.startswith(_TAG) else tag
             raise yaml.composer.ComposerError(
-                None, None, f"tags such as {shortened(spelled)} are not read; remove it", event.start_mark
+                None,
+                None,
+                f"tags such as {shortened(spelled)} are not supported; remove it",
+                event.start_mark,
             )
         return super().compose_node(parent, index)
 
 
 class _Dumper(yaml.SafeDumper):
-    """The writer that belongs to _Loader: text that looks like one of its floats is quoted."""
+    """Writer for what _Loader reads: text that looks like one of its floats is quoted."""
 
 
 class _LineDumper(_Dumper):
-    """The writer of one line: text of several is quoted, with its ends escaped."""
+    """Writer of one line: text of several lines is quoted, with its line ends escaped."""
 
 
 _LineDumper.add_representer(
@@ -154,16 +158,16 @@ def _refuse_octal(loader: _Loader, node: yaml.ScalarNode) -> None:
 
 
 def _refuse_date(loader: _Loader, node: yaml.ScalarNode) -> None:
-    raise _misleading(node.value, "YAML reads this as a date, which no field takes", "")
+    raise _misleading(node.value, "YAML reads this as a date, which no field accepts", "")
 
 
 def _refuse_merge(loader: _Loader, node: yaml.ScalarNode) -> None:
-    reads = "YAML 1.1 reads this as a merge of mappings, which is not read: use `extends:` to share"
+    reads = "YAML 1.1 reads this as a merge of mappings, which is not supported: use `extends:` to share"
     raise _misleading(node.value, reads, "")
 
 
 def _refuse_default(loader: _Loader, node: yaml.ScalarNode) -> None:
-    raise _misleading(node.value, "YAML 1.1 reads this as a default value, which no field takes", "")
+    raise _misleading(node.value, "YAML 1.1 reads this as a default value, which no field accepts", "")
 
 
 # Tags of the bare words << and =.
@@ -195,7 +199,7 @@ class OverridePlace(str):
 
 
 class NotWritten(str):
-    """The place of a value that no file and no override gives, though it is not the schema's default."""
+    """Place of a value that no file and no override sets, although it is not the schema's default."""
 
     def __new__(cls) -> "NotWritten":
         return super().__new__(cls, "default")
@@ -203,20 +207,21 @@ class NotWritten(str):
 
 @dataclass
 class Located:
-    """A nested dict and, for each dotted key in it, where it was written."""
+    """A nested dict with the place where each of its dotted keys was written."""
 
     value: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
     def merged_with(self, child: "Located") -> "Located":
-        """Merge `child` over self: mappings merge, everything else is replaced, including its places."""
+        """Merge `child` over self. Mappings are merged; all other values are replaced, with their places."""
         origins = dict(self.origins)
         value = _merge(self.value, child.value, "", origins)
         return Located(value, {**origins, **child.origins})
 
     def where(self, key: str) -> str | None:
-        """Return the place of a dotted key: its own, or of a key inside it, or of the key that contains
-        it."""
+        """Return the place of a dotted key: its own, else that of a key inside it, else that of the key that
+        contains it.
+        """
         if key in self.origins:
             return self.origins[key]
         inside = (place for known, place in self.origins.items() if known.startswith(f"{key}."))
@@ -261,7 +266,7 @@ def _same_kind(value: dict[str, Any], old: dict[str, Any], key: str) -> bool:
 
 
 def _is_part_of(value: Any, entries: list[Any]) -> bool:
-    """Return whether `value` names entries of a list by their numbers."""
+    """Return whether `value` is a mapping that names entries of a list by their numbers."""
     return (
         isinstance(value, dict) and bool(value) and all(key in map(str, range(len(entries))) for key in value)
     )
@@ -274,9 +279,10 @@ def label_of(path: Path) -> str:
 
 
 def read_yaml(path: Path, label: str | None = None, shape: str | None = None) -> Located:
-    """Read a run YAML with origins, called `label` in messages. Raises ConfigError if it is not a mapping.
+    """Read a run YAML with the places of its keys. Raises ConfigError if it is not a mapping.
 
-    `shape` is what the messages say of the form of a file that is not a run YAML.
+    Messages call the file `label`. `shape` is the text with which they describe the form of a file that is not
+    a run YAML.
     """
     label = label or label_of(path)
     try:
@@ -309,7 +315,7 @@ def _composed(text: str) -> yaml.Node | None:
 
 
 def parse_yaml(text: str, label: str, shape: str | None = None) -> Located:
-    """Read YAML from text, like read_yaml."""
+    """Read YAML from text in the same way as read_yaml."""
     located = Located()
     try:
         loader = _Loader("")  # its constructors
@@ -366,7 +372,7 @@ def _construct(loader: _Loader, node: yaml.Node, prefix: str, label: str, origin
 
 
 def _scalar(loader: _Loader, node: yaml.Node, found: str) -> Any:
-    """Return the value of a node; `found` begins a message about it."""
+    """Return the value of a node; messages about it begin with `found`."""
     try:
         return loader.construct_object(node, deep=True)
     except MisleadingValue as error:

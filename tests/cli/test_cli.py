@@ -110,12 +110,13 @@ def test_other_files_are_called_by_their_kind(workspace, capsys):
     (workspace / "pod.yaml").write_text("apiVersion: v1\nkind: Pod\n")
     (workspace / "job.yaml").write_text("apiVersion: v1\nkind: MPIJob\n")
     for name, words in (
-        ("prices.yaml", "is a table of prices, not a run YAML. Plans read it at "),
+        ("prices.yaml", "is a table of prices, not a run YAML. Plans read prices from "),
         ("job.sh", "is a shell script, not a run YAML. `nbtrain import job.sh -o run.yaml` makes"),
         ("ds.json", "is a DeepSpeed JSON, not a run YAML. `nbtrain import ds.json --onto gpt-125m"),
         (
             "pod.yaml",
-            "is a manifest of Kubernetes (Pod), not a run YAML. Of manifests DeepSpeedJob, PyTorchJob, ",
+            "is a manifest of Kubernetes (Pod), not a run YAML. nbtrain reads manifests of "
+            "kind DeepSpeedJob, PyTorchJob, ",
         ),
         ("job.yaml", "is a manifest of Kubernetes (MPIJob), not a run YAML. `nbtrain import job.yaml -o run"),
     ):

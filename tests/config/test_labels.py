@@ -37,7 +37,7 @@ def test_labels_are_set_one_by_one_or_together(tmp_path: Path) -> None:
         ("labels={year: 2026}", r"labels\.year = 2026: must be text; write it in quotes\."),
         ("labels.a=b c", r"labels\.a = b c: must be empty, or at most 63 letters, digits, dots,"),
         (f"labels.a={'b' * 64}", r"must be empty, or at most 63 letters"),
-        ("labels.-a=b", r"must be at most 63 .* A domain may stand before it: example\.com/team\."),
+        ("labels.-a=b", r"must be at most 63 .* A domain may come before it: example\.com/team\."),
         ("labels=nlp", r"labels = nlp: must be a mapping\."),
     ],
 )

@@ -71,16 +71,19 @@ def test_numbers_are_read_as_people_write_them(text, value):
         ("1: 3", "x.yaml:1: the key 1 must be text."),
         ("[1]: 3", "x.yaml:1: the key ? must be text."),
         ("a: [1\nb", "x.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'."),
-        ("a: &x {b: *x}", "x.yaml:1: not YAML: anchors and aliases are not read; use `extends:` to share."),
-        ("a: !!str 5", "x.yaml:1: not YAML: tags such as !!str are not read; remove it."),
-        ("a: 1\nb: ! [5]", "x.yaml:2: not YAML: tags such as ! are not read; remove it."),
+        (
+            "a: &x {b: *x}",
+            "x.yaml:1: not YAML: anchors and aliases are not supported; use `extends:` to share.",
+        ),
+        ("a: !!str 5", "x.yaml:1: not YAML: tags such as !!str are not supported; remove it."),
+        ("a: 1\nb: ! [5]", "x.yaml:2: not YAML: tags such as ! are not supported; remove it."),
         (
             "a: 1\nno: 1",
             "x.yaml:2: the key no: YAML reads this as false. Write false, or 'no' with the quotes for text.",
         ),
         (
             "a: !!python/object:os.system x",
-            "x.yaml:1: not YAML: tags such as !!python/object:os.system are not read; remove it.",
+            "x.yaml:1: not YAML: tags such as !!python/object:os.system are not supported; remove it.",
         ),
         ("[" * 2000, "x.yaml: not a run YAML: nested too deeply."),
         ("a: 1\n---\nb: 2", "x.yaml:2: not YAML: but found another document."),
@@ -108,12 +111,14 @@ MISLEADING = {
     "On": "YAML reads this as true. Write true, or 'On' with the quotes for text.",
     "NO": "YAML reads this as false. Write false, or 'NO' with the quotes for text.",
     "off": "YAML reads this as false. Write false, or 'off' with the quotes for text.",
-    "2024-01-01": "YAML reads this as a date, which no field takes. Write '2024-01-01' with the quotes for "
+    "2024-01-01": "YAML reads this as a date, which no field accepts. Write '2024-01-01' with the quotes for "
     "text.",
-    "2024-13-45": "YAML reads this as a date, which no field takes. Write '2024-13-45' with the quotes for "
+    "2024-13-45": "YAML reads this as a date, which no field accepts. Write '2024-13-45' with the quotes for "
     "text.",
-    "=": "YAML 1.1 reads this as a default value, which no field takes. Write '=' with the quotes for text.",
-    "<<": "YAML 1.1 reads this as a merge of mappings, which is not read: use `extends:` to share. Write "
+    "=": "YAML 1.1 reads this as a default value, which no field accepts. Write '=' with the "
+    "quotes for text.",
+    "<<": "YAML 1.1 reads this as a merge of mappings, which is not supported: use `extends:` to "
+    "share. Write "
     "'<<' with the quotes for text.",
     "9" * 101: "has 101 digits; a number may have at most 100.",
 }

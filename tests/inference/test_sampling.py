@@ -147,7 +147,7 @@ def test_penalties():
         ({"n": 3, "num_beams": 2}, "n = 3 must be at most num_beams = 2."),
         (
             {"stop": ("a",), "num_beams": 2},
-            "stop does not go with num_beams = 2: set only one of them.",
+            "stop cannot be combined with num_beams = 2: set only one of them.",
         ),
     ],
 )

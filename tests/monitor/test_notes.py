@@ -87,7 +87,7 @@ def test_the_verbs(workspace, capsys):
         (
             ["te am=nlp", f"{'a' * 320}=b"],
             "labels: the key 'te am' must be at most 63 letters, digits, dots, dashes and underscores, and "
-            "begin and end with a letter or digit. A domain may stand before it: example.com/team.",
+            "begin and end with a letter or digit. A domain may come before it: example.com/team.",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration, derived from the run's: no other module spells DeepSpeed's keys.
+"""DeepSpeed's configuration, derived from the run's. No other module writes DeepSpeed's keys.
 
 What is decided here, and why:
 - ZeRO 0 is for fp32 only. With bf16 or fp16, DeepSpeed's stage 0 makes a dummy optimizer step at start, so
@@ -154,7 +154,8 @@ def nvme_buffer_elements(config: RunConfig) -> int:
 
 
 def bucket_elements(config: RunConfig, asked: int) -> int:
-    """Return a bucket size of `asked` elements, limited to the parameters of the fullest pipeline stage.
+    """Return a bucket size of `asked` elements, but at most the number of parameters of the fullest pipeline
+    stage.
 
     A bucket that holds all gradients is emptied once, at the end, just as a larger one would be: the sums are
     equal bit by bit.

@@ -69,7 +69,9 @@ def _problem(rule: str, path: str, message: str) -> Finding:
 
 @functools.lru_cache(1)
 def table() -> dict[str, Any]:
-    """Return the table: version, optimizers, rejected paths, keys with their types, and bounds."""
+    """Return the table of DeepSpeed's keys: version, optimizers, rejected paths, keys with their types, and
+    bounds.
+    """
     path = PACKAGE / "config" / "tables" / f"deepspeed-{VERSION}.json"
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -114,12 +116,12 @@ def _section_problems(section: Section, values: Mapping[str, Any], path: str) ->
 
 
 def _known(section: Section) -> Section:
-    """Return the keys of a section; a field may be given by its own name too."""
+    """Return the known keys of a section; both the alias of a field and its own name are accepted."""
     return {**section, **{entry["also"]: entry for entry in section.values() if "also" in entry}}
 
 
 def nearest_key(path: str) -> str:
-    """Return the known key of its section that an unknown key looks like; "" if there is none."""
+    """Return the known key of the same section that is most similar to an unknown key; "" if none is."""
     section, _, key = path.rpartition(".")
     known = _known(table()["sections"].get(section, {}))
     return RENAMED.get(path) or next(iter(difflib.get_close_matches(key, known, n=1)), "")
@@ -162,7 +164,7 @@ def broken_rule(entry: Mapping[str, Any], value: Any) -> str | None:
 
 
 def _is(kind: str, value: Any) -> bool:
-    """Return whether pydantic accepts a value for a type, conversions included."""
+    """Return whether pydantic accepts a value for a type, also by converting it."""
     if kind == "bool":
         return (
             isinstance(value, bool)
@@ -179,7 +181,9 @@ def _is(kind: str, value: Any) -> bool:
 
 
 def _is_exact(kind: str, value: Any) -> bool:
-    """Return whether code without conversions works with a value: no text or booleans for numbers."""
+    """Return whether a value has the type exactly, for code that converts nothing: a number must not be text
+    or a boolean.
+    """
     if kind == "str":
         return True
     return not isinstance(value, str) and (kind == "bool" or not isinstance(value, bool))

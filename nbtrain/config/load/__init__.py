@@ -1,4 +1,4 @@
-"""Loading of a run YAML and overrides into a checked, frozen RunConfig.
+"""Load a run YAML and overrides into a checked, frozen RunConfig.
 
     read the YAML, its `extends:` first -> merge -> overrides -> schema -> rules (check.py)
 
@@ -84,7 +84,7 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
 
 
 def load_resolved(path: str | Path) -> RunConfig:
-    """Return the configuration in the config.yaml of a run directory, which must hold every field."""
+    """Return the configuration in the config.yaml of a run directory. That file must contain every field."""
     path = Path(path)
     if not path.exists():
         raise ConfigError(
@@ -104,17 +104,21 @@ def load_resolved(path: str | Path) -> RunConfig:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Return the resolved file: every field, in the schema's order."""
+    """Return the resolved configuration as YAML: every field, in the schema's order."""
     return to_text(config.model_dump())
 
 
 def to_shown_yaml(config: RunConfig) -> str:
-    """Return the resolved file with passwords in addresses as ***, because a copy outlives its password."""
+    """Return the resolved configuration as YAML, with passwords in addresses replaced by ***, because copies
+    of the file may outlive the password.
+    """
     return to_text(without_secrets(config.model_dump()))
 
 
 def find(run: str | Path) -> Path:
-    """Return the file that `run` means: as typed, in the workspace, a bundled example, a run or a preset."""
+    """Return the file that `run` names: a path as typed or in the workspace, a bundled example, a run or a
+    preset.
+    """
     if not isinstance(run, str | Path):
         raise ConfigError(
             f"run = {reprlib.repr(run)} must be the path of a run YAML, or a name such as gpt-tiny."
@@ -149,7 +153,7 @@ def find(run: str | Path) -> Path:
         raise ConfigError(f"{shortened(str(run))}: no such file. Name one that exists.")
     if re.match(r"[a-z_.]+=", str(run)):
         raise ConfigError(
-            f"{shortened(str(run))}: is an override, and no run is named before it, as in `gpt-tiny {run}`."
+            f"{shortened(str(run))}: is an override, but no run is named before it, as in `gpt-tiny {run}`."
         )
     known, own = example_names(), run_names()
     raise ConfigError(
@@ -174,7 +178,9 @@ def _exists(path: Path) -> bool:
 
 
 def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
-    """Read a YAML over everything that it extends, relative to its own folder."""
+    """Read a YAML merged over the files that it extends. Each `extends` is relative to the folder of its
+    file.
+    """
     # Without "..": a path that alternates between ../a and ../b would be a new path in every round.
     place = path.parent.resolve() / path.name
     if place in seen:
@@ -205,17 +211,19 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
 
 
 def _over(base: Located, layer: Located) -> Located:
-    """Return a layer over its base, with the fields of its names and without names that it contradicts."""
+    """Merge a layer over its base. The recipe and architecture that it names add their fields; inherited
+    dataset and tokenizer names that it contradicts are dropped.
+    """
     return with_own_names(base.merged_with(expanded(layer, base)), layer, base)
 
 
 def _is_file_name(path: Path) -> bool:
-    """Return whether `extends` gives a file, and not a name: the .5b of my-1.5b is not a suffix."""
+    """Return whether the value of `extends` is a file and not a name: the .5b of my-1.5b is not a suffix."""
     return path.suffix in (".yaml", ".yml") or (bool(path.suffix) and _is_file(path))
 
 
 def override_layer(overrides: Overrides) -> Located:
-    """Return overrides as one more layer over the YAML; a later one wins over an earlier one.
+    """Return overrides as one more layer over the YAML. If a key is overridden twice, the later one wins.
 
     Raises ConfigError if an override is not key=value, or if a key and something inside it are both set.
     """
@@ -276,7 +284,7 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
 
 
 def _typed(text: str) -> str:
-    """Return the text as typed, in quotes, without passwords, truncated if it is long."""
+    """Return the text as typed, in quotes, without passwords, shortened if it is long."""
     return repr(shortened(text_without_secrets(text)))
 
 
@@ -324,7 +332,7 @@ def validate(located: Located, label: str) -> RunConfig:
 
 
 def validate_section(located: Located, section: str) -> None:
-    """Validate the given keys of one section, before the rest of a run is known.
+    """Validate the given keys of one section while the rest of the run is not known yet.
 
     Raises ConfigError, in the words of `validate`, which knows what is missing and what has no such name.
     """

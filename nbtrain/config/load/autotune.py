@@ -152,13 +152,13 @@ def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str 
     if overrides is None:
         folder = display(run.autotuning_results)
         if active:
-            return f"its trials go to {folder}/"
+            return f"its trials are written to {folder}/"
         return f"no trial finished; look at stderr.log and stdout.log of each in {folder}/"
     if mode == "run" or not overrides:
         return f"the best settings are this run's own ({where})"
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     taken = " ".join(shlex.quote(word) for word in [*words, "backend.kubernetes.autotune=none"])
-    return f"{where} has the best; `nbtrain resume {run.name} {taken}` trains with it"
+    return f"{where} has the best settings; `nbtrain resume {run.name} {taken}` trains with them"
 
 
 def write_files(job: JobDir, config: RunConfig) -> None:

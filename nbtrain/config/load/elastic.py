@@ -1,4 +1,4 @@
-"""The run on another number of data-parallel ranks, with the same global batch and so with the same steps.
+"""The run with another number of data-parallel ranks. The global batch stays the same, and so do the steps.
 
     backend.elastic: a restart counts the devices -> fitted -> job.json -> attempt_config (attempt.py)
 
@@ -14,7 +14,9 @@ from nbtrain.config.schema import RunConfig
 
 
 def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None) -> RunConfig:
-    """Return the run with so many data-parallel replicas, evenly on `nodes` machines (None: unchanged)."""
+    """Return the run with this number of data-parallel replicas, spread evenly over `nodes` machines (None:
+    as many as before).
+    """
     resources, nodes = config.resources, nodes or config.resources.nodes
     if (data_parallel_size, nodes) == (config.parallel.data_parallel_size, resources.nodes):
         return config
@@ -31,10 +33,10 @@ def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None
 
 
 def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:
-    """Return the run with the largest data_parallel_size that passes all rules; None if none does.
+    """Return the run with the largest data_parallel_size that passes all rules; None if there is none.
 
-    `devices`: number of devices of each machine. The first machines are taken, as few as hold all ranks
-    evenly.
+    `devices` is the number of devices of each machine. The run uses the first machines, and as few of them as
+    can hold all ranks evenly.
     """
     copy = config.world_size // config.parallel.data_parallel_size
     most = min(sum(devices) // copy, config.batch.global_batch_size // config.batch.micro_batch_size)
@@ -48,7 +50,9 @@ def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:
 
 
 def _machines(ranks: int, devices: Sequence[int]) -> int | None:
-    """Return how many of the first machines hold `ranks`, the same number on each; None if none do."""
+    """Return how many of the first machines are needed for `ranks`, the same number on each; None if it is
+    impossible.
+    """
     for nodes in range(1, len(devices) + 1):
         if ranks % nodes == 0 and min(devices[:nodes]) >= ranks // nodes:
             return nodes

@@ -1,4 +1,4 @@
-"""A resolved run as the value of one environment variable, and back: in the file that a dry run writes."""
+"""A resolved run as the value of one environment variable, and back. The files of a dry run contain it."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""Placeholders for an image, a volume or machines that a run does not name, so that it can be shown.
+"""Placeholders for an image, a volume or machines that a run does not name, so that its manifest or commands
+can be shown.
 
 A run with placeholders can be planned, and its manifest or commands shown; preflight refuses to start it.
 """

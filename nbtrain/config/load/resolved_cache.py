@@ -1,4 +1,4 @@
-"""The resolved file of a run for those who ask again and again: it is read once, and again if it changes."""
+"""A cached load_resolved(): a run's config.yaml is read once, and again only if it changes."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Datasets and tokenizers of the shipped runs: no other run makes something else under their names.
+"""Names of the datasets and tokenizers of the shipped runs, under which no other run may make something else.
 
 Whatever is prepared first, `nbtrain prepare gpt-tiny` finds its own files or none.
 """
@@ -13,7 +13,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def refuse_name_of_shipped_dataset(config: RunConfig) -> None:
-    """Raise DataError if a shipped run makes another dataset under the name that this run is to make."""
+    """Raise DataError if a shipped run makes a different dataset under the name that this run uses."""
     for other in _runs_that_say(config.data.name):
         if (
             other.data.name == config.data.name
@@ -27,7 +27,7 @@ def refuse_name_of_shipped_dataset(config: RunConfig) -> None:
 
 
 def refuse_name_of_shipped_tokenizer(config: RunConfig) -> None:
-    """Raise DataError if a shipped run trains another tokenizer under the name that this run is to train."""
+    """Raise DataError if a shipped run trains a different tokenizer under the name that this run uses."""
     name = config.tokenizer.name
     for other in _runs_that_say(name):
         trains = other.data.sources and other.tokenizer.path is None and other.init_from is None
@@ -41,7 +41,7 @@ def refuse_name_of_shipped_tokenizer(config: RunConfig) -> None:
 
 
 def _runs_that_say(name: str) -> Iterator[RunConfig]:
-    """Return the workspace's example runs if any of their files contains the name."""
+    """Yield all example runs if any of their files contains the name."""
     folders = example_folders()
     files = [path for folder in folders for path in folder.rglob("*.yaml")]
     if not any(f"name: {name}" in path.read_text(encoding="utf-8", errors="replace") for path in files):

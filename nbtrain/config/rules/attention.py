@@ -19,7 +19,9 @@ PLAIN_IN_FPDT = {
 
 
 def groups_divide(config: RunConfig) -> Problems:
-    """All groups have equally many queries; tensor ranks have whole groups, or equal parts of one."""
+    """All groups have the same number of queries. Each tensor rank has complete groups, or an equal part of
+    one group.
+    """
     heads = config.model.num_attention_heads
     if config.model.num_query_groups is None:
         return
@@ -29,7 +31,9 @@ def groups_divide(config: RunConfig) -> Problems:
 
 
 def patterns_fit_the_layers(config: RunConfig) -> Problems:
-    """A pattern has one entry for each layer, and the setting that it applies to."""
+    """A pattern has one entry for each layer, and is set only together with the setting that it applies
+    to.
+    """
     model = config.model
     for key, of in (("window_attn_skip_freq", "window_size"), ("no_rope_freq", None)):
         pattern = getattr(model, key)
@@ -46,12 +50,12 @@ def patterns_fit_the_layers(config: RunConfig) -> Problems:
         yield broken(
             config,
             "model.window_attn_skip_freq",
-            "leaves the window out in every layer. Set window_size: null, or a number from 2 on.",
+            "gives no layer the window. Set window_size: null, or a number from 2 on.",
         )
 
 
 def capped_scores_have_their_kernel(config: RunConfig) -> Problems:
-    """Scores are capped by nbtrain's own kernel, which has no dropout."""
+    """Capped scores need nbtrain's own kernel, which has no dropout."""
     model, key = config.model, "model.attn_logit_softcapping"
     if model.attn_logit_softcapping is None:
         return
@@ -72,7 +76,9 @@ def capped_scores_have_their_kernel(config: RunConfig) -> Problems:
 
 
 def fpdt_attends_plainly(config: RunConfig) -> Problems:
-    """FPDT's kernel is DeepSpeed's: a key for each query, heads of hidden_size together, all in sight."""
+    """With FPDT, fields that its kernel does not support are not set: grouped queries, kv_channels,
+    qk_layernorm, windows, caps.
+    """
     if not (chunk := config.parallel.fpdt_chunk_tokens):
         return
     for name, plain in PLAIN_IN_FPDT.items():

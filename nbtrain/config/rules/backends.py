@@ -42,7 +42,9 @@ REFUSED_SBATCH_OPTIONS = {
 
 
 def backend_has_its_machines(config: RunConfig) -> Problems:
-    """local has one machine; hosts has resources.nodes machines, each named once, from one source."""
+    """kind: local has one machine. kind: hosts names resources.nodes machines, each once, in `hosts` or in
+    `hostfile`.
+    """
     nodes, kind, section = config.resources.nodes, config.backend.kind, config.backend.hosts
     if kind != "hosts":
         return
@@ -78,7 +80,7 @@ def backend_has_its_machines(config: RunConfig) -> Problems:
 
 
 def slurm_options_agree(config: RunConfig) -> Problems:
-    """No Slurm option is set twice, and there is time to save before the limit."""
+    """No Slurm option is set twice, and the time limit leaves enough time to save."""
     section = config.backend.slurm
     if config.backend.kind != "slurm":
         return
@@ -125,7 +127,9 @@ def slurm_options_agree(config: RunConfig) -> Problems:
 
 
 def options_in(words: Iterable[str]) -> Iterator[str]:
-    """Return the names of the options in one line; a short one may include its value (-N2), as -N."""
+    """Return the names of the options in one line. The name of a short option is returned without its value:
+    -N for -N2.
+    """
     for word in words:
         if word.startswith("--"):
             yield word.partition("=")[0]

@@ -1,4 +1,4 @@
-"""The rules that join fields: one function for each rule; all broken rules are reported together.
+"""Rules between fields: one function for each rule; all broken rules are reported together.
 
 Each rule yields findings: where the value was set, what was found, the rule with its numbers, what to change.
 Rules of the layout are in layout.py, of attention in attention.py, of ZeRO, number formats and DeepSpeed's
@@ -47,18 +47,22 @@ def find_problems(config: RunConfig) -> list[Finding]:
 
 
 def global_batch_divides(config: RunConfig) -> Problems:
-    """Every step gives every rank the same whole number of micro batches."""
+    """Every step gives every rank the same number of complete micro batches."""
     yield from no_multiple(config, "batch.global_batch_size", *_micro_batches(config))
 
 
 def _micro_batches(config: RunConfig) -> tuple[int, str]:
-    """Return the sequences in one micro batch of every rank, and their wording in a message."""
+    """Return the number of sequences in one micro batch on all ranks, and the product that messages show for
+    it.
+    """
     micro, data = config.batch.micro_batch_size, config.parallel.data_parallel_size
     return micro * data, f"micro_batch_size({micro}) * data_parallel_size({data}) = {micro * data}"
 
 
 def rampup_is_whole(config: RunConfig) -> Problems:
-    """The ramp rises, ends exactly at the global batch size, and its sizes divide among the ranks."""
+    """The ramp-up rises and ends exactly at the global batch size. Every size can be divided among the
+    ranks.
+    """
     batch, ramp = config.batch, config.batch.rampup
     yield from _step_sizes_problems(config)
     if ramp is None:
@@ -118,7 +122,9 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
 
 
 def training_ends(config: RunConfig) -> Problems:
-    """A length that no run has is a typing error, and would overflow the counters of samples."""
+    """The run is not longer than any real run: such a length is a typing error, and would overflow the
+    counters of samples.
+    """
     unit, tokens = given_unit(config.batch, "train"), config.train_tokens
     if tokens > MOST_TOKENS:
         most = MOST_TOKENS // {"tokens": 1, "samples": config.model.seq_length}.get(
@@ -145,7 +151,7 @@ def learning_rates_are_ordered(config: RunConfig) -> Problems:
 
 
 def amounts_are_given_once(config: RunConfig) -> Problems:
-    """An amount is given in one unit only, or two fields could contradict each other."""
+    """An amount is set in one unit only, because two fields could contradict each other."""
     for section, stem in (
         ("batch", "train"),
         ("lr_schedule", "lr_warmup"),
@@ -177,7 +183,7 @@ def warmup_ends_before_decay(config: RunConfig) -> Problems:
 
 
 def decay_style_has_its_amounts(config: RunConfig) -> Problems:
-    """WSD needs a last part that fits after the warm-up; an inverse square root needs a warm-up."""
+    """WSD needs a last part that fits after the warm-up. An inverse-square-root decay needs a warm-up."""
     style, wsd = config.lr_schedule.lr_decay_style, config.lr_wsd_decay_tokens
     warmup = config.lr_warmup_tokens
     room = config.lr_decay_tokens - warmup
@@ -212,14 +218,14 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
 
 
 def _broken_amount(config: RunConfig, stem: str, rule: str) -> Finding:
-    """Return a finding about an amount of lr_schedule, shown in its own unit and in tokens."""
+    """Return a finding about an amount of lr_schedule, with its value in its own unit and in tokens."""
     unit, tokens = given_unit(config.lr_schedule, stem) or "fraction", getattr(config, f"{stem}_tokens")
     key, in_tokens = f"lr_schedule.{stem}_{unit}", "" if unit == "tokens" else f" = {tokens} tokens"
     return mistake(config, key, f"{found(config, key)}{in_tokens}\n  {rule}")
 
 
 def weight_decay_has_its_start(config: RunConfig) -> Problems:
-    """A weight decay that changes has a start and an end; a constant one has no start."""
+    """A weight decay that changes has a start and an end. A constant weight decay has no start."""
     optimizer = config.optimizer
     start, style = optimizer.start_weight_decay, optimizer.weight_decay_incr_style
     if style == "constant" and start not in (None, optimizer.weight_decay):
@@ -291,7 +297,7 @@ def tasks_have_validations(config: RunConfig) -> Problems:
 
 
 def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
-    """checkpoint.local_dir is an absolute path to a folder on each node, for state in files of ranks."""
+    """checkpoint.local_dir is an absolute path to a folder on each node, and its intervals are consistent."""
     checkpoint, key = config.checkpoint, "checkpoint.local_dir"
     if (folder := checkpoint.local_dir) is None:
         for name in ("local_save_interval_steps", "local_copy_bytes_per_second"):
@@ -358,7 +364,7 @@ def rollback_has_a_checkpoint(config: RunConfig) -> Problems:
 
 
 def mode_has_work(config: RunConfig) -> Problems:
-    """mode: eval needs batches to evaluate."""
+    """mode: eval needs validation batches."""
     if config.mode == "eval" and not config.evaluation.eval_iters:
         yield broken(
             config,
@@ -389,7 +395,9 @@ def profile_fits_run(config: RunConfig) -> Problems:
 
 
 def split_is_readable(config: RunConfig) -> Problems:
-    """Three relative sizes: training is more than 0, and so is validation if the run validates."""
+    """data.split is three relative sizes. Training is more than 0, and so is validation if the run
+    validates.
+    """
     if not re.fullmatch(r"\s*\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){2}\s*", config.data.split):
         yield broken(
             config,
@@ -417,7 +425,7 @@ def notification_is_safe(config: RunConfig) -> Problems:
     """The arguments of notify.command are written to config.yaml, so none may be a secret."""
     key = "notify.command"
     if config.notify.command and not config.notify.command[0].strip():
-        yield hidden(config, key, f"{key}: its first entry is the program, and it is empty.")
+        yield hidden(config, key, f"{key}: the first entry, which names the program, is empty.")
     for number, argument in enumerate(config.notify.command):
         if SECRET_VALUES.search(argument) or ("://" in argument and redacted(argument) != argument):
             yield hidden(

@@ -18,12 +18,12 @@ from nbtrain.config.yaml_source import show
 
 @dataclass(frozen=True)
 class Kind:
-    """Something that a run turns on."""
+    """A feature that a run turns on, such as ZeRO 3 or a pipeline."""
 
     name: str
-    """Its name in this table."""
+    """Name of the kind in this table."""
     short: str
-    """A few characters, for the head of a column."""
+    """Abbreviation of a few characters, for the head of a column."""
     words: str
     """Name of the kind, for messages."""
     key: str
@@ -33,13 +33,13 @@ class Kind:
     above: int | None = None
     """Threshold: every larger value of the field turns the kind on."""
     also: Mapping[str, Any] = field(default_factory=dict)
-    """Other overrides that go with it."""
+    """Other overrides that belong to the kind."""
     axis: str = ""
-    """Axis of which a run has one kind, so that two kinds of it never meet."""
+    """Axis of the kind. A run has one kind of each axis, so two kinds of the same axis are never combined."""
     instead: str = ""
-    """Kind that a run has instead of this one if both match it."""
+    """Kind that counts instead of this one if a run matches both."""
     needs: tuple[str, ...] = ()
-    """One of these kinds."""
+    """Kinds of which this one needs at least one."""
     needs_words: str = ""
     """The setting that it needs, e.g. "parallel.zero_stage: 3"."""
     gpu_only: bool = False
@@ -60,7 +60,7 @@ class Kind:
         return self.matches(lambda key: value_of(config, key))
 
     def matches(self, value_of_key: Callable[[str], Any]) -> bool:
-        """Return whether a run whose values `value_of_key` returns has this kind."""
+        """Return whether a run has this kind, where `value_of_key` returns the run's values."""
         if self.instead and BY_NAME[self.instead].matches(value_of_key):
             return False
         value = value_of_key(self.key)
@@ -176,14 +176,14 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 @dataclass(frozen=True)
 class Clash:
-    """Kinds that do not go together."""
+    """Kinds that cannot be combined."""
 
     kind: str
     others: tuple[str, ...]
     reason: str
-    """A clause that follows a colon."""
+    """Reason, as a clause that follows a colon."""
     fix: str
-    """A sentence."""
+    """Fix, as a sentence."""
 
 
 _CLASHES = """
@@ -225,7 +225,7 @@ CLASHES = tuple(
 
 
 def clashes(present: Collection[str]) -> Iterator[str]:
-    """Yield the reasons why the kinds with these names cannot be combined, a clause each."""
+    """Yield the reasons why the kinds with these names cannot be combined, each as a clause."""
     for kind in KINDS:
         if kind.needs and kind.name in present and not any(name in present for name in kind.needs):
             yield f"{_name(kind)} needs {kind.needs_words}"
@@ -241,7 +241,9 @@ def _name(kind: Kind) -> str:
 
 
 def kinds_have_what_they_need(config: RunConfig) -> Problems:
-    """ZeRO++ has its stage, sequence parallelism its group, FP8 its 16-bit format."""
+    """ZeRO++ needs its ZeRO stage, sequence parallelism its tensor-parallel group, and FP8 its 16-bit
+    format.
+    """
     for kind in KINDS:
         needed = [BY_NAME[name] for name in kind.needs]
         if needed and kind.present(config) and not any(other.present(config) for other in needed):
@@ -255,7 +257,7 @@ def kinds_have_what_they_need(config: RunConfig) -> Problems:
 
 
 def kinds_go_together(config: RunConfig) -> Problems:
-    """No pair of kinds is one that trains wrongly, fails late or has no code."""
+    """No two kinds are combined that train wrongly, fail late or are not implemented."""
     for clash in CLASHES:
         kind = BY_NAME[clash.kind]
         others = [BY_NAME[name] for name in clash.others if BY_NAME[name].present(config)]

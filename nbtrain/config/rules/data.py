@@ -32,7 +32,9 @@ def vocabulary_holds_text(config: RunConfig) -> Problems:
 
 
 def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
-    """Tokens are added once, to a tokenizer that is there, and are not what ends documents."""
+    """Added tokens need a tokenizer that is imported, are named once, and are not the end-of-document
+    token.
+    """
     added, key = config.tokenizer.added_tokens, "tokenizer.added_tokens"
     if added and config.tokenizer.path is None:
         yield broken(
@@ -70,7 +72,7 @@ def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
 
 
 def json_keys_name_files(config: RunConfig) -> Problems:
-    """Each key is part of a file's name inside the dataset's folder, and has separate files."""
+    """Each key is part of a file name in the dataset's folder, and has its own files."""
     data = config.data
     for key, values in (("json_key", [data.json_key]), ("extra_json_keys", data.extra_json_keys)):
         for value in values:
@@ -93,7 +95,7 @@ def json_keys_name_files(config: RunConfig) -> Problems:
 
 
 def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
-    """The records of every source have the extra keys by name."""
+    """The records of every source have named keys, in which the extra keys can be found."""
     data = config.data
     without = [source.kind for source in data.sources if source.kind not in TEXT_KINDS]
     if data.extra_json_keys and without:
@@ -107,7 +109,7 @@ def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
 
 
 def separators_are_lines(config: RunConfig) -> Problems:
-    """A document_separator is compared with single lines."""
+    """A document_separator is one line, because it is compared with single lines."""
     for index, source in enumerate(config.data.sources):
         separator = getattr(source, "document_separator", None)
         if separator is not None and ("\n" in separator or "\r" in separator):
@@ -121,7 +123,7 @@ def separators_are_lines(config: RunConfig) -> Problems:
 
 
 def paths_are_no_addresses(config: RunConfig) -> Problems:
-    """Sources are files and folders."""
+    """Paths of sources are files and folders, not addresses."""
     for index, source in enumerate(config.data.sources):
         path = getattr(source, "path", None) or ""
         if problem := address_problem(path):
@@ -129,7 +131,7 @@ def paths_are_no_addresses(config: RunConfig) -> Problems:
 
 
 def text_is_cut_in_one_way(config: RunConfig) -> Problems:
-    """A file is cut at a separator or by size."""
+    """A file is split at a separator or by size, not both."""
     for index, source in enumerate(config.data.sources):
         if isinstance(source, TextSource) and None not in (source.document_separator, source.document_bytes):
             yield mistake(
@@ -141,7 +143,9 @@ def text_is_cut_in_one_way(config: RunConfig) -> Problems:
 
 
 def sentences_have_a_language(config: RunConfig) -> Problems:
-    """Text with an unknown code would be cut by English rules, without a warning."""
+    """The language code is known. Text with an unknown code would be split by English rules, without a
+    warning.
+    """
     code = config.data.split_sentences
     if code is not None and code not in LANGUAGES:
         yield broken(
@@ -154,7 +158,7 @@ def sentences_have_a_language(config: RunConfig) -> Problems:
 
 
 def blend_is_whole(config: RunConfig) -> Problems:
-    """Each entry names its dataset in one way; a blend has no sources."""
+    """Each entry names its dataset in one way. A run with a blend has no sources."""
     data = config.data
     for number, entry in enumerate(data.blend):
         if (entry.name is None) == (entry.prefix is None):
@@ -184,7 +188,7 @@ def blend_is_whole(config: RunConfig) -> Problems:
 
 
 def packing_goes_with_the_options(config: RunConfig) -> Problems:
-    """Packed examples are kept apart already; blends and the options of a stream need packing: stream."""
+    """Options of a stream and blends need packing: stream. With best_fit, examples are always kept apart."""
     data = config.data
     if data.resolved_packing != "best_fit":
         return
@@ -212,7 +216,7 @@ def packing_goes_with_the_options(config: RunConfig) -> Problems:
 
 
 def weights_are_read(config: RunConfig) -> Problems:
-    """Only packing goes through examples by their sources' weights."""
+    """Weights of sources are set only with packing: best_fit, which is the only packing that reads them."""
     if config.data.resolved_packing == "best_fit":
         return
     for number, source in enumerate(config.data.sources):
@@ -227,7 +231,7 @@ def weights_are_read(config: RunConfig) -> Problems:
 
 
 def index_samples_decide_something(config: RunConfig) -> Problems:
-    """Only Megatron's order depends on the number of samples it is built for."""
+    """index_samples is set only with Megatron's order, the only one that depends on the number of samples."""
     data = config.data
     if data.index_samples is None:
         return
@@ -256,7 +260,7 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
 
 
 def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
-    """date and mirror choose a download, so they conflict with a path."""
+    """date and mirror choose a download, so they cannot be combined with a path."""
     for number, source in enumerate(config.data.sources):
         if not isinstance(source, WikiSource) or source.path is None:
             continue
@@ -273,7 +277,7 @@ def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
 
 
 def document_sizes_are_ordered(config: RunConfig) -> Problems:
-    """min_bytes is less than max_bytes, or no document is left."""
+    """min_bytes is less than max_bytes. Otherwise every document would be dropped."""
     cleaning = config.data.cleaning
     if cleaning.max_bytes is not None and cleaning.min_bytes >= cleaning.max_bytes:
         yield broken(
@@ -284,7 +288,7 @@ def document_sizes_are_ordered(config: RunConfig) -> Problems:
 
 
 def workers_are_one_kind(config: RunConfig) -> Problems:
-    """A Dask scheduler is there or started; local processes have neither."""
+    """kind: dask has a running scheduler or a cluster that is started; kind: local has neither."""
     workers = config.data.workers
     given = [key for key in ("address", "cluster") if getattr(workers, key) is not None]
     if workers.kind == "local":
@@ -319,7 +323,9 @@ def workers_are_one_kind(config: RunConfig) -> Problems:
 
 
 def scheduler_is_safe(config: RunConfig) -> Problems:
-    """Dask has no authentication but TLS: anyone who reaches a plain scheduler can run code as its owner."""
+    """A Dask scheduler on another machine uses TLS, its only authentication: without TLS, anyone who reaches
+    it can run code as its owner.
+    """
     address = config.data.workers.address
     if address is None or address.startswith("tls://") or is_loopback(address):
         return
@@ -335,7 +341,9 @@ def scheduler_is_safe(config: RunConfig) -> Problems:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a scheduler's address, tcp:// or without a scheme, is on this machine only."""
+    """Return whether the address of a scheduler, tcp:// or without a scheme, is reachable from this machine
+    only.
+    """
     _, _, place = address.rpartition("://")
     host = place.rpartition(":")[0].strip("[]")
     if not address.startswith("tcp://") and "://" in address:

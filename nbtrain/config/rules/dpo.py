@@ -11,7 +11,7 @@ PAIRS = "preference"
 
 
 def preferences_have_a_reference(config: RunConfig) -> Problems:
-    """Rewards are measured against the weights that the run starts from."""
+    """dpo needs init_from: rewards are measured against the weights that the run starts from."""
     if config.dpo is not None and config.init_from is None:
         yield mistake(
             config,
@@ -22,7 +22,7 @@ def preferences_have_a_reference(config: RunConfig) -> Problems:
 
 
 def preferences_are_pairs(config: RunConfig) -> Problems:
-    """Only dpo trains on pairs, and dpo trains on nothing else."""
+    """Sources are pairs if, and only if, the run trains with dpo."""
     kinds = [source.kind for source in config.data.sources]
     if config.dpo is None:
         if PAIRS in kinds:
@@ -56,7 +56,9 @@ def preferences_are_packed(config: RunConfig) -> Problems:
 
 
 def answers_are_not_cut(config: RunConfig) -> Problems:
-    """The log-probability of an answer is a sum over its tokens, which Ulysses' ranks share."""
+    """Answers are not split across Ulysses ranks, because the log-probability of an answer is a sum over its
+    tokens.
+    """
     if config.dpo is not None:
         yield from problems_of(config, preference_answers(config.parallel.ds_sequence_parallel_size))
 

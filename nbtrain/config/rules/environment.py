@@ -1,4 +1,6 @@
-"""backend.env: variables that are refused, those that take the place of nbtrain's own value, and secrets."""
+"""Rules of backend.env: variables that are refused, variables that replace a value of nbtrain, and
+secrets.
+"""
 
 import re
 
@@ -42,7 +44,9 @@ def why_reserved(name: str) -> str:
 
 
 def environment_is_safe(config: RunConfig) -> Problems:
-    """Variables with legal names, none of nbtrain's own and no secrets: their values are written to files."""
+    """Variables have legal names, are not set by nbtrain itself, and hold no secrets: their values are
+    written to files.
+    """
     for name, value in config.backend.env.items():
         # An override's place repeats its value, which may be the secret.
         key = f"backend.env.{name}"
@@ -67,10 +71,12 @@ def environment_is_safe(config: RunConfig) -> Problems:
 
 
 def replaced_values(config: RunConfig) -> list[tuple[str, str, str, bool]]:
-    """Yield (variable, effect, fix, whether it costs something) of backend.env values that nbtrain sets."""
+    """Yield (variable, effect, fix, whether it is a warning) of backend.env values that replace a value of
+    nbtrain.
+    """
     found, by_debug = [], debug_variables(config.backend.debug)
     for name, value in config.backend.env.items():
-        takes = f"backend.env.{name} = {value} takes the place of"
+        takes = f"backend.env.{name} = {value} replaces"
         if name in OWN_VALUES:
             found.append((name, f"{takes} nbtrain's own value ({OWN_VALUES[name]}).", "", False))
         elif by_debug.get(name, value) != value:
@@ -89,7 +95,7 @@ def _visible_gpus(config: RunConfig, value: str) -> tuple[str, str, bool]:
         return f"{said} the ranks of every machine see these GPUs.", "", False
     engine = kind.capitalize()
     return (
-        f"{said} the ranks of every node see these, instead of the GPUs that {engine} has given the job.",
+        f"{said} the ranks of every node see these, instead of the GPUs that {engine} assigned to the job.",
         f"Remove it; {engine} chooses the GPUs.",
         True,
     )

@@ -1,4 +1,4 @@
-"""Rules of backend for kind: kubernetes: what a kind has a place for, mounts, elastic sizes, deadlines."""
+"""Rules of backend.kubernetes: fields that a kind of object supports, mounts, elastic sizes and deadlines."""
 
 from collections import Counter
 
@@ -50,7 +50,7 @@ POD_GRACE_SECONDS = 30
 
 
 def kubernetes_agrees(config: RunConfig) -> Problems:
-    """The section agrees with itself and with resources, if it is read."""
+    """If backend.kind is kubernetes, its section is consistent with itself and with resources."""
     if config.backend.kind == "kubernetes":
         yield from kubernetes_problems(config, config.backend.kubernetes)
 
@@ -74,7 +74,7 @@ def _broken(config: RunConfig, section: KubernetesConfig, field: str, rule: str)
 
 
 def fields_have_a_place(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """A field that is set reaches the manifest of this kind."""
+    """Every field that is set is supported by this kind of object and written to its manifest."""
     kind = section.workload
     set_fields = {
         name for name, field in type(section).model_fields.items() if getattr(section, name) != field.default
@@ -82,11 +82,11 @@ def fields_have_a_place(config: RunConfig, section: KubernetesConfig) -> Problem
     article = "an" if kind == "MPIJob" else "a"
     for field, why in NO_PLACE[kind].items():
         if field in set_fields:
-            yield _broken(config, section, field, f"has no place in {article} {kind}: {why}.")
+            yield _broken(config, section, field, f"is not supported in {article} {kind}: {why}.")
     for owner, fields in (("DeepSpeedJob", OF_DEEPSPEED_JOBS), ("TrainJob", OF_TRAIN_JOBS)):
         for field in fields:
             if kind != owner and field in set_fields:
-                yield _broken(config, section, field, f"is of a {owner}; workload is {kind}.")
+                yield _broken(config, section, field, f"is supported in a {owner} only; workload is {kind}.")
     if kind == "MPIJob" and section.restart_policy not in (None, *MPI_RESTART_POLICIES):
         yield _broken(
             config,
@@ -99,7 +99,7 @@ def fields_have_a_place(config: RunConfig, section: KubernetesConfig) -> Problem
 
 
 def image_is_there(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """The pods have an image, and its name is one word."""
+    """The pods have an image, and its name has no spaces."""
     image = section.image or config.resources.image
     if image is None:
         yield mistake(
@@ -115,7 +115,7 @@ def image_is_there(config: RunConfig, section: KubernetesConfig) -> Problems:
 
 
 def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """Each path is mounted once, none is the operator's, and the workspace is on a volume."""
+    """Each path is mounted once, no path is reserved for the operator, and the workspace is on a volume."""
     paths = [mount.mount_path for mount in section.mounts]
     paths += [secret.mount_path for secret in section.secret_files]
     for path, count in Counter(paths).items():
@@ -147,13 +147,14 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
 
 
 def carries_workspace(mount: MountConfig, section: KubernetesConfig) -> bool:
-    """Return whether the pods' workspace is on the mount's volume."""
+    """Return whether the pods' workspace is on the volume of this mount."""
     return f"{section.workspace_path}/".startswith(f"{mount.mount_path}/")
 
 
 def tolerations_are_whole(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """Exists has no value, and Equal has a key: otherwise each pod is refused, and the operator tries again
-    forever."""
+    """A toleration with Exists has no value, and one with Equal has a key. Otherwise every pod is rejected,
+    and the operator retries indefinitely.
+    """
     for index, one in enumerate(section.tolerations):
         key = f"backend.kubernetes.tolerations.{index}"
         if one.written_operator == "Exists" and one.value is not None:
@@ -174,7 +175,7 @@ def tolerations_are_whole(config: RunConfig, section: KubernetesConfig) -> Probl
 
 
 def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """min_nodes <= resources.nodes = max_nodes; with pods that may be fewer, restarts count them."""
+    """min_nodes <= resources.nodes = max_nodes. If there may be fewer pods, backend.elastic must be on."""
     if "min_nodes" in NO_PLACE[section.workload]:
         return
     nodes, least, most = config.resources.nodes, section.min_nodes, section.max_nodes
@@ -199,7 +200,9 @@ def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> P
 
 
 def autotuner_fits(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """DeepSpeed's autotuner counts every rank as a data-parallel one, and needs all of them."""
+    """The layout has data-parallel ranks only, as DeepSpeed's autotuner assumes, and a fixed number of
+    pods.
+    """
     if section.autotune == "none" or section.workload != "DeepSpeedJob":
         return
     parallel = config.parallel
@@ -224,7 +227,9 @@ def autotuner_fits(config: RunConfig, section: KubernetesConfig) -> Problems:
 
 
 def deadlines_agree(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """backend.deadline_seconds comes first: the ranks save before the operator ends their pods."""
+    """backend.deadline_seconds ends before active_deadline_seconds, so that the ranks save before the
+    operator ends their pods.
+    """
     own, engines = config.backend.deadline_seconds, section.active_deadline_seconds
     if own is None or engines is None:
         return
@@ -241,7 +246,7 @@ def deadlines_agree(config: RunConfig, section: KubernetesConfig) -> Problems:
 
 
 def shared_memory_suffices(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """shared_memory_bytes holds the batches that the data workers read ahead."""
+    """shared_memory_bytes is large enough for the batches that the data workers read ahead."""
     size, needed = section.shared_memory_bytes, worker_shared_memory_bytes(config)
     if size is not None and size < needed:
         yield _broken(
@@ -255,7 +260,7 @@ def shared_memory_suffices(config: RunConfig, section: KubernetesConfig) -> Prob
 
 
 def names_are_free(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """Labels and variables are not nbtrain's own, and no variable is set twice."""
+    """Labels and variables do not use nbtrain's own names, and no variable is set twice."""
     given = {"labels": config.labels}
     given |= {f"backend.kubernetes.{field}": getattr(section, field) for field in ("labels", "annotations")}
     for field, keys in given.items():

@@ -18,9 +18,10 @@ FP8_CAPABILITY = (9, 0)
 
 
 def legal_heads(hidden: int, wanted: int, *shared_by: int) -> list[int]:
-    """Return counts around `wanted` that divide `hidden` into heads of a usual size, nearest first.
+    """Return numbers of heads around `wanted` that divide `hidden` into heads of a usual size, nearest first.
 
-    At most one is below `wanted` and one above; the numbers of ranks in `shared_by` divide both.
+    At most one of them is smaller than `wanted`, and at most one larger. The numbers of ranks in `shared_by`
+    divide both.
     """
     counts = [count for count in range(1, hidden + 1) if hidden % count == 0 and _is_usual(hidden // count)]
     counts = [count for count in counts if not any(count % ranks for ranks in shared_by)]
@@ -44,7 +45,7 @@ def heads_divide(config: RunConfig) -> Problems:
 
 
 def heads_fill_the_width(config: RunConfig) -> Problems:
-    """Unless kv_channels is set, the heads divide the hidden size among them."""
+    """The number of heads divides the hidden size, unless kv_channels is set."""
     model, parallel = config.model, config.parallel
     hidden, heads = model.hidden_size, model.num_attention_heads
     if model.kv_channels is not None or hidden % heads == 0:
@@ -64,7 +65,7 @@ def heads_fill_the_width(config: RunConfig) -> Problems:
 
 
 def layers_fill_the_stages(config: RunConfig) -> Problems:
-    """Each pipeline stage holds at least one layer, and each layer is in one stage."""
+    """Each pipeline stage has at least one layer, and each layer is in exactly one stage."""
     layers, parallel = config.model.num_layers, config.parallel
     pipeline, cut = parallel.pipeline_parallel_size, parallel.pipeline_stage_layers
     if cut is not None:
@@ -72,20 +73,22 @@ def layers_fill_the_stages(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 "parallel.pipeline_stage_layers",
-                f"has {len(cut)} stages, but pipeline_parallel_size is {pipeline}. Set null to cut by cost.",
+                f"has {len(cut)} stages, but pipeline_parallel_size is {pipeline}. "
+                "Set null to divide the layers by cost.",
             )
         if sum(cut) != layers:
             yield broken(
                 config,
                 "parallel.pipeline_stage_layers",
-                f"adds up to {sum(cut)} layers, but num_layers is {layers}. Set null to cut by cost.",
+                f"adds up to {sum(cut)} layers, but num_layers is {layers}. Set null to "
+                "divide the layers by cost.",
             )
     else:
         yield from problems_of(config, limits.stages(shape_of(config), pipeline))
 
 
 def pipeline_is_not_interleaved(config: RunConfig) -> Problems:
-    """Megatron's interleaved schedule is refused: no engine here runs it."""
+    """Megatron's interleaved schedule is refused, because DeepSpeed's pipeline does not support it."""
     if config.parallel.num_layers_per_virtual_pipeline_stage is not None:
         yield broken(
             config,
@@ -97,7 +100,7 @@ def pipeline_is_not_interleaved(config: RunConfig) -> Problems:
 
 
 def recomputed_pieces_fit(config: RunConfig) -> Problems:
-    """A recomputed piece has no more layers than a rank holds."""
+    """A group of recomputed layers is not larger than the number of layers on a rank."""
     checkpointing = config.parallel.activation_checkpointing
     if checkpointing.granularity != "full" or any(layers_fill_the_stages(config)):
         return
@@ -120,7 +123,7 @@ def sequence_fits_positions(config: RunConfig) -> Problems:
 
 
 def rotary_positions_fit(config: RunConfig) -> Problems:
-    """An even part of each head is turned, and nothing is set that is not read."""
+    """An even part of each head is rotated, and fields that only rope reads are set only with rope."""
     model, fields = config.model, type(config.model).model_fields
     if model.position_embedding_type != "rope":
         for name in ("rotary_base", "rotary_percent", "rope_scaling", "no_rope_freq"):
@@ -139,7 +142,7 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
         yield broken(
             config,
             "model.rotary_percent",
-            f"turns {model.rotary_size} numbers of each head of {head}, and must turn an even number, "
+            f"rotates {model.rotary_size} numbers of each head of {head}, but must rotate an even number, "
             f"in pairs; nearest: {near or 'none: heads of one number'}.",
         )
     if config.parallel.fpdt_chunk_tokens:
@@ -180,7 +183,7 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
 
 
 def sequence_divides(config: RunConfig) -> Problems:
-    """Ranks that share a sequence have equal parts of it; with FPDT, equal parts of each chunk."""
+    """Ranks that share a sequence have equal parts of it; with FPDT, they have equal parts of each chunk."""
     parallel, shape = config.parallel, shape_of(config)
     if parallel.sequence_parallel:
         yield from problems_of(config, limits.sharded_sequence(shape, parallel.tensor_parallel_size))
@@ -189,7 +192,9 @@ def sequence_divides(config: RunConfig) -> Problems:
 
 
 def fpdt_has_its_kernels(config: RunConfig) -> Problems:
-    """FPDT calls flash-attn without dropout and without document bounds."""
+    """With FPDT the GPU supports flash-attn, and there is no attention dropout and no masking between
+    documents.
+    """
     if not config.parallel.fpdt_chunk_tokens:
         return
     device = find_device(config.resources.gpu_type)
@@ -222,7 +227,7 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
 
 
 def layout_fits_resources(config: RunConfig) -> Problems:
-    """There is one process for each GPU; on CPU, every machine has the same number of processes."""
+    """There is one process for each GPU. On CPU, every machine has the same number of processes."""
     parallel, resources, world = config.parallel, config.resources, config.world_size
     data, pipeline = parallel.data_parallel_size, parallel.pipeline_parallel_size
     tensor, ulysses = parallel.tensor_parallel_size, parallel.ds_sequence_parallel_size
@@ -257,7 +262,7 @@ def layout_fits_resources(config: RunConfig) -> Problems:
 
 
 def gpu_type_is_known(config: RunConfig) -> Problems:
-    """The plan takes the device's memory and peak FLOP/s from the device table."""
+    """resources.gpu_type is in the device table, from which the plan takes memory and peak FLOP/s."""
     name = config.resources.gpu_type
     if name is None or find_device(name):
         return
@@ -271,7 +276,7 @@ def gpu_type_is_known(config: RunConfig) -> Problems:
 
 
 def format_has_its_units(config: RunConfig) -> Problems:
-    """The named GPU has units for the number format; torch emulates bf16, many times slower."""
+    """The named GPU supports the number format in hardware; torch would emulate bf16, many times slower."""
     resources, dtype = config.resources, config.precision.dtype
     device = find_device(resources.gpu_type)
     if resources.device == "cpu" or device is None or device.peak(dtype) is not None:
@@ -289,7 +294,9 @@ def format_has_its_units(config: RunConfig) -> Problems:
 
 
 def attention_backend_serves(config: RunConfig) -> Problems:
-    """The named kernel supports the device, the format, the dropout and the heads; torch would raise late."""
+    """The named kernel supports the device, the number format, the dropout and the heads. torch would report
+    it only at the first step.
+    """
     model, resources = config.model, config.resources
     backend = model.attention_backend
     if backend in ("auto", "math"):
@@ -322,7 +329,7 @@ def attention_backend_serves(config: RunConfig) -> Problems:
 
 
 def _flash_without_mask(config: RunConfig) -> str | None:
-    """Return why a GPU's flash kernel cannot compute a window without a mask; None if it can."""
+    """Return why the flash kernel on a GPU cannot compute a window without a mask; None if it can."""
     model = config.model
     if model.window_size is None:
         return None
@@ -333,7 +340,7 @@ def _flash_without_mask(config: RunConfig) -> str | None:
 
 
 def fp8_has_its_units(config: RunConfig) -> Problems:
-    """FP8 products need a GPU from Hopper on, and matrices whose sides are multiples of 16."""
+    """FP8 needs a GPU from Hopper on, and matrices whose sides are multiples of 16."""
     if not config.precision.fp8 or config.resources.device == "cpu":
         return
     device = find_device(config.resources.gpu_type)

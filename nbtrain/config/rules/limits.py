@@ -22,7 +22,7 @@ FP8_MULTIPLE = 16
 
 
 class Broken(NamedTuple):
-    """A limit that a layout breaks, in the words of a rule and in the words of a search."""
+    """A limit that a layout breaks, worded once for a rule and once for a search."""
 
     key: str
     """Key of the setting to change, as in a run YAML."""
@@ -31,7 +31,7 @@ class Broken(NamedTuple):
     clause: str
     """The reason against a layout, as a clause without place and fix."""
     value: str = ""
-    """Name and value that the rule is about, if they are not the setting's own."""
+    """Name and value that the rule is about, if they differ from the setting's own."""
 
 
 def problems_of(config: RunConfig, broken: Iterable[Broken]) -> Problems:
@@ -41,17 +41,17 @@ def problems_of(config: RunConfig, broken: Iterable[Broken]) -> Problems:
 
 
 def no_multiple(config: RunConfig, key: str, unit: int, words: str) -> Problems:
-    """Yield the finding about a setting that is not a multiple of `unit`, which `words` name."""
+    """Yield the finding about a setting that is not a multiple of `unit`; `words` names `unit`."""
     return problems_of(config, is_multiple(key, value_of(config, key), unit, words))
 
 
 def no_divisor(config: RunConfig, key: str, whole: int, words: str) -> Problems:
-    """Yield the finding about a setting that does not divide `whole`, which `words` name."""
+    """Yield the finding about a setting that does not divide `whole`; `words` names `whole`."""
     return problems_of(config, divides(key, value_of(config, key), whole, words))
 
 
 def divides(key: str, divisor: int, whole: int, words: str) -> Iterator[Broken]:
-    """Yield that the setting `key` does not divide `whole`, which `words` name."""
+    """Yield a Broken if the setting `key` does not divide `whole`; `words` names `whole`."""
     if whole % divisor:
         nearest = join(nearest_divisors(divisor, whole))
         yield Broken(
@@ -60,7 +60,7 @@ def divides(key: str, divisor: int, whole: int, words: str) -> Iterator[Broken]:
 
 
 def is_multiple(key: str, value: int, unit: int, words: str, name: str = "") -> Iterator[Broken]:
-    """Yield that a value is not a multiple of `unit`, which `words` name.
+    """Yield a Broken if a value is not a multiple of `unit`; `words` names `unit`.
 
     `name`: name of the value, if it is not the setting's own.
     """
@@ -75,12 +75,12 @@ def is_multiple(key: str, value: int, unit: int, words: str, name: str = "") -> 
 
 
 def _of(key: str, value: int) -> str:
-    """Return e.g. "tensor_parallel_size(4)" of parallel.tensor_parallel_size."""
+    """Return the name and value of a setting, such as "tensor_parallel_size(4)"."""
     return f"{key.rpartition('.')[2]}({value})"
 
 
 def heads(shape: Shape, tensor: int, ulysses: int) -> Iterator[Broken]:
-    """Tensor-parallel or Ulysses ranks have equally many heads."""
+    """All tensor-parallel or Ulysses ranks have the same number of heads."""
     count = shape.num_attention_heads
     words = f"num_attention_heads({count})"
     yield from divides("parallel.tensor_parallel_size", tensor, count, words)
@@ -88,7 +88,7 @@ def heads(shape: Shape, tensor: int, ulysses: int) -> Iterator[Broken]:
 
 
 def mlp_width(shape: Shape, tensor: int, key: str = "model.ffn_hidden_size") -> Iterator[Broken]:
-    """Tensor-parallel ranks have equal parts of the MLP; `key` is the field that its width comes from."""
+    """All tensor-parallel ranks have equal parts of the MLP; `key` is the field that sets the MLP's width."""
     words = f"tensor_parallel_size({tensor})"
     yield from is_multiple(key, shape.ffn_hidden_size, tensor, words, "the MLP's width")
 
@@ -134,7 +134,9 @@ def stages(shape: Shape, pipeline: int) -> Iterator[Broken]:
 
 
 def recomputed_layers(interval: int, most: int, pipeline: int) -> Iterator[Broken]:
-    """A group of recomputed layers is not larger than a rank; `most`: the layers of the largest stage."""
+    """A group of recomputed layers is not larger than a rank's layers; `most` is the number of layers of the
+    largest stage.
+    """
     if interval > most:
         where = f"the largest of {pipeline} pipeline stages" if pipeline > 1 else "the model"
         yield Broken(
@@ -204,7 +206,7 @@ def fp8_tokens(micro: int, length: int, ulysses: int, name: str = "seq_length") 
 
 
 def adapter_groups(lora: LoraConfig, shape: Shape, tensor: int) -> Iterator[Broken]:
-    """With adapters on query_key_value, each rank's rows are complete groups."""
+    """With adapters on query_key_value, the rows of each rank are complete groups."""
     groups = shape.num_query_groups
     if "query_key_value" in lora.targets and groups % tensor:
         yield Broken(
@@ -217,7 +219,7 @@ def adapter_groups(lora: LoraConfig, shape: Shape, tensor: int) -> Iterator[Brok
 
 
 def four_bit_stages(lora: LoraConfig, pipeline: int, zero_stage: int) -> Iterator[Broken]:
-    """Matrices in 4 bits are complete on each rank: neither ZeRO 3 nor a pipeline moves them."""
+    """Matrices in 4 bits are complete on each rank, because neither ZeRO 3 nor a pipeline supports them."""
     if not lora.load_in_4bit:
         return
     if zero_stage == 3:
@@ -237,7 +239,9 @@ def four_bit_stages(lora: LoraConfig, pipeline: int, zero_stage: int) -> Iterato
 
 
 def four_bit_blocks(lora: LoraConfig, shape: Shape, tensor: int) -> Iterator[Broken]:
-    """No tensor-parallel rank gets part of a block of 64 numbers in 4 bits: layouts agree bit for bit."""
+    """Tensor parallelism never splits a block of 64 numbers in 4 bits, so that all layouts agree bit for
+    bit.
+    """
     if not lora.load_in_4bit or tensor == 1:
         return
     if lora.bnb_4bit_use_double_quant:
@@ -265,7 +269,9 @@ def four_bit_blocks(lora: LoraConfig, shape: Shape, tensor: int) -> Iterator[Bro
 
 
 def preference_answers(ulysses: int) -> Iterator[Broken]:
-    """The log-probability of an answer (dpo) is a sum over its tokens, which Ulysses ranks would share."""
+    """Ulysses ranks do not share answers, because the log-probability of an answer (dpo) is a sum over its
+    tokens.
+    """
     if ulysses > 1:
         yield Broken(
             "parallel.ds_sequence_parallel_size",
@@ -276,7 +282,9 @@ def preference_answers(ulysses: int) -> Iterator[Broken]:
 
 
 def prescaled_gradients(zero_stage: int, data_type: str) -> Iterator[Broken]:
-    """ZeRO divides gradients only after their sum; `data_type` is communication_data_type."""
+    """prescale_gradients is off with ZeRO, which divides gradients after their sum; `data_type` is
+    communication_data_type.
+    """
     if zero_stage:
         yield Broken(
             "parallel.prescale_gradients",

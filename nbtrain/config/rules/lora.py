@@ -11,7 +11,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def adapters_have_weights(config: RunConfig) -> Problems:
-    """Weights next to adapters are frozen, so random ones would stay random."""
+    """lora needs init_from: the weights next to adapters are frozen, so random weights would stay random."""
     if config.lora is not None and config.init_from is None:
         yield mistake(
             config,
@@ -22,23 +22,25 @@ def adapters_have_weights(config: RunConfig) -> Problems:
 
 
 def adapters_are_stepped_by_adamw(config: RunConfig) -> Problems:
-    """Muon orthogonalizes whole matrices, which the two of an adapter are not."""
+    """Adapters are not trained with Muon, which orthogonalizes complete matrices: the two matrices of an
+    adapter are factors of one.
+    """
     if config.lora is not None and config.optimizer.type != "AdamW":
         yield broken(
             config,
             "optimizer.type",
-            "steps whole matrices, and with lora only adapters are trained. Set optimizer.type: AdamW.",
+            "updates whole matrices, but with lora only adapters are trained. Set optimizer.type: AdamW.",
         )
 
 
 def adapters_are_named_once(config: RunConfig) -> Problems:
-    """A matrix has one adapter."""
+    """A matrix has at most one adapter."""
     if config.lora is not None and len(set(config.lora.targets)) < len(config.lora.targets):
         yield broken(config, "lora.targets", "names a matrix twice. Name each once.")
 
 
 def trained_tokens_are_there(config: RunConfig) -> Problems:
-    """A row that is trained is one of the vocabulary."""
+    """Every token whose row is trained is in the vocabulary."""
     ids = config.lora.trainable_token_indices if config.lora is not None else None
     if not ids:
         return
@@ -57,14 +59,16 @@ def trained_tokens_are_there(config: RunConfig) -> Problems:
 
 
 def adapters_can_be_cut(config: RunConfig) -> Problems:
-    """Each rank's rows of queries, keys and values are complete groups."""
+    """The rows of queries, keys and values on each rank are complete groups."""
     if config.lora is not None:
         tensor = config.parallel.tensor_parallel_size
         yield from problems_of(config, adapter_groups(config.lora, shape_of(config), tensor))
 
 
 def adapters_attend_at_once(config: RunConfig) -> Problems:
-    """FPDT multiplies by attention's matrices itself, without adapters."""
+    """Adapters are not combined with FPDT, which multiplies by attention's matrices itself, without
+    adapters.
+    """
     if config.lora is not None and config.parallel.fpdt_chunk_tokens:
         yield broken(
             config,
@@ -102,7 +106,9 @@ def four_bits_are_asked_for(config: RunConfig) -> Problems:
 
 
 def four_bits_are_whole(config: RunConfig) -> Problems:
-    """ZeRO 3 and pipelines move parameters, and matrices in 4 bits are none; fp8 and compile read 16 bits."""
+    """Matrices in 4 bits are not combined with ZeRO 3 and pipelines, which move parameters, nor with fp8 and
+    compile, which read 16 bits.
+    """
     if config.lora is None or not config.lora.load_in_4bit:
         return
     parallel = config.parallel
@@ -119,7 +125,9 @@ def four_bits_are_whole(config: RunConfig) -> Problems:
 
 
 def four_bits_are_cut_between_blocks(config: RunConfig) -> Problems:
-    """Every layout has the same bits, because tensor-parallel ranks do not split a block of 64 numbers."""
+    """Tensor-parallel ranks do not split a block of 64 numbers, so that the bits are the same in every
+    layout.
+    """
     if config.lora is not None:
         tensor = config.parallel.tensor_parallel_size
         yield from problems_of(config, four_bit_blocks(config.lora, shape_of(config), tensor))

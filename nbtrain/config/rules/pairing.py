@@ -1,4 +1,6 @@
-"""Whether two kinds go together, each with what it needs: the cells of the table in docs/parallelism.md."""
+"""Whether two kinds can be combined, each with the settings that it needs: the cells of the table in
+docs/parallelism.md.
+"""
 
 import itertools
 from dataclasses import dataclass, field
@@ -12,11 +14,11 @@ class Pairing:
     """The table's entry for a pair."""
 
     pair: bool
-    """False for a kind with itself or with another one of its axis."""
+    """Whether the two are a pair: False for a kind with itself, or with another kind of the same axis."""
     reason: str | None = None
-    """Reason why the two cannot be combined; None if they can."""
+    """Reason why the two cannot be combined; None if they can be."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Overrides that turn both on, with what they need."""
+    """Overrides that turn on both kinds, including the settings that they need."""
 
 
 def pairing(first: Kind, second: Kind) -> Pairing:

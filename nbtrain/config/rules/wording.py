@@ -1,4 +1,4 @@
-"""Findings of rules: the key and value that break one, and the rule with its numbers."""
+"""Findings of rules: the key that breaks a rule, its value, and the rule with its numbers."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,9 @@ def found(config: RunConfig, key: str) -> str:
 
 
 def broken(config: RunConfig, key: str, rule: str) -> Finding:
-    """Return the error that a key breaks a rule: the key with its value, and in the next line the rule."""
+    """Return the error for a key that breaks a rule: the key with its value, and the rule on the next
+    line.
+    """
     return mistake(config, key, f"{found(config, key)}\n  {rule}")
 
 
@@ -38,5 +40,5 @@ def hidden(config: RunConfig, key: str, message: str) -> Finding:
 
 
 def join(values: Iterable[int]) -> str:
-    """Return e.g. "224, 256"."""
+    """Return the numbers separated by commas, e.g. "224, 256"."""
     return ", ".join(str(value) for value in values)

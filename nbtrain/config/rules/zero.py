@@ -23,7 +23,7 @@ NVME_OPTIMIZER_BUFFERS = 4
 
 
 def offload_has_its_place(config: RunConfig) -> Problems:
-    """NVMe has a folder and enough buffers; state that is not offloaded has no settings for it."""
+    """NVMe has a folder and enough buffers. Without offloading, its settings are not set."""
     for name in ("offload_optimizer", "offload_param"):
         key, offload = f"parallel.{name}", getattr(config.parallel, name)
         if offload.device == "nvme" and not offload.nvme_path:
@@ -61,7 +61,9 @@ def offload_has_its_place(config: RunConfig) -> Problems:
 
 
 def initial_weights_have_masters(config: RunConfig) -> Problems:
-    """Weights are put into masters that are in memory, not into swap files."""
+    """With init_from, state is not on NVMe: initial weights are written to masters in memory, not to swap
+    files.
+    """
     for name in ("offload_optimizer", "offload_param"):
         if config.init_from is not None and getattr(config.parallel, name).device == "nvme":
             yield broken(
@@ -86,7 +88,7 @@ def hpz_divides(config: RunConfig) -> Problems:
 
 
 def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
-    """DeepSpeed quantizes gradients inside its reduce-scatter only."""
+    """Quantized gradients need reduce_scatter, because DeepSpeed quantizes them only there."""
     parallel = config.parallel
     if parallel.zero_quantized_gradients and not parallel.reduce_scatter:
         yield broken(
@@ -98,7 +100,7 @@ def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
 
 
 def prescale_is_without_zero(config: RunConfig) -> Problems:
-    """ZeRO divides gradients after their sum only."""
+    """prescale_gradients is off with ZeRO, which divides gradients only after their sum."""
     parallel = config.parallel
     if parallel.prescale_gradients:
         broken = prescaled_gradients(parallel.zero_stage, parallel.communication_data_type)
@@ -106,7 +108,9 @@ def prescale_is_without_zero(config: RunConfig) -> Problems:
 
 
 def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
-    """Upstream's files set this key, which nbtrain refuses with the reason."""
+    """DeepSpeed's elastic checkpoints are off. Files for Megatron-DeepSpeed set this key, so the message says
+    why.
+    """
     if config.parallel.elastic_checkpoint:
         yield broken(
             config,
@@ -117,7 +121,7 @@ def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
 
 
 def autocast_is_bf16(config: RunConfig) -> Problems:
-    """Autocast keeps fp32 weights and has no loss scale, so that it is for bf16 only."""
+    """Autocast is for bf16 only, because it keeps fp32 weights and has no loss scale."""
     precision = config.precision
     if precision.autocast and precision.dtype != "bf16":
         yield broken(
@@ -178,7 +182,7 @@ def _decided(extra: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def muon_finds_its_matrices(config: RunConfig) -> Problems:
-    """Muon needs DeepSpeed to keep parameters in their own order."""
+    """With Muon, DeepSpeed must keep parameters in their original order."""
     extra = config.parallel.deepspeed_extra.get("zero_optimization")
     key = "round_robin_gradients"
     if config.optimizer.type == "Muon" and isinstance(extra, dict) and extra.get(key):
@@ -196,7 +200,9 @@ def _is_below(path: str, above: list[str]) -> bool:
 
 
 def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
-    """An extra key is one that DeepSpeed reads and that no field decides; DeepSpeed takes its value."""
+    """Every key in deepspeed_extra is one that DeepSpeed reads and no field sets, with a value that DeepSpeed
+    accepts.
+    """
     extra = config.parallel.deepspeed_extra
     decided = sorted(_decided(extra))
     for key, owner in decided:

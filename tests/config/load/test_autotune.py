@@ -73,7 +73,7 @@ def test_what_was_found_is_said_with_the_command_that_takes_it_over(config, work
     run = RunDir.named("gpt")
     assert found_words(run, config, "none", active=True) is None
     folder = "output/gpt/autotuning_results"
-    assert found_words(run, config, "tune", active=True) == f"its trials go to {folder}/"
+    assert found_words(run, config, "tune", active=True) == f"its trials are written to {folder}/"
     assert found_words(run, config, "tune", active=False) == (
         f"no trial finished; look at stderr.log and stdout.log of each in {folder}/"
     )
@@ -81,8 +81,8 @@ def test_what_was_found_is_said_with_the_command_that_takes_it_over(config, work
     best = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}
     files.write_json(run.autotuning_optimum, best)
     assert found_words(run, config, "tune", active=False) == (
-        f"{folder}/ds_config_optimal.json has the best; `nbtrain resume gpt batch.micro_batch_size=4 "
-        "parallel.zero_stage=3 backend.kubernetes.autotune=none` trains with it"
+        f"{folder}/ds_config_optimal.json has the best settings; `nbtrain resume gpt "
+        "batch.micro_batch_size=4 parallel.zero_stage=3 backend.kubernetes.autotune=none` trains with them"
     )
     assert found_words(run, config, "run", active=True) == (
         f"the best settings are this run's own ({folder}/ds_config_optimal.json)"

@@ -97,13 +97,13 @@ REFUSED = {
     ),
     "the name of a language": (
         "data:\n  split_sentences: klingon\n",
-        "my-run.yaml:3: data.split_sentences = klingon: must be a language code of two or three small "
-        "letters, such as en, de or zh.",
+        "my-run.yaml:3: data.split_sentences = klingon: must be a language code of two or three "
+        "lower-case letters, such as en, de or zh.",
     ),
     "the name of a Wikipedia": (
         "data:\n  sources:\n    - kind: wiki\n      language: English\n",
-        "my-run.yaml:5: data.sources.0.language = English: must be the code of a Wikipedia as its address "
-        "has it, such as en, simple or zh-yue.",
+        "my-run.yaml:5: data.sources.0.language = English: must be the code of a Wikipedia as in its "
+        "address, such as en, simple or zh-yue.",
     ),
     "a day with dashes": (
         "data:\n  sources:\n    - kind: wiki\n      date: '2026-11-01'\n",
@@ -157,7 +157,7 @@ REFUSED = {
     "a key that is not a label": (
         "backend:\n  kubernetes:\n    node_selector: {a b: a}\n",
         "my-run.yaml:4: backend.kubernetes.node_selector has the key a b: must be at most 63 letters, "
-        "digits, dots, dashes and underscores, and begin and end with a letter or digit. A domain may stand "
+        "digits, dots, dashes and underscores, and begin and end with a letter or digit. A domain may come "
         "before it: example.com/team.",
     ),
     "a mapping for a value": (
@@ -638,9 +638,9 @@ def test_the_place_of_an_override_has_no_password():
         ("mine-tvo", "Nearest: mine-two, mine-one. There are "),
         (
             "batch.max_steps=2",
-            "batch.max_steps=2: is an override, and no run is named before it, as in `gpt-",
+            "batch.max_steps=2: is an override, but no run is named before it, as in `gpt-",
         ),
-        ("name=", "name=: is an override, and no run is named before it, as in `gpt-tiny name=`."),
+        ("name=", "name=: is an override, but no run is named before it, as in `gpt-tiny name=`."),
     ],
 )
 def test_a_run_that_is_not_there_names_the_near_ones(workspace, run, expected):

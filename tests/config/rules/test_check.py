@@ -118,13 +118,13 @@ BROKEN = {
         "gpt-13b-4xdp-4xpp",
         ["parallel.pipeline_stage_layers=[20, 10, 10]"],
         "@: parallel.pipeline_stage_layers = [20, 10, 10]\n"
-        "  has 3 stages, but pipeline_parallel_size is 4. Set null to cut by cost.",
+        "  has 3 stages, but pipeline_parallel_size is 4. Set null to divide the layers by cost.",
     ),
     "a cut of other layers": (
         "gpt-13b-4xdp-4xpp",
         ["parallel.pipeline_stage_layers=[10, 10, 10, 9]"],
         "@: parallel.pipeline_stage_layers = [10, 10, 10, 9]\n"
-        "  adds up to 39 layers, but num_layers is 40. Set null to cut by cost.",
+        "  adds up to 39 layers, but num_layers is 40. Set null to divide the layers by cost.",
     ),
     "an interleaved pipeline": (
         "gpt-13b-4xdp-4xpp",
@@ -157,7 +157,7 @@ BROKEN = {
         "gpt-125m",
         ["model.position_embedding_type=rope", "model.rotary_percent=0.4"],
         "@: model.rotary_percent = 0.4\n"
-        "  turns 25 numbers of each head of 64, and must turn an even number, in pairs; nearest: 24, 26.",
+        "  rotates 25 numbers of each head of 64, but must rotate an even number, in pairs; nearest: 24, 26.",
     ),
     "sequence parallelism without tensor ranks": (
         "gpt-125m",
@@ -429,7 +429,7 @@ BROKEN = {
         "gpt3-tiny",
         ["model={window_size: 64, window_attn_skip_freq: 1}"],
         "override model.window_attn_skip_freq=1: model.window_attn_skip_freq = 1\n"
-        "  leaves the window out in every layer. Set window_size: null, or a number from 2 on.",
+        "  gives no layer the window. Set window_size: null, or a number from 2 on.",
     ),
     "layers without rope that are none": (
         "gpt3-tiny",
@@ -648,7 +648,7 @@ BROKEN = {
         "gpt3-tiny",
         ["optimizer.type=Muon", "lora.rank=8", "init_from=a-run"],
         "@: optimizer.type = Muon\n"
-        "  steps whole matrices, and with lora only adapters are trained. Set optimizer.type: AdamW.",
+        "  updates whole matrices, but with lora only adapters are trained. Set optimizer.type: AdamW.",
     ),
     "two adapters of one matrix": (
         "gpt3-tiny",

@@ -60,18 +60,20 @@ def test_a_field_without_a_place_in_the_kind_is_refused(config):
         return messages(config, KubernetesConfig(mounts=[MOUNT], **fields))
 
     assert problems(workload="TrainJob", back_off_limit=3) == [
-        "backend.kubernetes.back_off_limit = 3\n  has no place in a TrainJob: the runtime's failurePolicy "
+        "backend.kubernetes.back_off_limit = 3\n  is not supported in a TrainJob: the runtime's "
+        "failurePolicy "
         "decides it; set it there."
     ]
     assert problems(workload="MPIJob", autotune="tune", restart_policy="ExitCode") == [
-        "backend.kubernetes.autotune = tune\n  is of a DeepSpeedJob; workload is MPIJob.",
+        "backend.kubernetes.autotune = tune\n  is supported in a DeepSpeedJob only; workload is MPIJob.",
         "backend.kubernetes.restart_policy = ExitCode\n  must be Never or OnFailure in an MPIJob.",
     ]
     assert problems(workload="DeepSpeedJob", priority=5) == [
         "backend.kubernetes.priority = 5\n  needs queue, whose priority it is."
     ]
     assert problems(workload="MPIJob", min_nodes=1) == [
-        "backend.kubernetes.min_nodes = 1\n  has no place in an MPIJob: use a DeepSpeedJob or a PyTorchJob."
+        "backend.kubernetes.min_nodes = 1\n  is not supported in an MPIJob: use a DeepSpeedJob "
+        "or a PyTorchJob."
     ]
     for kind in ("DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"):
         assert problems(workload=kind, queue="gpu") == []

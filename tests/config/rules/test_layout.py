@@ -294,11 +294,14 @@ def test_rotary_positions_that_fit(overrides):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model.rotary_percent=0.4"], "turns 25 numbers of each head of 64, and must turn an even number"),
+        (
+            ["model.rotary_percent=0.4"],
+            "rotates 25 numbers of each head of 64, but must rotate an even number",
+        ),
         (["model.rotary_percent=0.4"], "nearest: 24, 26."),
         (
             ["model.rotary_percent=0.001"],
-            "turns 0 numbers of each head of 64, and must turn an even number, in pairs; nearest: 2.",
+            "rotates 0 numbers of each head of 64, but must rotate an even number, in pairs; nearest: 2.",
         ),
         (
             ["parallel.fpdt_chunk_tokens=512"],

@@ -453,7 +453,7 @@ def test_a_job_that_only_tunes_ends_by_its_engines_word(life, job, stub, capsys)
     stub.set_status(path, name, status_of("DeepSpeedJob", "runs"))
     assert backend.status(job) == ("RUNNING", "DeepSpeed's autotuner tries ZeRO stages and micro-batch sizes")
     assert cli.main(["job", job.run.name]) == 0
-    assert "its trials go to output/gpt-125m-4xdp/autotuning_results/" in capsys.readouterr().out
+    assert "its trials are written to output/gpt-125m-4xdp/autotuning_results/" in capsys.readouterr().out
     job.run.autotuning_results.mkdir()
     files.write_json(job.run.autotuning_optimum, {"zero_optimization": {"stage": 3}})
     stub.set_status(path, name, {"phase": "Succeeded", "backoffCount": 0, "aggregate": {}})
@@ -464,6 +464,7 @@ def test_a_job_that_only_tunes_ends_by_its_engines_word(life, job, stub, capsys)
     assert cli.main(["wait", job.run.name]) == 0
     assert cli.main(["job", job.run.name]) == 0
     taken = (
-        "`nbtrain resume gpt-125m-4xdp parallel.zero_stage=3 backend.kubernetes.autotune=none` trains with it"
+        "`nbtrain resume gpt-125m-4xdp parallel.zero_stage=3 backend.kubernetes.autotune=none` "
+        "trains with them"
     )
     assert taken in " ".join(capsys.readouterr().out.split())

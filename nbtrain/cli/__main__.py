@@ -1,4 +1,5 @@
-"""The entry point of the command line: finds the verb, turns errors into exit codes, survives a closed pipe.
+"""The entry point of the command line. It finds the verb, turns errors into exit codes, and survives a closed
+pipe.
 
 `nbtrain help` lists the verbs (cli/verb_table.py). The module of a verb is loaded when the verb is used; it
 calls the function that notebooks call.
@@ -24,7 +25,7 @@ NO_JOBS = ("queue", "cancel", "delete", "help", "completion", "schema")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; every NbtrainError becomes its message and exit code."""
+    """Run one verb. An NbtrainError is printed as its message and becomes its exit code."""
     if completion.is_asked():
         completion.answer(parser(ALIASES.get(word := completion.typed_verb(), word)))
     if arguments is None:

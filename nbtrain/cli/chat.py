@@ -27,7 +27,7 @@ def add_verbs(under: Any) -> None:
 
 
 def chat(options: argparse.Namespace) -> None:
-    """Answer messages until there are no more."""
+    """Answer messages until the user ends the input."""
     from nbtrain.api.generate import loading_of
     from nbtrain.serving.conversation import Conversation
 

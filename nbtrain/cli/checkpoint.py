@@ -166,7 +166,9 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
 
 
 def _payload_bytes(folder: Path) -> int:
-    """Return the bytes of a checkpoint's files, without the manifest; a job may remove them meanwhile."""
+    """Return the bytes of a checkpoint's files without the manifest. Files that a job removes meanwhile are
+    not counted.
+    """
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Words for the shell to complete: runs, examples, datasets, checkpoints, jobs, notebooks, keys and values.
+"""Completions for the shell: runs, examples, datasets, checkpoints, jobs, notebooks, keys and values.
 
 argcomplete calls these functions at each TAB with the typed `prefix` and the arguments parsed before. They
 have to answer at once, so nothing here imports the schema: keys and values come from its shipped JSON Schema.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def no_words(**_: Any) -> Iterable[str]:
-    """Leave the word to the shell, which completes names of files."""
+    """Return nothing, so that the shell completes the names of files."""
     return ()
 
 

@@ -69,7 +69,9 @@ def typed_verb() -> str:
 
 
 def answer(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell from the parser; does not return. Without an answer, bash completes file names."""
+    """Answer the shell with completions from the parser; does not return. If there are none, bash completes
+    file names.
+    """
     import argcomplete
 
     argcomplete.autocomplete(

@@ -83,7 +83,7 @@ def _add_tokenizer(parser: Parser) -> None:
 
 
 def prepare(options: argparse.Namespace) -> int:
-    """Make a run's dataset, or the steps up to one of them."""
+    """Make a run's dataset, or only the steps up to one of them."""
     without_idle_threads()
     with _kept_from_the_collector():
         from nbtrain.config.load import load
@@ -109,7 +109,9 @@ def without_idle_threads() -> None:
 
 @contextlib.contextmanager
 def _kept_from_the_collector() -> Iterator[None]:
-    """Exclude the objects created inside from garbage collection: they live as long as the process."""
+    """Exclude the objects that are created inside the block from garbage collection, because they live as
+    long as the process.
+    """
     gc.disable()
     try:
         yield

@@ -26,7 +26,9 @@ SAMPLE_PROMPT = "Return the "
 
 
 def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
-    """Prepare, plan, launch, watch and generate one run by its notebooks, then sum up."""
+    """Prepare, plan, launch, watch and generate from one run by executing its notebooks, then print a
+    summary.
+    """
     from nbtrain.api import verbs as api
 
     started = time.monotonic()
@@ -57,7 +59,9 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
 
 
 def why_not(config: "RunConfig") -> str:
-    """Return why notebook 03 launched nothing; the notebook itself shows that and ends without an error."""
+    """Return why notebook 03 did not launch the run. The notebook itself shows the reason and ends without an
+    error.
+    """
     from nbtrain.jobs.preflight import preflight
 
     found = "".join(f"\n  - {problem}" for problem in preflight(config))

@@ -1,4 +1,5 @@
-"""Checks of this machine: Python, torch, DeepSpeed, devices, disk, known-bad versions, and what to do.
+"""Checks of this machine: Python, torch, DeepSpeed, devices, disk and versions with known bugs, each with a
+fix.
 
 Reads package metadata and /proc; imports neither torch nor deepspeed, so it answers in a fraction of a second
 even if they are broken.
@@ -35,7 +36,7 @@ KNOWN_BAD = (
 
 
 def report_row(finding: Finding) -> str:
-    """Return a row of the report: level, subject, and what was found; the fix follows on its own line."""
+    """Return a row of the report: level, subject and result. The fix follows on its own line."""
     fix = f"\n         -> {finding.fix}" if finding.fix else ""
     return f"{finding.level:<8} {finding.rule:<12} {finding.message}{fix}"
 
@@ -45,7 +46,7 @@ def _found(level: Level, subject: str, message: str, fix: str = "") -> Finding:
 
 
 def examine() -> list[Finding]:
-    """Return every finding, in the order of the report."""
+    """Examine the machine and return every finding, in the order of the report."""
     gpus = len(driver_gpus())
     return [
         _found("ok", "Python", f"{platform.python_version()} ({sys.executable})"),
@@ -116,7 +117,7 @@ def memory_finding() -> Finding:
 
 
 def why_not_writable(path: Path) -> str:
-    """Describe why the folder cannot be created or written to; "" if it can."""
+    """Return why the folder cannot be created or written to; "" if it can be."""
     existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     of = "" if existing == path else f"{existing} "
     if not existing.is_dir():
@@ -184,6 +185,6 @@ def has_cuda_build() -> bool:
 
 
 def cpu_has_bf16() -> bool:
-    """Return the CPU's flags avx512_bf16 and amx_bf16, if it has them."""
+    """Return those of the CPU's flags avx512_bf16 and amx_bf16 that it has."""
     flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), flags=re.M)
     return bool(flags and {"avx512_bf16", "amx_bf16"} & set(flags[1].split()))

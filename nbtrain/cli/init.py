@@ -1,4 +1,4 @@
-"""`nbtrain init DIR`: notebooks, example YAMLs, documentation and README, copied out of the package."""
+"""`nbtrain init DIR`: copy notebooks, example YAMLs, documentation and README out of the package."""
 
 import re
 import shutil
@@ -44,7 +44,9 @@ def copy_workspace(folder: Path) -> list[Path]:
 
 
 def without_dead_links(text: str, folder: Path) -> str:
-    """Replace links to missing files by their text, and drop missing pictures; `folder` is the page's."""
+    """Replace links to missing files by their text, and drop pictures that are missing; `folder` is the
+    folder of the page.
+    """
 
     def exists(target: str) -> bool:
         path = target.partition("#")[0]

@@ -1,4 +1,6 @@
-"""`nbtrain lab`: JupyterLab on the notebooks, for this machine only, contacting no server for news."""
+"""`nbtrain lab`: JupyterLab with the notebooks. It listens on this machine only and fetches no news from the
+internet.
+"""
 
 import os
 import sys
@@ -50,6 +52,8 @@ def open_lab(rest: list[str]) -> int:
 
 
 def lab_settings() -> dict[str, str]:
-    """Return the variables that add nbtrain's settings to JupyterLab's; the user's own take precedence."""
+    """Return the environment variables that add nbtrain's settings to JupyterLab's. The user's own settings
+    take precedence.
+    """
     folders = filter(None, [os.environ.get("JUPYTER_CONFIG_PATH"), str(SETTINGS)])
     return {"JUPYTER_CONFIG_PATH": os.pathsep.join(folders)}

@@ -1,4 +1,4 @@
-"""Verbs between a run and other programs' models: export, import-model."""
+"""The verbs export and import-model, which exchange models with other programs."""
 
 import argparse
 from pathlib import Path

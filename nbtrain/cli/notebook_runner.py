@@ -98,7 +98,7 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
 
 
 def _execute(source: Path, output: Path, parameters: Mapping[str, Any]) -> None:
-    """Run all cells with papermill. Raises JobError if the kernel does not start, or dies."""
+    """Run all cells with papermill. Raises JobError if the kernel does not start or dies."""
     from nbclient.exceptions import DeadKernelError
     from papermill.execute import execute_notebook
     from traitlets.config import Config

@@ -141,7 +141,7 @@ def add_verbs(under: Any) -> None:
 
 
 def advise(options: argparse.Namespace) -> None:
-    """Show advice about a run, or write the run with one change."""
+    """Show advice about a run, or write the run YAML with one of the suggested changes."""
     from nbtrain.api import verbs as api
     from nbtrain.base.errors import ConfigError
 

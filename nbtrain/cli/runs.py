@@ -249,9 +249,10 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
-    """Show the job of a submitted run, and with --wait its end. Return the exit code.
+    """Show the job of a submitted run and, with --wait, its end. Return the exit code.
 
-    A run that was already active keeps its settings. If others were `wanted`, the code is SubmitError's.
+    A run that was already active keeps its settings. If the user `wanted` other settings, the code is
+    SubmitError's.
     """
     from nbtrain.jobs.changes import typed_changes
 
@@ -419,7 +420,9 @@ def _search_logs(options: argparse.Namespace, run: Any, rank: int | str | None) 
 
 
 def _rank_of(text: str | None, run: Any) -> int | str | None:
-    """Return the rank, `supervisor` or machine that --rank names. Raises ConfigError for other text."""
+    """Return the rank, `supervisor` or the machine that --rank names. Raises ConfigError for any other
+    text.
+    """
     from nbtrain.base.amounts import counted
     from nbtrain.monitor.logs import NODE, SUPERVISOR
 
@@ -457,7 +460,7 @@ def pause(options: argparse.Namespace) -> None:
 
 
 def save(options: argparse.Namespace) -> None:
-    """Save a checkpoint of a run that trains."""
+    """Save a checkpoint of a run that is training."""
     run = run_of(options)
     step = run.save(options.wait)
     show(f"{run.name}: {'will save after the current step' if step is None else f'saved at step {step:,}'}.")

@@ -12,7 +12,7 @@ from nbtrain.base.terminal import folded
 
 
 class Verb(NamedTuple):
-    """A word that may follow `nbtrain`."""
+    """A verb of the command line: the word after `nbtrain`."""
 
     name: str
     module: str
@@ -22,7 +22,7 @@ class Verb(NamedTuple):
     aliases: tuple[str, ...] = ()
     """Names of the same verb in LitGPT, Axolotl and the shell."""
     common: bool = False
-    """Whether `nbtrain help` lists it; `nbtrain help all` lists every verb."""
+    """Whether `nbtrain help` lists the verb. `nbtrain help all` lists all verbs."""
 
 
 SUMMARY_CHARS = 55

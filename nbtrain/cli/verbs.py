@@ -31,7 +31,9 @@ Completer = Callable[..., Iterable[str]]
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Shows each option's default after its help, and keeps the lines of examples apart."""
+    """Help formatter that shows each option's default after its help, and does not join the lines of
+    examples.
+    """
 
     def _get_help_string(self, action: argparse.Action) -> str:
         default = default_text(action).replace("%", "%%")

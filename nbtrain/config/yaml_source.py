@@ -281,8 +281,8 @@ def label_of(path: Path) -> str:
 def read_yaml(path: Path, label: str | None = None, shape: str | None = None) -> Located:
     """Read a run YAML with the places of its keys. Raises ConfigError if it is not a mapping.
 
-    Messages call the file `label`. `shape` is the text with which they describe the form of a file that is not
-    a run YAML.
+    Messages call the file `label`. `shape` is the text that describes the form of a file which
+    is not a run YAML.
     """
     label = label or label_of(path)
     try:

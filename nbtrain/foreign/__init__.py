@@ -1,1 +1,1 @@
-"""Files of other programs: read, checked, turned into run YAMLs, and written."""
+"""Files of other programs: reading, checking, conversion to run YAMLs, and export."""

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON and a run's fields: one table, read and written.
+"""Correspondence between the keys of DeepSpeed's JSON and a run's fields: one table for import and export.
 
 Keys for which nbtrain has no field go to parallel.deepspeed_extra and are written back from there. In a job
 of Megatron-DeepSpeed the flags set batch and learning rate; a JSON alone sets them itself.
@@ -65,7 +65,7 @@ READ_ELSEWHERE = {
 
 
 def write_json(config: RunConfig) -> dict[str, Any]:
-    """Return the DeepSpeed JSON of a run for another program: every value as the run has it."""
+    """Return the DeepSpeed JSON of a run for another program, with every value that the run has."""
     parallel, dtype = config.parallel, config.precision.dtype
     found: dict[str, Any] = {
         "train_batch_size": config.batch.global_batch_size,
@@ -136,7 +136,9 @@ def read_keys(source: Reading, document: Document) -> None:
 
 
 def _leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return dotted keys: the keys inside zero_optimization, fp16 and bf16, and other sections whole."""
+    """Return the dotted keys of a JSON: those inside zero_optimization, fp16 and bf16, and the names of all
+    other sections.
+    """
     found = []
     for key, inner in value.items():
         if not prefix and key in (ZERO, "fp16", "bf16") and isinstance(inner, dict):
@@ -202,7 +204,7 @@ def _read_hysteresis(source: Reading, document: Document, read: set[str]) -> Non
 
 
 def drop_auto(source: Reading, document: Document) -> None:
-    """Drop values of "auto": the Trainer of transformers fills them in from its own arguments."""
+    """Drop values of "auto". The Trainer of transformers fills them in from its own arguments."""
 
     def kept(value: Any, prefix: str) -> Any:
         if not isinstance(value, dict):
@@ -224,7 +226,7 @@ def drop_auto(source: Reading, document: Document) -> None:
 
 
 def drop_wrong(source: Reading, document: Document) -> None:
-    """Drop values that DeepSpeed rejects: the import fails at each, and the lint names them."""
+    """Drop values that DeepSpeed rejects. The import fails at each of them, and the lint reports them."""
     for problem in list(key_problems(document.value)):
         if problem.rule == WRONG_VALUE:
             source.fail("", document.place(problem.key), f"{problem.key}: {problem.message}")
@@ -270,7 +272,9 @@ def read_alone(source: Reading, document: Document) -> None:
 
 
 def _read_accumulation(source: Reading, document: Document) -> None:
-    """Compute the batch from it and from the number of replicas, which a JSON alone does not give."""
+    """Compute the batch from the accumulation steps and the number of replicas, which a JSON alone does not
+    give.
+    """
     key = "gradient_accumulation_steps"
     if (steps := document.get(key)) is None:
         return

@@ -34,13 +34,15 @@ ALWAYS = ("name", "tokenizer.vocab_size")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A run as a script or JSON of another program, which printing shows."""
+    """A run as a script or JSON of another program. Printing it shows the text."""
 
     target: str
     """ "megatron-lm@d98e8a64", or "deepspeed"."""
     text: str
     unsaid: dict[str, str]
-    """{field: reason that the target cannot express it}; an empty reason: it has no such setting."""
+    """{field: reason that the target cannot express it}. An empty reason means that the target has no such
+    setting.
+    """
     warnings: tuple[str, ...] = ()
     """Differences in what the program will do, and settings that it refuses."""
     left: str = ""
@@ -99,7 +101,9 @@ def _json_alone(config: RunConfig) -> Exported:
 
 
 def _by_section(values: dict[str, Any], unsaid: Collection[str], prefix: str = "") -> list[str]:
-    """Return the fields that no flag sets; a section without any is named alone: model, parallel.zero_hpz."""
+    """Return the names of fields that no flag sets. A section of which no flag sets any field is named as a
+    whole: model, parallel.zero_hpz.
+    """
     named = []
     for name, value in values.items():
         key = prefix + name
@@ -133,7 +137,7 @@ def _script(writing: Writing) -> str:
 
 
 def _hints(config: RunConfig, body: str, writing: Writing) -> dict[str, str]:
-    """Return {field: comment} for everything that the flags do not express as the run has it."""
+    """Return {field: comment} for every field that the flags do not express with the run's value."""
     job = jobs_of_script(read_script(body, f"{config.name}.sh"))[0]
     give_json(job, {}, [])
     source = read_job(job, target=writing.table.name)

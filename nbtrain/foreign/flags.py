@@ -101,7 +101,7 @@ class Table:
 
     @functools.cached_property
     def by_dest(self) -> dict[str, tuple[Option, ...]]:
-        """{dest: the options that set it}; a switch to turn it off may be a second one."""
+        """{dest: the options that set it}. A second option may be the switch that turns it off."""
         found: dict[str, tuple[Option, ...]] = {}
         for option in self.options:
             found[option.dest] = (*found.get(option.dest, ()), option)
@@ -165,11 +165,11 @@ class Setting:
     value: Any
     place: str
     word: Word | None = None
-    """The value as it was written; None for a switch. It may come from outside the script."""
+    """The value as it was written; None for a switch. Only the running shell may know it."""
 
     @property
     def text(self) -> str:
-        """The flag as it was written, for a message."""
+        """The flag as it was written, for messages."""
         if self.word is None:
             return self.flag
         value = self.value if isinstance(self.value, list) else [self.word.text]
@@ -195,13 +195,13 @@ class Arguments:
 
     table: Table
     settings: tuple[Setting, ...]
-    """Flags in their order; the last of a dest wins, as in argparse."""
+    """Flags in their order. If several set the same dest, the last one wins, as in argparse."""
     complaints: tuple[Finding, ...]
-    """Errors at words that the program would reject."""
+    """Errors about words that the program would reject."""
     lists: tuple[Word, ...] = ()
-    """Words used as flags whose value only the shell knows: $@, $EXTRA_ARGS."""
+    """Words such as $@ or $EXTRA_ARGS that stand for flags and whose value only the shell knows."""
     ascend: tuple[Word, ...] = ()
-    """Flags that MindSpeed adds to Megatron-LM on Ascend and that say nothing about a run."""
+    """Flags that MindSpeed adds to Megatron-LM on Ascend and that have no effect on a run."""
 
     def get(self, dest: str) -> Setting | None:
         """Return the flag that sets `dest`; None if the default applies."""
@@ -271,7 +271,9 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
 
 
 def _may_be_flags(before: Word, word: Word) -> bool:
-    """Return whether an unknown word after a value may hold flags: not if it is the prefix after a weight."""
+    """Return whether an unknown word after a value may stand for flags. The prefix that follows a weight does
+    not.
+    """
     weighs = re.fullmatch(r"[\d.]+", before.text)
     every = re.search(r"[@*]\]?\}?$", word.text)
     return bool(OUTSIDE.fullmatch(word.text) and (every or not weighs))
@@ -284,7 +286,7 @@ def _is_value(word: Word) -> bool:
 
 
 def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[list[Word], Finding | None]:
-    """Return the words that belong to the option, and what is wrong with their number."""
+    """Return the words that belong to the option, and the error if their number is wrong."""
     if option.nargs in ("*", "+"):
         if option.nargs == "+" and not given:
             return [], _wrong(flag, place, f"{flag}: needs at least one value.")
@@ -300,7 +302,7 @@ def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[lis
 
 
 def _convert(option: Option, flag: str, word: Word) -> tuple[Any, str]:
-    """Return the value of a word, and argparse's objection to it."""
+    """Return the value of a word, and argparse's error about it, if any."""
     text = word.text
     if word.from_outside:
         return text, ""
@@ -339,7 +341,9 @@ def unknown(table: Table, flag: str) -> str:
 
 
 def _by_words(flag: str, table: Table) -> str:
-    """Return the program's flag that shares most words with `flag`, if at least half of them."""
+    """Return the program's flag that shares the most words with `flag`, if they share at least half of
+    them.
+    """
     wanted = set(flag.strip("-").replace("_", "-").split("-"))
 
     def shared(known: str) -> float:
@@ -351,11 +355,11 @@ def _by_words(flag: str, table: Table) -> str:
 
 
 def choose_table(words: Sequence[Word], script: str = "") -> Table:
-    """Return the program and version whose table knows most of the flags.
+    """Return the program and version whose table has the most of the flags.
 
-    Of two versions that know equally many, the one that rejects fewer values is chosen, and of equal ones the
-    older one: a flag list that both accept was most likely written for it, and this repository's pinned
-    examples use it.
+    If two versions have the same number, the one that rejects fewer values is chosen. If that is equal too,
+    the older one is chosen: a flag list that both accept was most likely written for it, and this
+    repository's pinned examples use it.
     """
     flags = {word.text.partition("=")[0] for word in words if word.text.startswith("--")}
     deepspeed = "deepspeed" in script.lower() or bool(flags & {"--deepspeed", "--deepspeed_config"})

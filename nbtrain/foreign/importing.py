@@ -53,11 +53,11 @@ HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: <- (.*))?$")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A run made from other programs' files; printed, it is its YAML."""
+    """A run made from files of other programs. Printing it shows its YAML."""
 
     config: RunConfig
     text: str
-    """The run YAML, with a comment after each value: its source."""
+    """The run YAML, with a comment after each value that names its source."""
     notes: tuple[Finding, ...]
     """Settings that were not imported and why, and steps to do manually."""
     program: str
@@ -138,7 +138,7 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
 
 
 def raise_failures(source: Reading) -> None:
-    """Raises ConfigError with everything that cannot be imported and is not overridden."""
+    """Raise ConfigError that names everything that cannot be imported and is not overridden."""
     failures = [
         failure
         for failure in source.failures
@@ -199,13 +199,15 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
 
 
 def _is_another_program(program: Word, arguments: Arguments) -> bool:
-    """Return whether a program is not Megatron: it has another name, and takes flags that Megatron lacks."""
+    """Return whether a program is not Megatron: its name is different, and it takes flags that Megatron does
+    not have.
+    """
     unknown = sum(complaint.rule == UNKNOWN_FLAG for complaint in arguments.complaints)
     return "pretrain" not in program.text and unknown > len(arguments.settings)
 
 
 def _no_program(source: Reading) -> None:
-    """Fail the import, naming the command that launches no known program."""
+    """Fail the import because the command launches no known program, and name the command."""
     if other := source.job.other_program:
         source.fail(
             "",
@@ -240,7 +242,9 @@ def _name(job: Job) -> str:
 
 
 def _lists(source: Reading) -> None:
-    """Check lists of flags that only the shell knows: empty if nothing sets them, otherwise refused."""
+    """Check lists of flags that only the shell knows. A list that nothing sets is empty; any other is
+    refused.
+    """
     for word in source.arguments.lists:
         names = [name for name in source.job.undecided if re.search(rf"\b{name}\b", word.text)]
         if names:
@@ -287,14 +291,14 @@ def _other_flags(source: Reading) -> None:
 
 
 def _holds(source: Reading, dest: str, value: Any) -> bool:
-    """Return whether a value matches what nbtrain does for this model anyway."""
+    """Return whether a value matches what nbtrain does for this model in any case."""
     if dest == "encoder_num_layers":
         return bool(value == source.values.get("model.num_layers"))
     return dest == "gradient_accumulation_fusion"
 
 
 def _compare_batch(source: Reading) -> None:
-    """Compare the JSON's batch with the flags': DeepSpeed asserts that they agree."""
+    """Compare the batch in the JSON with the one in the flags, because DeepSpeed asserts that they agree."""
     document = source.job.deepspeed
     if document is None:
         return
@@ -323,7 +327,7 @@ def _compare_batch(source: Reading) -> None:
 
 
 def _machine(source: Reading) -> None:
-    """Read cores, memory, image and environment."""
+    """Read cores, memory, image and environment of the job."""
     job = source.job
     for key, found in (
         ("resources.cpus_per_node", job.cpus),
@@ -399,7 +403,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def said_by(source: Reading) -> dict[str, Any]:
-    """Return every field as a job sets it, with the schema's default where the job sets nothing."""
+    """Return every field as the job sets it, or the schema's default if the job does not set it."""
     # If a job sets a field inside a section, the section's own default does not apply.
     outer = {one[:end] for one in source.values for end, letter in enumerate(one) if letter == "."}
     return {key: value for key, value in _defaults().items() if key not in outer} | source.values
@@ -423,7 +427,7 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _yaml(source: Reading, values: dict[str, Any], head: str) -> str:
-    """Return the run YAML: values with their sources, in the schema's order, then what was omitted."""
+    """Return the run YAML: values with their sources, in the schema's order, followed by what was omitted."""
     lines = [f"# {head}", ""]
     order = ["name", "extends", *(name for name in RunConfig.model_fields if name != "name")]
     for section in sorted(values, key=order.index):

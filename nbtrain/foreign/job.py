@@ -1,4 +1,4 @@
-"""A training job as its files describe it, for every kind of file."""
+"""A training job as described by its files, of whatever kind they are."""
 
 from dataclasses import dataclass, field
 
@@ -22,7 +22,9 @@ class Job:
     other_program: Word | None = None
     """A program that the command runs and whose flags show that it is not Megatron."""
     workers: Value | None = None
-    """Machines that the manifest requests, if the command starts ranks on fewer of them (`nodes`)."""
+    """Number of machines that the manifest requests, if the command starts ranks on fewer machines
+    (`nodes`).
+    """
     world_size: Value | None = None
     """Total number of ranks, from the launcher's command."""
     program: Word | None = None
@@ -30,7 +32,7 @@ class Job:
     flags: list[Word] = field(default_factory=list)
     nodes: Value | None = None
     gpus_per_node: Value | None = None
-    """Ranks on each machine."""
+    """Number of ranks on each machine."""
     gpus_asked: Value | None = None
     """GPUs that the container requests."""
     cpus: Value | None = None
@@ -44,18 +46,18 @@ class Job:
     volumes: list[Value] = field(default_factory=list)
     """Names of persistent volume claims."""
     volume_bytes: Value | None = None
-    """Size that the first of these claims requests, if the files contain the claim."""
+    """Size that the first of these claims requests, if the files define the claim."""
     deepspeed: Document | None = None
     documents: dict[str, Word] = field(default_factory=dict)
     """JSON files that the script or a ConfigMap writes, by name."""
     substitutions: list[tuple[str, str]] = field(default_factory=list)
-    """sed's replacements, for a template of the JSON."""
+    """Substitutions by sed, for a template of the JSON."""
     undecided: dict[str, str] = field(default_factory=dict)
-    """{variable of the script that only the shell may set: place}"""
+    """{variable: place} for variables of the script that only the shell may set."""
     comments: list[tuple[str, str]] = field(default_factory=list)
 
     def flag(self, *names: str) -> Word | None:
-        """Return the value of a flag, before any table is used; None if the flag is not given."""
+        """Return the value of a flag before any table is used; None if the flag is not set."""
         for number, word in enumerate(self.flags):
             name, equals, inline = word.text.partition("=")
             if name in names:

@@ -1,4 +1,5 @@
-"""JSON as users write it for DeepSpeed: with // and /* */ comments, trailing commas, and places of keys.
+"""Reader of DeepSpeed's JSON as users write it: with // and /* */ comments, trailing commas, and the place of
+each key.
 
 DeepSpeed reads its file with Python's json, which rejects comments and trailing commas. This reader accepts
 and reports them, so that a file is understood and its error named.
@@ -157,7 +158,7 @@ class _Reader:
         return found
 
     def _closed(self, bracket: str, further: bool) -> bool:
-        """Return whether the object or list ends here, skipping the comma before another entry."""
+        """Return whether the object or list ends here; skip the comma if another entry follows."""
         self.blanks()
         comma = further and self.text.startswith(",", self.position)
         if comma:

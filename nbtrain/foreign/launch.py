@@ -42,7 +42,7 @@ class Launch:
     gpus_per_node: Word | None = None
     world_size: Word | None = None
     one_machine: bool = False
-    """Whether it is torchrun without --nnodes, which then uses one machine."""
+    """Whether the launcher is torchrun without --nnodes, which then uses a single machine."""
     environment: dict[str, Word] = field(default_factory=dict)
 
 
@@ -80,7 +80,7 @@ def find_launch(words: Sequence[Word]) -> Launch | None:
 
 
 def _without_prefixes(words: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Word]]:
-    """Return a command from its launcher on, and the variables that `env NAME=VALUE` sets before it."""
+    """Return a command from its launcher on, and the variables that a preceding `env NAME=VALUE` sets."""
     environment: dict[str, Word] = {}
     if not words or PurePosixPath(words[0].text).name not in PREFIXES:
         return words, environment

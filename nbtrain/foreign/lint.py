@@ -29,7 +29,7 @@ RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_
 
 
 def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str = "") -> list[Finding]:
-    """Return every finding about the files, most expensive first; `overrides` add what the files leave open.
+    """Return every finding about the files, most expensive first; `overrides` set what the files leave open.
 
     `target` names program and version if the flags leave them open.
     """
@@ -53,7 +53,9 @@ EXPLAINED = {
 
 
 def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding]:
-    """Return findings of the rules and the plan if the job can be read as a run; else why it cannot."""
+    """Return the findings of the rules and the plan if the job can be read as a run; otherwise the reasons
+    why it cannot.
+    """
     if source.job.kind == "DeepSpeed JSON":
         return []
     findings: list[Finding] = []
@@ -89,7 +91,8 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
 
 
 def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[Finding]:
-    """Compare weights, gradients, master weights and moments of all layers with the memory of all GPUs.
+    """Check that weights, gradients, master weights and moments of all layers fit into the memory of all
+    GPUs.
 
     18 bytes per parameter with Megatron-LM's optimizer, 16 with DeepSpeed's (Megatron-LM's README 040eac94;
     arXiv:1910.02054, section 3), if everything is sharded across all GPUs.
@@ -120,7 +123,7 @@ def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[F
 
 
 def names_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
-    """Two jobs with one name replace each other in the cluster."""
+    """Check that no two jobs have the same name, because one would replace the other in the cluster."""
     seen: dict[str, Reading] = {}
     for source in sources:
         name = source.job.name
@@ -139,7 +142,9 @@ def names_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
 
 
 def folders_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
-    """Two jobs that save into one folder overwrite each other, and resume from each other's weights."""
+    """Check that no two jobs save into the same folder, where they would overwrite each other and resume from
+    each other's weights.
+    """
     seen: dict[str, tuple[Reading, str]] = {}
     for source in sources:
         save = source.setting("save")
@@ -160,7 +165,9 @@ def folders_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
 
 
 def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[Finding]:
-    """Compare all checkpoints with the claim; Megatron keeps each unless --save-retain-interval is set."""
+    """Check that all checkpoints fit into the volume claim. Megatron keeps all of them unless
+    --save-retain-interval is set.
+    """
     interval, room = config.checkpoint.save_interval_steps, source.job.volume_bytes
     if source.setting("save_interval") is None or source.value("save_retain_interval"):
         return

@@ -1,4 +1,6 @@
-"""Rules of an argument list: flags that exist, sizes that divide, ranks that fill the machines, samples."""
+"""Rules of an argument list: flags that exist, sizes that divide, ranks that fill the machines, training
+length.
+"""
 
 import math
 import re
@@ -21,7 +23,7 @@ def flag_of(source: Reading, dest: str) -> str:
 
 
 def number(source: Reading, dest: str) -> int:
-    """Return an integer of the argument list; 0 if there is none, or if only the shell knows it."""
+    """Return an integer from the argument list; 0 if it is missing, or if only the shell knows it."""
     value = source.value(dest)
     return value if type(value) is int else 0
 
@@ -32,14 +34,14 @@ def error(source: Reading, rule: str, dest: str, message: str, fix: str) -> Find
 
 
 def flags_exist(source: Reading) -> Iterator[Finding]:
-    """argparse stops at a flag that the program does not have, and at an invalid value."""
+    """Check that the program has every flag and accepts its value; argparse stops otherwise."""
     for complaint in source.arguments.complaints:
         # The flag is the key, which the first line of a finding shows.
         yield replace(complaint, message=complaint.message.removeprefix(f"{complaint.key}: "))
 
 
 def flags_are_given_once(source: Reading) -> Iterator[Finding]:
-    """The last of two equal flags wins silently."""
+    """Check that no flag is set twice, because the last one wins without a message."""
     first: dict[str, Setting] = {}
     for setting in source.arguments.settings:
         before = first.setdefault(setting.option.dest, setting)
@@ -64,7 +66,7 @@ EXCLUSIVE = (
 
 
 def exclusive(source: Reading) -> Iterator[tuple[Setting, Setting]]:
-    """Yield the flags that are set although another one excludes them: (the flag, the other one)."""
+    """Yield pairs of flags that exclude each other, as (flag, the other flag)."""
     for first, second in EXCLUSIVE:
         one, other = source.setting(first), source.setting(second)
         if one and other and one.value and other.value:
@@ -72,14 +74,16 @@ def exclusive(source: Reading) -> Iterator[tuple[Setting, Setting]]:
 
 
 def flags_go_together(source: Reading) -> Iterator[Finding]:
-    """Two formats, or two lengths of a warm-up, exclude each other."""
+    """Check that flags do not exclude each other, such as two number formats or two lengths of a warm-up."""
     for one, other in exclusive(source):
         text = f"{one.text} with {other.text} ({other.place}): the program refuses to start with both."
         yield Finding("error", "flags_go_together", one.flag, one.place, text, "Remove one of them.", FATAL)
 
 
 def sizes_divide(source: Reading) -> Iterator[Finding]:
-    """Heads must divide the width, tensor ranks and groups the heads, pipeline stages the layers."""
+    """Check that heads divide the width, tensor ranks and groups divide the heads, and pipeline stages divide
+    the layers.
+    """
     tensor, pipeline = "tensor_model_parallel_size", "pipeline_model_parallel_size"
     pairs = [("num_attention_heads", tensor), ("num_layers", pipeline)]
     if not number(source, "kv_channels"):
@@ -96,14 +100,16 @@ def sizes_divide(source: Reading) -> Iterator[Finding]:
 
 
 def groups_of(source: Reading) -> str:
-    """Return the setting that counts query groups; "" if each query head has its own key head."""
+    """Return the setting that gives the number of query groups; "" if each query head has its own key
+    head.
+    """
     if source.value("group_query_attention"):
         return "num_query_groups"
     return "num_key_value_heads" if source.setting("num_key_value_heads") else ""
 
 
 def ranks_share_groups(source: Reading) -> Iterator[Finding]:
-    """Tensor ranks hold whole groups or, in Megatron-LM, equal parts of one."""
+    """Check that each tensor rank has complete groups or, in Megatron-LM, an equal part of one group."""
     tensor, groups = number(source, "tensor_model_parallel_size"), number(source, dest := groups_of(source))
     if not tensor or not groups or groups % tensor == 0:
         return
@@ -118,7 +124,7 @@ def ranks_share_groups(source: Reading) -> Iterator[Finding]:
 
 
 def positions_hold_the_sequence(source: Reading) -> Iterator[Finding]:
-    """Learned positions end at max-position-embeddings."""
+    """Check that a sequence is not longer than max-position-embeddings, the number of learned positions."""
     length, positions = number(source, "seq_length"), number(source, "max_position_embeddings")
     if length and positions and length > positions:
         text = f"{length} is more than max-position-embeddings({positions})."
@@ -127,7 +133,7 @@ def positions_hold_the_sequence(source: Reading) -> Iterator[Finding]:
 
 
 def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
-    """Tensor x pipeline x context ranks must divide nodes x GPUs."""
+    """Check that tensor x pipeline x context ranks divide nodes x GPUs."""
     nodes, gpus, model, words = ranks_of(source)
     if nodes * gpus == 0 or flags_are_open(source) or nodes * gpus % model == 0:
         return
@@ -143,7 +149,9 @@ def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
 
 
 def ranks_of(source: Reading) -> tuple[int, int, int, str]:
-    """Return nodes, GPUs of each, ranks of one replica of the model, and a text that names the latter."""
+    """Return the number of nodes, of GPUs per node and of ranks per model replica, and a text that names the
+    last.
+    """
     job, given = source.job, source.given
     nodes = given.get("resources.nodes") or count(job.nodes)
     gpus = given.get("resources.gpus_per_node") or count(job.gpus_per_node or job.gpus_asked)
@@ -162,7 +170,7 @@ def ranks_of(source: Reading) -> tuple[int, int, int, str]:
 
 
 def count(value: Value | None) -> int:
-    """Return a number of a manifest; 0 if there is none, or if the value is not a number."""
+    """Return a number from the manifest; 0 if it is missing or is not a number."""
     return int(value.value) if value is not None and str(value.value).isdigit() else 0
 
 
@@ -173,7 +181,7 @@ def data_parallel_size(source: Reading) -> int:
 
 
 def flags_are_open(source: Reading) -> bool:
-    """Return whether flags are in a variable whose value only the shell knows: they may set any size."""
+    """Return whether flags are in a variable that only the shell knows. Such flags may set any size."""
     return any(
         re.search(rf"\b{name}\b", word.text)
         for word in source.arguments.lists
@@ -182,7 +190,7 @@ def flags_are_open(source: Reading) -> bool:
 
 
 def batch_divides(source: Reading) -> Iterator[Finding]:
-    """Each step gives each replica the same whole number of micro batches."""
+    """Check that each step gives each replica the same number of complete micro batches."""
     micro, batch = number(source, "micro_batch_size"), number(source, "global_batch_size")
     data = data_parallel_size(source)
     unit = micro * data
@@ -193,7 +201,9 @@ def batch_divides(source: Reading) -> Iterator[Finding]:
 
 
 def samples_are_the_tokens(source: Reading) -> Iterator[Finding]:
-    """Megatron-DeepSpeed ends at its token limit, but counts steps, ETA and data by its samples."""
+    """Check that samples and tokens agree: Megatron-DeepSpeed ends at its token limit, but counts steps, ETA
+    and data by samples.
+    """
     tokens, samples = number(source, "train_tokens"), number(source, "train_samples")
     length, batch = number(source, "seq_length"), number(source, "global_batch_size")
     if not (tokens and samples and length and batch) or source.setting("rampup_batch_size"):
@@ -221,7 +231,9 @@ def samples_are_the_tokens(source: Reading) -> Iterator[Finding]:
 
 
 def growth_counts_samples(source: Reading) -> Iterator[Finding]:
-    """validate_args of Megatron-LM: no batch ramp-up in iteration-based training."""
+    """Check that a run that counts iterations has no batch ramp-up, as validate_args of Megatron-LM
+    requires.
+    """
     if source.setting("rampup_batch_size") and source.setting("train_iters"):
         yield error(
             source,
@@ -256,7 +268,9 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
 
 
 def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
-    """Megatron-LM's own scripts use --step-batch-size-schedule instead of the ramp-up since 2026-04-21."""
+    """Check for the old batch ramp-up, which --step-batch-size-schedule replaced in Megatron-LM's own scripts
+    on 2026-04-21.
+    """
     if source.setting("rampup_batch_size") and source.has("step_batch_size_schedule"):
         sizes = " ".join(str(one) for one in source.value("rampup_batch_size"))
         yield Finding(
@@ -272,7 +286,7 @@ def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
 
 
 def slots_are_gpus(source: Reading) -> Iterator[Finding]:
-    """A worker needs as many ranks as GPUs."""
+    """Check that a worker has as many ranks as GPUs."""
     ranks, gpus = source.job.gpus_per_node, source.job.gpus_asked
     if ranks and gpus and count(ranks) != count(gpus):
         more = count(ranks) > count(gpus)
@@ -288,7 +302,9 @@ def slots_are_gpus(source: Reading) -> Iterator[Finding]:
 
 
 def workers_have_ranks(source: Reading) -> Iterator[Finding]:
-    """mpirun starts only as many ranks as its flags say; the manifest's other workers idle at a cost."""
+    """Check that mpirun starts ranks on all workers of the manifest, because the others would be idle at a
+    cost.
+    """
     workers, nodes = source.job.workers, source.job.nodes
     if workers is not None and nodes is not None:
         idle = count(workers) - count(nodes)
@@ -310,7 +326,9 @@ MOST_MONTHS = 12
 
 
 def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
-    """Flags of a program that is much newer or older than the image rarely run in it."""
+    """Check that flags and image are from the same time: flags of a much newer or older program rarely run in
+    the image.
+    """
     image = source.job.image
     match = IMAGE_MONTH.search(str(image.value)) if image else None
     if image is None or match is None:
@@ -332,7 +350,9 @@ def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
 
 
 def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
-    """Context parallelism shards tokens; weights, gradients and moments are complete on each of its ranks."""
+    """Check the memory of context ranks: they share the tokens, but each has complete weights, gradients and
+    moments.
+    """
     size, hidden = number(source, "context_parallel_size"), number(source, "hidden_size")
     layers = number(source, "num_layers")
     if size < 2 or not hidden or not layers:

@@ -23,7 +23,9 @@ def _error(document: Document, rule: str, key: str, message: str, fix: str) -> F
 
 
 def json_is_json(source: Reading) -> Iterator[Finding]:
-    """Python's json rejects comments and trailing commas, and drops keys that are written twice."""
+    """Check that the file is valid JSON: Python's json rejects comments and trailing commas, and drops keys
+    that are written twice.
+    """
     for place, words in source.job.deepspeed.faults if source.job.deepspeed else ():
         if "refuses" in words:
             yield Finding("error", "json_is_json", "", place, f"{words}.", "Remove it.", FATAL)
@@ -33,7 +35,9 @@ def json_is_json(source: Reading) -> Iterator[Finding]:
 
 
 def json_keys_are_known(source: Reading) -> Iterator[Finding]:
-    """DeepSpeed ignores unknown keys at the top, and rejects them in most sections."""
+    """Check that DeepSpeed knows every key: it ignores unknown keys at the top, and rejects them in most
+    sections.
+    """
     document = source.job.deepspeed
     if document is None:
         return
@@ -52,7 +56,7 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
 
 
 def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
-    """Values of "auto" are replaced only by the Trainer of transformers and by Accelerate."""
+    """Check that no value is "auto", which only the Trainer of transformers and Accelerate replace."""
     document, keys = source.job.deepspeed, list(source.auto)
     if document is None or not keys:
         return
@@ -71,7 +75,9 @@ def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
 
 
 def json_batch_agrees(source: Reading) -> Iterator[Finding]:
-    """DeepSpeed asserts train_batch_size = micro batch x accumulation x replicas; the flags must agree."""
+    """Check that train_batch_size = micro batch x accumulation x replicas, as DeepSpeed asserts, and that the
+    flags agree.
+    """
     document = source.job.deepspeed
     if document is None:
         return
@@ -120,7 +126,9 @@ def _stage(document: Document) -> int:
 
 
 def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
-    """The program reads --zero-stage when it builds the model; DeepSpeed runs the JSON's stage."""
+    """Check that --zero-stage, which the program reads when it builds the model, is the JSON's stage, which
+    DeepSpeed uses.
+    """
     document, flag = source.job.deepspeed, source.setting("zero_stage")
     if document is None or flag is None or flag.value == _stage(document):
         return
@@ -138,7 +146,9 @@ def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
 
 
 def zero_goes_with_the_pipeline(source: Reading) -> Iterator[Finding]:
-    """DeepSpeed's pipeline engine asserts a stage below 2; Megatron-DeepSpeed uses it for one stage too."""
+    """Check that the ZeRO stage is below 2 with DeepSpeed's pipeline engine, which Megatron-DeepSpeed uses
+    for one stage too.
+    """
     document = source.job.deepspeed
     if document is None or source.program != "megatron-deepspeed" or _stage(document) < 2:
         return
@@ -161,7 +171,9 @@ def zero_goes_with_the_pipeline(source: Reading) -> Iterator[Finding]:
 
 
 def offload_has_its_optimizer(source: Reading) -> Iterator[Finding]:
-    """DeepSpeed stops if ZeRO-Offload gets an Adam for GPUs (runtime/engine.py, _configure_optimizer)."""
+    """Check that ZeRO-Offload has DeepSpeed's CPU Adam: DeepSpeed stops at an Adam for GPUs
+    (runtime/engine.py, _configure_optimizer).
+    """
     document = source.job.deepspeed
     if document is None or source.job.program is None or source.program != "megatron-deepspeed":
         return
@@ -177,7 +189,9 @@ def offload_has_its_optimizer(source: Reading) -> Iterator[Finding]:
 
 
 def formats_agree(source: Reading) -> Iterator[Finding]:
-    """--fp16 builds the model; fp16.enabled in the JSON makes DeepSpeed train it in fp16."""
+    """Check that number formats agree: the flag --fp16 builds the model, and fp16.enabled in the JSON trains
+    it in fp16.
+    """
     document = source.job.deepspeed
     if document is not None and (words := two_formats(document)):
         yield _error(document, "formats_agree", "fp16.enabled", words, "")
@@ -189,7 +203,7 @@ def formats_agree(source: Reading) -> Iterator[Finding]:
 
 
 def loss_scale_has_rules(source: Reading) -> Iterator[Finding]:
-    """fp16 needs a dynamic loss scale, and its window."""
+    """Check that fp16 has settings for the dynamic loss scale and its window."""
     document = source.job.deepspeed
     if document is None or document.get("fp16.enabled") is not True:
         return

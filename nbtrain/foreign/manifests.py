@@ -66,7 +66,7 @@ class Tree:
             raise ConfigError(f"{found}: must be {rule}.") from None
 
     def find(self, dotted: str) -> Value | None:
-        """Return the value of a dotted key with its place; None if there is none."""
+        """Return the value of a dotted key, with its place; None if the key is missing."""
         value = self.value
         for part in dotted.split("."):
             if isinstance(value, dict) and part in value:
@@ -78,7 +78,7 @@ class Tree:
         return Value(value, self.places[dotted])
 
     def first(self, *dotted: str) -> Value | None:
-        """Return the first of several keys that exists."""
+        """Return the value of the first of several keys that exists."""
         return next((found for key in dotted if (found := self.find(key)) is not None), None)
 
     def word(self, dotted: str) -> Word | None:
@@ -86,7 +86,7 @@ class Tree:
         return None if found is None or found.value is None else Word(str(found.value), found.place)
 
     def words(self, dotted: str) -> list[Word]:
-        """Return a list of words; a single text counts as a list of one."""
+        """Return a list of words. A single text becomes a list of one word."""
         found = self.find(dotted)
         if found is None or found.value is None:
             return []
@@ -144,7 +144,7 @@ def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
 
 
 def _mounted(trees: list[Tree]) -> dict[str, Word]:
-    """Return the contents of a file's ConfigMaps by name, without JSON."""
+    """Return the contents of a file's ConfigMaps by name, except JSON files."""
     found: dict[str, Word] = {}
     for tree in trees:
         kind, data = tree.word("kind"), tree.find("data")
@@ -190,7 +190,7 @@ def _pytorch_job(tree: Tree) -> Job:
 
 
 def _same_flags(master: list[Word], worker: list[Word]) -> None:
-    """Raises ConfigError if master and worker would train with different flags."""
+    """Raise ConfigError if master and worker would train with different flags."""
     if not master or not worker:
         return
     for here, there in ((worker, master), (master, worker)):

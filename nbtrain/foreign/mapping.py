@@ -1,4 +1,4 @@
-"""The mapping of flags and fields: all its rows, and the flags that say nothing about a run.
+"""The mapping of flags and fields: all its rows, and the flags that have no effect on a run.
 
 A flag is in a row, or has no meaning here for a reason given in WITHOUT_MEANING, or it changes the run and
 cannot be imported: then its default matches what nbtrain does, and any other value makes the import fail.
@@ -132,5 +132,5 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def without_meaning(dest: str) -> str:
-    """Return why a value of a program's parser says nothing about a run; "" if it does."""
+    """Return why a value of a program's parser has no effect on a run; "" if it has one."""
     return next((reason for pattern, reason in _PATTERNS if pattern.fullmatch(dest)), "")

@@ -1,4 +1,5 @@
-"""Files that the user passes: detects the kind of each, and reads the training jobs that they describe.
+"""Reads the files that the user passes: detects the kind of each, and reads the training jobs that they
+describe.
 
 A DeepSpeed JSON belongs to the job that names it (--deepspeed_config), if a job does, else to all jobs.
 """
@@ -21,7 +22,7 @@ from nbtrain.foreign.words import Value, Word
 
 
 def _path(file: str | Path) -> Path:
-    """Return the file as typed, or below the workspace."""
+    """Return the path of a file as typed, if it exists there, else below the workspace."""
     if not isinstance(file, str | Path):
         raise ConfigError(f"{file!r}: must be the path of {FILES}.")
     typed = typed_path(file)
@@ -121,7 +122,9 @@ def _text(path: Path) -> str:
 
 
 def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> None:
-    """Set the DeepSpeed JSON of a job: given, written by its script or ConfigMap, or a file next to it."""
+    """Set the DeepSpeed JSON of a job: a file that was passed, one that its script or ConfigMap writes, or a
+    file in the same folder.
+    """
     named = job.flag(*CONFIG_FLAGS)
     known = job.documents | texts
     name = PurePosixPath(named.text).name if named else ""
@@ -169,7 +172,9 @@ def jobs_of_script(script: Script) -> list[Job]:
 
 
 def _trains(launch: Launch) -> bool:
-    """Return whether a program receives flags of Megatron; a script may call others before it."""
+    """Return whether a program receives flags of Megatron. A script may call other programs before the
+    training.
+    """
     flags = {word.text.partition("=")[0] for word in launch.flags}
     known = {flag for program in VERSIONS for table in tables(program) for flag in table.by_flag}
     return len(flags & known) >= FEWEST_FLAGS
@@ -200,7 +205,7 @@ def _job_of(
 
 
 def _value(word: Word | None) -> Value | None:
-    """Return an integer of the script; None if only the running shell knows it."""
+    """Return an integer from the script; None if only the running shell knows it."""
     if word is None or not word.text.isdigit():
         return None
     return Value(int(word.text), word.place)

@@ -1,4 +1,4 @@
-"""Rows of the mapping: the formulas of a layer: norm, positions, activation, biases."""
+"""Rows of the mapping for a layer's formulas: norm, positions, activation, biases."""
 
 from typing import Any
 

@@ -38,7 +38,9 @@ def _read_format(source: Reading) -> None:
 
 
 def other_format(source: Reading) -> tuple[str, str] | None:
-    """Return the flag of a format that the JSON does not turn on, and its place; None if both agree."""
+    """Return the flag of a number format that the JSON does not turn on, with its place; None if flags and
+    JSON agree.
+    """
     document = source.job.deepspeed
     if document is None or source.job.program is None:
         return None
@@ -145,7 +147,9 @@ def _read_zero(source: Reading) -> None:
 
 
 def _stage(source: Reading) -> tuple[int, str, str] | None:
-    """Return stage, place and comment of ZeRO as the program runs it; None if the files do not say it."""
+    """Return the ZeRO stage that the program runs, its place and a comment; None if the files do not
+    determine it.
+    """
     if source.program == "megatron-deepspeed":
         document = source.job.deepspeed
         if document is None:

@@ -13,7 +13,9 @@ from nbtrain.foreign.sides import Reading, Writing
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the mapping: fields on one side, values of the program's parser on the other."""
+    """One row of the mapping: fields of a run, and the values of the program's parser that correspond to
+    them.
+    """
 
     fields: tuple[str, ...]
     dests: tuple[str, ...]
@@ -33,7 +35,9 @@ MOST_MINUTES = 10 * 365 * 1440
 
 
 def same(key: str, dest: str, factor: int = 1) -> Row:
-    """Return a row for a field and a flag of the same meaning; the field is `factor` times the flag."""
+    """Return a row for a field and a flag with the same meaning. The field is `factor` times the flag's
+    value.
+    """
 
     def read(source: Reading) -> None:
         if not source.has(dest):
@@ -236,7 +240,7 @@ def _read_bpe(source: Reading) -> None:
 
 
 def _entries(path: PurePosixPath) -> int:
-    """Count the entries of a vocabulary file on this machine; 0 if the file is not here."""
+    """Count the entries of a vocabulary file; 0 if this machine does not have the file."""
     for file in (Path(path), workspace() / path):
         try:
             found = json.loads(file.read_text(encoding="utf-8"))

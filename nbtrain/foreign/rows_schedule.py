@@ -85,7 +85,7 @@ def schedule_text(config: RunConfig) -> str:
 
 
 def as_ramp(sizes: StepSizes) -> Rampup | None:
-    """Return the ramp-up of equal increments with exactly these sizes; None if there is none."""
+    """Return the ramp-up in equal increments that has exactly these sizes; None if there is none."""
     if len(sizes.parts) < 2:
         return None
     (_, start), (_, second) = sizes.parts[:2]
@@ -145,7 +145,9 @@ def _read_length(source: Reading) -> None:
 
 
 def counts_iterations(config: RunConfig) -> bool:
-    """Return whether every amount of a run is in steps, so that a Megatron script may count iterations."""
+    """Return whether every amount of a run is set in steps. Then a Megatron script can count in
+    iterations.
+    """
     schedule = config.lr_schedule
     amounts = [given_unit(schedule, stem) for stem in ("lr_warmup", "lr_decay", "lr_wsd_decay")]
     if schedule.lr_wsd_decay_fraction is not None:
@@ -197,7 +199,9 @@ def _read_rate(source: Reading) -> None:
 
 
 def _read_fraction(source: Reading) -> None:
-    """Read a fraction of the decay, which Megatron-DeepSpeed takes of samples or iterations, never tokens."""
+    """Read a fraction of the decay. Megatron-DeepSpeed applies it to samples or iterations, never to
+    tokens.
+    """
     key, flag = "lr_schedule.lr_warmup_fraction", "lr_warmup_fraction"
     if source.value("lr_warmup_tokens") is not None:
         text = f"--lr-warmup-fraction {source.value(flag)}: not read; --lr-warmup-tokens is."

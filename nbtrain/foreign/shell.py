@@ -1,4 +1,5 @@
-"""The commands that a shell script would run, with variables, lists and arithmetic substituted. Runs nothing.
+"""The commands that a shell script would run, with variables, lists and arithmetic substituted. No command is
+run.
 
 Values that only the running shell knows ($1, $(nvidia-smi), an unset variable, an assignment in a loop or
 under a condition that cannot be decided here) stay in the word unchanged; the code that needs the value of a
@@ -38,7 +39,7 @@ class Command:
     environment: dict[str, Word] = field(default_factory=dict)
     """Assignments VAR=value before the command."""
     written_to: str = ""
-    """The file to which its output is redirected."""
+    """File to which the output of the command is redirected."""
 
     @property
     def place(self) -> str:
@@ -47,13 +48,15 @@ class Command:
 
 @dataclass(slots=True)
 class Script:
-    """A script that was read."""
+    """A script after it was read."""
 
     label: str
     commands: list[Command] = field(default_factory=list)
     exported: dict[str, Word] = field(default_factory=dict)
     documents: dict[str, Word] = field(default_factory=dict)
-    """Here-documents by the file to which they are written; the place is their first line."""
+    """Here-documents, by the file to which they are written. Their place is the first line of the
+    document.
+    """
     undecided: dict[str, str] = field(default_factory=dict)
     """{variable: place}, for variables whose value only the shell knows (set in a loop, a function, under a
     condition, by `read`), or that are used in a form that is not evaluated here (${X%y})."""
@@ -78,7 +81,7 @@ class _Branch:
     decided: bool | None = None
     """Whether this part runs; None if unknown."""
     done: bool = False
-    """Whether an earlier part of the if has run, or one of them certainly has."""
+    """Whether an earlier part of the `if` has run, or one of the earlier parts has certainly run."""
     unknown: bool = False
     """Whether an earlier part may have run."""
     opened: bool = False
@@ -279,7 +282,9 @@ class _Walk:
         self.script.undecided.setdefault(name, place)
 
     def _expand(self, raw: RawWord) -> list[Word]:
-        """Expand a word as the shell does: variables are substituted, and spaces outside quotes split it."""
+        """Expand a word as the shell does: variables are substituted, and spaces outside of quotes split the
+        word.
+        """
         parts: list[tuple[bool, Runs]] = []
         """(a word begins here, a part of it)."""
         for piece in raw.pieces:
@@ -302,14 +307,14 @@ class _Walk:
         return [Word(word.text.strip("'\""), word.place) for word in words]
 
     def _runs(self, pieces: list[Piece]) -> Runs:
-        """Return pieces after substitution, not split."""
+        """Return the pieces of a word after substitution, without splitting."""
         runs: Runs = []
         for piece in pieces:
             runs += [(piece.text, piece.place)] if piece.kind == "text" else _joined(self._values(piece))
         return runs
 
     def _values(self, piece: Piece) -> list[Runs]:
-        """Return the substitutes for a piece; several for a list."""
+        """Return the values that replace a piece; a list has several."""
         if piece.kind == "sum":
             result = self._sum(piece)
             return [[(f"$(({piece.text}))" if result is None else str(result), piece.place)]]
@@ -348,7 +353,7 @@ class _Walk:
         return unknown
 
     def _not_worked_out(self, piece: Piece) -> None:
-        """Mark a form such as ${X%y} or ${A[@]:1} as unknown, although the script sets the variable."""
+        """Mark a form such as ${X%y} or ${A[@]:1} as unknown although the script sets the variable."""
         match = re.match(r"[#!]?([A-Za-z_]\w*)", piece.text)
         if match and match.group(1) in self.variables:
             self.script.undecided.setdefault(match.group(1), piece.place)
@@ -370,7 +375,9 @@ class _Walk:
 
 
 def _after(branch: _Branch, holds: bool | None) -> bool | None:
-    """Return whether a part of an if runs after the earlier ones if its own condition `holds`."""
+    """Return whether a part of an `if` runs after the earlier parts, provided its own condition has the
+    result `holds`.
+    """
     if branch.done:
         return False
     return None if holds and branch.unknown else holds
@@ -391,7 +398,7 @@ def _without_head(pieces: list[Piece], length: int) -> list[Piece]:
 
 
 def _pieces_of(text: str, place: str) -> list[Piece]:
-    """Return the pieces of text in which variables are substituted, line by line."""
+    """Return the pieces of text in which variables are substituted, one for each line."""
     label, _, line = place.rpartition(":")
     reader = Reader(text.replace('"', '\\"') + '"', label)
     reader.line = int(line)
@@ -437,7 +444,9 @@ def _words_of(parts: list[tuple[bool, Runs]]) -> list[Word]:
 
 
 def _split(runs: Runs) -> Iterator[tuple[bool, Runs]]:
-    """Yield (a word begins here, its part), split at spaces; what only the shell knows is never split."""
+    """Yield (whether a word begins here, its part), split at spaces. Values that only the shell knows are
+    never split.
+    """
     for text, place in runs:
         protected = OUTSIDE.sub(lambda match: match.group(0).replace(" ", "\0"), text)
         if not protected:

@@ -37,7 +37,9 @@ class Piece:
     """A part of a word: literal text, or something that the shell substitutes."""
 
     kind: str
-    """text; name (a variable), sum (arithmetic), command (the output of one)."""
+    """Kind of the piece: text, name (a variable), sum (arithmetic) or command (whose output is
+    substituted).
+    """
     text: str
     place: str
     quoted: bool
@@ -65,12 +67,14 @@ class Operator:
     text: str
     place: str
     joined: bool = False
-    """No space is before it: the 2 of 2>&1 is a descriptor, the 1000 of `--interval 1000 > log` a value."""
+    """Whether there is no space before the operator. In 2>&1, 2 is a descriptor; in `--interval 1000 > log`,
+    1000 is a value.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class HereDocument:
-    """The body of <<WORD; `quoted` if the shell substitutes nothing in it."""
+    """The body of <<WORD. If `quoted`, the shell substitutes nothing in it."""
 
     text: str
     place: str
@@ -190,7 +194,9 @@ class Reader:
         return word
 
     def _add(self, pieces: list[Piece], text: str, quoted: bool) -> None:
-        """Add a character to the last piece, or begin one: each piece is on one line."""
+        """Add a character to the last piece, or begin a new piece, because every piece is on a single
+        line.
+        """
         last = pieces[-1] if pieces else None
         if last and last.kind == "text" and last.quoted == quoted and last.place == self.place:
             pieces[-1] = Piece("text", last.text + text, last.place, quoted)
@@ -244,7 +250,7 @@ class Reader:
         raise ConfigError(f'{start}: the quote " has no end.')
 
     def _put_in(self, quoted: bool) -> Piece:
-        """Read $NAME, ${...}, $((...)), $(...) or `...`."""
+        """Read a substitution: $NAME, ${...}, $((...)), $(...) or `...`."""
         place = self.place
         if self._take() == "`":
             return Piece("command", self._until("`"), place, quoted)

@@ -16,21 +16,25 @@ class Reading:
     job: Job
     arguments: Arguments
     given: dict[str, Any] = field(default_factory=dict)
-    """Overrides by field: they supply what the files do not say."""
+    """Overrides by field, which supply what the files do not contain."""
     values: dict[str, Any] = field(default_factory=dict)
-    """{"model.num_layers": 12}."""
+    """Values by field, such as {"model.num_layers": 12}."""
     origins: dict[str, str] = field(default_factory=dict)
-    """{"model.num_layers": "train.sh:12"}."""
+    """Place of each value, such as {"model.num_layers": "train.sh:12"}."""
     comments: dict[str, str] = field(default_factory=dict)
-    """{"model.num_layers": "--num-layers 12"}: the source of each value, for the YAML."""
+    """Source of each value, for the YAML, such as {"model.num_layers": "--num-layers 12"}."""
     notes: list[Finding] = field(default_factory=list)
     """Notes about settings that are omitted, and why that changes nothing."""
     auto: dict[str, str] = field(default_factory=dict)
-    """{"train_batch_size": "ds.json:2"}: keys of the JSON that say "auto", and where."""
+    """Keys of the JSON whose value is "auto", with their places, such as {"train_batch_size":
+    "ds.json:2"}.
+    """
     wrong: list[Finding] = field(default_factory=list)
     """Values of the JSON that DeepSpeed does not accept; they are removed from it."""
     failures: list[Finding] = field(default_factory=list)
-    """Errors about what cannot be imported; `key` is the field that can be overridden instead, or ""."""
+    """Errors about settings that cannot be imported. `key` is the field that can be overridden instead, or
+    "".
+    """
 
     @property
     def table(self) -> Table:
@@ -41,7 +45,7 @@ class Reading:
         return self.table.program
 
     def has(self, dest: str) -> bool:
-        """Return whether the program has this value at all."""
+        """Return whether the program has this value in its parser."""
         return dest in self.table.by_dest
 
     def setting(self, dest: str) -> Setting | None:
@@ -49,11 +53,13 @@ class Reading:
         return self.arguments.get(dest)
 
     def value(self, dest: str) -> Any:
-        """Return the value that the program would have: its flag's, or its default."""
+        """Return the value that the program would use: the flag's value, or the default."""
         return self.arguments.value(dest)
 
     def known(self, dest: str, key: str) -> Any:
-        """Return the value for computing; None if it comes from outside, which fails the import at `key`."""
+        """Return the value as a number to compute with. None if only the shell knows it: then the import
+        fails at `key`.
+        """
         return None if self._is_outside(dest, key) else self.value(dest)
 
     def _is_outside(self, dest: str, key: str) -> bool:
@@ -87,7 +93,7 @@ class Reading:
         self.notes.append(Finding("note", "import", "", place, text))
 
     def fail(self, key: str, place: str, message: str) -> None:
-        """Make the import fail unless `key` is overridden."""
+        """Fail the import unless `key` is overridden."""
         self.failures.append(Finding("error", "import", key, place, message, cost=FATAL))
 
 
@@ -100,7 +106,7 @@ class Writing:
     flags: list[tuple[str, list[str]]] = field(default_factory=list)
     """(flag, its values), in the order in which they are written."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Reason that the flags do not express a field, by field."""
+    """{field: reason that the flags do not express it}."""
     warnings: list[str] = field(default_factory=list)
     """Differences in what the program will do, and settings that it refuses."""
 
@@ -108,7 +114,7 @@ class Writing:
         return dest in self.table.by_dest
 
     def add(self, dest: str, value: Any = True) -> None:
-        """Write the flag of `dest`. AssertionError if the program has none that sets this value."""
+        """Add the flag that sets `dest` to a value. Raises AssertionError if the program has none."""
         for option in self.table.by_dest.get(dest, ()):
             if option.takes_value and not isinstance(value, bool):
                 values = value if isinstance(value, list) else [value]
@@ -120,17 +126,19 @@ class Writing:
         raise AssertionError(f"{self.table.name} has no flag that sets {dest} to {value!r}")
 
     def may_have(self, dest: str, value: Any) -> bool:
-        """Return whether a value is among the choices of the program's flag."""
+        """Return whether the program's flag accepts a value."""
         choices = self.table.by_dest[dest][0].choices
         return choices is None or value in choices
 
     def cannot(self, key: str, reason: str) -> None:
-        """Record a field without which it trains another model; `reason` follows the program's name."""
+        """Record a field that the program lacks and without which it would train a different model. `reason`
+        is worded to follow the program's name.
+        """
         self.unsaid(key, f"{self.table.name} {reason}")
         self.warnings.append(f"{self.table.name} {reason}, by these flags")
 
     def unsaid(self, key: str, reason: str) -> None:
-        """Record a field that the flags cannot express, or not exactly."""
+        """Record a field that the flags cannot express, or cannot express exactly."""
         self.reasons[key] = reason
 
 

@@ -13,15 +13,17 @@ OUTSIDE = re.compile(r"\$(\w+|\{[^}]*\}|\([^)]*\)|[@*#?])|`[^`]*`")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command line, or one value of a manifest."""
+    """A word of a command line, or a value of a manifest."""
 
     text: str
     place: str
-    """ "train.sh:12"."""
+    """Place of the word, such as "train.sh:12"."""
 
     @property
     def from_outside(self) -> str:
-        """Return the first part that only the running shell knows, e.g. "$1"; "" if there is none."""
+        """Return the first part of the word that only the running shell knows, e.g. "$1"; "" if there is
+        none.
+        """
         match = OUTSIDE.search(self.text)
         return match.group(0) if match else ""
 
@@ -35,7 +37,7 @@ class Value:
 
 
 def whole(word: Word | Value, what: str) -> int:
-    """Convert the word to an integer count. Raises ConfigError, which calls it `what`."""
+    """Convert the word to an integer. Raises ConfigError, which calls the word `what`."""
     text = str(word.text if isinstance(word, Word) else word.value)
     try:
         return int(text)
@@ -48,7 +50,7 @@ _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
 
 def quantity(word: Value, what: str) -> float:
-    """Convert a quantity of Kubernetes: "8", "500m", "16Gi". Raises ConfigError, which calls it `what`."""
+    """Convert a Kubernetes quantity: "8", "500m", "16Gi". Raises ConfigError, which calls the word `what`."""
     text = str(word.value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(m|[kMGTP]i?|Ki)?", text)
     if not match:

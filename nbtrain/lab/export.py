@@ -45,7 +45,7 @@ def without_widgets(nb: Any) -> None:
 
 
 def without_folded_sources(nb: Any) -> None:
-    """Make nbconvert omit the source of each cell whose source is folded in JupyterLab."""
+    """Make nbconvert omit the source of every cell whose source is folded in JupyterLab."""
     for cell in nb.cells:
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             cell.metadata["transient"] = {"remove_source": True}

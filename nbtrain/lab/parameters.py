@@ -53,7 +53,7 @@ def check_parameters() -> None:
 
 
 def annotated_types(source: str) -> dict[str, type]:
-    """Return {name: type} of a cell's annotated assignments, for the types of TYPE_WORDS."""
+    """Return {name: type} of the annotated assignments in a cell, for the types in TYPE_WORDS."""
     plain = {kind.__name__: kind for kind in TYPE_WORDS}
     return {
         node.target.id: plain[node.annotation.id]

@@ -30,7 +30,9 @@ SLOTS = {"pause": ("pause", "resume"), "clone": ("clone",), "delete": ("kill", "
 
 
 def run_shown(view: RunView) -> dict[str, Any]:
-    """Return RunView.snapshot(), the actions that its state allows, and the buttons that are off."""
+    """Return RunView.snapshot() with the actions that the run's state allows, and the buttons that are
+    off.
+    """
     snapshot, now = view.snapshot(), time.monotonic()
     key = (snapshot["state"], snapshot["asked"])
     at, kept, buttons = _kept.get(view, (-math.inf, None, {}))
@@ -68,7 +70,7 @@ def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str,
 def off(
     run: RunDir, possible: list[dict[str, Any]], state: str, asked: str | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return {slot: button} of the places that have no action among `possible`; its title says why."""
+    """Return {slot: button} of the places that have no action in `possible`. The button's title says why."""
     active, there = state in ACTIVE, {action["key"] for action in possible}
     asked_words = {"stop": "The job is already stopping.", "pause": "The job is already pausing."}
     nothing = "No job was submitted." if state == NO_JOB else "The job has ended."

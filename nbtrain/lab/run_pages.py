@@ -1,4 +1,4 @@
-"""Pages Plan, Config and Metrics of a run as JSON, for the server's routes and the static picture."""
+"""The pages Plan, Config and Metrics of a run as JSON, for the server's routes and the static picture."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +70,9 @@ def config_page(run: RunDir, readable: Callable[[Path], object] = lambda path: p
 
 
 def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None:
-    """Return the run that this one was cloned from, if its configuration can be read."""
+    """Return the run that this one was cloned from; None if there is none or its configuration cannot be
+    read.
+    """
     parent = (run.record() or {}).get("parent")
     if not parent or (name := name_of(parent, run.path.parent)) is None:
         return None
@@ -90,7 +92,9 @@ def metrics_page(view: RunView) -> dict[str, Any]:
 
 
 def run_pages(view: RunView) -> dict[str, Any]:
-    """Return {"plan", "config", "metrics"}, with None for a page that a damaged or old run does not have."""
+    """Return {"plan", "config", "metrics"}. A page that cannot be built, because the run is damaged or too
+    old, is None.
+    """
     made: dict[str, Callable[[], dict[str, Any]]] = {
         "metrics": lambda: metrics_page(view),
         "plan": lambda: plan_page(view.run),

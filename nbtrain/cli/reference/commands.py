@@ -10,7 +10,7 @@ from nbtrain.cli.verbs import default_text
 
 
 def commands_page() -> str:
-    """Return the page."""
+    """Return the page docs/commands.md."""
     return "\n".join([*_top(), *(line for group in GROUPS for line in _group(group))]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/import.md: the field of each flag, and the flags that have no effect on a run."""
+"""The tables of docs/import.md: flags and the fields that they set, and flags without effect on a run."""
 
 from nbtrain.foreign.deepspeed_keys import OFFLOAD, SAME_KEYS, ZERO
 from nbtrain.foreign.flags import VERSIONS, Table, load_table

@@ -147,7 +147,7 @@ def layout_words(config: RunConfig) -> str:
 
 
 def devices_words(config: RunConfig) -> str:
-    """ "2 x 8 A100-40GB", or the cores of a CPU run."""
+    """Return the devices of a run: "2 x 8 A100-40GB", or the cores of a CPU run."""
     resources = config.resources
     if resources.device == "cpu":
         return f"none, {resources.cpus_per_node} CPU cores"

@@ -50,7 +50,7 @@ TITLES = {
 
 
 def record_keys_page() -> str:
-    """Return the page."""
+    """Return the page docs/record-keys.md."""
     groups: dict[int, list[str]] = {}
     for kind, table in TABLES.items():
         groups.setdefault(id(table), []).append(kind)

@@ -66,8 +66,8 @@ def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any
 def form_described(request: Request, anywhere: bool = False) -> dict[str, Any]:
     """Return everything that the form shows for a YAML.
 
-    When the user chooses another YAML, the notebook's overrides are applied to it. Overrides that do not fit
-    it are dropped, and `left_out` has the reason.
+    If the user chooses another YAML, the notebook's overrides are applied to it. Overrides that do not fit
+    this YAML are dropped, and `left_out` has the reason.
     """
     run, overrides, left_out = run_of(request, anywhere), overrides_of(request), ""
     clone = request.get("clone") or ""
@@ -173,7 +173,9 @@ ANSWERS: dict[str, Callable[[Request, bool], dict[str, Any]]] = {
 
 
 def place() -> str:
-    """Return where this process finds YAMLs and writes runs; a server and a kernel may differ."""
+    """Return where this process finds YAMLs and writes runs. A server and a kernel may use different
+    places.
+    """
     return f"{workspace()} -> {output_root()}"
 
 
@@ -216,7 +218,9 @@ def _draft(request: Request, anywhere: bool) -> Draft:
 
 
 def _as_clone(draft: Draft) -> None:
-    """Give a clone the first free name, and let it train, as in jobs/clone.py."""
+    """Give a clone the first free name and its run's labels, and change mode eval to full, as jobs/clone.py
+    does.
+    """
     if not draft.clone_of:
         return
     if "name" not in draft.changes:
@@ -297,8 +301,9 @@ def _field(draft: Draft, one: Field) -> dict[str, Any]:
 
 
 def _following(draft: Draft, one: Field) -> dict[str, str | None]:
-    """Return the untyped value of a field that depends on the recipe, the architecture or a kind, which the
-    user may have changed."""
+    """Return the value that a field has until the user types one. It depends on the recipe, the architecture
+    or a kind, which the user may have changed.
+    """
     base = draft.base_value(one.key)
     value = draft.given.get(one.key, base)
     default = draft.default(one.key)
@@ -306,7 +311,9 @@ def _following(draft: Draft, one: Field) -> dict[str, str | None]:
 
 
 def _change(draft: Draft, key: str) -> list[str]:
-    """Return [key, old value, new value, "given" by the notebook or changed in the "form"]."""
+    """Return [key, old value, new value, origin]; the origin is "given" for the notebook's changes and "form"
+    for the user's.
+    """
     one, value = every_field()[key], draft.value(key)
     mine = key not in draft.given or draft.given[key] != value
     return [key, one.shown(draft.base_value(key)), one.shown(value), "form" if mine else "given"]

@@ -1,4 +1,4 @@
-"""A run before it is submitted: a YAML, changes to it, and the check of both. Knows no widget.
+"""A run before it is submitted: a YAML, changes to it, and the check of both. Independent of widgets.
 
 Draft("gpt-tiny").set("batch.micro_batch_size", "4")  ->  assess()  ->  problems, plan, difference, one line
 """
@@ -47,13 +47,13 @@ class Assessment:
     """The result of checking a draft with its current values."""
 
     config: RunConfig | None
-    """None if a value does not fit the schema."""
+    """Checked configuration; None if a value does not fit the schema."""
     problems: list[Finding]
-    """Reasons why it cannot be submitted."""
+    """Reasons why the run cannot be submitted."""
     shortages: list[Finding]
-    """Resources and data that this machine lacks for it."""
+    """Resources and data that the run needs and this machine lacks."""
     plan: "Plan | None"
-    """None if there are problems."""
+    """Plan of the run; None if there are problems."""
 
     @property
     def ready(self) -> bool:
@@ -85,12 +85,14 @@ class Draft:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """{key: value} of the changed fields. For a section that is off, only its switch counts."""
+        """{key: value} of the changed fields. Of a section that is off, only its switch is included."""
         return {key: value for key, value in self._changed.items() if self._counts(every_field()[key])}
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The changes as a user would write them: a key inside a section switches the section on."""
+        """The changes in the form in which a user would write them: a key inside a section also switches the
+        section on.
+        """
         changes = self.changes
         inside = {every_field()[key].within for key in changes}
         return {key: value for key, value in changes.items() if not (value == {} and key in inside)}
@@ -99,7 +101,9 @@ class Draft:
         return not one.within or self.value(one.within) is not None
 
     def value(self, key: str) -> Any:
-        """Return the current value of a field; for a section {} if it is on, None if it is off."""
+        """Return the current value of a field. For a section it is {} if the section is on, None if it is
+        off.
+        """
         return self._changed[key] if key in self._changed else self.base_value(key)
 
     def base_value(self, key: str) -> Any:
@@ -113,11 +117,13 @@ class Draft:
         return one.as_held(_at(self._values_beside_names(one.within or key), key))
 
     def _of_another_kind(self, key: str) -> bool:
-        """Return whether the kind of the field's section was changed, which changes the set of keys."""
+        """Return whether the user changed the kind of the field's section, which changes the section's set of
+        keys.
+        """
         return bool(kind := kind_of(key)) and kind in self._changed
 
     def _values_beside_names(self, key: str) -> dict[str, Any]:
-        """Return the YAML's values with the changes that the field of `key` depends on applied."""
+        """Return the YAML's values together with those changes that the field of `key` depends on."""
         if key in OWN_NAMES:
             leading = {
                 name: value for name, value in self._changed.items() if leads_names(name) and name != key
@@ -150,7 +156,7 @@ class Draft:
 
     @property
     def architecture(self) -> Any:
-        """The current name of the architecture, valid or not."""
+        """Name of the architecture as it is set now, valid or not."""
         return self.value(ARCHITECTURE)
 
     def default(self, key: str) -> str | None:
@@ -244,7 +250,7 @@ class Draft:
         return Assessment(config, [], preflight(config), plan(with_new_tokens(config)))
 
     def _other_problems(self, misfits: list[Finding]) -> list[Finding]:
-        """Check the values that the schema accepts, so that all problems are reported at once."""
+        """Check the values that the schema accepts, so that all problems are reported at the same time."""
         fitting = {
             key: value
             for key, value in self.overrides.items()
@@ -260,11 +266,11 @@ class Draft:
 
     @property
     def line(self) -> str:
-        """The call that does the same as the form's button, with passwords removed from addresses."""
+        """Call that does the same as the form's button, with passwords removed from addresses."""
         return self.call("nb.submit")
 
     def call(self, function: str) -> str:
-        """Return a call of a function that takes a run and overrides, in one line."""
+        """Return the call of a function with the run and the overrides, in one line."""
         head, tail, changes = self._around(function)
         return f"{head}, {{{', '.join(changes)}}}{tail}" if changes else f"{head}{tail}"
 
@@ -290,7 +296,7 @@ class Draft:
         }
 
     def _around(self, function: str) -> tuple[str, str, list[str]]:
-        """Return the parts of a call before and after the overrides, and the overrides."""
+        """Return the overrides of a call, and the text before and after them."""
         overrides = dict(self.overrides)
         head, tail = f"{function}({_python(self.run)}", ")"
         if self.clone_of:
@@ -306,7 +312,7 @@ def _leads(key: str) -> bool:
 
 
 def _stands_for_fields(key: str) -> bool:
-    """Return whether a field is a name or a kind that sets other fields."""
+    """Return whether a field is a name (recipe, architecture) or a kind, whose value sets other fields."""
     return key in (RECIPE, ARCHITECTURE, DECAY_STYLE, *recipes.WSD_DECAY) or key.endswith(".kind")
 
 
@@ -322,7 +328,7 @@ def _first_within(section: str) -> str:
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether a value has no NaN or Inf."""
+    """Return whether a value contains neither NaN nor Inf."""
     if isinstance(value, Mapping):
         return all(_is_finite(one) for one in value.values())
     if isinstance(value, list):
@@ -337,7 +343,7 @@ def _names(problem: str, key: str) -> bool:
 
 
 def _python(value: Any) -> str:
-    """Return a value as a formatter writes it, with text in double quotes."""
+    """Return a value as Python code in a formatter's style, with text in double quotes."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_python(key)}: {_python(one)}' for key, one in value.items())}}}"
     if isinstance(value, list):

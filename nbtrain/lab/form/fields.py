@@ -1,4 +1,4 @@
-"""The fields of the launch form: their pages and order, units and defaults.
+"""The fields of the launch form, with their pages, order, units and defaults.
 
 Every leaf of the schema has a separate field or is part of a field's text (a list). A section that may be
 null, such as `lora`, has a switch, and its keys are fields that are used while it is on.
@@ -91,11 +91,13 @@ class Field:
     """choice, switch, section (on or off), text (taken as written) or yaml (read as in a run YAML)."""
     choices: tuple[Any, ...] = ()
     default: str | None = None
-    """The schema's default as a run YAML spells it; None if the field has none."""
+    """The schema's default, spelled as in a run YAML; None if the field has no default."""
     within: str = ""
-    """The key of the section that has to be on for it: lora for lora.rank; "" if there is none."""
+    """Key of the section that must be on for this field to be used: lora for lora.rank; "" if there is
+    none.
+    """
     initial: Any = None
-    """The schema's default; None if the field has none."""
+    """The schema's default as a Python value; None if the field has no default."""
 
     @property
     def section(self) -> str:
@@ -109,14 +111,14 @@ class Field:
 
     @property
     def unit(self) -> str:
-        """Unit of the field's number; "" without one, or if it is not a number."""
+        """Unit of the field's number; "" if it has no unit or is not a number."""
         if self.kind != "yaml":
             return ""
         last = self.key.rpartition(".")[2]
         return next((unit for ending, unit in FIELD_UNITS.items() if last.endswith(ending)), "")
 
     def text(self, value: Any) -> str:
-        """Return a value as text to type."""
+        """Return a value as the text that a user would type."""
         if self.kind == "section":
             return OFF if value is None else ON
         if isinstance(value, list | Mapping):
@@ -126,8 +128,9 @@ class Field:
         return spelled(value)
 
     def as_held(self, value: Any) -> Any:
-        """Return a value as a draft stores it: {} for a section that is on, because its keys are separate
-        fields, and sources with only the keys that a user would write."""
+        """Return a value as a draft stores it. A section that is on becomes {}, because its keys are separate
+        fields. Sources keep only the keys that a user would write.
+        """
         if self.key == "data.sources" and isinstance(value, list):
             return [_short(entry) for entry in value]
         return {} if self.kind == "section" and value is not None else value
@@ -140,7 +143,9 @@ class Field:
 
 
 def _short(source: Any) -> Any:
-    """Return a source without keys that have their defaults, its kind first; other values unchanged."""
+    """Return a source without keys that have their defaults, its kind first. Other values are returned
+    unchanged.
+    """
     kind = source.get("kind") if isinstance(source, Mapping) else None
     model = next((model for model in SOURCE_TYPES if kind_of_source(model) == kind), None)
     if model is None:
@@ -158,7 +163,7 @@ NAME = Field("name", "Name of the run and of its folder in the output directory.
 
 @functools.cache
 def every_field() -> Mapping[str, Field]:
-    """Return {key: field} page by page, the name first."""
+    """Return {key: field} of all fields, page by page; the name comes first."""
     sections = (section for group in GROUPS.values() for section in group)
     return {"name": NAME, **{one.key: one for section in sections for one in fields_of(section)}}
 
@@ -173,8 +178,9 @@ def field_at(key: str) -> Field | None:
 
 
 def kind_of(key: str) -> str:
-    """Return the key that selects the kind of a field's section, and with it the section's keys: lora.kind
-    for lora.rank, as config.yaml_source merges them; "" if there is none."""
+    """Return the key that selects the kind of the field's section, and so the section's set of keys:
+    lora.kind for lora.rank, as config.yaml_source merges them; "" if the section has no kind.
+    """
     section = key
     while section := section.rpartition(".")[0]:
         own = f"{section}.kind"
@@ -198,7 +204,7 @@ def group_of(section: str) -> str:
 
 
 def essentials(given: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the essential fields; `given` is {field of batch: value}."""
+    """Return the keys of the essential fields; `given` has the amounts of `batch` that are set."""
     unit = next((unit for unit in UNITS if given.get(f"train_{unit}") is not None), "tokens")
     return [f"batch.train_{unit}" if key == LENGTH else key for key in ESSENTIALS]
 
@@ -232,7 +238,9 @@ def run_yamls() -> list[str]:
 
 @functools.cache
 def fields_of(section: str) -> tuple[Field, ...]:
-    """Return the fields of a section of the schema, nested ones with dotted keys; of a field, itself."""
+    """Return {dotted key: field} of a section of the schema, including nested sections; for a single field,
+    the field itself.
+    """
     found: list[Field] = []
     within = ""
     for key, inner in field_keys().items():

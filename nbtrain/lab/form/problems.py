@@ -65,7 +65,7 @@ def _problem(draft: Draft, finding: Finding, config: RunConfig | None) -> dict[s
 
 
 def _message_and_key(draft: Draft, finding: Finding, config: RunConfig | None) -> tuple[str, str]:
-    """Return a finding's message without its place, and the key that it is about."""
+    """Return a finding's message without the place, and the key that the finding is about."""
     place, rest = finding.place, finding.message
     if not finding.key:
         place, rest = _place_and_message(draft, finding)
@@ -80,9 +80,9 @@ def _message_and_key(draft: Draft, finding: Finding, config: RunConfig | None) -
 
 
 def _place_and_message(draft: Draft, finding: Finding) -> tuple[str, str]:
-    """Split the text of an error raised alone into its place ("" without one) and the rest.
+    """Split the text of an error that is not a finding into its place ("" if it has none) and the rest.
 
-    An override's place repeats its value, which may contain any text.
+    The place of an override repeats its value, which may contain any text.
     """
     text = str(finding)
     for place in sorted(override_layer(draft.overrides).origins.values(), key=len, reverse=True):
@@ -100,7 +100,7 @@ def _key_of_place(place: str, config: RunConfig | None) -> str:
 
 
 def _rule(rest: str, key: str, whole: bool) -> str:
-    """Return the message without the key and value that its field shows."""
+    """Return the message without the key and value, because the field shows both."""
     if not key or not re.match(rf"{re.escape(key)}(?![.\w\[])", rest):
         # "data.sources[0].kind = jsonl" on a separate line.
         return _one_paragraph(_FIRST_LINE.sub(r"\g<0>:", rest))

@@ -1,4 +1,4 @@
-"""Checks of a draft's name against an existing run of that name. They change nothing."""
+"""Checks of a draft's name against an existing run of the same name. They do not change any file."""
 
 import itertools
 import os
@@ -36,7 +36,8 @@ MOST_CHANGES = 3
 
 
 def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, Any]]:
-    """Return why submit() would refuse the run, or not apply changes, because a run of this name exists.
+    """Return why submit() would refuse the run, or would not apply its changes, because a run of this name
+    exists.
 
     The `message` of a problem is one sentence, because the form has buttons for what can be done; `full` is
     the refusal of submit(), which names commands.
@@ -69,7 +70,7 @@ def _of_paused(facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _of_saved(facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
-    """Return why the run's checkpoints would not be continued with `config`."""
+    """Return why a run with `config` would not continue from the run's checkpoints."""
     name, steps = facts.run.name, amounts.counted(config.train_steps, "step")
     sentences: dict[Check, str] = {
         training_is_the_same: f"{name} was trained with other settings{_named_changes(facts, config, True)}.",
@@ -88,7 +89,7 @@ def _refused(sentence: str, check: Check, facts: RunFacts, config: RunConfig) ->
 
 
 def _named_changes(facts: RunFacts, config: RunConfig, bound: bool) -> str:
-    """Return the first settings that differ, or the first that cannot change on resume if `bound`.
+    """Return the first settings that differ; with `bound`, only those that cannot change on resume.
 
     For example ": optimizer.lr 0.1, not 0.2; and 3 more".
     """
@@ -115,7 +116,7 @@ def free_name(name: str) -> str:
 
 
 def name_taken(name: str) -> dict[str, Any] | None:
-    """Return {"name", "is_run", "free"} if the output directory has such an entry, else None."""
+    """Return {"name", "is_run", "free"} if the output directory has an entry of this name, else None."""
     try:
         run = RunDir.named(name)
     except NbtrainError:
@@ -136,7 +137,9 @@ def _taken(run: RunDir) -> SubmitError:
 
 
 def not_applied(run: RunDir, config: RunConfig) -> list[Change]:
-    """Return the changes that an already active run does not get; a start writes `config` and has none."""
+    """Return the changes that do not apply to an already active run. A job that has just been started has
+    none.
+    """
     return typed_changes(load_resolved(run.config_yaml), config)
 
 

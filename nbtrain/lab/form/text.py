@@ -1,4 +1,4 @@
-"""The form's start values for a text: the run that `nbtrain new` would write, as a YAML and overrides."""
+"""The form's initial values for a text: the run that `nbtrain new` would write, as a YAML and overrides."""
 
 import itertools
 from pathlib import Path

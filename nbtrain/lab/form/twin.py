@@ -60,7 +60,7 @@ def start_twin(config: RunConfig) -> str:
 
 
 def _made_since(twin_of: str, began: float) -> str | None:
-    """Return the name of the run's twin whose run.json was written after `began`, or None."""
+    """Return the name of the run's twin if its run.json was written after `began`, else None."""
     for path in output_root().glob("[!.]*/run.json"):
         try:
             if path.stat().st_mtime < began - LOOK_SECONDS:

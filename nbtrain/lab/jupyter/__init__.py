@@ -1,4 +1,4 @@
-"""Settings for Jupyter's programs, as files in the places where they look."""
+"""Configuration files of Jupyter programs, which the wheel installs where those programs read them."""
 
 from pathlib import Path
 

@@ -81,7 +81,7 @@ def build(cache: Path = CACHE, target: Path = PREBUILT) -> None:
 
 
 def check_names(tools: Path, work: Path) -> None:
-    """Exit if a module of lab/ui uses an undefined name, which tsc finds in JavaScript too."""
+    """Exit if a module of lab/ui uses an undefined name, which tsc also detects in JavaScript."""
     options = [
         "--noEmit",
         "--allowJs",

@@ -14,7 +14,9 @@ from nbtrain.monitor.run_view import RunView
 
 
 class ActionHandler(NbtrainHandler):
-    """Base of the actions, which answer {"state", "cause", "name"} within two seconds; 202 if not done."""
+    """Base of the actions. They answer {"state", "cause", "name"} within two seconds, with status 202 if the
+    action is not done by then.
+    """
 
     def need_job(self, view: RunView, what: str) -> JobDir:
         if (job := view.job) is None:
@@ -32,7 +34,8 @@ class ActionHandler(NbtrainHandler):
 
 
 class StopHandler(ActionHandler):
-    """POST run/<name>/stop or cancel {"now"?}: the ranks save a checkpoint and exit; `now` kills them.
+    """POST run/<name>/stop or cancel {"now"?}: the ranks save a checkpoint and exit; with `now` they are
+    killed.
 
     A job that has ended is not changed.
     """

@@ -25,7 +25,7 @@ KEYS: dict[str, type] = {
 
 
 class AboutFormHandler(NbtrainHandler):
-    """Shared base of the form's routes."""
+    """Shared base of the routes of the form."""
 
     async def answer_form(self, path: str, request: dict[str, Any], status: int = 200) -> None:
         from nbtrain.lab.form.answers import answer
@@ -46,7 +46,7 @@ class FormHandler(AboutFormHandler):
 
 
 class FormPartHandler(AboutFormHandler):
-    """POST form/assess, form/layouts: findings on a draft; the layout search's suggestions."""
+    """POST form/assess: findings on a draft. POST form/layouts: the layout search's suggestions."""
 
     async def post(self, path: str) -> None:
         await self.answer_form(path, self.body(**KEYS))

@@ -1,4 +1,4 @@
-"""TensorBoard that ends after hours without a request, for a pod that must release its memory.
+"""TensorBoard that ends after some hours without a request, for a pod that must release its memory.
 
 It is run as `python -m nbtrain.lab.server.idle_tensorboard`. The kernel's table of TCP connections shows
 whether there were requests: TensorBoard closes each connection after its answer, and the kernel keeps it for
@@ -40,7 +40,7 @@ def serve(
     looks: Callable[[], int],
     every_seconds: float = LOOK_SECONDS,
 ) -> int:
-    """Run `command` to its end, or until `looks()` was 0 for `idle_seconds`, and return its exit code."""
+    """Run `command` until it ends, or until `looks()` has been 0 for `idle_seconds`; return its exit code."""
     process = subprocess.Popen(command)
     last = time.monotonic()
     try:

@@ -19,7 +19,9 @@ PARTS = ("conditions", "events", "replicas", "resources")
 
 
 def job_named(run: RunDir, job_id: str | None) -> JobDir:
-    """Return the run's job with an id, by default the newest. Raises NoRun, and OutsideError for a link."""
+    """Return the run's job with an id; the newest job by default. Raises NoRun if it does not exist, and
+    OutsideError if it is a link.
+    """
     ids = run.job_ids()
     if not ids or (job_id is not None and job_id not in ids):
         from nbtrain.monitor.job_facts import job_of
@@ -35,7 +37,7 @@ def job_named(run: RunDir, job_id: str | None) -> JobDir:
 
 
 class JobHandler(NbtrainHandler):
-    """GET run/<name>/job?job=<id>: the job page of a job, by default the newest, for the panel."""
+    """GET run/<name>/job?job=<id>: the page of a job for the panel; the newest job by default."""
 
     async def get(self, name: str) -> None:
         self.finish(await self.read(_page, name, self.get_argument("job", None)))

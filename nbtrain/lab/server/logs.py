@@ -1,4 +1,4 @@
-"""Logs of a run over REST: a piece by its offset, a search, the last traceback, a whole file.
+"""Logs of a run over REST: a part from an offset on, a search, the last traceback, a complete file.
 
 Text is sent as JSON or as a file to save, never as a page, so that a browser does not run a log's content.
 """
@@ -59,7 +59,7 @@ class LogHandler(OneLogHandler):
 
 
 class LogFileHandler(OneLogHandler):
-    """GET run/<name>/log/raw?rank=&job=&attempt=: the whole file, to save; it may have any size."""
+    """GET run/<name>/log/raw?rank=&job=&attempt=: the complete file as a download, of any size."""
 
     async def get(self, name: str) -> None:
         job, path = await self.log_asked_for(name)
@@ -115,7 +115,7 @@ def _search(
 
 
 def hit_shown(hit: dict[str, Any]) -> dict[str, Any]:
-    """Add the rank and attempt of a hit's log: "3.0.log" is rank 3, attempt 0."""
+    """Add rank and attempt to a hit. They are in the name of the log: "3.0.log" is rank 3, attempt 0."""
     who, _, attempt = hit["log"].removesuffix(".log").partition(".")
     return {
         "job": hit["job"],

@@ -1,4 +1,4 @@
-"""Curves of a run over REST: a range of some scalars with few points, or every point as a CSV file."""
+"""Curves of a run over REST: a range of some scalars in few points, or all points as a CSV file."""
 
 from collections.abc import Iterator
 

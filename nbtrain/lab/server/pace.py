@@ -20,7 +20,7 @@ REQUEST_SECONDS = 0.0025
 
 
 class Pace:
-    """Measures the cost of polls, and derives the interval between them. Thread-safe."""
+    """Measures the cost of polls and derives the polling interval from it. Thread-safe."""
 
     def __init__(self, share: float) -> None:
         self.seconds = LEAST_SECONDS
@@ -30,7 +30,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def spent(self, cpu_seconds: float, now: float | None = None) -> float:
-        """Count one look; returns `seconds`."""
+        """Add the CPU time of one poll; return `seconds`."""
         now = time.monotonic() if now is None else now
         with self._lock:
             if self._since is None or now - self._since > 2 * MOST_SECONDS:

@@ -26,7 +26,9 @@ class ScriptHandler(JupyterHandler):
 
 
 class TensorBoardPageHandler(JupyterHandler):
-    """GET tensorboard/: TensorBoard in a frame that reloads its points and gets ?runFilter= and the like."""
+    """GET tensorboard/: a page with TensorBoard in a frame. It reloads new points and passes ?runFilter= and
+    similar options on.
+    """
 
     auth_resource = "nbtrain"
 

@@ -12,7 +12,9 @@ from nbtrain.lab.server.views import confined
 
 
 class PlanHandler(NbtrainHandler):
-    """GET run/<name>/plan: {"headline", "kind", "tables", "findings"}, with its last job's measurements."""
+    """GET run/<name>/plan: {"headline", "kind", "tables", "findings"}, with the measurements of the run's
+    last job.
+    """
 
     async def get(self, name: str) -> None:
         view = await self.view(name)
@@ -21,7 +23,8 @@ class PlanHandler(NbtrainHandler):
 
 
 class ConfigHandler(NbtrainHandler):
-    """GET run/<name>/config: {"yaml", "parent", "differences", "rows"}, as run_pages.config_page() says.
+    """GET run/<name>/config: {"yaml", "parent", "differences", "rows"}, as run_pages.config_page() returns
+    them.
 
     `parent` is the run that this one was cloned from, null if it no longer exists.
     """

@@ -57,7 +57,7 @@ LIBRARY = ThreadPoolExecutor(2, "nbtrain-library")
 
 
 class Refusal(web.HTTPError):
-    """An error answer with its message; tornado would double the % in a message."""
+    """An error answer with its message. It exists because tornado would double a % in the message."""
 
     def __init__(self, status: int, words: str):
         super().__init__(status, "%s", words)
@@ -65,7 +65,7 @@ class Refusal(web.HTTPError):
 
 
 def status_of_error(error: BaseException) -> int:
-    """Return the HTTP status of an nbtrain error: 422 if the request is wrong, else 409."""
+    """Return the HTTP status for an nbtrain error: 422 if the request is invalid, else 409."""
     if isinstance(error, NoRun | FileNotFoundError):
         return 404
     if isinstance(error, OutsideError | PermissionError):
@@ -144,7 +144,7 @@ class NbtrainHandler(APIHandler):
         return {key: found for key, found in value.items() if found is not None}
 
     def number(self, argument: str, default: int | None = None, most: int | None = None) -> int | None:
-        """Return an integer of the query; 400 for anything else, and for more than `most`."""
+        """Return an integer from the query. Raises 400 for other text, and for a number above `most`."""
         text = self.get_argument(argument, None)
         if text is None:
             return default
@@ -155,7 +155,7 @@ class NbtrainHandler(APIHandler):
         return int(text)
 
     def real(self, argument: str) -> float | None:
-        """Return a finite number of the query, e.g. a time; None if it is not given."""
+        """Return a finite number from the query, e.g. a time; None if it is missing."""
         text = self.get_argument(argument, None)
         try:
             value = None if text is None else float(text)
@@ -166,14 +166,16 @@ class NbtrainHandler(APIHandler):
         return value
 
     def switch(self, argument: str) -> bool | None:
-        """Return a 0 or 1 of the query; None if it is not given."""
+        """Return a 0 or 1 from the query as a bool; None if it is missing."""
         text = self.get_argument(argument, None)
         if text not in (None, "0", "1"):
             raise Refusal(400, f"{argument} = {text[:80]!r} must be 0 or 1.")
         return None if text is None else text == "1"
 
     async def view(self, name: str) -> RunView:
-        """Return the run that a request names; 404 without a run, 403 outside of the output directory."""
+        """Return the run that the request names. Raises 404 if there is none, and 403 if it is outside the
+        output directory.
+        """
         return await self.read(view_of, name)
 
     def catch_up(self, view: RunView) -> None:
@@ -186,11 +188,11 @@ class NbtrainHandler(APIHandler):
         return await in_pool(READERS, _after_the_list, function, *arguments)
 
     async def read_first(self, function: Callable[[], Value]) -> Value:
-        """Run a function like read(), before all functions that read() has not started."""
+        """Run a function like read(), ahead of the calls of read() that have not begun yet."""
         return await in_pool(LIST, _before_all, function)
 
     async def library(self, function: Callable[..., Value], *arguments: Any) -> tuple[Value, list[str]]:
-        """Run a verb of the library; return its result and the messages that a notebook would print."""
+        """Run a function of the library; return its result and the messages that a notebook would print."""
 
         def call() -> tuple[Value, list[str]]:
             with said_here() as notes:
@@ -199,17 +201,19 @@ class NbtrainHandler(APIHandler):
         return await in_pool(LIBRARY, call)
 
     def answer(self, value: dict[str, Any], status: int = 200) -> None:
-        """Send JSON, which does not have NaN."""
+        """Send JSON. NaN, which JSON does not have, is replaced."""
         self.set_status(status)
         self.finish(encoded(value))
 
     def log_exception(self, *error: Any) -> None:
-        """Do not log refusals: they are not errors of the server, and the client receives the message."""
+        """Log an exception unless it is a refusal: refusals are not errors of the server, and the client
+        receives their message.
+        """
         if not isinstance(error[1], web.HTTPError | NbtrainError):
             super().log_exception(*error)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Send errors as {"message"}, which the panel shows."""
+        """Send an error as {"message"}, which the panel shows."""
         error = kwargs.get("exc_info", (None, None))[1]
         message = error.words if isinstance(error, Refusal) else None
         if message is None and isinstance(error, web.HTTPError):
@@ -277,7 +281,7 @@ def _after_the_list(function: Callable[..., Value], *arguments: Any) -> Value:
 
 
 async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arguments: Any) -> Value:
-    """Run a function in a thread of a pool and return its value; nbtrain's errors become refusals."""
+    """Run a function in a thread of a pool and return its value. nbtrain's errors are raised as Refusal."""
     call = functools.partial(function, *arguments)
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, call)
@@ -286,7 +290,7 @@ async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arg
 
 
 def words_of(error: NbtrainError | OSError) -> str:
-    """Return an error's message for readers."""
+    """Return the message of an error, worded for readers."""
     if isinstance(error, NbtrainError):
         return str(error)
     if isinstance(error, PermissionError):
@@ -298,7 +302,9 @@ def words_of(error: NbtrainError | OSError) -> str:
 
 @contextmanager
 def said_here() -> Iterator[list[str]]:
-    """Collect the lines that nbtrain logs in this thread for the answer: the server's log is not shown."""
+    """Collect the lines that nbtrain logs in this thread, to include them in the answer: users do not see the
+    server's log.
+    """
     lines: list[str] = []
     here = threading.get_ident()
 
@@ -316,7 +322,9 @@ def said_here() -> Iterator[list[str]]:
 
 
 class Actions:
-    """The running actions on jobs. Each has its own thread, and runs once however often it is requested."""
+    """The running actions on jobs. Each action has its own thread, and runs only once even if it is requested
+    several times.
+    """
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, ...], Future[Any]] = {}
@@ -357,7 +365,9 @@ ACTIONS = Actions()
 
 
 async def act(key: tuple[str, ...], function: Callable[[], Any], log: Any) -> bool:
-    """Start an action; whether it has ended within ANSWER_SECONDS. Its error is the answer, if it came."""
+    """Start an action and return whether it ended within ANSWER_SECONDS. Raises Refusal with its error if it
+    failed by then.
+    """
     future = asyncio.wrap_future(ACTIONS.start(key, function, log))
     done, _ = await asyncio.wait([future], timeout=ANSWER_SECONDS)
     if not done:

@@ -1,4 +1,4 @@
-"""Runs over REST: the list, one run, what is noted about it, and deleting it.
+"""Runs over REST: the list, one run, its labels and notes, and its deletion.
 
 GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.snapshot()
 """
@@ -32,7 +32,7 @@ MOST_SPARKLINES = 100
 
 
 class RunsHandler(NbtrainHandler):
-    """GET runs?archived=0|1: every run under the output root, the newest first."""
+    """GET runs?archived=0|1: all runs in the output directory, newest first."""
 
     async def get(self) -> None:
         archived = self.switch("archived")
@@ -47,7 +47,7 @@ def _load_the_rest() -> None:
 
 
 class CompareHandler(NbtrainHandler):
-    """GET compare?runs=a,b: the settings that differ and the figures of each, monitor/compare.py.
+    """GET compare?runs=a,b: the settings that differ and the metrics of each run, from monitor/compare.py.
 
     POST compare {"runs": [...], "published": {"file", "text"}} adds columns of published figures. It changes
     nothing, and a page sends it as often as a GET, so it does not count as activity either.
@@ -89,7 +89,7 @@ def _compared(names: list[str], text: str | None = None, file: str = "") -> dict
 
 
 class ColumnsHandler(NbtrainHandler):
-    """GET columns?key=a&key=b: these settings and results of every run, and the keys that there are."""
+    """GET columns?key=a&key=b: these settings and results of all runs, and the keys that are available."""
 
     async def get(self) -> None:
         # The name of a result may have a comma.
@@ -104,7 +104,7 @@ def _columns(keys: list[str]) -> dict[str, Any]:
 
 
 class SparklinesHandler(NbtrainHandler):
-    """GET sparklines?name=a&name=b: the loss of these runs in few points; a run without one is not in it."""
+    """GET sparklines?name=a&name=b: the loss of these runs in few points. Runs without a loss are omitted."""
 
     async def get(self) -> None:
         names = self.get_arguments("name")
@@ -123,7 +123,9 @@ def _sparklines(names: list[str]) -> dict[str, Any]:
 
 
 def _look(name: str) -> tuple[RunView, bytes]:
-    """A run's view, and its snapshot as JSON: all in one thread, for it is asked each second."""
+    """Return a run's view and its snapshot as JSON. Both are made in one call to the thread, because pages
+    poll each second.
+    """
     from nbtrain.lab.engine_watch import look_after
     from nbtrain.lab.run_actions import run_shown
 
@@ -142,13 +144,15 @@ class RunHandler(NbtrainHandler):
     """GET, PATCH, DELETE run/<name>."""
 
     async def get(self, name: str) -> None:
-        """The snapshot with the actions that are possible, and when to look again."""
+        """Answer with the snapshot, the actions that are possible, and the time until the next poll."""
         view, content = await self.read(_look, name)
         self.finish(content)
         self.catch_up(view)
 
     async def patch(self, name: str) -> None:
-        """PATCH run/<name> {"labels"?, "notes"?, "archived"?}: null removes a label. Answers all three."""
+        """PATCH run/<name> {"labels"?, "notes"?, "archived"?}: change them and answer with all three; null
+        removes a label.
+        """
         run = await self.read(run_of, name)
         changes = self.body(labels=dict, notes=str, archived=bool)
         said = await self.read(lambda: change_notes(run, **changes))
@@ -157,7 +161,9 @@ class RunHandler(NbtrainHandler):
         self.answer({"name": name, "labels": labels, "notes": said.notes, "archived": said.archived})
 
     async def delete(self, name: str) -> None:
-        """DELETE run/<name>?confirm=<name>&force=: with all its files; refused while a job is active."""
+        """DELETE run/<name>?confirm=<name>&force=: delete the run with all its files. Refused while a job is
+        active.
+        """
         from nbtrain.jobs.delete import delete
 
         run = await self.read(run_of, name)

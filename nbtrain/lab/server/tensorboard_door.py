@@ -43,14 +43,16 @@ NOT_STARTED = b"HTTP/1.0 502 Bad Gateway\r\nContent-Type: text/plain\r\n\r\nTens
 
 
 class Door:
-    """Listens, forwards bytes, and knows when the last ones passed."""
+    """Proxy that listens, forwards bytes, and records when the last connection was closed."""
 
     def __init__(
         self, command: list[str], idle_seconds: float, page: bytes | None = None, root: Path | None = None
     ):
-        """`command`: of TensorBoard, without its port. `page`: what is answered at PAGE_PATH.
+        """Set the proxy up: `command` starts TensorBoard, without its port; `page` is the answer at
+        PAGE_PATH.
 
-        `root`: whose runs it shows, by their names; None if the command says what is shown.
+        `root` is the output root whose runs are shown by their names. None means that `command` says which
+        runs to show.
         """
         self.command, self.idle_seconds, self.page, self.root = command, idle_seconds, page, root
         self._links: RunLinks | None = None
@@ -60,7 +62,9 @@ class Door:
         self._open, self._last = 0, time.monotonic()
 
     async def serve(self, host: str, port: int, say: Callable[[int], None] = lambda port: None) -> None:
-        """Answer until this task is cancelled; `say` gets the port, of which 0 is a free one."""
+        """Answer requests until this task is cancelled. With port 0 a free port is used; `say` is called with
+        the port.
+        """
         linking = None
         try:
             server = await asyncio.start_server(self._answer, host, port)
@@ -81,7 +85,7 @@ class Door:
                 self._links.remove()
 
     async def _link(self, links: RunLinks) -> None:
-        """Show new runs while TensorBoard runs."""
+        """Link new runs while TensorBoard is running."""
         while True:
             await asyncio.sleep(LINK_SECONDS)
             if self._process is not None:
@@ -90,7 +94,7 @@ class Door:
                     links.refresh()
 
     async def end(self) -> None:
-        """End TensorBoard; the next look starts it again."""
+        """End TensorBoard. The next request starts it again."""
         if (process := self._process) is None:
             return
         self._process = None
@@ -125,7 +129,9 @@ class Door:
                 await writer.wait_closed()
 
     def _own_answer(self, line: bytes) -> bytes | None:
-        """Return the answer to a request of which `line` is the first line; None for TensorBoard's own."""
+        """Return the proxy's own answer to a request that begins with `line`; None if TensorBoard has to
+        answer.
+        """
         method, _, rest = line.partition(b" ")
         if method != b"GET":
             return None
@@ -160,7 +166,7 @@ class Door:
             board_writer.close()
 
     async def _started(self) -> bool:
-        """Have TensorBoard run and answer; False if it does not within START_SECONDS."""
+        """Start TensorBoard unless it runs, and return whether it answers within START_SECONDS."""
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
                 return True
@@ -204,7 +210,7 @@ def _answer_of(kind: str, content: bytes) -> bytes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The door, until it is asked to end or its parent has ended."""
+    """Run the proxy until it is asked to end or its parent has ended."""
     parent = os.getppid()
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:

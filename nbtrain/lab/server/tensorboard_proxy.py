@@ -28,7 +28,9 @@ RELOAD_INTERVAL_SECONDS = 5
 
 
 def board_options() -> list[str]:
-    """Options of a TensorBoard; the door adds what it shows, and its address."""
+    """Return the options of TensorBoard, without its address and the runs that it shows: the proxy adds
+    these.
+    """
     options = {
         "reload_interval": RELOAD_INTERVAL_SECONDS,
         "reload_multifile": "true",
@@ -38,25 +40,29 @@ def board_options() -> list[str]:
 
 
 def board_command() -> list[str]:
-    """The command line of such a TensorBoard."""
+    """Return the command line that starts TensorBoard with these options."""
     return [sys.executable, "-m", "tensorboard.main", *board_options()]
 
 
 def tensorboard_command(port: int | str) -> list[str]:
-    """The command line of the door in front of TensorBoard, on the loopback."""
+    """Return the command line of the proxy in front of TensorBoard, which listens on the loopback
+    interface.
+    """
     door = [sys.executable, "-m", "nbtrain.lab.server.tensorboard_door"]
     return [*door, "--port", str(port), "--root", str(output_root()), *board_options()]
 
 
 def tensorboard_page(address: str) -> str:
-    """The page that keeps TensorBoard live; `address`: of TensorBoard, ends with a slash."""
+    """Return the page that keeps TensorBoard live. `address` is TensorBoard's, and ends with a slash."""
     pinned = json.dumps([{"plugin": "scalars", "tag": scalar(name).tag} for name in PINNED])
     page = PAGE.read_text(encoding="utf-8")
     return page.replace("{{address}}", html.escape(address)).replace("{{pinned}}", html.escape(pinned))
 
 
 def tensorboard_entry() -> dict[str, Any]:
-    """Entry point for jupyter-server-proxy (group jupyter_serverproxy_servers, name tensorboard)."""
+    """Return the settings for jupyter-server-proxy (entry point group jupyter_serverproxy_servers, name
+    tensorboard).
+    """
     return {
         "command": tensorboard_command,
         "timeout": START_TIMEOUT_SECONDS,

@@ -17,7 +17,7 @@ ALL_RUNS = "all"
 
 
 class RunLinks:
-    """Links to the event files of the newest runs below `root`; remove() ends them."""
+    """Links to the event files of the newest runs below `root`, in a folder that remove() deletes."""
 
     def __init__(self, root: Path):
         self.root = root.absolute()
@@ -32,19 +32,19 @@ class RunLinks:
         return {link.name for link in self.folder.iterdir()}
 
     def ask(self, name: str) -> None:
-        """Link another run, or every run if the name is ALL_RUNS, from the next refresh() on."""
+        """Also link another run from the next refresh() on, or every run if the name is ALL_RUNS."""
         self._asked.add(name)
 
     def forget(self) -> None:
-        """Link the newest runs only, from now on: TensorBoard is started again."""
+        """Remove all links, and from now on link only the newest runs again. Called when TensorBoard ends."""
         self._asked.clear()
         for link in self.folder.iterdir():
             link.unlink()
 
     def refresh(self) -> None:
-        """Link the runs that have event files by now, and forget those that are gone.
+        """Link the runs that have event files by now, and remove the links of runs that no longer exist.
 
-        A run that is linked stays so when newer ones come: its cards would disappear.
+        A linked run stays linked when newer runs come, because its cards would disappear otherwise.
         """
         inside = self.root.resolve()
         started = {

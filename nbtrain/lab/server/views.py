@@ -40,7 +40,8 @@ class OutsideError(JobError):
 
 
 def view_of(name: str) -> RunView:
-    """Return the view of a run in the output directory. Raises NoRun, or OutsideError if it is elsewhere.
+    """Return the view of a run in the output directory. Raises NoRun, or OutsideError if the run is
+    elsewhere.
 
     A run that was deleted and created again under the same name is a different run.
     """
@@ -51,7 +52,7 @@ def view_of(name: str) -> RunView:
 
 
 def run_of(name: str) -> RunDir:
-    """Return a run whose folders are inside the output directory. Raises NoRun, OutsideError."""
+    """Return a run whose folders are all inside the output directory. Raises NoRun or OutsideError."""
     try:
         run = RunDir.named(name)
     except ConfigError as error:
@@ -85,7 +86,7 @@ def refuse_links(run: RunDir, job: JobDir | None = None) -> None:
 
 
 def confined(path: Path) -> Path:
-    """Return `path` if it leads to a place in the output directory. Raises OutsideError."""
+    """Return `path` if it points into the output directory. Raises OutsideError otherwise."""
     root = os.path.realpath(output_root())
     found = os.path.realpath(path)
     if found != root and not found.startswith(root + os.sep):
@@ -139,5 +140,5 @@ def changed() -> None:
 
 
 def forget() -> None:
-    """Drop every view: a run was deleted."""
+    """Discard all views, because a run was deleted."""
     _kept.cache_clear()

@@ -1,4 +1,4 @@
-"""The user interface's ES modules as one module, as anywidget and the server send it."""
+"""The ES modules of the user interface joined into one module, as anywidget and the server send it."""
 
 import functools
 import re
@@ -8,13 +8,13 @@ IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
 
 
 def panel_script() -> str:
-    """The panel of a run: exports mount, rescue and anywidget's default."""
+    """Return the module of a run's panel, which exports mount, rescue and anywidget's default."""
     return script("panel")
 
 
 @functools.cache
 def script(entry: str) -> str:
-    """`entry` with all modules that it imports in one text, which exports what `entry` does.
+    """Return the text of `entry` joined with all modules that it imports; it exports what `entry` exports.
 
     Joined, the modules share one scope: no name is defined twice in the folder, and none is renamed in an
     import. Raises ValueError if modules import each other.
@@ -26,7 +26,7 @@ def script(entry: str) -> str:
 
 
 def _join(name: str, parts: dict[str, str], importers: tuple[str, ...]) -> None:
-    """Add `name` to `parts`, each module after those that it imports."""
+    """Add `name` to `parts`, after the modules that it imports."""
     if name in importers:
         raise ValueError(f"lab/ui: {' -> '.join([*importers, name])} import each other")
     if name in parts:

@@ -31,7 +31,7 @@ READ_SECONDS = 3.0
 
 
 class ComparePage(anywidget.AnyWidget):
-    """The live comparison; its look is lab/ui/compare.js."""
+    """The live comparison. lab/ui/compare.js draws it."""
 
     _esm = script("compare_widget")
     names: Any = traitlets.List().tag(sync=True)
@@ -44,7 +44,7 @@ class ComparePage(anywidget.AnyWidget):
 
 
 class Comparison:
-    """Runs side by side. In a cell the live page or a picture with tables, in a terminal the tables."""
+    """Runs side by side: in a cell as the live page or a picture with tables, in a terminal as tables."""
 
     def __init__(self, runs: Sequence[RunDir], published: Path | None = None):
         """`published` is a file of published figures (monitor/published.py)."""
@@ -73,7 +73,9 @@ class Comparison:
         return {"file": self.published.name, "text": self.published.read_text(encoding="utf-8")}
 
     def _root_id(self) -> str:
-        """Return the id of the folder of all the runs; "", which no server has, if there is none."""
+        """Return the id of the folder that holds all the runs; "", which no server has, if they have no
+        common folder.
+        """
         roots = {root_id(run.path.parent) for run in self.runs}
         return roots.pop() if len(roots) == 1 else ""
 
@@ -82,7 +84,7 @@ class Comparison:
 
 
 def _curves(run: RunDir) -> dict[str, Any]:
-    """Return the answer of the route metrics for NAMES only."""
+    """Return what the route `metrics` answers, for NAMES only."""
     asked = Asked(tuple(name for name in NAMES if name in BY_NAME), points=POINTS)
     answer = whole_metrics(RunView(run), asked, READ_SECONDS)
     return {**answer, "tags": [row for row in answer["tags"] if row["tag"] in NAMES]}

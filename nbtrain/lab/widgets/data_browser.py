@@ -28,7 +28,7 @@ from nbtrain.lab.widgets.mime import bundle, show
 
 
 class SearchRow(anywidget.AnyWidget):
-    """The text to search for, [next], and the answer. `search` is called with the text of each search."""
+    """A search field with [next] and the answer. `search` is called with the text of each search."""
 
     _esm = Path(__file__).with_name("search_row.js").read_text(encoding="utf-8")
     answer = traitlets.Unicode().tag(sync=True)
@@ -40,7 +40,9 @@ class SearchRow(anywidget.AnyWidget):
 
 
 class DocumentBrowser(widgets.VBox):
-    """One document of a dataset at a time. `show` and `find` do what the controls do."""
+    """Browser that shows one document of a dataset at a time. Its methods `show` and `find` do the same as
+    its controls.
+    """
 
     def __init__(self, browser: Browser):
         self.browser = browser
@@ -65,11 +67,15 @@ class DocumentBrowser(widgets.VBox):
         self._draw()
 
     def show(self, number: int) -> None:
-        """Show a document; a number beyond the ends means the end."""
+        """Show the document of a number; a number that is too large or too small shows the last or the first
+        one.
+        """
         self.number.value = min(max(number, 0), self.number.max)
 
     def find(self, text: str) -> int | None:
-        """Show the next document with `text`, after the last one again from the first; return its number."""
+        """Show the next document that contains `text`, starting again from the first after the last; return
+        its number.
+        """
         if not text:
             self.search.answer = ""
             return None

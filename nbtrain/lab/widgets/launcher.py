@@ -41,7 +41,7 @@ RESCUE = """<div class="nbtrain-rescue" data-form="{form}" style="display:none">
 
 
 def form_script() -> str:
-    """The form: exports rescue and anywidget's default."""
+    """Return the form's module, which exports rescue and anywidget's default."""
     return script("form_widget")
 
 
@@ -71,7 +71,9 @@ class LaunchForm(anywidget.AnyWidget):
         self.on_msg(self._on_message)
 
     def open(self) -> None:
-        """Open the form in a live front end only: an exported notebook would load the widget from a CDN."""
+        """Open the form if there is a live front end. In an exported notebook the widget would be loaded from
+        a CDN.
+        """
         if is_watched():
             super().open()
 
@@ -97,11 +99,11 @@ class LaunchForm(anywidget.AnyWidget):
 
     @property
     def line(self) -> str:
-        """The call that does what the form's button does."""
+        """Call that does the same as the form's button."""
         return self.draft.line
 
     def set(self, key: str, value: Any) -> None:
-        """Change a field by its dotted key, as an override does; the page shows it too."""
+        """Change a field by its dotted key, as an override would. The page shows the new value too."""
         within = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, Mapping) else {}
         known = every_field()
         # {"rank": 8} for lora: each key is a separate field.

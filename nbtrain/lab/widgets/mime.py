@@ -45,7 +45,7 @@ KEPT = """<script type="application/json" class="nbtrain-kept">{picture}</script
 
 
 def show(bundle: dict[str, Any]) -> None:
-    """Show a bundle in the running cell; if it has a widget, also with the picture that replaces it later."""
+    """Show a mime bundle in the running cell; with a widget, also show the picture that replaces it later."""
     from IPython.display import display
 
     display(bundle, raw=True)
@@ -55,7 +55,7 @@ def show(bundle: dict[str, Any]) -> None:
 
 
 def bundle(widget: DOMWidget, picture_html: str, text: str) -> dict[str, Any]:
-    """Return the mime bundle of a widget with its picture and its text."""
+    """Return the mime bundle of a widget, its picture and its text."""
     words = {"text/html": picture_html, "text/plain": text}
     if not is_watched():
         return words

@@ -84,7 +84,7 @@ class RunPanel(anywidget.AnyWidget):
             self.handle.update({**self._repr_mimebundle_()[0], **_picture(self.view)}, raw=True)
 
     def _replaced(self) -> bool:
-        """Return whether the run was deleted and another run has its name; that run is not shown here."""
+        """Return whether the run was deleted and its name is now another run's, which is not shown here."""
         there = self.view.run.run_id
         return bool(self.run_id and there and there != self.run_id)
 
@@ -133,7 +133,7 @@ class RunPanel(anywidget.AnyWidget):
 
 
 def finish_pictures(view: RunView) -> None:
-    """Update the cells of this kernel that show a picture of the active run to its end."""
+    """Replace the pictures that cells of this kernel showed while the run was active with its final one."""
     if handles := _PICTURES.pop(view.run.path, []):
         picture = _picture(view)
         for handle in handles:
@@ -148,7 +148,9 @@ def mimebundle(view: RunView) -> dict[str, Any]:
 
 
 def _picture(view: RunView) -> dict[str, Any]:
-    """Return the static picture; for GitHub, which shows neither SVG nor styles, with the loss as PNG."""
+    """Return the static picture. For GitHub, which shows neither SVG nor styles, it includes the loss as
+    PNG.
+    """
     bundle = {"text/html": report_html(view), "text/plain": run_text(view.snapshot())}
     if "loss" in view.scalar_names():
         from nbtrain.monitor.pictures import loss_png
@@ -171,9 +173,10 @@ def _kept(view: RunView) -> dict[str, Any] | None:
 
 
 def display_run(view: RunView) -> None:
-    """Show a run in the running cell: the live panel with its rescue, or the static picture.
+    """Show a run in the running cell: as the live panel with its rescue, or as the static picture.
 
-    At the end the picture is updated, because a saved or exported notebook must not say STARTING forever.
+    The picture is updated when the run ends, because a saved or exported notebook would otherwise say
+    STARTING indefinitely.
     """
     from IPython.display import display
 

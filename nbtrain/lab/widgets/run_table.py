@@ -53,13 +53,15 @@ RESCUE = """<div class="nbtrain-rescue" data-runs="{table}" style="display:none"
 
 
 class RunTable(anywidget.AnyWidget):
-    """The list of runs. A thread fills `rows` from the script's "push" to its "rest"."""
+    """The list of runs. A thread fills `rows` between the script's messages "push" and "rest"."""
 
     _esm = script("runs_widget")
     table_id = traitlets.Unicode().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
     names: Any = traitlets.List().tag(sync=True)
-    """The only runs to show, in their order; none: all runs under the output root, new ones too."""
+    """Names of the runs to show, in this order. Empty: all runs in the output directory, including new
+    ones.
+    """
     archived = traitlets.Bool(False).tag(sync=True)
     """Whether `names`, if there are none, stand for archived runs too."""
     rows: Any = traitlets.List().tag(sync=True)
@@ -78,7 +80,7 @@ class RunTable(anywidget.AnyWidget):
         self.on_msg(self._on_message)
 
     def close(self) -> None:
-        """Take the table away and end its thread."""
+        """Remove the table and end its thread."""
         self._closed.set()
         super().close()
 
@@ -118,7 +120,7 @@ class RunTable(anywidget.AnyWidget):
 
 
 def runs_html(runs: Sequence[RunSummary]) -> str:
-    """The list as a picture: words only, each of them escaped."""
+    """Return the list as a static picture: text only, all of it escaped."""
     if not runs:
         return f"<p>{html.escape(runs_table(runs))}</p>"
     rows = []
@@ -136,7 +138,7 @@ def runs_html(runs: Sequence[RunSummary]) -> str:
 
 
 def display_runs(runs: Sequence[RunSummary], everything: bool, archived: bool = False) -> None:
-    """Show runs in the cell that runs: the live table with its rescue, or the static picture."""
+    """Show runs in the running cell: as the live table with its rescue, or as the static picture."""
     from IPython.display import display
 
     words = {"text/html": runs_html(runs), "text/plain": runs_table(runs)}

@@ -34,10 +34,10 @@ def run_html(
     job: Mapping[str, Any] | None = None,
     pages: Mapping[str, Any] | None = None,
 ) -> str:
-    """Complete HTML of RunView.snapshot(): state, progress, figures, curves, ranks, events, job, log.
+    """Return complete HTML for RunView.snapshot(): state, progress, metrics, curves, ranks, events, job, log.
 
-    With job_shown() of its newest job also conditions, replicas, and the resources over time; with
-    run_pages() also every other curve, the plan and the configuration.
+    With job_shown() of the newest job, it also has conditions, replicas, and the resources over time. With
+    run_pages(), it also has all other curves, the plan and the configuration.
     """
     shown = snapshot["shown"]
     parts = [_head(snapshot), _note(snapshot), _bar(snapshot), _figures(shown["tiles"]), _curves(snapshot)]
@@ -63,7 +63,7 @@ def run_html(
 
 
 def run_text(snapshot: dict[str, Any]) -> str:
-    """The snapshot in two lines, for a terminal and a log."""
+    """Return the snapshot in two lines, for a terminal or a log."""
     progress = snapshot["progress"]
     words = f"{snapshot['name']}: {snapshot['state']}"
     if progress:
@@ -88,7 +88,7 @@ def _head(snapshot: dict[str, Any]) -> str:
 
 
 def _note(snapshot: dict[str, Any]) -> str:
-    """The cause or an alert; a failure as a box that says what to do."""
+    """Return the cause or an alert as HTML; a failure becomes a box that says what to do."""
     shown = snapshot["shown"]
     if not shown["note"]:
         return ""
@@ -139,7 +139,7 @@ def _curves(snapshot: dict[str, Any]) -> str:
 
 
 def _life(life: Mapping[str, Any]) -> str:
-    """Return the job's life as a bar over time, with the time of each kind."""
+    """Return the job's life as a bar over time, with the total time of each kind."""
     whole = max(life["end"] - life["begin"], 1e-9)
     spans = "".join(
         f'<span style="display:inline-block;height:12px;width:{100 * (end - begin) / whole:.3f}%;'
@@ -157,13 +157,15 @@ def _life(life: Mapping[str, Any]) -> str:
 
 
 def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
-    """Resources over time, by the files that the job keeps."""
+    """Return the use of resources over time, from the files that the job keeps."""
     rows = charts_in_rows([({**chart, "x_name": "time"}, chart["curves"], ()) for chart in charts])
     return _title("Resources over time") + rows if rows else ""
 
 
 def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
-    """A table of the job's pages; the newest rows of events, whose first column is a time."""
+    """Return a table of the job page. Of events, whose first column is a time, only the newest rows are
+    shown.
+    """
     rows, heads = table["rows"], table["heads"]
     timed = any(row["time"] is not None for row in rows)
     kept = rows[-most:] if timed else rows[:most]

@@ -1,6 +1,6 @@
-"""The charts of a static picture: SVG in <img> data (why: static.py).
+"""The charts of a static picture, as SVG in <img> data (static.py says why).
 
-Ranges, ticks and labels come with the chart (monitor/chart_data.py, monitor/usage_charts.py); the live view
+Ranges, ticks and labels are part of the chart (monitor/chart_data.py, monitor/usage_charts.py). The live view
 draws the same ones (lab/ui/chart.js).
 """
 

@@ -1,4 +1,4 @@
-"""Metrics, Plan and Config in the static picture: what those tabs of the panel show."""
+"""Metrics, Plan and Config in the static picture, with the same content as those tabs of the panel."""
 
 import html
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ HEIGHT_PIXELS = 720
 
 
 class TensorBoardPanel(anywidget.AnyWidget):
-    """TensorBoard of one run, or of every run under the output root. New points appear by themselves."""
+    """TensorBoard of one run, or of all runs in the output directory. New points appear automatically."""
 
     _esm = Path(__file__).with_name("tensorboard.js").read_text(encoding="utf-8")
     name = traitlets.Unicode().tag(sync=True)
@@ -47,7 +47,7 @@ class TensorBoardPanel(anywidget.AnyWidget):
         show(self._repr_mimebundle_()[0])
 
     def static_html(self) -> str:
-        """The curves of the run as a picture, and how to see them live."""
+        """Return the curves of the run as a picture, with the command that shows them live."""
         line = f"<p><code>{html.escape(self.help)}</code></p>"
         if self.view is None:
             return line
@@ -61,7 +61,7 @@ class TensorBoardPanel(anywidget.AnyWidget):
 
 
 def how_to_start(view: RunView | None) -> str:
-    """The command that shows the run in any browser."""
+    """Return the command that shows the run in any browser."""
     if view is None:
         return "Start TensorBoard with:  nbtrain tensorboard"
     run = view.name if view.run.path.parent == output_root() else str(view.run.path)

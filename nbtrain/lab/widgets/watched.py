@@ -1,4 +1,6 @@
-"""Marks in an executed notebook whose run was stopped unfinished, because no live front end watched it."""
+"""A mark in an executed notebook whose run was stopped before its end, because no live front end watched
+it.
+"""
 
 import sys
 from typing import Any
@@ -10,7 +12,9 @@ UNFINISHED = "application/vnd.nbtrain.unfinished+json"
 
 
 def note_unfinished(words: str) -> None:
-    """Record in an executed notebook without a live front end that the run it waited for was stopped."""
+    """Record in an executed notebook that the run it waited for was stopped, because there was no live front
+    end.
+    """
     if "ipykernel" not in sys.modules or is_watched():
         return
     from IPython import get_ipython

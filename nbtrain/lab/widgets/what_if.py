@@ -24,7 +24,7 @@ BAR_PIXELS = 460
 
 
 class WhatIfPage(anywidget.AnyWidget):
-    """The page of one run. `state` is the layout that it shows."""
+    """The what-if page of one run. `state` is the layout that it shows."""
 
     _esm = Path(__file__).with_name("what_if.js").read_text(encoding="utf-8")
     shown = traitlets.Dict().tag(sync=True)

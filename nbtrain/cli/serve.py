@@ -197,7 +197,7 @@ def _add_serve(under: Any) -> None:
         metavar="PORT",
         help="Listen on this port; 0 takes a free one.",
     )
-    text = "Listen on a Unix socket instead. Whoever may enter its folder needs no token."
+    text = "Listen on a Unix socket instead. Users who may enter its folder need no token."
     parser.add_argument("--uds", metavar="PATH", help=text)
     text = "End together with the process that started the server."
     parser.add_argument("--end-with-parent", action="store_true", help=text)

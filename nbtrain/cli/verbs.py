@@ -188,7 +188,7 @@ def check_picture(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix.lower() not in PICTURE_ENDINGS:
-        raise ConfigError(f"{path}: a picture is written as {PICTURE_HELP}; name a file that ends so.")
+        raise ConfigError(f"{path}: a picture is written as {PICTURE_HELP}; name a file with such an ending.")
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: its folder does not exist. Name a file in a folder that exists.")
 

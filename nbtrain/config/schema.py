@@ -291,7 +291,7 @@ class RunConfig(ConfigModel):
     evaluation: Annotated[EvaluationConfig, WithoutEffect()] = EvaluationConfig()
     """When validation and test run."""
     stability: StabilityConfig = StabilityConfig()
-    """What happens at a step that goes wrong."""
+    """Policies for a step that goes wrong."""
     logging: Annotated[LoggingConfig, WithoutEffect()] = LoggingConfig()
     """Log lines and alerts."""
     profile: Annotated[ProfileConfig, WithoutEffect()] = ProfileConfig()

@@ -239,9 +239,8 @@ def two_formats(document: Document) -> str:
     """Return DeepSpeed's objection to fp16 and bf16 in one JSON; "" if it has at most one of them."""
     if document.get("fp16.enabled") is not True or document.get("bf16.enabled") is not True:
         return ""
-    return (
-        f"bf16.enabled is true too ({document.place('bf16.enabled')}): DeepSpeed refuses both. Take one out."
-    )
+    place = document.place("bf16.enabled")
+    return f"bf16.enabled is true too ({place}): DeepSpeed refuses both. Remove one of them."
 
 
 def read_alone(source: Reading, document: Document) -> None:
@@ -327,7 +326,8 @@ def _read_optimizer(source: Reading, document: Document) -> None:
         same = value in AS_TORCH.get(name, ()) or (name == "adam_w_mode" and str(kind).lower() == "adamw")
         if name not in (*OPTIMIZER, "betas") and not same:
             dotted = f"optimizer.params.{name}"
-            text = f"{dotted} = {show(value)}: changes the optimizer, and no field here says it. Remove it."
+            text = f"{dotted} = {show(value)}: changes the optimizer, but nbtrain has no field for it. "
+            text += "Remove it."
             source.fail("", document.place(dotted), f"{text}")
     betas = document.get("optimizer.params.betas")
     if betas is not None and not (

@@ -245,7 +245,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
             continue
         if not option.takes_value:
             if equals:
-                message = f"{word.text}: {flag} is a switch; write {flag} alone, or leave it out."
+                message = f"{word.text}: {flag} is a switch; write {flag} alone, or remove it."
                 complaints.append(_wrong(flag, word.place, message))
             on = option.action == "store_true" or (
                 option.action == "BooleanOptionalAction" and not flag.startswith("--no-")

@@ -212,8 +212,8 @@ def _no_program(source: Reading) -> None:
         source.fail(
             "",
             other.place,
-            f"runs {other.text}, most of whose flags Megatron does not have. Read are the "
-            "flags of pretrain_gpt.py of Megatron-LM and Megatron-DeepSpeed.",
+            f"runs {other.text}, most of whose flags Megatron does not have. nbtrain reads "
+            "the flags of pretrain_gpt.py of Megatron-LM and Megatron-DeepSpeed.",
         )
         return
     missing = source.job.script_missing
@@ -223,7 +223,7 @@ def _no_program(source: Reading) -> None:
     source.fail(
         "",
         missing.place,
-        f"runs {missing.text}, which none of these files holds. Add its ConfigMap to the "
+        f"runs {missing.text}, which none of these files contains. Add its ConfigMap to the "
         "file, or import the script itself with resources.nodes=... resources.gpus_per_node=...",
     )
 
@@ -253,17 +253,17 @@ def _lists(source: Reading) -> None:
                 source.job.undecided[names[0]],
                 f"{word.text}: only the shell knows its value (set in a "
                 "loop, in a function, under a condition, by a command, or used in a form that is not read); "
-                f"its flags may change the run. Write them out, or take {word.text} out.",
+                f"its flags may change the run. Write them out, or remove {word.text}.",
             )
         elif re.match(r"\$\(|`", word.from_outside):
             source.fail(
                 "",
                 word.place,
                 f"{word.text}: what this command prints may be flags that change the run. "
-                f"Write them out, or take {word.text} out.",
+                f"Write them out, or remove {word.text}.",
             )
         else:
-            source.note(word.place, f"{word.text}: nothing in the file sets it; taken as empty.")
+            source.note(word.place, f"{word.text}: the file does not set it, so it counts as empty.")
 
 
 def _other_flags(source: Reading) -> None:
@@ -285,8 +285,8 @@ def _other_flags(source: Reading) -> None:
             source.fail(
                 "",
                 setting.place,
-                f"{setting.text}: changes the run, and no field here says it. Leave it out "
-                "if the run can do without it.",
+                f"{setting.text}: changes the run, but nbtrain has no field for it. Remove "
+                "it if the run can do without it.",
             )
 
 
@@ -321,8 +321,7 @@ def _compare_batch(source: Reading) -> None:
             source.fail(
                 "batch.global_batch_size",
                 document.place(names[2]),
-                f"train_batch_size({batch}) is not {product} = "
-                f"{micro * steps * ranks}. Leave {names[2]} out.",
+                f"train_batch_size({batch}) is not {product} = {micro * steps * ranks}. Remove {names[2]}.",
             )
 
 
@@ -375,7 +374,9 @@ def _take_hints(source: Reading, hints: dict[str, tuple[Any, str | None, str]]) 
     for key, (value, instead, place) in hints.items():
         if instead is not None and spelled(said.get(key)) != instead:
             now = spelled(said.get(key))
-            source.note(place, f"{key}={spelled(value)}: not read; the flags say {now} now, not {instead}.")
+            source.note(
+                place, f"{key}={spelled(value)}: ignored, because the flags now set {now}, not {instead}."
+            )
             stale |= {one for row in ROWS if key in row.fields for one in row.fields}
     for key, (value, _, place) in hints.items():
         if key in stale or any(one.startswith(f"{key}.") for one in stale):

@@ -51,7 +51,7 @@ def read_json(text: str, label: str, first_line: int = 1) -> Document:
     value = reader.value("", 0)
     reader.blanks()
     if reader.position < len(text):
-        raise reader.error("more follows the end of the JSON object")
+        raise reader.error("there is text after the end of the JSON object")
     if not isinstance(value, dict):
         raise ConfigError(f"{label}:{first_line}: a DeepSpeed configuration is a JSON object {{ ... }}.")
     document.value = value

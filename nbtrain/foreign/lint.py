@@ -116,7 +116,7 @@ def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[F
             f"{layers} layers of width {hidden:,} are {amounts.count(12 * layers * hidden**2)} parameters: "
             f"their states, {per_parameter} bytes each, take {amounts.size(states)}, and {gpus} "
             f"{device.name} have {amounts.size(room)} together.",
-            f"Take at least {enough} of them, and more for activations; or offload; or make the model "
+            f"Use at least {enough} of them, and more for activations; or offload; or make the model "
             "smaller.",
             Cost(fatal=True, num_bytes=states - room),
         )
@@ -179,7 +179,7 @@ def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[F
     claim = f"; the claim at {room.place} has {amounts.size(room.value)}" if full and room else ""
     size = amounts.size(checkpoint_bytes(config))
     held = min(room.value // checkpoint_bytes(config), MANY) if full and room else MANY
-    fix = f"Take a volume of more than {size}, which one checkpoint needs."
+    fix = f"Request a volume of more than {size}, which one checkpoint needs."
     if held:
         sparser = -(-config.train_steps // held) if held < MANY else max(config.train_steps // MANY, 1)
         number = "ten" if held == MANY else str(held)

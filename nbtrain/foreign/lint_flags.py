@@ -51,7 +51,7 @@ def flags_are_given_once(source: Reading) -> Iterator[Finding]:
                 "flags_are_given_once",
                 setting.flag,
                 setting.place,
-                f"{before.text} at {before.place} too: the last one counts, {setting.text}.",
+                f"is set twice: {before.text} at {before.place}, and {setting.text}, which counts.",
                 "Keep one.",
                 Cost(words="a run with other settings than the file suggests"),
             )
@@ -144,7 +144,7 @@ def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
         "pipeline_model_parallel_size",
         f"{words} = {model} ranks, but nodes({nodes}) * GPUs({gpus}) = {nodes * gpus}: not a whole number "
         "of data-parallel replicas.",
-        f"Take {enough} nodes or a multiple of that, or sizes whose product divides {nodes * gpus}.",
+        f"Use {enough} nodes or a multiple of that, or sizes whose product divides {nodes * gpus}.",
     )
 
 
@@ -314,7 +314,7 @@ def workers_have_ranks(source: Reading) -> Iterator[Finding]:
             "replicas",
             workers.place,
             f"{workers.value} workers, but mpirun starts ranks on {nodes.value} of them ({nodes.place}).",
-            "Make mpirun's -np the workers times their slots, or take fewer workers.",
+            "Make mpirun's -np the workers times their slots, or use fewer workers.",
             Cost(words=f"{idle} idle workers"),
         )
 
@@ -344,7 +344,7 @@ def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
             f"20{match.group(1)}-{match.group(2)}, but the flags are from {source.table.name} "
             f"({source.table.date}): {abs(apart)} months {'younger' if apart > 0 else 'older'} than the "
             "image's PyTorch, CUDA and flash attention.",
-            f"Take an image of 20{year - 2000:02}-{month:02}, or the program's version of the image's time.",
+            f"Use an image of 20{year - 2000:02}-{month:02}, or the program's version of the image's time.",
             Cost(words="a program that may not start in this image"),
         )
 

@@ -31,7 +31,7 @@ def json_is_json(source: Reading) -> Iterator[Finding]:
             yield Finding("error", "json_is_json", "", place, f"{words}.", "Remove it.", FATAL)
         else:
             cost = Cost(words="a key that has no effect")
-            yield Finding("warning", "json_is_json", "", place, f"{words}.", "Take one out.", cost)
+            yield Finding("warning", "json_is_json", "", place, f"{words}.", "Remove one of them.", cost)
 
 
 def json_keys_are_known(source: Reading) -> Iterator[Finding]:
@@ -68,8 +68,8 @@ def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
         source.auto[keys[0]],
         f"{', '.join(keys)}: the Trainer of transformers and Accelerate fill them in from their arguments; "
         "DeepSpeed does not.",
-        f"Write numbers, or set {', '.join(fields) or 'the fields'} of a run and put the JSON on it: nbtrain "
-        f"import {document.label} --onto RUN.",
+        f"Write numbers, or set {', '.join(fields) or 'the fields'} of a run and apply the JSON to it: "
+        f"nbtrain import {document.label} --onto RUN.",
         Cost(words="values that no program fills in"),
     )
 
@@ -109,7 +109,7 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
             f"{batch} is not train_micro_batch_size_per_gpu({micro}) * gradient_accumulation_steps({steps}) "
             f"* data-parallel({data}) = {micro * steps * data}."
         )
-        fix = f"Set it to {micro * steps * data}, or leave gradient_accumulation_steps out."
+        fix = f"Set it to {micro * steps * data}, or remove gradient_accumulation_steps."
         yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
     elif steps is None and batch % (micro * data):
         text = (

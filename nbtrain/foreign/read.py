@@ -78,15 +78,13 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
                 kinds = list(dict.fromkeys(word.text for word in words if word))
                 if re.search(NEOX, text):
                     raise ConfigError(
-                        f"{label}: a configuration of GPT-NeoX, which is not read. Read are {known}, shell "
-                        "scripts of Megatron-LM and Megatron-DeepSpeed, and a DeepSpeed JSON."
+                        f"{label}: is a configuration of GPT-NeoX, which nbtrain does not read. It reads "
+                        f"{known}, shell scripts of Megatron-LM and Megatron-DeepSpeed, and a DeepSpeed JSON."
                     )
                 if re.search(OURS, text):
                     raise ConfigError(f"{label}: is a run YAML already: `nbtrain check {label}` checks it.")
                 what = f"is a manifest of Kubernetes ({', '.join(kinds)}) and " if kinds else ""
-                raise ConfigError(
-                    f"{label}: {what}holds no job; kinds that are read: {known}, and ConfigMap."
-                )
+                raise ConfigError(f"{label}: {what}contains no job; supported kinds: {known}, and ConfigMap.")
             jobs += found
             texts |= maps
         else:

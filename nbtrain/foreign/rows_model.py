@@ -211,7 +211,9 @@ def _read_tokenizer(source: Reading) -> None:
         _read_bpe(source)
     else:
         place = source.place("tokenizer_type")
-        source.fail("tokenizer.path", place, f"--tokenizer-type {kind}: no tokenizer of this kind is read.")
+        source.fail(
+            "tokenizer.path", place, f"--tokenizer-type {kind}: tokenizers of this kind are not supported."
+        )
     if "tokenizer.vocab_size" not in source.values:
         source.fail(
             "tokenizer.vocab_size",
@@ -339,11 +341,11 @@ def _read_load(source: Reading) -> None:
             "",
             load.place,
             f"--load {load.value} and {save.place}: --save {save.value} differ: the run begins "
-            "with another run's weights, which no field says. Leave --load out, or make it the folder of "
+            "with another run's weights, which no field says. Remove --load, or make it the folder of "
             "--save, which resumes.",
         )
     elif load and not save:
-        source.fail("", load.place, f"--load {load.value}: begins with another run's weights; leave it out.")
+        source.fail("", load.place, f"--load {load.value}: begins with another run's weights; remove it.")
     elif save:
         source.note(save.place, f"{save.text}: checkpoints go to output/<run>/model.")
 

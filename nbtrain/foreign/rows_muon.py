@@ -28,7 +28,7 @@ FIXED = {
     "muon_scalar_optimizer": (
         "adam",
         "optimizer.type",
-        "the rest is stepped by another optimizer than AdamW",
+        "the other parameters are updated by an optimizer other than AdamW",
     ),
 }
 

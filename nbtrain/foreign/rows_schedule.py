@@ -204,7 +204,7 @@ def _read_fraction(source: Reading) -> None:
     """
     key, flag = "lr_schedule.lr_warmup_fraction", "lr_warmup_fraction"
     if source.value("lr_warmup_tokens") is not None:
-        text = f"--lr-warmup-fraction {source.value(flag)}: not read; --lr-warmup-tokens is."
+        text = f"--lr-warmup-fraction {source.value(flag)}: ignored, because --lr-warmup-tokens is set."
         source.note(source.place(flag), text)
         return
     for unit in ITERATIONS:
@@ -229,7 +229,7 @@ def _write_rate(target: Writing) -> None:
     in_tokens = target.has("lr_decay_tokens") and not iterations and schedule.lr_decay_samples is None
     if schedule.lr_warmup_fraction and in_tokens:
         target.add("lr_warmup_tokens", config.lr_warmup_tokens)
-        target.unsaid("lr_schedule.lr_warmup_fraction", "the program would take it of --train-samples")
+        target.unsaid("lr_schedule.lr_warmup_fraction", "the program would apply it to --train-samples")
     elif schedule.lr_warmup_fraction:
         target.add("lr_warmup_fraction", schedule.lr_warmup_fraction)
     stems = ["lr_warmup", "lr_decay", *(["lr_wsd_decay"] if target.has("lr_wsd_decay_samples") else [])]

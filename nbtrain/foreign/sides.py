@@ -67,7 +67,11 @@ class Reading:
         outside = setting.word.from_outside if setting and setting.word is not None else ""
         if setting and outside:
             text = f"{setting.text}: the script gets {outside} from outside"
-            self.fail(key, setting.place, f"{text}. Put the value in, or add {key}=... to the command.")
+            self.fail(
+                key,
+                setting.place,
+                f"{text}. Write the value into the script, or add {key}=... to the command.",
+            )
         return bool(outside)
 
     def place(self, dest: str) -> str:

@@ -102,8 +102,8 @@ def _stop(run: RunDir) -> dict[str, Any]:
         return _action("stop", "Stop", f"End the job. mode: {config.mode} saves nothing.")
     patience = patience_seconds(config.backend.shutdown_timeout_seconds, measured_save_seconds(run))
     title = (
-        "The ranks save a checkpoint at the next step and leave. Those that are left after "
-        f"{patience:.0f} s, and do not save any more, are killed. Resume continues from the newest "
+        "The ranks save a checkpoint at the next step and exit. Ranks that still run after "
+        f"{patience:.0f} s and are no longer saving are killed. Resume continues from the newest "
         "checkpoint."
     )
     return _action("stop", "Stop", title)

@@ -123,7 +123,7 @@ def test_other_files_are_called_by_their_kind(workspace, capsys):
         assert cli.main(["plan", str(workspace / name)]) == 2
         assert f"{name}: {words}" in capsys.readouterr().err
     assert cli.main(["check", str(workspace / "pod.yaml")]) == 2
-    assert "pod.yaml: is a manifest of Kubernetes (Pod) and holds no job" in capsys.readouterr().err
+    assert "pod.yaml: is a manifest of Kubernetes (Pod) and contains no job" in capsys.readouterr().err
     assert cli.main(["check", str(prices)]) == 0
     assert (
         "prices.yaml: a table of prices, not a run YAML; it holds, for 1 device; " in capsys.readouterr().out
@@ -173,7 +173,10 @@ def test_words_that_a_verb_does_not_take_are_refused(call, capsys):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("plan.xyz", "plan.xyz: a picture is written as .png, .svg, .pdf or .jpg; name a file that ends so."),
+        (
+            "plan.xyz",
+            "plan.xyz: a picture is written as .png, .svg, .pdf or .jpg; name a file with such an ending.",
+        ),
         ("none/plan.png", "none/plan.png: its folder does not exist. Name a file in a folder that exists."),
     ],
 )

@@ -65,7 +65,7 @@ def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
         "warning, costs values that no program fills in: hf.json:1: auto",
         "  train_batch_size, optimizer.params.lr: the Trainer of transformers and Accelerate fill "
         "them in from their arguments; DeepSpeed does not.",
-        "  Write numbers, or set batch.global_batch_size, lr_schedule.lr of a run and put the JSON on it: "
+        "  Write numbers, or set batch.global_batch_size, lr_schedule.lr of a run and apply the JSON to it: "
         "nbtrain import hf.json --onto RUN.",
     ]
 

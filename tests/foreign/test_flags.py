@@ -123,7 +123,7 @@ def test_values_are_taken_as_argparse_takes_them():
         (
             "megatron-lm@d98e8a64",
             "--fp16=true",
-            "a.sh:1: --fp16=true: --fp16 is a switch; write --fp16 alone, or leave it out.",
+            "a.sh:1: --fp16=true: --fp16 is a switch; write --fp16 alone, or remove it.",
         ),
         ("megatron-lm@d98e8a64", "--lr --fp16", "a.sh:1: --lr: needs a value and has 0."),
         ("megatron-lm@d98e8a64", "--fp16 12", "a.sh:2: 12: belongs to no flag."),

@@ -183,7 +183,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
     [
         (
             ["--apply-layernorm-1p"],
-            "--apply-layernorm-1p: changes the run, and no field here says it. Leave it out ",
+            "--apply-layernorm-1p: changes the run, but nbtrain has no field for it. Remove it ",
         ),
         (["--swiglu", "--squared-relu"], "--squared-relu with --swiglu: the program accepts only one."),
         (["--use-rotary-position-embeddings"], "too unless --no-position-embedding is given: add it"),
@@ -198,10 +198,10 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
         (["--load=other"], "--load other and job.yaml:48: --save output/gpt-125m/model differ"),
         (
             ["--num-layers=$LAYERS"],
-            "--num-layers $LAYERS: the script gets $LAYERS from outside. Put the value ",
+            "--num-layers $LAYERS: the script gets $LAYERS from outside. Write the value ",
         ),
         (["--recompute-granularity=full", "--recompute-method=block"], "only the method uniform has a field"),
-        (["--tokenizer-type=SentencePieceTokenizer"], "no tokenizer of this kind is read"),
+        (["--tokenizer-type=SentencePieceTokenizer"], "tokenizers of this kind are not supported"),
         (["--window-size=4095,0"], "no such flag"),
         (
             ["--end-weight-decay=0.2"],
@@ -336,8 +336,9 @@ def test_a_value_from_outside_is_asked_for(flags, key, tmp_path):
     with pytest.raises(ConfigError) as error:
         of_megatron_lm(tmp_path, flags)
     flag = flags[: flags.index(" $X")].rpartition(" ")[2]
-    assert f"job.sh:1: {flag} $X: the script gets $X from outside. Put the value in, or add {key}=..." in str(
-        error.value
+    assert (
+        f"job.sh:1: {flag} $X: the script gets $X from outside. Write the value into the script, or add "
+        f"{key}=..." in str(error.value)
     )
 
 
@@ -444,7 +445,7 @@ def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
         (
             {"gradient_accumulation_steps": 8},
             "ds_config_125m.json:1: train_batch_size(256) is not train_micro_batch_size_per_gpu(16) * "
-            "gradient_accumulation_steps(8) * data-parallel(1) = 128. Leave gradient_accumulation_steps out.",
+            "gradient_accumulation_steps(8) * data-parallel(1) = 128. Remove gradient_accumulation_steps.",
         ),
         (
             {"compression_training": {"x": 1}, "nebulas": {}},
@@ -834,7 +835,7 @@ def test_a_template_of_the_json_is_filled_in_by_sed(tmp_path):
     overrides = ["resources.nodes=2", "resources.gpus_per_node=8"]
     config = import_files([tmp_path / "run.sh", tmp_path / "t.json"], overrides).config
     assert config.precision.fp16.initial_scale_power == 16 and config.batch.micro_batch_size == 2
-    with pytest.raises(ConfigError, match=r"ds_config_gbs512\.json is not here"):
+    with pytest.raises(ConfigError, match=r"ds_config_gbs512\.json is missing"):
         import_files([tmp_path / "run.sh"], overrides)
 
 
@@ -858,20 +859,20 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
         (
             "a.yaml",
             "kind: Deployment\n",
-            "a.yaml: is a manifest of Kubernetes (Deployment) and holds no job; kinds that are read: "
+            "a.yaml: is a manifest of Kubernetes (Deployment) and contains no job; supported kinds: "
             "DeepSpeedJob, PyTorchJob, MPIJob, TrainJob, and ConfigMap.",
         ),
         (
             "a.yaml",
             "apiVersion: v1\nkind: Pod\n---\nkind: 'Job'\n---\nkind: Pod\n",
-            "a.yaml: is a manifest of Kubernetes (Pod, Job) and holds no job; kinds that are read: ",
+            "a.yaml: is a manifest of Kubernetes (Pod, Job) and contains no job; supported kinds: ",
         ),
         (
             "a.json",
             '{\n  "apiVersion": "v1",\n  "kind": "Pod"\n}',
-            "a.json: is a manifest of Kubernetes (Pod) and holds no job; kinds that are read: ",
+            "a.json: is a manifest of Kubernetes (Pod) and contains no job; supported kinds: ",
         ),
-        ("a.yaml", "name: x\n", "a.yaml: holds no job; kinds that are read: DeepSpeedJob"),
+        ("a.yaml", "name: x\n", "a.yaml: contains no job; supported kinds: DeepSpeedJob"),
         ("a.yaml", "kind: pytorchjob\n", "a.yaml:1: kind = pytorchjob: the kind is spelled PyTorchJob."),
         ("a.yaml", "kind: [\n", "a.yaml:2: not YAML"),
         ("a.json", '{"a": }', "a.json:1: not JSON: a value is missing for a."),
@@ -891,8 +892,8 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
         ("a.yaml", "kind: !!int x\n", "a.yaml:1: kind = x: must be a whole number of at most 4,300 digits."),
         ("a.yaml", "kind: !!bool x\n", "a.yaml:1: kind = x: must be true or false."),
         ("a.yaml", "kind: DeepspeedJob\n", "the kind is spelled DeepSpeedJob"),
-        ("a.yml", "# 19M\npipe_parallel_size: 1\n", "a.yml: a configuration of GPT-NeoX, which is not read."),
-        ("a.yml", '{\n  "pipe-parallel-size": 1,\n}\n', "a.yml: a configuration of GPT-NeoX"),
+        ("a.yml", "# 19M\npipe_parallel_size: 1\n", "a.yml: is a configuration of GPT-NeoX, "),
+        ("a.yml", '{\n  "pipe-parallel-size": 1,\n}\n', "a.yml: is a configuration of GPT-NeoX"),
     ],
 )
 def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
@@ -920,7 +921,7 @@ def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
         ),
         (
             '{"optimizer": {"type": "Adam", "params": {\n"adam_w_mode": false}}}',
-            "a.json:2: optimizer.params.adam_w_mode = false: changes the optimizer, and no field here",
+            "a.json:2: optimizer.params.adam_w_mode = false: changes the optimizer, but nbtrain has no field",
         ),
         (
             '{"optimizer": {"type": "AdamW", "params": {"amsgrad": true}}}',
@@ -1005,9 +1006,9 @@ def test_a_list_that_nothing_sets_is_empty_and_said(tmp_path):
     """
     found = script_of(tmp_path, "", '--data-path d/x_text_document $EXTRA "$@"')
     assert found.config.data.name == "d"
-    said = [str(note) for note in found.notes if "taken as empty" in note.text]
+    said = [str(note) for note in found.notes if "counts as empty" in note.text]
     assert said == [
-        f"a.sh:2: {one}: nothing in the file sets it; taken as empty." for one in ("${EXTRA}", "$@")
+        f"a.sh:2: {one}: the file does not set it, so it counts as empty." for one in ("${EXTRA}", "$@")
     ]
 
 

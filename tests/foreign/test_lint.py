@@ -119,14 +119,14 @@ def test_the_175b_script_on_one_node(tmp_path):
         "error, cannot run: train_175b.sh:46: --pipeline-model-parallel-size",
         "  tensor(8) * pipeline(16) = 128 ranks, but nodes(1) * GPUs(8) = 8: not a whole number of "
         "data-parallel replicas.",
-        "  Take 16 nodes or a multiple of that, or sizes whose product divides 8.",
+        "  Use 16 nodes or a multiple of that, or sizes whose product divides 8.",
     ]
     fives = tmp_path / "fives.sh"
     fives.write_text(
         script_175b().replace("--tensor-model-parallel-size 8", "--tensor-model-parallel-size 5")
     )
     [_, _, fix] = lines(lint([fives]), "ranks_fill_the_machines")
-    assert fix == "  Take 10 nodes or a multiple of that, or sizes whose product divides 8."
+    assert fix == "  Use 10 nodes or a multiple of that, or sizes whose product divides 8."
     assert lines(findings, "growth_counts_samples") == [
         "error, cannot run: train_175b.sh:30: --rampup-batch-size",
         "  with --train-iters at train_175b.sh:31: the program refuses a growing batch if it counts "
@@ -169,7 +169,7 @@ def test_the_175b_script_on_one_node(tmp_path):
             "flags_are_given_once",
             [
                 "warning, costs a run with other settings than the file suggests: job.yaml:59: --clip-grad",
-                "  --clip-grad 1.0 at job.yaml:35 too: the last one counts, --clip-grad 0.5.",
+                "  is set twice: --clip-grad 1.0 at job.yaml:35, and --clip-grad 0.5, which counts.",
                 "  Keep one.",
             ],
         ),
@@ -241,8 +241,8 @@ def test_the_175b_script_on_one_node(tmp_path):
             "has_a_field",
             [
                 "note: job.yaml:59",
-                "  --apply-layernorm-1p: changes the run, and no field here says it. Leave it out if the run "
-                "can do without it.",
+                "  --apply-layernorm-1p: changes the run, but nbtrain has no field for it. Remove it if the "
+                "run can do without it.",
                 "  nbtrain import fails at it.",
             ],
         ),
@@ -273,7 +273,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
                 "  256 is not train_micro_batch_size_per_gpu(16) * gradient_accumulation_steps(8) * "
                 "data-parallel(1) = "
                 "128.",
-                "  Set it to 128, or leave gradient_accumulation_steps out.",
+                "  Set it to 128, or remove gradient_accumulation_steps.",
             ],
         ),
         (
@@ -318,7 +318,8 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "formats_agree",
             [
                 "error, cannot run: ds_config_125m.json:12: fp16.enabled",
-                "  bf16.enabled is true too (ds_config_125m.json:21): DeepSpeed refuses both. Take one out.",
+                "  bf16.enabled is true too (ds_config_125m.json:21): DeepSpeed refuses both. Remove one "
+                "of them.",
             ],
         ),
         (
@@ -374,7 +375,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             [
                 "warning, costs a key that has no effect: ds_config_125m.json:2",
                 "  train_batch_size is written twice; the last one counts.",
-                "  Take one out.",
+                "  Remove one of them.",
             ],
         ),
     ],
@@ -392,7 +393,7 @@ def test_states_that_do_not_fit_the_cluster(tmp_path):
         "error, cannot run: 2.2 TiB too little: a.sh:20: --num-layers",
         "  96 layers of width 12,288 are 173.9B parameters: their states, 18 bytes each, take 2.8 TiB, and 8 "
         "A100-80GB have 640.0 GiB together.",
-        "  Take at least 37 of them, and more for activations; or offload; or make the model smaller.",
+        "  Use at least 37 of them, and more for activations; or offload; or make the model smaller.",
     ]
 
 
@@ -438,7 +439,7 @@ def test_an_image_of_another_time(tmp_path):
         "warning, costs a program that may not start in this image: job.yaml:58: image",
         "  2023-06, but the flags are from megatron-lm@d98e8a64 (2026-08-22): 38 months younger than the "
         "image's PyTorch, CUDA and flash attention.",
-        "  Take an image of 2026-08, or the program's version of the image's time.",
+        "  Use an image of 2026-08, or the program's version of the image's time.",
     ]
 
 
@@ -465,7 +466,7 @@ def test_a_small_volume_is_not_filled_by_the_fix(tmp_path):
     text = path.read_text()
     for room, fix in (
         ("50Gi", "Set --save-interval 12398 for 2 of them, or remove old ones."),
-        ("9Gi", "Take a volume of more than 17.2 GiB, which one checkpoint needs."),
+        ("9Gi", "Request a volume of more than 17.2 GiB, which one checkpoint needs."),
     ):
         path.write_text(f"{text}---\n{claim}{room}}}}}}}\n")
         (found,) = (one for one in lint([path]) if one.rule == "checkpoints_fit_the_volume")

@@ -78,8 +78,8 @@ def test_a_mounted_script_is_read_wherever_its_map_stands(tmp_path):
 def test_a_script_that_no_file_holds_is_named(tmp_path):
     """A script that is in none of the files is reported once, without follow-up errors."""
     message = (
-        "runs /scripts/train.sh, which none of these files holds. Add its ConfigMap to the file, or import "
-        "the script itself with resources.nodes=... resources.gpus_per_node=..."
+        "runs /scripts/train.sh, which none of these files contains. Add its ConfigMap to the file, or "
+        "import the script itself with resources.nodes=... resources.gpus_per_node=..."
     )
     with pytest.raises(ConfigError) as caught:
         imported(tmp_path, TRAIN_JOB)
@@ -119,8 +119,8 @@ def test_another_program_is_named(tmp_path):
     path = tmp_path / "a.sh"
     path.write_text("python train.py --epochs 3 --lr 0.1 --batch 5\n")
     message = (
-        "runs train.py, most of whose flags Megatron does not have. Read are the flags of pretrain_gpt.py of "
-        "Megatron-LM and Megatron-DeepSpeed."
+        "runs train.py, most of whose flags Megatron does not have. nbtrain reads the flags of "
+        "pretrain_gpt.py of Megatron-LM and Megatron-DeepSpeed."
     )
     assert [one.message for one in lint([path])] == [message]
     with pytest.raises(ConfigError) as error:

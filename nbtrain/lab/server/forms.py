@@ -67,7 +67,7 @@ class FormTextHandler(NbtrainHandler):
         root = Path(self.contents_manager.root_dir).resolve()
         found = (root / str(path).strip("/")).resolve()
         if not found.is_relative_to(root):
-            raise ConfigError(f"{path}: lies outside of the folder that this server shows.")
+            raise ConfigError(f"{path}: is outside of the folder that this server shows.")
         return found
 
 

@@ -62,7 +62,7 @@ def serve(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run TensorBoard with the given options and --idle-hours."""
-    parser = argparse.ArgumentParser(description="TensorBoard that ends when nobody looks at it.")
+    parser = argparse.ArgumentParser(description="TensorBoard that ends when it is not used.")
     parser.add_argument("--idle-hours", type=float, default=24.0)
     parser.add_argument("--port", type=int, default=6006)
     options, rest = parser.parse_known_args(arguments)

@@ -7,7 +7,7 @@ from tornado.iostream import StreamClosedError
 from nbtrain.lab.server.requests import NbtrainHandler, Refusal
 from nbtrain.monitor.metrics_range import AXES, MOST_POINTS, MOST_TAGS, POINTS, Asked, csv_pieces, metrics
 
-# What the panel shows first.
+# The curves that the panel shows first.
 TAGS = "loss,validation_loss,learning_rate,grad_norm,tokens_per_second"
 
 

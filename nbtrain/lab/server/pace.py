@@ -34,7 +34,7 @@ class Pace:
         now = time.monotonic() if now is None else now
         with self._lock:
             if self._since is None or now - self._since > 2 * MOST_SECONDS:
-                # What the first look had to read and load says nothing of the next.
+                # The first poll reads and loads much more than the next ones.
                 self._since, self._spent = now, 0.0
                 return self.seconds
             self._spent += cpu_seconds + REQUEST_SECONDS

@@ -133,12 +133,12 @@ class NbtrainHandler(APIHandler):
         try:
             value = json.loads(bytes(self._body) or b"{}")
         except (ValueError, RecursionError):
-            raise Refusal(400, "the body of the request is no JSON.") from None
+            raise Refusal(400, "the body of the request is not JSON.") from None
         if not isinstance(value, dict):
             raise Refusal(400, "the body of the request must be a JSON object.")
         for key, found in value.items():
             if key not in known:
-                raise Refusal(400, f"{key!r} is no key of this request; there are: {', '.join(known)}.")
+                raise Refusal(400, f"{key!r} is not a key of this request; its keys are: {', '.join(known)}.")
             if found is not None and known[key] not in (type(found), object):
                 raise Refusal(400, f"{key} = {json.dumps(found)[:80]} must be {WORDS[known[key]]}.")
         return {key: found for key, found in value.items() if found is not None}
@@ -230,9 +230,9 @@ WORDS: dict[type, str] = {
     int: "a whole number",
 }
 WORDLESS = {
-    403: "this server does not know who asks: log in again, or send its token.",
-    405: "this address takes no request of this kind.",
-    500: "the server failed at this; its log says how.",
+    403: "you are not logged in to this server: log in again, or send its token.",
+    405: "this address does not accept this kind of request.",
+    500: "the server failed to answer; its log has the error.",
 }
 
 
@@ -296,7 +296,7 @@ def words_of(error: NbtrainError | OSError) -> str:
     if isinstance(error, PermissionError):
         return f"{files.not_allowed(error)}."
     if isinstance(error, FileNotFoundError):
-        return f"{display(error.filename)} is not there."
+        return f"{display(error.filename)} does not exist."
     return f"{display(error.filename)}: {error.strerror}." if error.filename else f"{error}."
 
 

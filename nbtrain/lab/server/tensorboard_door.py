@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         return 0  # it ended before the kernel was asked
-    parser = argparse.ArgumentParser(description="TensorBoard that runs while somebody looks.")
+    parser = argparse.ArgumentParser(description="A proxy that runs TensorBoard while it is used.")
     parser.add_argument("--host", default=LOOPBACK)
     parser.add_argument("--port", type=int, default=6006)
     parser.add_argument("--root", type=Path, help="show the runs of this output root by their names")

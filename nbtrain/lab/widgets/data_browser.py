@@ -90,7 +90,7 @@ class DocumentBrowser(widgets.VBox):
         if found is None:
             self.search.answer = "in no document"
             if reached < self.browser.num_documents:
-                self.search.answer = f"not up to document {reached - 1:,}; [next] searches on from there"
+                self.search.answer = f"not found up to document {reached - 1:,}; [next] continues there"
                 self.show(reached - 1)
             return None
         self.search.answer = f"in document {found:,}"

@@ -113,7 +113,7 @@ class RunPanel(anywidget.AnyWidget):
 
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
         if self._replaced():
-            text = f"The run {self.view.name} was deleted, and another one has its name."
+            text = f"The run {self.view.name} was deleted, and another run has its name."
             self.send({"kind": "job", "error": text})
         elif content.get("kind") == "job":
             try:
@@ -124,7 +124,7 @@ class RunPanel(anywidget.AnyWidget):
             from nbtrain.jobs.control import cancel
 
             if (job := self.view.job) is not None:
-                # It waits for the job's end, which the kernel must not.
+                # A thread, because the function waits for the end of the job and the kernel must not.
                 threading.Thread(target=cancel, args=[job], daemon=True).start()
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:

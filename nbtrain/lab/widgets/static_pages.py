@@ -8,7 +8,7 @@ from nbtrain.base.html_table import grouped_table, html_table, words_row
 from nbtrain.lab.widgets.static_charts import charts_in_rows
 from nbtrain.monitor.metric_charts import drawn
 
-# What is long is folded.
+# Long parts are folded.
 FOLDED = '<details><summary style="cursor:pointer">{words}</summary>{content}</details>'
 
 
@@ -41,6 +41,6 @@ def config_html(page: Mapping[str, Any] | None) -> str:
         caption = f"Differences to its parent run {page['parent']}"
         difference = html_table(("setting", "here", page["parent"]), page["differences"], caption)
     elif page["parent"]:
-        difference = f"<div>As its parent run {html.escape(page['parent'])}.</div>"
+        difference = f"<div>The same as its parent run {html.escape(page['parent'])}.</div>"
     yaml = f'<pre style="font-size:11px;margin:2px 0">{html.escape(page["yaml"])}</pre>'
     return difference + FOLDED.format(words="The resolved YAML", content=yaml)

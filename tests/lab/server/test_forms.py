@@ -42,7 +42,7 @@ def test_config_beside_its_parents(server: Server) -> None:
     parent.config_yaml.unlink()
     assert server.get("run/gpt-child/config")["parent"] is None
     answer = server.ask("run/gpt-parent/config")
-    assert (answer.status, answer.message) == (404, "output/gpt-parent/config.yaml is not there.")
+    assert (answer.status, answer.message) == (404, "output/gpt-parent/config.yaml does not exist.")
 
 
 def test_check_says_all_that_stands_against_a_run(server: Server) -> None:
@@ -74,7 +74,7 @@ def test_form_over_rest(server: Server) -> None:
     }
     assert server.ask("form?yaml=none").status == 422
     answer = server.ask("form/assess", "POST", {"lines": 3})
-    assert answer.status == 400 and answer.message.startswith("'lines' is no key of this request;")
+    assert answer.status == 400 and answer.message.startswith("'lines' is not a key of this request;")
     assert server.ask("form/assess").status == 405
 
 

@@ -148,10 +148,10 @@ def test_body_is_checked(server: Server, run: RunDir) -> None:
     for body, message in (
         ({"notes": 3}, "notes = 3 must be a text."),
         ({"archived": "yes"}, 'archived = "yes" must be true or false.'),
-        ({"tags": []}, "'tags' is no key of this request; there are: labels, notes, archived."),
+        ({"tags": []}, "'tags' is not a key of this request; there are: labels, notes, archived."),
         ([], "the body of the request must be a JSON object."),
-        (b"{", "the body of the request is no JSON."),
-        (b"[" * 100_000, "the body of the request is no JSON."),
+        (b"{", "the body of the request is not JSON."),
+        (b"[" * 100_000, "the body of the request is not JSON."),
     ):
         answer = server.ask("run/gpt-done", "PATCH", body)
         assert (answer.status, answer.message) == (400, message)

@@ -240,7 +240,7 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT) as page:
         stop = page.get_by_role("button", name="Stop")
-        assert "60 s, and do not save any more, are killed" in stop.get_attribute("title")
+        assert "60 s and are no longer saving are killed" in stop.get_attribute("title")
         stop.click()
         page.keyboard.press("Enter")
         assert (page.evaluate("document.activeElement.textContent"), page.asked) == ("Stop", [])

@@ -78,7 +78,7 @@ def test_a_long_search_stops(make_config, texts, monkeypatch):  # noqa: F811
     find = browser.browser.find
     monkeypatch.setattr(browser.browser, "find", lambda text, start: find(text, start, seconds=-1.0))
     assert browser.find("(50).") is None
-    assert browser.search.answer == "not up to document 1; [next] searches on from there"
+    assert browser.search.answer == "not found up to document 1; [next] continues there"
     assert browser.number.value == 1
 
 

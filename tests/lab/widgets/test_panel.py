@@ -134,7 +134,7 @@ def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch:
     write_json(job.run.run_json, {**job.run.record(), "run_id": "another"})
     for kind in ("job", "stop"):
         shown._handle_custom_msg({"kind": kind}, [])
-    words = "The run gpt-fake was deleted, and another one has its name."
+    words = "The run gpt-fake was deleted, and another run has its name."
     assert [one.get("error") for one in sent] == [words, words] and stopped == []
     until(lambda: not pushing())
     assert shown.snap["run_id"] == before["run_id"]

@@ -233,7 +233,7 @@ class TrainingProgress(Record):
     """The longest save of this job, from its start until the checkpoint counted."""
     num_parameters: int | None = None
     memory_bytes: int | None = None
-    """Peak memory of rank 0's device; on a CPU the process's most resident memory."""
+    """Peak memory of rank 0's device; on a CPU, the peak resident memory of the process."""
     pipeline_fraction: float | None = None
     """Share of rank 0's steps spent on waiting for and sending to other pipeline stages; None without one."""
     target_tokens: int | None = None

@@ -112,7 +112,7 @@ def memory_finding() -> Finding:
     memory = psutil.virtual_memory()
     text = f"{size(memory.available)} of {size(memory.total)} free"
     if memory.available < 3 * GIB:
-        return _found("warning", "memory", text, "gpt-tiny and JupyterLab together want about 3 GiB.")
+        return _found("warning", "memory", text, "gpt-tiny and JupyterLab together need about 3 GiB.")
     return _found("ok", "memory", text)
 
 
@@ -155,14 +155,14 @@ def shared_memory_finding() -> Finding:
         return _found("warning", "/dev/shm", "absent", advice)
     if (free := shutil.disk_usage(path).free) < GIB // 2:
         text = f"{size(free)} free"
-        return _found("warning", "/dev/shm", text, "NCCL and data workers want 1 GiB.")
+        return _found("warning", "/dev/shm", text, "NCCL and data workers need 1 GiB.")
     return _found("ok", "/dev/shm", f"{size(free)} free")
 
 
 def compiler_finding() -> Finding:
     if shutil.which(compiler := os.environ.get("CXX") or "g++"):
         return _found("ok", "compiler", compiler)
-    advice = "Needed by model.compile: true only; everything else does without."
+    advice = "Needed by model.compile: true only."
     return _found("note", "compiler", "none", advice)
 
 

@@ -54,5 +54,5 @@ class LoraConfig(ConfigModel):
 
     @property
     def scale(self) -> float:
-        """Factor of an adapter's output."""
+        """Factor by which an adapter's output is multiplied."""
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)

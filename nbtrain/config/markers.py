@@ -36,7 +36,7 @@ class Architecture:
     differs: str = "refused"
     """Effect in `init_from` if the weights have another value: "refused", "ignored" or a note's text."""
     compared: str = ""
-    """Property of the section that init_from compares; "" means the field itself, or resolved_<field>."""
+    """Name of the property that init_from compares; "" compares the field itself, or resolved_<field>."""
     counts: Callable[[Any], bool] = lambda section: True
     """Function of the section of the weights that tells whether the field is compared at all."""
 

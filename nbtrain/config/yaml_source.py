@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writer for what _Loader reads: text that looks like one of its floats is quoted."""
+    """Writer of YAML that _Loader reads: it quotes text that _Loader would read as a float."""
 
 
 class _LineDumper(_Dumper):

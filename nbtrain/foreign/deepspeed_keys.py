@@ -114,7 +114,7 @@ def read_keys(source: Reading, document: Document) -> None:
     for section in ("optimizer", "scheduler"):
         if source.job.program is not None and document.get(section) is not None:
             # deepspeed.initialize prefers its arguments (runtime/engine.py, _configure_optimizer).
-            text = f"{section}: not read; the program gives DeepSpeed its own, by its flags."
+            text = f"{section}: ignored, because the program derives it from its flags."
             source.note(document.place(section), text)
     for key, dotted in SAME_KEYS.items():
         value = document.get(dotted)

@@ -61,7 +61,7 @@ class Imported:
     notes: tuple[Finding, ...]
     """Settings that were not imported and why, and steps to do manually."""
     program: str
-    """ "megatron-deepspeed@e7bff5ec", or "DeepSpeed"."""
+    """Program that the files are for: "megatron-deepspeed@e7bff5ec", or "DeepSpeed"."""
 
     def __str__(self) -> str:
         return self.text

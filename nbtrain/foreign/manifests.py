@@ -197,8 +197,8 @@ def _same_flags(master: list[Word], worker: list[Word]) -> None:
         texts = {word.text for word in there}
         if one := next((word for word in here if word.text not in texts), None):
             raise ConfigError(
-                f"{one.place}: {one.text}: only one of Master and Worker has it, but all ranks share "
-                "one list. Make both equal."
+                f"{one.place}: {one.text}: only one of Master and Worker has it, but all ranks need "
+                "the same flags. Make both equal."
             )
 
 

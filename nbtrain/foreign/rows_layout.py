@@ -342,7 +342,7 @@ def _write_pipeline(target: Writing) -> None:
         target.add("no_pipeline_parallel")
     if config.model.num_layers % pipeline:
         target.warnings.append(
-            f"{target.table.name} wants --num-layers({config.model.num_layers}) to be a multiple of "
+            f"{target.table.name} requires --num-layers({config.model.num_layers}) to be a multiple of "
             f"--pipeline-model-parallel-size({pipeline})"
         )
 

@@ -62,7 +62,7 @@ class RawWord:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """;, &&, |, a line end, a redirection or a parenthesis."""
+    """An operator of the shell: ;, &&, |, a line end, a redirection or a parenthesis."""
 
     text: str
     place: str

@@ -246,7 +246,7 @@ def test_what_the_program_cannot_do_is_said():
     assert not any("Caution" in note for note in export(qwen, "megatron-lm@d98e8a64").notes)
     cut = ["parallel.pipeline_parallel_size=5", "parallel.zero_stage=1", "resources.gpus_per_node=5"]
     layers = export(load("gpt-125m", cut), "megatron-lm")
-    assert any("wants --num-layers(12) to be a multiple of" in note for note in layers.notes)
+    assert any("requires --num-layers(12) to be a multiple of" in note for note in layers.notes)
 
 
 def test_what_is_tuned_is_not_what_the_program_trains():

@@ -661,9 +661,9 @@ def test_optimizer_and_schedule_of_a_jobs_json_are_not_the_ones_that_run(tmp_pat
     changes = {"optimizer": {"type": "Adam", "params": {"lr": 1.0}}, "scheduler": {"type": "OneCycle"}}
     found = import_flags(tmp_path, changes=changes)
     assert found.config == import_flags(tmp_path).config
-    assert [note.text for note in found.notes if "not read; the program gives" in note.text] == [
-        "optimizer: not read; the program gives DeepSpeed its own, by its flags.",
-        "scheduler: not read; the program gives DeepSpeed its own, by its flags.",
+    assert [note.text for note in found.notes if "ignored, because the program" in note.text] == [
+        "optimizer: ignored, because the program derives it from its flags.",
+        "scheduler: ignored, because the program derives it from its flags.",
     ]
 
 
@@ -1061,7 +1061,7 @@ def test_master_and_worker_train_with_the_same_flags(tails, tmp_path):
         import_files([tmp_path / "a.yaml"])
     line = 10 if tails[0] else 16
     assert str(error.value) == (
-        f"a.yaml:{line}: --swiglu: only one of Master and Worker has it, but all ranks share one list. "
+        f"a.yaml:{line}: --swiglu: only one of Master and Worker has it, but all ranks need the same flags. "
         "Make both equal."
     )
 

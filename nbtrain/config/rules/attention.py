@@ -86,7 +86,7 @@ def fpdt_attends_plainly(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"model.{name}",
-                f"is not known to FPDT, and parallel.fpdt_chunk_tokens is {chunk}. "
+                f"is not supported with FPDT, but parallel.fpdt_chunk_tokens is {chunk}. "
                 "Set fpdt_chunk_tokens: 0, or remove it.",
             )
 

@@ -436,7 +436,9 @@ def notification_is_safe(config: RunConfig) -> Problems:
                 "  Have the program read it from the environment, or use notify.url_variable.",
             )
         elif "\0" in argument:
-            yield hidden(config, key, f"{key}: entry {number} holds a NUL character; no argument can.")
+            yield hidden(
+                config, key, f"{key}: entry {number} contains a NUL character, which no argument can contain."
+            )
 
 
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (

@@ -27,9 +27,9 @@ class Kind:
     words: str
     """Name of the kind, for messages."""
     key: str
-    """The field that turns it on."""
+    """Field that turns the kind on."""
     value: bool | int | str
-    """The value of the field that turns it on, or, if `above` is set, an example of one."""
+    """Value of the field that turns the kind on. If `above` is set, an example of such a value."""
     above: int | None = None
     """Threshold: every larger value of the field turns the kind on."""
     also: Mapping[str, Any] = field(default_factory=dict)
@@ -41,17 +41,17 @@ class Kind:
     needs: tuple[str, ...] = ()
     """Kinds of which this one needs at least one."""
     needs_words: str = ""
-    """The setting that it needs, e.g. "parallel.zero_stage: 3"."""
+    """Setting that the kind needs, e.g. "parallel.zero_stage: 3"."""
     gpu_only: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Overrides that turn it on, without the settings that it needs."""
+        """Overrides that turn the kind on, without the settings that it needs."""
         return {self.key: self.value, **self.also}
 
     @property
     def off(self) -> str:
-        """The setting that turns it off."""
+        """Setting that turns the kind off."""
         values: dict[type, str] = {bool: "false", int: "0", str: "none"}
         return f"{self.key.rpartition('.')[2]}: {values[type(self.value)]}"
 

@@ -16,7 +16,7 @@ RESERVED = {
         r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
         r"|NBTRAIN_(JOB|AGENT_JOB|NODE|ATTEMPT|RUN_DIR|EXIT_FD|GPUS|CORES)"
     ),
-    "the whole job has this from the shell that submits (on Kubernetes: from backend.kubernetes). Remove it, "
+    "all ranks inherit this from the shell that submits (on Kubernetes: from backend.kubernetes). Remove it, "
     "and export it there.": re.compile(r"NBTRAIN_(WORKSPACE|OUTPUT|DATA|QUEUE)"),
     "it would replace the paths by which ranks find their modules, nbtrain among them. Remove it, and "
     "export it in the shell that submits (on Kubernetes: set it in the image); ranks inherit it.": re.compile(
@@ -67,7 +67,7 @@ def environment_is_safe(config: RunConfig) -> Problems:
                 "  Remove it and set it in the shell that submits; ranks inherit its environment.",
             )
         elif "\0" in value:
-            yield hidden(config, key, f"{key} holds a NUL character, which no variable can hold.")
+            yield hidden(config, key, f"{key} contains a NUL character, which no variable can contain.")
 
 
 def replaced_values(config: RunConfig) -> list[tuple[str, str, str, bool]]:

@@ -95,7 +95,7 @@ def fields_have_a_place(config: RunConfig, section: KubernetesConfig) -> Problem
             f"must be {' or '.join(MPI_RESTART_POLICIES)} in an MPIJob.",
         )
     if kind == "DeepSpeedJob" and section.priority is not None and section.queue is None:
-        yield _broken(config, section, "priority", "needs queue, whose priority it is.")
+        yield _broken(config, section, "priority", "needs queue, because it is the priority in that queue.")
 
 
 def image_is_there(config: RunConfig, section: KubernetesConfig) -> Problems:
@@ -270,7 +270,7 @@ def names_are_free(config: RunConfig, section: KubernetesConfig) -> Problems:
                     config,
                     field,
                     f"{field.removeprefix('backend.')} has {key}\n"
-                    f"  keys that begin with {OWN_PREFIX} are nbtrain's own.",
+                    f"  keys that begin with {OWN_PREFIX} are reserved for nbtrain.",
                 )
     names = Counter(one.name for one in section.secret_variables)
     for name, count in names.items():

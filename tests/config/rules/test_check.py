@@ -454,14 +454,14 @@ BROKEN = {
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model={window_size: 64, attention_dropout: 0.0}"],
         "override model.window_size=64: model.window_size = 64\n"
-        "  is not known to FPDT, and parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or "
+        "  is not supported with FPDT, but parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or "
         "remove it.",
     ),
     "FPDT with groups": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model={num_query_groups: 4, attention_dropout: 0.0}"],
         "override model.num_query_groups=4: model.num_query_groups = 4\n"
-        "  is not known to FPDT, and parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or "
+        "  is not supported with FPDT, but parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or "
         "remove it.",
     ),
     "FP8 beside fp16": (
@@ -1329,7 +1329,7 @@ BROKEN = {
     "a folder of the whole job": (
         "gpt-125m",
         ["backend.env={NBTRAIN_OUTPUT: /mine}"],
-        "override backend.env: backend.env.NBTRAIN_OUTPUT: the whole job has this from the shell that "
+        "override backend.env: backend.env.NBTRAIN_OUTPUT: all ranks inherit this from the shell that "
         "submits (on Kubernetes: from backend.kubernetes). Remove it, and export it there.",
     ),
     "the accelerator": (

@@ -69,7 +69,7 @@ def test_a_field_without_a_place_in_the_kind_is_refused(config):
         "backend.kubernetes.restart_policy = ExitCode\n  must be Never or OnFailure in an MPIJob.",
     ]
     assert problems(workload="DeepSpeedJob", priority=5) == [
-        "backend.kubernetes.priority = 5\n  needs queue, whose priority it is."
+        "backend.kubernetes.priority = 5\n  needs queue, because it is the priority in that queue."
     ]
     assert problems(workload="MPIJob", min_nodes=1) == [
         "backend.kubernetes.min_nodes = 1\n  is not supported in an MPIJob: use a DeepSpeedJob "
@@ -125,7 +125,7 @@ def test_sizes_and_names_go_together(config):
     assert problems(load(config, {"backend.elastic": True}), min_nodes=1, max_nodes=1) == []
     assert problems(max_nodes=1) == ["backend.kubernetes.max_nodes = 1\n  needs min_nodes."]
     assert problems(labels={"nbtrain/run": "other"}) == [
-        "kubernetes.labels has nbtrain/run\n  keys that begin with nbtrain/ are nbtrain's own."
+        "kubernetes.labels has nbtrain/run\n  keys that begin with nbtrain/ are reserved for nbtrain."
     ]
     own = [{"name": "NBTRAIN_JOB", "secret": "a", "key": "b"}]
     assert problems(secret_variables=own) == [

@@ -41,7 +41,7 @@ class NbtrainError(Exception):
 
 
 class ConfigError(NbtrainError):
-    """A run YAML, an override or a parameter is not acceptable."""
+    """A run YAML, an override or a parameter is invalid."""
 
     exit_code = 2
 

@@ -67,7 +67,7 @@ class Finding:
     """One problem of a run or of a machine, or one fact worth knowing about it."""
 
     level: Level
-    """error: refused, or it cannot work; warning: it costs something; note: worth knowing; ok: no problem."""
+    """error: the run cannot start or work; warning: it has a cost; note: worth knowing; ok: no problem."""
     rule: str
     """The name of the rule or check, e.g. "memory_fits"."""
     key: str

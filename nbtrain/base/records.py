@@ -280,7 +280,7 @@ class JobRecord(Stamped):
     autotune: str = "none"
     """tune: the backend runs DeepSpeed's autotuner without a supervisor; run: a supervisor follows it."""
     attempts: list[AttemptRecord] = field(default_factory=list)
-    """Oldest first."""
+    """Records of the job's attempts, oldest first."""
     goes_on_from: TrainingProgress | None = None
     """Progress of the newest checkpoint when the job was submitted; None if there was none."""
     schema_version: int = SCHEMA_VERSION

@@ -133,7 +133,10 @@ def _read_activation(source: Reading) -> None:
     elif False in (source.value("bias_gelu_fusion"), source.value("add_bias_linear")):
         dest = "bias_gelu_fusion" if source.setting("bias_gelu_fusion") else "add_bias_linear"
         flag = source.setting(dest)
-        text = "the program takes the exact gelu without its fused kernel; model.activation is the tanh one."
+        text = (
+            "without its fused kernel the program uses the exact gelu; model.activation: gelu is the "
+            "tanh form."
+        )
         source.note(source.place(dest), f"{flag.text if flag else dest}: {text}")
 
 

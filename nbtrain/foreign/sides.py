@@ -108,7 +108,7 @@ class Writing:
     config: RunConfig
     table: Table
     flags: list[tuple[str, list[str]]] = field(default_factory=list)
-    """(flag, its values), in the order in which they are written."""
+    """Flags to write, each with its values, in their order."""
     reasons: dict[str, str] = field(default_factory=dict)
     """{field: reason that the flags do not express it}."""
     warnings: list[str] = field(default_factory=list)

@@ -412,7 +412,9 @@ def test_an_architecture_beside_the_files_sets_its_fields(tmp_path):
 @pytest.mark.parametrize("flag", ["--no-bias-gelu-fusion", "--disable-bias-linear"])
 def test_the_exact_gelu_is_noted(flag, tmp_path):
     """torch's exact F.gelu gets a note, because the fused kernel and nbtrain's model use the tanh form."""
-    said = "the program takes the exact gelu without its fused kernel; model.activation is the tanh one."
+    said = (
+        "without its fused kernel the program uses the exact gelu; model.activation: gelu is the tanh form."
+    )
     assert f"{flag}: {said}" in [note.text for note in of_megatron_lm(tmp_path, flag).notes]
     notes = [note.text for note in of_megatron_lm(tmp_path, f"{flag} --swiglu").notes]
     assert not any("gelu" in text for text in notes)

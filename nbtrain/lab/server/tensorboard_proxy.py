@@ -1,6 +1,6 @@
 """TensorBoard behind Jupyter's own address and login, by jupyter-server-proxy, with a tile in the launcher.
 
-    <base_url>tensorboard/            TensorBoard itself, behind a door (tensorboard_door.py)
+    <base_url>tensorboard/            TensorBoard itself, behind a proxy (tensorboard_door.py)
     <base_url>nbtrain/tensorboard/    TensorBoard in a frame that keeps it live: what the tile opens
 
 One TensorBoard at the output root serves every run; ?run=NAME on the page shows one. It opens on the loss.
@@ -22,7 +22,7 @@ PAGE = Path(__file__).with_name("tensorboard.html")
 # Cards on top of all others, if the run has such a scalar: TensorBoard orders the others by name.
 PINNED = ("loss", "validation_loss")
 
-# The door answers at once; TensorBoard's start is awaited behind it.
+# Limit for jupyter-server-proxy until the proxy in front of TensorBoard listens, which it does at once.
 START_TIMEOUT_SECONDS = 60
 RELOAD_INTERVAL_SECONDS = 5
 

@@ -36,7 +36,7 @@ def free_form() -> Mapping[str, Any]:
     for prefix, model in {"": RunConfig, **field_keys()}.items():
         for name, info in model.model_fields.items() if model else ():
             if get_origin(info.annotation) is dict:
-                # That of Annotated[str, ...] is str.
+                # The origin of Annotated[str, ...] is str.
                 values = get_args(info.annotation)[1]
                 found[f"{prefix}.{name}".lstrip(".")] = getattr(values, "__origin__", values)
     return found
@@ -92,7 +92,7 @@ def unknown_keys(located: Located) -> list[Finding]:
             dotted = f"{prefix}{key}"
             if dotted not in known:
                 section = prefix.rstrip(".") or "a run"
-                # What holds keys was meant to be a section, if there is one like it.
+                # A key with keys inside was probably meant to be a section, if there is a similar one.
                 near = _nearest(dotted, sections) if isinstance(inner, Mapping) else ""
                 near = _numbered(dotted, inner) or near or _nearest(dotted, known)
                 message = f"{shortened(section)} has no key `{shortened(key)}`.{near}"

@@ -104,7 +104,7 @@ resources.gpu_type | gpu accelerator gpu_model
 
 FIELD_OF = {name: field for field, names in rows(_FIELDS) for name in names.split()}
 
-# What no field decides, and what does.
+# Settings of other programs without a field here, and what decides them instead.
 INSTEAD = {
     **dict.fromkeys(
         ("save_dir", "save", "output_dir", "checkpoint_dir", "default_root_dir", "dump_folder"),

@@ -28,9 +28,9 @@ from nbtrain.config.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.sources import text_settings
 from nbtrain.config.yaml_source import Located, NotWritten, read_yaml
 
-# What decides the content of a dataset, besides its tokenizer.
+# Settings that decide the content of a dataset, in addition to its tokenizer.
 MAKES_DATASET = ("sources", "blend", "cleaning", "json_key", "extra_json_keys", "split_sentences")
-# What decides a tokenizer: one that is trained, besides its text, and one that is brought.
+# Settings that decide a tokenizer: one that is trained (in addition to its text), and one that is imported.
 MAKES_TRAINED = ("vocab_size", "train_bytes", "trainer", "train_seed", "eod_token")
 MAKES_BROUGHT = ("path", "added_tokens", "eod_token")
 

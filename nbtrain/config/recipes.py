@@ -18,7 +18,7 @@ from nbtrain.config.schedule_section import UNITS, LrScheduleConfig, OptimizerCo
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
 
-# One amount, of which a file gives one.
+# Fields that set the same amount in different units; a file sets one of them.
 WSD_DECAY = tuple(f"lr_schedule.lr_wsd_decay_{unit}" for unit in (*UNITS, "fraction"))
 _OWN = ("lr_schedule.lr_decay_style", "lr_schedule.lr_wsd_decay_style", *WSD_DECAY)
 FIELDS = (
@@ -26,7 +26,7 @@ FIELDS = (
     *("optimizer.type", *(f"optimizer.{key}" for key in OptimizerConfig.model_fields if "muon_" in key)),
     *_OWN,
 )
-# {name: what differs from the schema's defaults}
+# {name: fields that differ from the schema's defaults}
 _DIFFERENCES: dict[str, dict[str, Any]] = {
     # arXiv:2005.14165, appendix B.
     "gpt3": {},

@@ -18,7 +18,7 @@ from nbtrain.config.yaml_source import Located, show
 
 SOURCES = {kind_of(source): source for source in SOURCE_TYPES}
 
-# Our words for pydantic's errors, if they say more.
+# nbtrain's messages for pydantic's errors, where they say more than pydantic's own.
 _WORDING = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
@@ -38,7 +38,7 @@ _UNITS = {
     "_bytes": "must be a number of bytes, e.g. 10000000",
     "_freq": "must be a whole number N, or a list of 0 and 1, one for each layer, e.g. [1, 1, 0]",
 }
-# {pydantic's error: (our words, the name of the limit in its context)}
+# {pydantic's error: (nbtrain's message, the name of the limit in its context)}
 _BOUNDS = {
     "greater_than": ("more than", "gt"),
     "greater_than_equal": ("at least", "ge"),

@@ -99,8 +99,8 @@ if yaml.__with_libyaml__:
     _QUICK_DUMPER = type("_QuickDumper", (yaml.CSafeDumper,), {})
     for _quick, _kind in ((_QUICK_LOADER, _Loader), (_QUICK_DUMPER, _Dumper)):
         _quick.yaml_implicit_resolvers = _kind.yaml_implicit_resolvers
-# What is left to PyYAML: text in which the two may differ, or which _Loader refuses. The rest is keys, block
-# lists and values in ASCII, as nbtrain writes them.
+# Text that is left to PyYAML, because libyaml may read it differently or _Loader refuses it. Other text has
+# only keys, block lists and values in ASCII, as nbtrain writes them.
 _NOT_QUICK = re.compile(r"[^\n -~]|\\|(?:^|\s)[&*!%@`|>?]|\{[^}]|\[[^]]|^---|^\.\.\.", re.MULTILINE)
 
 
@@ -300,7 +300,7 @@ def read_yaml(path: Path, label: str | None = None, shape: str | None = None) ->
     return parse_yaml(text, label, shape)
 
 
-# Run YAMLs are small; a file that is none may have any length, and its nodes take a hundred times as much.
+# Run YAMLs are small; another file may have any length, and its nodes take a hundred times as much.
 _LONGEST_KEPT = 1 << 16
 
 
@@ -341,7 +341,7 @@ def _line(error: yaml.YAMLError) -> str:
 
 def _reason(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or " ".join(str(error).split())
-    # It may quote a tag, which may be long.
+    # The problem may quote a tag, which may be long.
     return shortened(problem, 200)
 
 

@@ -19,7 +19,7 @@ from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
 
-# Beside a checkpoint: its manifest, DeepSpeed's recovery script, file system overhead.
+# In addition to the data of a checkpoint: its manifest, DeepSpeed's recovery script, file system overhead.
 SPARE_BYTES = 16 << 20
 
 # Generators of Python, NumPy and torch, pickled.
@@ -71,7 +71,7 @@ def _optimizer_state_bytes(config: RunConfig) -> int:
     """
     parallel, tensor = config.parallel, config.parallel.tensor_parallel_size
     if config.lora is not None:
-        # Tied ones are on the last stage too.
+        # Tied embeddings are on the last stage too.
         copies = min(parallel.pipeline_parallel_size, 2)
         stepped = _adapters(config) + _trained_rows(config, copies)
         return stepped * (12 if parallel.zero_stage else 8)

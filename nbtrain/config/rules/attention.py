@@ -8,7 +8,7 @@ from nbtrain.config.rules.limits import no_divisor, problems_of
 from nbtrain.config.rules.wording import Problems, broken
 from nbtrain.config.schema import RunConfig
 
-# What FPDT's kernel, DeepSpeed's, does not do with queries, keys and scores: {field: its plain value}.
+# Fields that FPDT's kernel, which is DeepSpeed's, does not support: {field: value that turns it off}.
 PLAIN_IN_FPDT = {
     "num_query_groups": None,
     "kv_channels": None,

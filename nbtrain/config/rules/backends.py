@@ -11,7 +11,7 @@ from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
 
-# What nbtrain itself writes into a batch script: a second one would win, or lose, without a word.
+# Options that nbtrain writes into a batch script. A second value would win, or lose, without a message.
 OWN_SBATCH_OPTIONS = {
     **{
         option: f"{section}.{field}"

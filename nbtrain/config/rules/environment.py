@@ -9,8 +9,8 @@ from nbtrain.config.debug import debug_variables
 from nbtrain.config.rules.wording import Problems, hidden
 from nbtrain.config.schema import RunConfig
 
-# What nbtrain or torchrun sets: one value from the YAML would give all ranks the same identity, or have
-# them look in other folders than their supervisor.
+# Variables that nbtrain or torchrun sets: one value from the YAML would give all ranks the same identity, or
+# have them look in other folders than their supervisor.
 RESERVED = {
     "nbtrain sets this for each rank itself. Remove it.": re.compile(
         r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
@@ -28,7 +28,7 @@ SECRET_NAMES = re.compile(
     r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|(API|ACCESS|PRIVATE|SECRET)_KEY)(_ID)?"
 )
 SECRET_VALUES = re.compile(r"(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}")
-# What nbtrain sets if backend.env does not, and how it decides.
+# Variables that nbtrain sets if backend.env does not, and how it chooses their values.
 OWN_VALUES = {
     "OMP_NUM_THREADS": "cores over ranks",
     "OMP_WAIT_POLICY": "PASSIVE on device: cpu",

@@ -11,8 +11,8 @@ from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 
-# {kind: {field: why it has no place there}}. A field that is set and not written would change nothing in
-# silence.
+# {kind: {field: why it has no place there}}. A field that is set but not written would have no effect,
+# without a message.
 NO_PLACE = {
     "DeepSpeedJob": {
         "priority_class": "its queue has priorities from 0 to 100: set backend.kubernetes.priority",
@@ -35,14 +35,14 @@ NO_PLACE = {
 }
 OF_DEEPSPEED_JOBS = ("autotune", "debug_mode")
 OF_TRAIN_JOBS = ("runtime", "runtime_kind")
-# Of the operators' launchers, and of shared memory.
+# Paths of the operators' launchers, and of shared memory.
 RESERVED_PATHS = {
     "DeepSpeedJob": ("/dev/shm", "/root/.ssh", "/t9k/hostfile", "/root/.deepspeed_env"),
     "TrainJob": ("/dev/shm",),
     "MPIJob": ("/dev/shm", "/root/.ssh", "/etc/mpi"),
     "PyTorchJob": ("/dev/shm",),
 }
-# Its Launcher is a Job of Kubernetes, which knows no other.
+# The Launcher of an MPIJob is a Kubernetes Job, which has no other policies.
 MPI_RESTART_POLICIES = ("Never", "OnFailure")
 OWN_PREFIX = "nbtrain/"
 # After its ranks have had shutdown_timeout_seconds, a pod's agent writes its records.

@@ -12,7 +12,7 @@
 // xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
 
 import { endMargin, endNames } from "./chart_ends.js";
-import { chartCsv, chartPng } from "./chart_files.js";
+import { chartCsv, chartPng, chartSvg } from "./chart_files.js";
 import { byteTicks, logTicks, nearest, readLabel, smoothed, tickLabel, ticks, timeTicks } from "./numbers.js";
 import { button, download, element, known, menu, stamp } from "./words.js";
 
@@ -86,11 +86,15 @@ export class ChartGroup {
 }
 
 export class Chart {
-  constructor(height, { group = new ChartGroup(), name = "chart" } = {}) {
+  /** `isLarge`: whether it is the enlarged copy of another chart. */
+  constructor(height, { group = new ChartGroup(), name = "chart", isLarge = false } = {}) {
     this.height = height;
     this.group = group;
     this.fileName = name;
     this.log = false;
+    /** [lowest, highest] of the vertical axis as the user chose them; null leaves an end to the values. */
+    this.ends = [null, null];
+    this.large = null;
     group.charts.add(this);
     this.node = element("div", "nbt-chart");
     this.header = element("div", "nbt-chart-head");
@@ -98,7 +102,7 @@ export class Chart {
     this.picture = svg("svg", { height, role: "img", tabindex: 0 });
     this.tip = element("div", "nbt-tip");
     this.tip.hidden = true;
-    this.header.append(this.legend, this.menu());
+    this.header.append(this.legend, ...(isLarge ? [] : [this.enlargeButton()]), this.menu());
     this.node.append(this.header, this.picture, this.tip);
     this.drag = null;
     this.picture.addEventListener("pointermove", (event) => this.moved(event));
@@ -118,16 +122,74 @@ export class Chart {
     });
     return menu(
       "\u22ef",
-      "log axis, zoom, PNG and CSV of this chart",
+      "log axis, zoom, PNG, SVG and CSV of this chart",
       this.logEntry,
       button("Reset zoom", "", () => this.group.zoom(null)),
       button("Save as PNG", "", async () => download(`${this.fileName}.png`, await chartPng(this))),
+      button("Save as SVG", "", () => download(`${this.fileName}.svg`, chartSvg(this).text, "image/svg+xml")),
       button("Save as CSV", "", () => download(`${this.fileName}.csv`, chartCsv(this.spec), "text/csv")),
     );
   }
 
   dispose() {
     this.group.charts.delete(this);
+    if (this.large) this.large.close();
+  }
+
+  // --- the enlarged copy ---
+
+  enlargeButton() {
+    const node = button("\u2922", "Enlarge this chart", () => this.enlarge(), "nbt-enlarge");
+    node.setAttribute("aria-label", "enlarge this chart");
+    return node;
+  }
+
+  /** Show the chart in the whole window, with its own ranges, smoothing and axis; Escape closes it. */
+  enlarge() {
+    const dialog = element("dialog", "nbt-large"), tools = element("div", "nbt-tools");
+    const chart = new Chart(Math.max(220, Math.round(window.innerHeight * 0.7)), { name: this.fileName, isLarge: true });
+    chart.log = this.log;
+    const smoothing = element("input"), said = element("output");
+    const look = { type: "range", min: "0", max: "0.99", step: "0.01" };
+    for (const [name, value] of Object.entries(look)) smoothing.setAttribute(name, value);
+    smoothing.value = this.spec.smoothing || 0;
+    const copy = () => {
+      said.textContent = smoothing.value;
+      chart.show({ ...this.spec, smoothing: Number(smoothing.value) });
+    };
+    smoothing.addEventListener("input", copy);
+    const slider = element("label", "nbt-field", "smoothing ");
+    slider.append(smoothing, said);
+    const ends = ["lowest", "highest"].map((words, at) => {
+      const input = element("input");
+      Object.assign(input, { type: "text", inputMode: "decimal", placeholder: "auto", size: 7 });
+      input.addEventListener("input", () => {
+        const text = input.value.trim(), value = text === "" ? null : Number(text);
+        const wrong = value !== null && !finite(value);
+        input.setAttribute("aria-invalid", String(wrong));
+        if (wrong) return;
+        chart.ends[at] = value;
+        chart.draw();
+      });
+      const label = element("label", "nbt-field", `${words} `);
+      label.append(input);
+      return label;
+    });
+    const close = button("Close", "", () => dialog.close());
+    tools.append(slider, ...ends, element("span", "nbt-room"), close);
+    dialog.append(tools, chart.node);
+    dialog.setAttribute("aria-label", `${this.spec.title || this.spec.yName || "chart"}, enlarged`);
+    const resized = new ResizeObserver(() => chart.draw());
+    dialog.addEventListener("close", () => {
+      resized.disconnect();
+      dialog.remove();
+      this.large = null;
+    });
+    (this.node.closest(".nbt-root") || document.body).append(dialog);
+    this.large = { close: () => dialog.close(), show: copy };
+    dialog.showModal();
+    copy();
+    resized.observe(chart.node);
   }
 
   show(spec) {
@@ -151,6 +213,7 @@ export class Chart {
     if (this.legendWords !== words) this.legend.replaceChildren(...marks);
     this.legendWords = words;
     this.draw();
+    if (this.large) this.large.show();
   }
 
   // --- axes ---
@@ -189,15 +252,16 @@ export class Chart {
     const most = Math.max(3, Math.floor((height - TOP - BOTTOM) / APART_Y));
     if (this.log) {
       const air = Math.max((high / low) ** MARGIN, 1.02);
-      [y0, y1] = [low / air, high * air];
+      [y0, y1] = this.chosenEnds(low / air, high * air);
       scale = (value) => Math.log10(value);
       yTicks = logTicks(y0, y1);
     } else {
       const margin = (high - low) * MARGIN || Math.abs(high) * 0.05 || 1;
       [y0, y1] = [spec.fromZero ? Math.min(0, low) : low - margin, high + margin];
       scale = (value) => value;
+      [y0, y1] = this.chosenEnds(y0, y1);
       const round = () => ticks(y0, y1, most, 3, spec.yForm === "whole");
-      if (/^bytes/.test(spec.yForm)) y1 = Math.max(y1, 4);
+      if (/^bytes/.test(spec.yForm)) y1 = Math.max(y1, y0 + 4);
       yTicks = /^bytes/.test(spec.yForm) ? byteTicks(y0, y1) : round();
     }
     const apart = (at) => (at.length > 1 ? at[1] - at[0] : Math.abs(at[0]) || 1);
@@ -218,6 +282,12 @@ export class Chart {
       Y: (y) => TOP + ((scale(y1) - scale(y)) / (scale(y1) - scale(y0))) * up,
       valueAt: (pixel) => x0 + ((pixel - left) / Math.max(1, across)) * (x1 - x0),
     };
+  }
+
+  /** The ends of the vertical axis: the user's, if they make a range that the axis can show. */
+  chosenEnds(low, high) {
+    const [own0, own1] = [this.ends[0] ?? low, this.ends[1] ?? high];
+    return own1 > own0 && (!this.log || own0 > 0) ? [own0, own1] : [low, high];
   }
 
   draw() {

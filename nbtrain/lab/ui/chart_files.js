@@ -1,4 +1,4 @@
-// A chart as a file: PNG of the visible part, CSV of all its points.
+// A chart as a file: PNG and SVG of the visible part, CSV of all its points.
 
 const PIXELS = 2;
 // The legend above a picture, in pixels: height of a row, margin, length of a line sample, space between names.
@@ -43,48 +43,48 @@ export function legendRows(spec, measure, width) {
   return rows;
 }
 
-/** Return the chart's picture with the colours of the theme, as a Blob. */
-export async function chartPng(chart) {
+const escaped = (text) => text.replace(/[&<>"]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[sign]);
+
+/** Return the chart's picture with its legend and the colours of the theme, as {text: an SVG file, width, height}. */
+export function chartSvg(chart) {
   const picture = chart.picture, copy = picture.cloneNode(true);
   const [from, to] = [picture, copy].map((node) => [node, ...node.querySelectorAll("*")]);
   from.forEach((node, at) => {
     const style = getComputedStyle(node);
-    to[at].setAttribute("style", DRAWN.map((name) => `${name}:${style.getPropertyValue(name)}`).join(";"));
+    const looks = DRAWN.map((name) => `${name}:${style.getPropertyValue(name).replaceAll('"', "'")}`);
+    to[at].setAttribute("style", looks.join(";"));
   });
-  const width = picture.clientWidth, height = chart.height;
-  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  copy.setAttribute("width", width);
-  const image = new Image();
-  const text = new XMLSerializer().serializeToString(copy);
+  const width = picture.clientWidth, style = getComputedStyle(chart.node);
+  const pen = document.createElement("canvas").getContext("2d");
+  const measure = ({ words, bold }) => {
+    pen.font = `${bold ? "600 " : ""}12px ${style.fontFamily}`;
+    return pen.measureText(words).width;
+  };
+  const rows = legendRows(chart.spec, measure, width), above = rows.length * LEGEND_ROW + LEGEND_MARGIN;
+  const height = chart.height + above, family = escaped(style.fontFamily.replaceAll('"', "'"));
+  const legend = rows.flatMap((row, at) => row.flatMap(({ words, x, color, dash, bold }) => {
+    const y = (at + 1) * LEGEND_ROW, look = color && style.getPropertyValue(`--nbt-${color}`).trim();
+    const sample = color
+      ? [`<line x1="${x}" x2="${x + LINE_SAMPLE}" y1="${y - 4}" y2="${y - 4}" stroke="${look}" stroke-width="2"${dash ? ' stroke-dasharray="4 2"' : ""}/>`]
+      : [];
+    const place = `x="${x + (color ? LINE_SAMPLE + 4 : 0)}" y="${y}"`, weight = bold ? ' font-weight="600"' : "";
+    return [...sample, `<text ${place}${weight} font-size="12" font-family="${family}" fill="${style.color}">${escaped(words)}</text>`];
+  }));
+  for (const [name, value] of Object.entries({ xmlns: "http://www.w3.org/2000/svg", width, height: chart.height, y: above }))
+    copy.setAttribute(name, value);
+  const text = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">`
+    + `<rect width="100%" height="100%" fill="${style.backgroundColor}"/>${legend.join("")}`
+    + `${new XMLSerializer().serializeToString(copy)}</svg>`;
+  return { text, width, height };
+}
+
+/** Return chartSvg() as a PNG, as a Blob. */
+export async function chartPng(chart) {
+  const { text, width, height } = chartSvg(chart), image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   await image.decode();
   const canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
-  const style = getComputedStyle(chart.node);
-  const font = ({ bold }) => `${bold ? "600 " : ""}12px ${style.fontFamily}`;
-  const measure = (one) => {
-    pen.font = font(one);
-    return pen.measureText(one.words).width;
-  };
-  const rows = legendRows(chart.spec, measure, width), above = rows.length * LEGEND_ROW + LEGEND_MARGIN;
-  [canvas.width, canvas.height] = [width * PIXELS, (height + above) * PIXELS];
-  pen.scale(PIXELS, PIXELS);
-  pen.fillStyle = style.backgroundColor;
-  pen.fillRect(0, 0, width, height + above);
-  rows.forEach((row, at) => row.forEach((one) => {
-    const y = (at + 1) * LEGEND_ROW;
-    if (one.color) {
-      pen.strokeStyle = style.getPropertyValue(`--nbt-${one.color}`).trim();
-      pen.lineWidth = 2;
-      pen.setLineDash(one.dash ? [4, 2] : []);
-      pen.beginPath();
-      pen.moveTo(one.x, y - 4);
-      pen.lineTo(one.x + LINE_SAMPLE, y - 4);
-      pen.stroke();
-    }
-    pen.fillStyle = style.color;
-    pen.font = font(one);
-    pen.fillText(one.words, one.x + (one.color ? LINE_SAMPLE + 4 : 0), y);
-  }));
-  pen.drawImage(image, 0, above, width, height);
+  [canvas.width, canvas.height] = [width * PIXELS, height * PIXELS];
+  pen.drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }

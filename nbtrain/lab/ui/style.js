@@ -130,6 +130,11 @@ const CSS = `
 
 .nbt-root .nbt-chart{background:var(--nbt-bg);min-width:0;position:relative}
 .nbt-root .nbt-chart-head{display:flex;align-items:flex-start;gap:8px;font-size:11px;color:var(--nbt-dim)}
+.nbt-root .nbt-enlarge{border:0;padding:0 6px;color:var(--nbt-dim)}
+.nbt-root .nbt-large{width:96vw;max-width:none;padding:8px 14px;color:var(--nbt-fg);background:var(--nbt-bg);
+ border:1px solid var(--nbt-line);border-radius:8px}
+.nbt-root .nbt-large::backdrop{background:rgba(0,0,0,.45)}
+.nbt-root .nbt-large input[type=text]{width:90px}
 .nbt-root .nbt-legend{display:flex;flex-wrap:wrap;gap:0 12px;flex:1;min-width:0}
 .nbt-root .nbt-legend i{font-style:normal;overflow-wrap:anywhere;min-width:0}
 .nbt-root .nbt-legend i::before{content:"";display:inline-block;width:10px;height:2px;margin-right:5px;
@@ -286,13 +291,14 @@ const CSS = `
 .nbtrain-panel .nbt-level-error{color:var(--nbt-failed)}
 .nbtrain-panel .nbt-level-warning{color:var(--nbt-warned)}
 .nbtrain-panel .nbt-level-debug{color:var(--nbt-dim)}
-.nbtrain-panel .nbt-line.nbt-current{background:color-mix(in srgb,var(--nbt-a) 16%,var(--nbt-bg))}
+.nbtrain-panel .nbt-line.nbt-current{color:var(--nbt-fg);background:color-mix(in srgb,var(--nbt-a) 16%,var(--nbt-bg))}
 .nbtrain-panel .nbt-line.nbt-current::before{background:inherit;color:var(--nbt-fg);font-weight:600}
 .nbt-root mark{color:var(--nbt-fg);background:color-mix(in srgb,var(--nbt-b) 38%,var(--nbt-bg));border-radius:2px}
 .nbtrain-panel .nbt-go-line{width:76px}
 .nbtrain-panel .nbt-wrong{margin:0 0 4px;font-size:12px;color:var(--nbt-failed)}
 .nbt-root input[aria-invalid=true]{border-color:var(--nbt-bad)}
 .nbtrain-panel .nbt-hits>.nbt-tools{position:sticky;top:0;background:var(--nbt-bg);margin:0;padding:3px 0}
+.nbt-root .nbt-hit[aria-current=true] *{color:var(--nbt-fg)}
 .nbt-root .nbt-hit[aria-current=true]{background:color-mix(in srgb,var(--nbt-a) 16%,var(--nbt-bg))}
 .nbtrain-panel .nbt-traceback{position:relative;margin:0 0 8px;padding:6px 10px;border:1px solid var(--nbt-bad);
  border-radius:5px;flex:0 1 auto;min-height:60px;overflow:auto}

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from nbtrain.monitor.job_shown import rank_charts
 from nbtrain.monitor.metric_charts import how_drawn, metric_charts
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.shown import pill
+from tests.end_to_end.accessible import axe_script, findings
 from tests.lab.ui.pages import answered, routes_of, view_page
 from tests.lab.widgets.fake_run import FakeJob, measure
 
@@ -119,6 +121,39 @@ def test_charts_are_read_zoomed_and_saved(job: FakeJob, browser: Any) -> None:
         with page.expect_download() as saved:
             charts.nth(0).get_by_text("Save as PNG").click()
         assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+        charts.nth(0).locator("summary").click()
+        with page.expect_download() as saved:
+            charts.nth(0).get_by_text("Save as SVG").click()
+        drawn = ElementTree.parse(saved.value.path()).getroot()
+        texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
+        assert {"training loss", "validation loss"} <= {*texts} and drawn.get("width")
+        # The enlarged copy has its own smoothing and ends, and follows the run.
+        charts.nth(0).get_by_role("button", name="enlarge this chart").focus()
+        page.keyboard.press("Enter")
+        large = page.get_by_role("dialog")
+        large.locator("polyline").first.wait_for()
+        assert large.locator(".nbt-chart > svg").bounding_box()["width"] > 800
+        assert large.locator(".nbt-raw").count() == 1
+        large.get_by_label("smoothing").fill("0")
+        assert large.locator(".nbt-raw").count() == 0 and charts.nth(0).locator(".nbt-raw").count() == 1
+        large.get_by_label("lowest").fill("-2")
+        large.get_by_label("highest").fill("20")
+        labels = large.locator("text.nbt-y").all_text_contents()
+        assert "20" in labels and "20" not in charts.nth(0).locator("text.nbt-y").all_text_contents()
+        large.get_by_label("highest").fill("high")
+        assert large.get_by_label("highest").get_attribute("aria-invalid") == "true"
+        points = len(large.locator("polyline").first.get_attribute("points").split())
+        job.one_step()
+        page.wait_for_function(
+            """(many) => {
+                const line = document.querySelector("dialog polyline");
+                return line.getAttribute("points").split(" ").length > many;
+            }""",
+            arg=points,
+        )
+        page.keyboard.press("Escape")
+        large.wait_for(state="detached")
+        assert page.evaluate("document.activeElement.ariaLabel") == "enlarge this chart"
 
 
 PLANNED = {
@@ -683,6 +718,7 @@ def test_hits_of_a_search_are_marked_and_walked(job: FakeJob, browser: Any) -> N
             == 'The first 200 lines with "nan"'
         )
         assert page.locator(".nbt-hits .nbt-tools .nbt-place").inner_text() == "151 of 200"
+        assert findings(page, axe_script(), ["#root"]) == []
 
 
 def test_a_table_that_is_drawn_anew_leaves_the_focus_in_its_place(browser: Any) -> None:

@@ -1,4 +1,6 @@
-"""A folder or file of models that appears only when complete: written under another name, then renamed."""
+"""Create a folder or file of models that appears only when complete: it is written under another name, then
+renamed.
+"""
 
 import contextlib
 import glob
@@ -54,14 +56,16 @@ def new_place(
 
 
 def _must_be_free(to: Path, other: str) -> None:
-    """Raise CheckpointError if the name is taken."""
+    """Raise CheckpointError if the name exists."""
     # lexists reports a name that is too long as free.
     if os.path.lexists(to):
         raise CheckpointError(f"{display(to)} already exists, and nothing is overwritten. {other}")
 
 
 def _remove_leftovers(to: Path) -> None:
-    """Remove the leftovers of killed exports to this folder; an export still writing holds its lock."""
+    """Remove the leftovers of killed exports to this folder. An export that is still writing holds a lock and
+    is left alone.
+    """
     for leftover in to.parent.glob(f".{glob.escape(to.name)}.*.tmp"):
         if leftover.is_dir() and (held := flock_folder(leftover, blocking=False)) is not None:
             shutil.rmtree(leftover, ignore_errors=True)

@@ -52,7 +52,7 @@ FRAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """Result of an export. Printed or shown in a cell, it is a line."""
+    """Result of an export. It prints, and shows in a cell, as one line."""
 
     path: Path
     family: str
@@ -61,7 +61,9 @@ class ExportedModel:
     parameters: int
     bytes: int
     difference: float
-    """Largest difference between the written and the run's logits, relative to the largest logit."""
+    """Largest difference between the logits of the written model and of the run, relative to the largest
+    logit.
+    """
     seconds: float
     notes: tuple[str, ...] = ()
 
@@ -158,7 +160,7 @@ def export_model(
 def _write_tokenizer(
     run: RunDir, config: RunConfig, made: Path, step: int | None
 ) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """Write the tokenizer's files and the chat template; return the ids around a text, and notes."""
+    """Write the tokenizer's files and the chat template; return the ids that surround a text, and notes."""
     directory = tokenizer_dir(config.tokenizer.name)
     manifest = read_manifest(directory)
     if manifest is None:
@@ -212,7 +214,9 @@ def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -
 
 
 def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
-    """Return the id before a text if the run's tokenizer puts only its BOS there; config.json has `bos`."""
+    """Return the token that the run's tokenizer puts before a text, if it is only BOS; `bos` is the id in
+    config.json.
+    """
     directory = tokenizer_dir(config.tokenizer.name)
     if read_manifest(directory) is None:
         return None
@@ -241,7 +245,7 @@ def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> d
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the GPU side's last answer, showing bars while it writes and compares."""
+    """Return the last answer of the GPU side, showing progress bars while it writes and compares."""
     end: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         bar, stage, done = None, "", 0

@@ -32,7 +32,8 @@ OTHER_NAME = "Give another NAME, or remove the file if no run starts from it."
 def converted(
     tree: MegatronTree, name: str, order: str | None, text: str | Path | None, section: dict[str, Any]
 ) -> Iterator[tuple[Path, Path, list[str]]]:
-    """Yield (path of the written file, its final path, notes); keep the file if the block ends without error.
+    """Yield (path of the written file, its final path, notes). The file is kept if the block ends without an
+    error.
 
     `section`: overrides of the run's tokenizer, which encodes `text`. Raises CheckpointError or ConfigError.
     """
@@ -62,7 +63,7 @@ def converted(
 
 
 def ids_of_text(text: str | Path, section: dict[str, Any]) -> list[int]:
-    """Return the first token ids of a text file, by the tokenizer that the run will have."""
+    """Return the first token ids of a text file, encoded with the run's future tokenizer."""
     path = typed_path(text)
     try:
         path = path if path.is_file() else resolve(text)

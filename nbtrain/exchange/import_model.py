@@ -1,4 +1,4 @@
-"""`nbtrain import-model DIR NAME`: a run that starts from a model's folder.
+"""`nbtrain import-model DIR NAME`: create a run that starts from a model's folder.
 
     config.json, index and heads -> every number read once (NaN, tied output) -> tokenizer -> the run checked
     -> data/tokenizer/<NAME>/ -> NAME.yaml
@@ -70,7 +70,7 @@ HOW_COMPUTED = (
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A run made from a model's folder. Printed or shown in a cell, it says what was found."""
+    """A run made from a model's folder. It prints, and shows in a cell, as a description of the model."""
 
     config: RunConfig
     path: Path
@@ -207,7 +207,7 @@ def _target(path: Path, overwrite: bool) -> Path:
 
 
 def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init_from: str) -> dict[str, Any]:
-    """Return the values of the run that the folder decides."""
+    """Return the settings of the run that follow from the model's folder."""
     described = model.described
     section = model_section(described, model.path).model_dump(exclude_unset=True)
     sequence = min(described.positions, SEQUENCE_TOKENS)
@@ -226,7 +226,9 @@ def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init
 
 
 def _onto(onto: str, name: str) -> Located:
-    """Return the run whose data, batch, schedule and layout are used, without its model and tokenizer."""
+    """Return the base run, whose data, batch, schedule and layout are used, without its model and
+    tokenizer.
+    """
     base = load(onto, check=False)
     value = base.model_dump()
     value["model"] = {key: value["model"][key] for key in HOW_COMPUTED}
@@ -245,7 +247,7 @@ def _onto(onto: str, name: str) -> Located:
 
 
 def _folder_of(source: str | Path) -> Path:
-    """Return the model's folder: as typed, below the workspace, or fetched from the Hub."""
+    """Return the model's folder: a local path, a path below the workspace, or a download from the Hub."""
     if not isinstance(source, str | Path) or not str(source).strip():
         raise ConfigError(f"{source!r}: must be the path of a model's folder, or hf://ORGANISATION/MODEL.")
     if (found := HUB.fullmatch(str(source))) is not None:
@@ -270,7 +272,7 @@ def _folder_of(source: str | Path) -> Path:
 
 
 def _fetch(model: str, revision: str | None) -> Path:
-    """Fetch a model from the Hub into the data directory, with the Hub's library."""
+    """Download a model from the Hub into the data directory, with the Hub's library."""
     try:
         import huggingface_hub
     except ImportError:
@@ -315,12 +317,12 @@ def _fetch(model: str, revision: str | None) -> Path:
 
 @dataclass(frozen=True)
 class FoundTokenizer:
-    """The tokenizer that was found along with a model."""
+    """The tokenizer that belongs to a model."""
 
     folder: Path | None
-    """None: there is none, or the run names another tokenizer."""
+    """Folder of the tokenizer; None if there is none, or the run names another tokenizer."""
     eod_token: str | None = None
-    """The token that ends a document."""
+    """Token that ends a document."""
 
 
 def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokenizer:

@@ -1,4 +1,4 @@
-"""README.md of an exported model, made only from its run's own records.
+"""README.md of an exported model, written from its run's own records only.
 
 The front matter is the Hub's (library, tags). The user chooses the licence: it depends on the licences of the
 data, which are listed.
@@ -55,7 +55,7 @@ print(tokenizer.decode(answer, skip_special_tokens=True))
 def model_card(
     run: RunDir, config: RunConfig, step: int, family: str, count: int, dtype: str, difference: float
 ) -> str:
-    """Return README.md's text for the checkpoint of a step; `difference` is the error of the logits."""
+    """Return the text of README.md for a checkpoint; `difference` is the error of the logits."""
     saved = files.read_json(run.checkpoint_manifest(step)) or {}
     parts = [
         FRONT,
@@ -150,7 +150,7 @@ def _devices(run: RunDir, config: RunConfig) -> str:
 
 
 def _data(config: RunConfig) -> str:
-    """Return the sources of the dataset with their licences, from its manifest."""
+    """Return lines about the dataset's sources with their licences, from its manifest."""
     try:
         manifest = dataset_of(config).manifest()
     except DataError:

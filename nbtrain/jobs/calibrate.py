@@ -1,4 +1,4 @@
-"""`nbtrain calibrate`: measures this machine and stores the values for plans.
+"""`nbtrain calibrate`: measure this machine and store the values for plans.
 
 The GPU side measures everything that needs torch (nbtrain/train/calibration); this module measures the disk
 of the output directory. The file: planner/calibration/calibration.py.
@@ -41,11 +41,11 @@ END_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Result of a calibration. Printed or shown in a cell, it is a table."""
+    """Result of a calibration. It prints, and shows in a cell, as a table."""
 
     calibration: Calibration
     path: Path | None
-    """Path that it was written to; None if it was not written."""
+    """Path of the written calibration file; None if it was not written."""
     is_trial: bool = False
     """Whether it was a trial, which writes nothing."""
 
@@ -83,7 +83,9 @@ class Calibrated:
         }
 
     def picture(self) -> Any:
-        """Return a Matplotlib figure: bandwidth of collectives by size, rates of products by precision."""
+        """Return a Matplotlib figure: bandwidth of collectives by size, and throughput of matrix products by
+        precision.
+        """
         return picture(self.calibration)
 
 
@@ -138,7 +140,8 @@ def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
 
 
 def disk_rates(folder: Path, size: int = DISK_BYTES) -> dict[str, float]:
-    """Measure the bytes per second of writing (with fsync) and reading one file of `size` bytes in `folder`.
+    """Measure the throughput, in bytes per second, of writing (with fsync) and reading a file of `size` bytes
+    in `folder`.
 
     The file's pages are dropped from the cache before it is read. Raises OSError, naming the folder, if
     nothing can be written there.

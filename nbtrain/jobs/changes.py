@@ -1,4 +1,6 @@
-"""Fields that differ between two configurations of one run; config/resume.py says which of them may."""
+"""Fields that differ between two configurations of one run; config/resume.py says which of them may
+change.
+"""
 
 import shlex
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from nbtrain.config.yaml_source import show, spelled
 
 @dataclass(frozen=True)
 class Change:
-    """One field that differs."""
+    """A field that differs between two configurations."""
 
     key: str
     before: Any
@@ -23,7 +25,7 @@ class Change:
 
     @property
     def bound(self) -> bool:
-        """Whether the change would make it another run."""
+        """Whether a run with this change would be another run."""
         return is_bound(self.key)
 
     def __str__(self) -> str:
@@ -31,7 +33,9 @@ class Change:
 
 
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
-    """Return every field that differs, in the schema's order, then each weight of packed sources."""
+    """Return every field that differs, in the schema's order, followed by the weights of packed sources that
+    differ.
+    """
     old, new = dict(flatten(before.model_dump())), dict(flatten(now.model_dump()))
     # data.packing: null stands for one of the two packings.
     old["data.packing"], new["data.packing"] = before.data.resolved_packing, now.data.resolved_packing
@@ -47,7 +51,7 @@ def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def typed_changes(before: RunConfig, now: RunConfig) -> list[Change]:
-    """Return the changed fields whose new value is set in a file or an override; defaults do not count."""
+    """Return the changed fields whose new value is set in a file or by an override, not by a default."""
     return [change for change in changes_between(before, now) if now.sets(change.key)]
 
 
@@ -63,7 +67,7 @@ def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] =
 
 
 def _says(config: RunConfig, key: str) -> bool:
-    """Return whether the key itself was set: where its section was set says nothing about a default."""
+    """Return whether the key itself was set. The place where its section was set does not count."""
     return config.sets(key) or key.startswith("data.sources.")
 
 

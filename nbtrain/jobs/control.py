@@ -124,7 +124,7 @@ def _until_stopped(
 
 
 def _harder(job: JobDir, state: str, now: bool) -> str:
-    """Return why a job has not ended although it was asked to, and what ends it."""
+    """Return why a job has not ended although a stop was requested, and which command ends it."""
     record, name = JobRecord.read(job.job_json), job.run.name
     if not now and state not in (QUEUED, SUSPENDED):
         return f"it continues to save. `nbtrain cancel --now {name}` kills it."
@@ -145,7 +145,7 @@ def _harder(job: JobDir, state: str, now: bool) -> str:
 
 
 def give_up_silent(job: JobDir, heard: float) -> None:
-    """Note that a supervisor on another host counts as dead, if job.json stays as old as `heard` too long."""
+    """Treat a supervisor on another host as dead if job.json is unchanged since `heard` for too long."""
     record, backend = JobRecord.read(job.job_json), backend_of_job(job)
     supervisor = record.supervisor if record and record.backend not in ENGINES else None
     if supervisor is None or not supervisor.elsewhere():
@@ -201,7 +201,7 @@ def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
 
 
 def advice_to_resume(run: RunDir) -> str:
-    """Return what `nbtrain resume` does with a run that has stopped, in one sentence."""
+    """Return one sentence that says how `nbtrain resume` continues a run that has stopped."""
     does = "continues from its newest checkpoint"
     if newest_saved_step(run) is None:
         does = (
@@ -213,7 +213,7 @@ def advice_to_resume(run: RunDir) -> str:
 
 
 def _instead(job: JobDir, state: str, what: str) -> str:
-    """Return two sentences: why a job that has ended can do nothing more, and what to run instead."""
+    """Return two sentences: why a job that has ended cannot do this, and which command to run instead."""
     if state != SUCCEEDED:
         return f"only an active job can {what}. {advice_to_resume(job.run)}"
     config = load_resolved(job.run.config_yaml)
@@ -226,18 +226,20 @@ def _instead(job: JobDir, state: str, what: str) -> str:
 
 
 def ask_devices(job: JobDir, devices: int | None) -> None:
-    """Set how many devices the next attempt may use (backend.elastic); None: it counts them itself."""
+    """Set the number of devices that the next attempt may use (backend.elastic); with None, the supervisor
+    counts them.
+    """
     files.write_json(job.control_devices, {"devices": devices, "time": time.time()})
 
 
 def asked_devices(job: JobDir) -> int | None:
-    """Return the number of the last ask_devices(); None without a request, or after it was withdrawn."""
+    """Return the number that ask_devices() set last; None if there is no request, or it was withdrawn."""
     asked = files.read_json(job.control_devices)
     return asked["devices"] if asked else None
 
 
 def ask_pause(job: JobDir, pause: bool) -> None:
-    """Request that the job pauses, or withdraw the request."""
+    """Request that the job pauses, or withdraw that request."""
     files.write_json(job.control_pause, {"pause": pause, "time": time.time()})
 
 
@@ -253,7 +255,7 @@ def ask_priority(job: JobDir, priority: int) -> None:
 
 
 def asked_priority(job: JobDir) -> int | None:
-    """Return the priority of the last ask_priority(); None if there was none."""
+    """Return the priority that ask_priority() set last; None if there was no request."""
     asked = files.read_json(job.control_priority)
     return asked["priority"] if asked else None
 

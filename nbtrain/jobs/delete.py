@@ -43,7 +43,7 @@ SHOWN_LINKS = 5
 
 @dataclass(frozen=True)
 class Deletion:
-    """Data that is, or was, removed with a run."""
+    """Data that delete() removes, or has removed, with a run."""
 
     run: RunDir
     size_bytes: int
@@ -52,7 +52,7 @@ class Deletion:
     exports: int
     """Models that `nbtrain export` wrote into the run directory."""
     links: tuple[str, ...]
-    """Links in the run directory, relative to it, with what they point to."""
+    """Links in the run directory, by their path relative to it, with their targets."""
 
     def __str__(self) -> str:
         what = f"{amounts.counted(self.jobs, 'job')}, {amounts.counted(self.checkpoints, 'checkpoint')}"
@@ -65,7 +65,7 @@ class Deletion:
 
 @by_its_owner
 def survey(run: RunDir, force: bool = False) -> Deletion:
-    """Return what delete() would remove. Raises JobError if the run may not be deleted."""
+    """Return the data that delete() would remove. Raises JobError if the run may not be deleted."""
     _refuse_place(run)
     _refuse_active(run, force)
     size, links = 0, []
@@ -87,7 +87,7 @@ def survey(run: RunDir, force: bool = False) -> Deletion:
 
 @by_its_owner
 def delete(run: RunDir, force: bool = False) -> Deletion:
-    """Remove the run directory; what a LOST job left running is ended first.
+    """Remove the run directory, after ending processes that a LOST job left running.
 
     `force` deletes it even if other runs or run YAMLs name its files. Raises JobError.
     """
@@ -118,7 +118,7 @@ def delete(run: RunDir, force: bool = False) -> Deletion:
 
 
 def _refuse_place(run: RunDir) -> None:
-    """Refuse a folder that is not itself in the output directory."""
+    """Reject a folder that is not itself in the output directory."""
     where, root = display(run.path), output_root()
     if run.path.is_symlink():
         raise JobError(
@@ -140,7 +140,7 @@ def _refuse_unreadable(error: OSError) -> None:
 
 
 def _closed(folder: Path) -> JobError:
-    """Return the error for a folder from which this user may remove nothing."""
+    """Return the error for a folder from which this user cannot remove anything."""
     uid = folder.stat().st_uid
     owner = files.user_name(uid)
     fix = f"Ask {owner}, or use that account."
@@ -153,7 +153,7 @@ def _closed(folder: Path) -> JobError:
 
 
 def _let_go(job: JobDir, newest: bool, force: bool) -> None:
-    """End what belongs to a job outside the run directory. Raises RecordError and JobError."""
+    """End what is left of a job outside the run directory: processes, scheduler objects, its last words."""
     if newest:
         # A supervisor outlives its final state by the notification that it sends.
         try:
@@ -193,7 +193,7 @@ def _active(run: RunDir, state: str = "") -> JobError:
 
 
 def _refuse_referred(run: RunDir) -> None:
-    """Raise JobError with every other run and run YAML that names a file of this run."""
+    """Raise JobError that names every other run and run YAML with a path into this run."""
     if found := list(_references(run)):
         lines = "\n".join(f"  {line}" for line in found)
         raise JobError(
@@ -204,7 +204,9 @@ def _refuse_referred(run: RunDir) -> None:
 
 
 def _references(run: RunDir) -> Iterator[str]:
-    """Yield "output/b/config.yaml: data.sources.0.path = output/a/export/text.jsonl" for each reference."""
+    """Yield text such as "output/b/config.yaml: data.sources.0.path = output/a/export/text.jsonl" for each
+    reference.
+    """
     others = (path for path in run.path.parent.glob("*/config.yaml") if path.parent != run.path)
     training = (workspace() / "examples" / "megatron-gpt" / "training").glob("*.yaml")
     for path in (*sorted(others), *sorted(training)):
@@ -224,7 +226,8 @@ def _references(run: RunDir) -> Iterator[str]:
 
 
 def _needs_start(path: Path, config: Mapping[str, Any]) -> str | None:
-    """Return why a run still reads what it started from, as the end of a sentence; None if it does not.
+    """Return why a run still reads the run that it started from, as the end of a sentence; None if it does
+    not.
 
     `config` is the content of its config.yaml at `path`, or of a run YAML that was never submitted.
     """
@@ -244,7 +247,7 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text of a run YAML with its dotted key; entries of lists by number."""
+    """Yield every string of a run YAML with its dotted key; list items have their index as key."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict | list):

@@ -19,7 +19,8 @@ HEADING_BYTES = 4096
 
 
 def request_text(config: RunConfig, alone: bool = False) -> str:
-    """Return the batch script, manifest or commands of a run; "" if it runs here. Nothing is contacted.
+    """Return the batch script, manifest or commands that would start a run; "" if it runs here. No scheduler
+    is contacted.
 
     With `alone`, the text starts the run without `nbtrain submit`. Raises ConfigError for a broken rule.
     """
@@ -51,7 +52,7 @@ def dry_run(config: RunConfig, path: Path) -> Path:
 
 
 def _warn(config: RunConfig) -> None:
-    """Warn of the plan's findings about the pods' grace period, which the file contains."""
+    """Warn about findings of the plan on the pods' grace period, which is in the file."""
     from nbtrain.planner.lint.machine import pods_have_time_to_save
     from nbtrain.planner.plan import plan
 
@@ -61,7 +62,7 @@ def _warn(config: RunConfig) -> None:
 
 
 def _refuse_to_overwrite(path: Path) -> None:
-    """Raise SubmitError for a file that no dry run wrote, such as the run's own YAML."""
+    """Raise SubmitError if the existing file was not written by a dry run, for example the run's own YAML."""
     if not path.is_file():
         return
     with path.open("rb") as stream:

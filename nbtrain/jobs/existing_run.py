@@ -1,4 +1,4 @@
-"""The run that a submission finds in its directory: its facts, read once, and the checks against them.
+"""The existing run in the directory of a submission: its facts, read once, and the checks against them.
 
 Each check returns findings about a RunFacts and the submitted configuration; refuse_submission raises them.
 """
@@ -68,7 +68,9 @@ class RunFacts:
 
     @functools.cached_property
     def finished_config(self) -> RunConfig | None:
-        """The configuration that the run was fully trained with; None if it was not trained to its end."""
+        """The configuration with which the run was trained to its end; None if it was not trained to its
+        end.
+        """
         if self.state != SUCCEEDED:
             return None
         before = self.config or load_resolved(self.run.config_yaml)
@@ -79,7 +81,7 @@ class RunFacts:
 
     @functools.cached_property
     def saved_step(self) -> int | None:
-        """The step that a resume continues from if every node still has its part of a checkpoint."""
+        """The step from which a resume continues if every node still has its part of a checkpoint."""
         return newest_saved_step(self.run)
 
     @functools.cached_property
@@ -159,7 +161,7 @@ def folder_is_this_run(run: RunDir) -> Checks:
 
 
 def refuse_foreign(run: RunDir) -> None:
-    """Raise SubmitError if the folder is anything but a run of this name."""
+    """Raise SubmitError if the folder contains anything but a run of this name."""
     refuse(folder_is_this_run(run), SubmitError)
 
 
@@ -177,7 +179,7 @@ def is_not_finished(facts: RunFacts, config: RunConfig) -> Checks:
 
 
 def pause_keeps_its_settings(facts: RunFacts, config: RunConfig) -> Checks:
-    """Check that a paused job has the settings of `config`."""
+    """Check that `config` does not change the settings of a paused job."""
     run, before = facts.run, facts.config
     if before is None or not (changes := facts.changes(config)):
         return
@@ -223,7 +225,9 @@ def backend_is_the_same(facts: RunFacts, config: RunConfig) -> Checks:
 
 
 def length_is_not_reached(facts: RunFacts, config: RunConfig) -> Checks:
-    """Check that the newest checkpoint is not beyond the run's last step, and is there for mode: eval."""
+    """Check that the newest checkpoint is not beyond the run's last step, and that it exists for mode:
+    eval.
+    """
     run = facts.run
     # mode: eval and perf also count checkpoints on the nodes' own disks, whether or not they still exist.
     step = facts.checkpoint_step if config.mode == "full" else facts.saved_step
@@ -255,7 +259,9 @@ def length_is_not_reached(facts: RunFacts, config: RunConfig) -> Checks:
 
 
 def a_checkpoint_is_complete(facts: RunFacts, config: RunConfig) -> Checks:
-    """Check that one of the run's checkpoints, if it has any, is complete by names and sizes."""
+    """Check that one of the run's checkpoints is complete, judged by names and sizes; a run without
+    checkpoints passes.
+    """
     run = facts.run
     if config.mode == "perf" or facts.saved_step is not None:
         return
@@ -271,7 +277,9 @@ def a_checkpoint_is_complete(facts: RunFacts, config: RunConfig) -> Checks:
 
 
 def data_is_the_same(facts: RunFacts, config: RunConfig) -> Checks:
-    """Check that the dataset was not rebuilt since the newest checkpoint, since its order differs."""
+    """Check that the dataset was not rebuilt since the newest checkpoint, because its order would then
+    differ.
+    """
     run, step, now = facts.run, facts.checkpoint_step, dataset_sha256(config)
     if step is None or now is None:
         return
@@ -315,7 +323,7 @@ def _clone(run: RunDir, before: RunConfig, config: RunConfig) -> str:
 
 
 def _differs(before: RunConfig, config: RunConfig) -> str:
-    """Return what `config` would change of a finished run, a field in each line; "" if nothing."""
+    """Return the fields of a finished run that `config` would change, one per line; "" if none."""
     lines = _lines(trained_changes(before, config))
     return f"\nWhat is submitted differs from what was trained:{lines}" if lines else ""
 
@@ -325,7 +333,7 @@ def _lines(changes: Iterable[Change]) -> str:
 
 
 def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
-    """Return the changed fields that training depends on, and backend.kind, which says where it runs."""
+    """Return the changed fields that training depends on, and backend.kind if it changed."""
     return [
         change
         for change in changes_between(before, now)
@@ -334,7 +342,7 @@ def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None) -> str:
-    """Return the command that trains a finished run further, up to the length of `asked` if that is longer.
+    """Return the command that trains a finished run further, for the length in `asked` if that is longer.
 
     The command includes the other changes in `asked`, except bound ones, which are named after it.
     """

@@ -13,7 +13,9 @@ from nbtrain.jobs.machine.shared_memory import shared_memory_suffices
 
 
 def findings_here(config: RunConfig) -> list[Finding]:
-    """Return problems of the hostfile, devices, shared memory, sources, and the tokenizer's markers."""
+    """Return the problems of the hostfile, devices, shared memory, sources, and the tokenizer's special
+    tokens.
+    """
     found = [
         *findings_of_hostfile(config),
         *more_than_is_here(config),

@@ -67,14 +67,14 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def last_words(said: IO[bytes]) -> str:
-    """Return the end of a process's output in the file `said`, indented."""
+    """Return the last lines of a process's output in the file `said`, indented."""
     said.seek(0)
     lines = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
     return "\n".join(f"  {line}" for line in lines)
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End the process, even if the caller stops reading."""
+    """End the process, also if the caller stops reading."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -1,4 +1,4 @@
-"""Checks, before launch, that the weights a run starts from (`init_from`) fit, and records which they are.
+"""Check, before launch, that the weights a run starts from (`init_from`) fit, and record their identity.
 
 A run that has a checkpoint continues from it: `init_from` is no longer read, and its files may be gone. A run
 with adapters needs these weights at every start; its first submission recorded which they are.
@@ -82,7 +82,9 @@ def _adapters_fit(config: RunConfig) -> Iterator[Finding]:
 
 
 def other_ids(start: Start, config: RunConfig) -> str:
-    """Return how the run's token ids differ from the ids of the weights; "" if the tokenizer has them all."""
+    """Return how the run's token ids differ from those of the weights; "" if the run's tokenizer has all of
+    their ids.
+    """
     ours = tokenizer_dir(config.tokenizer.name)
     try:
         manifest = read_manifest(ours)
@@ -129,7 +131,7 @@ def with_new_tokens(config: RunConfig) -> RunConfig:
 
 
 def needs_initial(run: RunDir, config: RunConfig) -> bool:
-    """Return whether the run's next job begins with the weights of init_from."""
+    """Return whether the run's next job starts with the weights of init_from."""
     return config.init_from is not None and (config.lora is not None or _begins(run))
 
 
@@ -138,7 +140,9 @@ def _begins(run: RunDir) -> bool:
 
 
 def record_initial(run: RunDir, config: RunConfig) -> list[str]:
-    """Write init_from.json, which ranks compare and an export reads; return permitted differences as text."""
+    """Write init_from.json, which ranks compare and an export reads; return text about differences that are
+    allowed.
+    """
     if not needs_initial(run, config) or not _begins(run):
         return []
     start = open_start(config)

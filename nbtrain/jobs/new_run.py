@@ -1,4 +1,4 @@
-"""Chooses a run for a user's text and writes its YAML: `nbtrain new NAME --text PATH...` and nb.new.
+"""Choose a run for a user's text and write its YAML: `nbtrain new NAME --text PATH...` and nb.new.
 
     corpus/survey/survey.py      how much text, of which kind, in which language
     planner/choices.py    vocabulary, size, length; or, for examples, a fine-tuning of an existing run
@@ -40,19 +40,19 @@ DEMO = "gpt-tiny"
 
 @dataclass(frozen=True)
 class NewRun:
-    """A run for a user's text; printed or shown in a cell, it says what was chosen and why."""
+    """A run for a user's text. It prints, and shows in a cell, as the list of choices with their reasons."""
 
     name: str
     found: str
     """Description of the text: "2.8 MiB of English in 559 documents, 1 file"."""
     choices: Choices
     settings: dict[str, Any]
-    """The choices that differ from the run's base, as the YAML has them."""
+    """Settings that differ from the run's base, as they are in the YAML."""
     config: RunConfig
     text: str
     """The run YAML."""
     path: Path | None = None
-    """Path that the YAML was written to; None if it was not written."""
+    """Path of the written YAML; None if it was not written."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -61,7 +61,7 @@ class NewRun:
         return [f"nbtrain prepare {name}", f"nbtrain plan {name}", f"nbtrain submit {name}"]
 
     def lines(self) -> list[str]:
-        """Return a line for each thing that was found or chosen."""
+        """Return a line for each property of the text and each choice."""
         config = self.config
         duration = estimate_duration(config)
         time = amounts.duration(duration.seconds) if duration.seconds else "unknown"
@@ -144,7 +144,7 @@ def write_new_run(
 
 
 def name_for(path: Path) -> str:
-    """Return a name for a run on a file or folder."""
+    """Return a run name made from the name of a file or folder."""
     stem = path.name.lower().partition(".")[0]
     name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:53].strip("-")
     return name if valid_name(name) else "my-run"
@@ -176,7 +176,7 @@ def _changed(choices: Choices) -> dict[str, Any]:
 
 
 def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
-    """Return a fine-tuning of an existing run, or of the demo."""
+    """Return the settings of a fine-tuning of an existing run, or of the demo."""
     if "preference" in found.kinds:
         raise DataError(
             f"{found.sources[0]['path']}: pairs of answers, for DPO: it starts from a fine-tuned run and has "
@@ -236,7 +236,7 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
 
 
 def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
-    """Return (the run to start from, what its YAML extends, its settings, whether it has a checkpoint)."""
+    """Return (the run to start from, the base of its YAML, its settings, whether it has a checkpoint)."""
     if init_from is not None and not (valid_name(init_from) and RunDir.named(init_from).exists()):
         base = load(init_from, check=False)
         if base.init_from is None:
@@ -259,7 +259,7 @@ def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
 
 
 def _newest_run() -> str | None:
-    """Return the run that saved last, among those trained from scratch."""
+    """Return the run with the most recent checkpoint among those trained from scratch."""
     found = []
     for name in run_names():
         run = RunDir.named(name)

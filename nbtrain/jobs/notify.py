@@ -44,7 +44,9 @@ def notify(config: NotifyConfig, summary: dict[str, Any]) -> Iterator[tuple[bool
 
 
 def resolved_program(program: str) -> str:
-    """Find the program: a bare name on PATH, a path relative to the workspace."""
+    """Return the path of the program: a bare name is searched on PATH, a relative path is relative to the
+    workspace.
+    """
     return str(resolve(program)) if "/" in program else program
 
 
@@ -114,7 +116,7 @@ def _post(address: str, body: bytes, seconds: float) -> str:
 
 
 class _WithoutRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: a redirected POST would become a GET without the summary, and count as received."""
+    """Rejects redirects: a redirected POST would become a GET without the summary, and count as received."""
 
     def redirect_request(self, *arguments: Any, **named: Any) -> None:
         return None

@@ -64,7 +64,7 @@ def observe(run: RunDir) -> Observations:
 
 
 def _words(job: JobDir) -> str:
-    """Return the errors of the newest attempt's ranks, as their wrappers recorded them."""
+    """Return the errors of the newest attempt's ranks, from their exit records."""
     folder = job.path / "exit"
     records = [ExitRecord.read(path) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
     known = [record for record in records if record is not None]
@@ -95,7 +95,9 @@ def _last(view: RunView, name: str) -> int:
 
 
 def _share(view: RunView, name: str, step: float | None) -> float | None:
-    """Return a part's share of the step: its mean over the median step, because waits come in bursts."""
+    """Return a part's share of the step: its mean time over the median step time, because waits come in
+    bursts.
+    """
     values = _values(view, name)
     whole = _values(view, "iteration_time")
     return sum(values) / len(values) / statistics.fmean(whole) if values and step and sum(whole) else None

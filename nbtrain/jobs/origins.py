@@ -1,4 +1,4 @@
-"""Where each setting of a run was set: origins.json of its jobs.
+"""Place where each setting of a run was set, stored in origins.json of its jobs.
 
 origins(config, run)  ->  {"lr_schedule.lr": "gpt-tiny.yaml:14", "seed": "override seed=2"}
 """
@@ -13,10 +13,10 @@ from nbtrain.config.schema import RunConfig
 
 
 def origins(config: RunConfig, run: RunDir) -> dict[str, str]:
-    """Return the place of each setting that a file or an override sets; the others have their defaults.
+    """Return the place of each setting that a file or an override sets; other settings have their defaults.
 
-    A run that is resumed is loaded from its own config.yaml, which has every setting: what its last job knows
-    of a setting is kept.
+    A resumed run is loaded from its own config.yaml, which contains every setting. The places that its last
+    job recorded are therefore kept.
     """
     own, newest = display(run.config_yaml.absolute()), run.newest_job()
     before = read_origins(newest) if newest else {}

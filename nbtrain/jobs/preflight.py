@@ -61,7 +61,7 @@ FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 
 
 def preflight(config: RunConfig, machine: Machine | None = None) -> list[Finding]:
-    """Return every problem that would stop this run where it is to run; empty if it can start."""
+    """Return every problem that would stop this run in the place where it is to run; [] if it can start."""
     checks = CHECKS if config.backend.kind == "local" else SHARED_CHECKS
     looked_at = this_machine() if machine is None else machine
     found = run_checks(checks, config, looked_at)
@@ -76,7 +76,9 @@ def preflight_in_allocation(config: RunConfig) -> list[Finding]:
 
 
 def refuse_to_start(config: RunConfig, findings: Sequence[Finding], started: bool = False) -> None:
-    """Raise SubmitError with preflight's findings, if any; `started`: inside a started allocation."""
+    """Raise SubmitError with preflight's findings, if any. `started` is True inside an allocation that has
+    started.
+    """
     end = "Nothing was started and nothing written."
     if any(finding.lacks == "data" for finding in findings):
         machines = "pods" if config.backend.kind == "kubernetes" else "nodes"
@@ -89,7 +91,7 @@ def refuse_to_start(config: RunConfig, findings: Sequence[Finding], started: boo
 
 
 def nothing_is_a_placeholder(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Refuse placeholders for an image, a volume or machines, such as notebook 06 shows."""
+    """Reject placeholders for an image, a volume or machines, such as those in notebook 06."""
     yield from placeholders_of(config)
 
 
@@ -155,7 +157,9 @@ def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Iterator[Findi
 
 
 def memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check the planner's peak of every rank against its GPU, or against the host memory they share."""
+    """Check that the planned peak memory of every rank fits its GPU, or the host memory that the ranks
+    share.
+    """
     estimate = estimate_memory(config)
     needed = estimate.total_bytes
     parts = ", ".join(
@@ -191,7 +195,7 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
 
 
 def host_memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check that host memory holds what all ranks offload and save asynchronously."""
+    """Check that host memory is large enough for all that the ranks offload and save asynchronously."""
     estimate = estimate_memory(config)
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
@@ -207,7 +211,8 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Findin
 
 
 def notification_is_possible(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check that notify.command's program exists, and the variable that notify.url_variable names is set.
+    """Check that the program of notify.command exists, and that the variable named by notify.url_variable is
+    set.
 
     With hosts the supervisor runs here; Slurm passes this environment on to it. A pod has its image's
     programs.
@@ -282,7 +287,7 @@ def output_is_writable(config: RunConfig, machine: Machine) -> Iterator[Finding]
 
 
 def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check for room for every checkpoint that stays and the one being written."""
+    """Check that the disk has room for every checkpoint that is kept and for the one being written."""
     run = RunDir.named(config.name)
     folder = _existing(run.path)
     if not folder.is_dir():
@@ -313,7 +318,9 @@ NO_SOURCES = "Copy the dataset there; or name text in data.sources, and `nbtrain
 
 
 def data_is_whole(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check the .bin/.idx: present, of their index's size, this vocabulary, their manifest's contents."""
+    """Check the .bin and .idx files: they exist, have the size that the index states, and match this
+    vocabulary and their manifest.
+    """
     tokenizer = manifest = None
     prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
     try:
@@ -363,7 +370,7 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Iterator[Finding]:
 
 
 def tasks_are_readable(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check that the files of evaluation.tasks exist, and that all their lines are questions."""
+    """Check that the files of evaluation.tasks exist and that every line is a valid question."""
     for key, words, fix in task_problems(config):
         yield mistake(config, key, f"{key} {words.rstrip('.')}.", fix)
 

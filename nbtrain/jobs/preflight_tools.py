@@ -31,7 +31,9 @@ from nbtrain.planner.memory import estimate_memory
 
 
 def compiler_is_there(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check for the compiler: torch.compile calls a C++ compiler on CPU, Triton a C compiler for GPUs."""
+    """Check that the compiler exists: torch.compile calls a C++ compiler on CPU, and Triton a C compiler for
+    GPUs.
+    """
     if not config.model.compile:
         return
     device, variable, language, *names = ("GPUs", "CC", "C", "gcc", "clang")
@@ -162,7 +164,9 @@ CUDA_FOLDER = "/usr/local/cuda"
 
 
 def extensions_can_be_built(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check the tools with which DeepSpeed compiles its NVMe access and its quantization on first use."""
+    """Check that the tools exist with which DeepSpeed compiles its NVMe access and its quantization on first
+    use.
+    """
     nvme = [f"parallel.{name}.device" for name in _on_nvme(config)]
     names = ("zero_quantized_weights", "zero_quantized_gradients")
     quantized = [f"parallel.{name}" for name in names if getattr(config.parallel, name)]
@@ -186,7 +190,9 @@ def extensions_can_be_built(config: RunConfig, machine: Machine) -> Iterator[Fin
 
 
 def has_nvcc() -> bool:
-    """Return whether torch finds CUDA's compiler, in the first of its places that is set or exists."""
+    """Return whether torch finds CUDA's compiler, in the first of its search locations that is set or
+    exists.
+    """
     named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if named is None and shutil.which("nvcc"):
         return True
@@ -194,13 +200,15 @@ def has_nvcc() -> bool:
 
 
 def has_compiler(variable: str, *names: str) -> bool:
-    """Return whether the compiler that `variable` names is found, or one of `names` if it is not set."""
+    """Return whether the compiler named by the environment variable exists, or one of `names` if the variable
+    is not set.
+    """
     named = os.environ.get(variable)
     return any(shutil.which(name) for name in ([named] if named else names))
 
 
 def _tool(name: str) -> bool:
-    """Return whether ranks find a tool: on PATH, or next to the Python that starts them."""
+    """Return whether ranks find a program: on PATH, or next to the Python that starts them."""
     return shutil.which(name) is not None or (Path(sys.executable).parent / name).is_file()
 
 
@@ -213,7 +221,7 @@ def _header(name: str) -> bool:
 
 
 def _words(flags: str) -> list[str]:
-    """Split a compiler's flags as a shell does; only at spaces if their quotes are not closed."""
+    """Split a compiler's flags as a shell does; if their quotes are not closed, split at spaces only."""
     try:
         return shlex.split(flags)
     except ValueError:
@@ -221,7 +229,9 @@ def _words(flags: str) -> list[str]:
 
 
 def packages_are_there(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check for the separate packages that FPDT's kernels and 4-bit matrices need; nbtrain brings neither."""
+    """Check that the separate packages for FPDT's kernels and 4-bit matrices are installed; nbtrain installs
+    neither.
+    """
     four_bits = config.lora is not None and config.lora.load_in_4bit
     if four_bits and importlib.util.find_spec("bitsandbytes") is None:
         yield mistake(

@@ -1,4 +1,4 @@
-"""Starts a run: checks everything that can be known, writes the run directory, and starts the job.
+"""Start a run: check everything that can be known, write the run directory, and start the job.
 
     check -> preflight -> plan -> [run's lock: decide -> config.yaml plan.json run.json jobs/<id>/ ->
     supervisor]
@@ -126,7 +126,9 @@ def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
 
 
 def refuse_hopeless(config: RunConfig) -> None:
-    """Raise, before data is prepared, what `submit` will raise whatever the data is; nothing is written."""
+    """Raise, before data is prepared, the errors that `submit` will raise whatever the data is; nothing is
+    written.
+    """
     check_config(config)
     run = RunDir.named(config.name)
     refuse_foreign(run)
@@ -199,7 +201,7 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
 
 
 def _joined(facts: RunFacts, config: RunConfig, new_job: bool = False) -> JobDir | None:
-    """Return the run's active job, warning of every change that it ignores; None if none is active.
+    """Return the run's active job, warning about every change that it ignores; None if no job is active.
 
     A paused job continues. If `config` has other settings, a paused job is ended for a new one if `new_job`,
     and refused otherwise. Raises SubmitError then, and for a job on another backend.
@@ -217,7 +219,7 @@ def _joined(facts: RunFacts, config: RunConfig, new_job: bool = False) -> JobDir
 
 
 def _tell_silence(job: JobDir) -> None:
-    """Warn if the job's supervisor is on another host and has shown no sign of life lately."""
+    """Warn if the job's supervisor is on another host and has given no sign of life lately."""
     record, written_at = JobRecord.read(job.job_json), job.job_json.stat().st_mtime
     silent = time.time() - written_at
     if record and record.supervisor and record.supervisor.elsewhere() and silent > CLOCK_SECONDS:
@@ -230,7 +232,9 @@ def _tell_silence(job: JobDir) -> None:
 
 
 def _after_pause(facts: RunFacts, job: JobDir, config: RunConfig, new_job: bool) -> JobDir | None:
-    """Continue a paused job if its settings are unchanged; with others end it if `new_job`, else refuse."""
+    """Continue a paused job if its settings are unchanged. If they changed, end it if `new_job`, else raise
+    SubmitError.
+    """
     changes = facts.changes(config)
     if not changes:
         unpause(job)
@@ -248,7 +252,7 @@ def _after_pause(facts: RunFacts, job: JobDir, config: RunConfig, new_job: bool)
 
 
 def _tell_changes(run: RunDir, config: RunConfig, why: str) -> None:
-    """Warn of every requested change that the run's newest job does not apply."""
+    """Warn about every requested change that the run's newest job does not apply."""
     for change in typed_changes(load_resolved(run.config_yaml), config):
         logger.warning("%s %s; this change is not applied: %s", run.name, why, change)
         if change.key == "backend.priority":
@@ -259,7 +263,9 @@ def _tell_changes(run: RunDir, config: RunConfig, why: str) -> None:
 
 
 def _quicker(run: RunDir, known: JobDir | None, config: RunConfig) -> JobDir | None:
-    """Return the job that another process has submitted since `known` was the newest one."""
+    """Return the job that another process has submitted since the caller saw `known` as the newest job; None
+    if there is none.
+    """
     newest = run.newest_job()
     if newest is None or not newest.job_json.exists():
         return None
@@ -339,7 +345,7 @@ def make_folder(run: RunDir) -> None:
 
 
 def write_identity(run: RunDir, parent: str | None = None, **more: str) -> str:
-    """Write run.json once, with the keys of `more`; return the run id."""
+    """Write run.json once, with the keys in `more`; return the run id."""
     if existing := run.record():
         return existing["run_id"]
     identity: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "run_id": new_run_id(), "name": run.name}
@@ -357,7 +363,9 @@ def _write_job(
     started: tuple[JobDir, str] | None,
     priority: int | None,
 ) -> JobDir:
-    """Write everything a supervisor needs; job.json comes last: without it a submission was cut off."""
+    """Write everything that a supervisor needs. job.json comes last, so a folder without it is an interrupted
+    submission.
+    """
     # Another process may have trained the run before this one had its lock.
     facts = RunFacts(run)
     refuse_submission(facts, config, training_is_the_same)
@@ -433,7 +441,7 @@ def _write_job(
 
 
 def unwritable(run: RunDir, error: OSError) -> SubmitError:
-    """Return the error for a run directory that cannot be written."""
+    """Return the error for a run directory that is not writable."""
     return SubmitError(
         f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free space or "
         "change the permissions, or set NBTRAIN_OUTPUT to another folder."

@@ -1,1 +1,1 @@
-"""This machine: cores, memory and devices, its processes, the environment of a job, the queue's folder."""
+"""This machine: cores, memory, devices and processes, the environment of a job, and the queue's folder."""

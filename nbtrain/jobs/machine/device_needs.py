@@ -32,7 +32,7 @@ MEMORY_SLACK = 1.1
 
 
 def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
-    """Return (slots that the run may use, number of them that it needs)."""
+    """Return (slots that the run may use, number of slots that it needs)."""
     if config.backend.kind == "hosts":
         slots = [f"gpu-{name}" for name in gpus_of_hosts_job(config)]
         return slots, len(slots)
@@ -46,7 +46,7 @@ def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
 
 
 def gpu_names(config: RunConfig, queue: Queue) -> list[str]:
-    """Return UUIDs of the GPUs that the run may use, or their numbers if the driver reports no UUIDs."""
+    """Return the UUIDs of the GPUs that the run may use, or their numbers if the driver reports no UUIDs."""
     chosen = config.backend.env.get(CUDA_DEVICES, os.environ.get(CUDA_DEVICES))
     listed = _limits(queue).get("gpus")
     gpus = driver_gpus()
@@ -60,7 +60,8 @@ def gpu_names(config: RunConfig, queue: Queue) -> list[str]:
 
 
 def gpus_of_hosts_job(config: RunConfig) -> list[str]:
-    """Return UUIDs of the GPUs that a job of hosts uses here; [] if this machine is none of its hosts.
+    """Return the UUIDs of the GPUs that a job of the hosts backend uses here; [] if this machine is not one
+    of its hosts.
 
     They are not chosen: each machine's ranks use its first GPUs, or the first ones in backend.env.
     """
@@ -78,7 +79,7 @@ def gpus_of_hosts_job(config: RunConfig) -> list[str]:
 
 
 def _names(entries: list[str], gpus: tuple[Gpu, ...]) -> list[str]:
-    """Drop the first GPU that the driver does not have, and all after it, as CUDA does."""
+    """Drop the first GPU that does not exist, and all GPUs after it, as CUDA does."""
     names = []
     for entry in (text.strip() for text in entries):
         gpu = named_gpu(entry, gpus)
@@ -90,7 +91,9 @@ def _names(entries: list[str], gpus: tuple[Gpu, ...]) -> list[str]:
 
 
 def core_numbers(queue: Queue) -> list[int]:
-    """Return the cores that all jobs share: those that this process may use, within its container's limit."""
+    """Return the cores that all jobs share: the cores that this process may use, within its container's
+    limit.
+    """
     numbers = sorted(os.sched_getaffinity(0))[: usable_cores()]
     limit = _limits(queue).get("cores")
     return numbers if limit is None else numbers[:limit] or numbers[:1]
@@ -113,7 +116,7 @@ def _limits(queue: Queue) -> dict[str, Any]:
 
 
 def too_few(config: RunConfig, queue: Queue) -> str:
-    """Return why the run could wait forever; "" if enough devices are left to it."""
+    """Return why the run could wait forever; "" if enough devices are usable."""
     slots, count = needs_of(config, queue)
     limits = [f"backend.env.{CUDA_DEVICES}"] if CUDA_DEVICES in config.backend.env else []
     limits += [display(queue.devices_json)] if "gpus" in _limits(queue) else []
@@ -124,7 +127,7 @@ def too_few(config: RunConfig, queue: Queue) -> str:
 
 
 def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
-    """Return a sentence for each GPU that the run may get and programs outside the queue use."""
+    """Return one sentence for each GPU that the run may get and that a program outside the queue uses."""
     if config.backend.kind != "local" or config.resources.device != "gpu":
         return []
     slots, _ = needs_of(config, queue)
@@ -141,7 +144,7 @@ def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
 
 
 def more_than_is_here(config: RunConfig) -> list[Finding]:
-    """Return the cores and host memory that a run requests and this machine lacks.
+    """Return findings about cores and host memory that a run requests and this machine does not have.
 
     Returns nothing if this machine lacks the GPUs: another machine is meant, or the submission is refused.
     """

@@ -57,7 +57,9 @@ KEPT_PREFIXES = ("NBTRAIN_",)
 
 
 def supervisor_environment() -> dict[str, str]:
-    """Return the caller's environment with absolute folders: a supervisor outlives the working directory."""
+    """Return the caller's environment with absolute paths, since a supervisor does not run in the caller's
+    working directory.
+    """
     names = (name for name in os.environ if not name.startswith(DROPPED_PREFIXES))
     kept = {name: os.environ[name] for name in names if name not in DROPPED_VARIABLES}
     folders = {"WORKSPACE": workspace(), "OUTPUT": output_root(), "DATA": data_home()}
@@ -87,12 +89,15 @@ def _is_kept(name: str) -> bool:
 
 
 def threads_per_rank(config: RunConfig, cores: int) -> int:
-    """Return cores divided by ranks, at least 1; a smaller resources.cpus_per_node replaces the cores."""
+    """Return the number of cores divided by ranks, at least 1. A smaller resources.cpus_per_node replaces the
+    number of cores.
+    """
     return max(1, min(cores, config.resources.cpus_per_node or cores) // config.world_size)
 
 
 def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> dict[str, str]:
-    """Return additions to the environment of every rank, if all run on this machine; `backend.env` wins.
+    """Return variables to add to the environment of every rank, if all run on this machine; `backend.env`
+    overrides them.
 
     The GPUs that this job holds are chosen among those that backend.env names, and take precedence over it.
     """
@@ -107,7 +112,7 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
 
 
 def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, str]:
-    """Return additions that are equal on every machine, without those that the attempt's record holds."""
+    """Return the added variables that are equal on every machine, except those in the attempt's record."""
     variables = {
         JOB_MARKER: job.job_id,
         "NBTRAIN_ATTEMPT": str(attempt),
@@ -125,7 +130,9 @@ def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, 
 
 
 def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
-    """Return environment.json: what this job's results depend on besides the configuration."""
+    """Return the contents of environment.json: everything but the configuration that this job's results
+    depend on.
+    """
     machine = this_machine()
     cpu = {"name": machine.cpu, "cores": machine.cores}
     return {
@@ -149,7 +156,9 @@ def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
 
 
 def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables that affect how a rank computes, by name; never one that may hold a secret."""
+    """Return the variables that affect how a rank computes, by name, and never a variable that may contain a
+    secret.
+    """
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -159,12 +168,16 @@ def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
 
 
 def hidden(name: str, value: str) -> str:
-    """Return the value without passwords in addresses, or "(hidden)" if the name suggests a secret."""
+    """Return the value without passwords in addresses; return "(hidden)" if the variable's name suggests a
+    secret.
+    """
     return "(hidden)" if SECRET_WORDS.search(name) else text_without_secrets(value)
 
 
 def package_version(name: str) -> str | None:
-    """Return the installed version by metadata, None if there is none; the package is not imported."""
+    """Return the installed version from the package's metadata, None if it is not installed. The package is
+    not imported.
+    """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return None
@@ -190,14 +203,18 @@ def source_commit() -> str | None:
 
 
 def dataset_sha256(config: RunConfig) -> str | None:
-    """Return the hash by which checkpoints refer to the dataset; None if it is missing or unreadable."""
+    """Return the hash by which checkpoints identify the dataset; None if the dataset is missing or
+    unreadable.
+    """
     with contextlib.suppress(DataError):
         return getattr(dataset_of(config).manifest(), "dataset_sha256", None)
     return None
 
 
 def tokenizer_sha256(config: RunConfig) -> str | None:
-    """Return the hash by which checkpoints refer to the tokenizer; None if it is missing or unreadable."""
+    """Return the hash by which checkpoints identify the tokenizer; None if the tokenizer is missing or
+    unreadable.
+    """
     with contextlib.suppress(DataError):
         return (read_manifest(tokenizer_dir(config.tokenizer.name)) or {}).get("sha256")
     return None

@@ -1,4 +1,4 @@
-"""Host memory as the kernel reports it: processes killed for lack of it, the limit, the peak.
+"""Host memory as the kernel reports it: processes killed for lack of memory, the limit, the peak.
 
 Two sources are evidence: the kernel's log, which names processes, and the count of a cgroup that holds only
 this job. The machine's own count also rises for other programs: it is reported as a possibility and decides
@@ -24,18 +24,18 @@ KILLED = re.compile(rb"^[0-7],(\d+),[^;]*;.*?\bKilled process (\d+) ")
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The kernel's counters at one moment; None for a counter that it does not show."""
+    """The kernel's counters at a moment; None for a counter that the kernel does not show."""
 
     oom_kills: int | None = None
-    """Number of this cgroup's processes that the out-of-memory killer has ended."""
+    """Number of processes of this cgroup that the out-of-memory killer has killed."""
     machine_oom_kills: int | None = None
-    """Number of the whole machine's processes that it has ended, in other containers too."""
+    """Number of processes that it has killed on the whole machine, including other containers."""
     limit_bytes: int | None = None
-    """The lowest limit of this cgroup and those above it."""
+    """The lowest limit of this cgroup and its parents."""
     peak_bytes: int | None = None
     """Peak use of the cgroup with that limit since it was created."""
     killed: frozenset[tuple[int, int]] = frozenset()
-    """Entries of the kernel's log: (number of the entry, process that the out-of-memory killer ended)."""
+    """Entries of the kernel's log: (number of the entry, process that the out-of-memory killer killed)."""
 
     @classmethod
     def now(cls) -> "HostMemory":
@@ -59,7 +59,9 @@ class HostMemory:
         )
 
     def evidence(self, pid: int | None = None) -> str:
-        """Return why the SIGKILL of process `pid` came from the out-of-memory killer; "" if not certain."""
+        """Return the evidence that the out-of-memory killer sent the SIGKILL of process `pid`; "" if that is
+        not certain.
+        """
         if pid is not None and self.killed:
             # If the log names other processes, the cgroup's count is about them.
             named = any(killed == pid for _, killed in self.killed)
@@ -68,7 +70,9 @@ class HostMemory:
 
     @property
     def possibility(self) -> str:
-        """Return a hint that memory may be the cause, without evidence; "" if nothing points to memory."""
+        """Return a hint that memory may be the cause, for the case without evidence; "" if nothing suggests
+        it.
+        """
         if not self.machine_oom_kills:
             return ""
         times = "once" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} times"
@@ -77,7 +81,7 @@ class HostMemory:
 
     @property
     def no_evidence(self) -> str:
-        """Sentence for the case that there is neither evidence nor possibility."""
+        """Clause for the case that there is neither evidence nor a hint."""
         if self.oom_kills == 0 or self.machine_oom_kills == 0:
             return f"the kernel counts no such kill{self._used()}"
         return "the kernel's counters are not readable"

@@ -28,7 +28,7 @@ def findings_of_hostfile(config: RunConfig) -> list[Finding]:
 
 
 def hostfile_finding(config: RunConfig, error: ConfigError) -> Finding:
-    """Return the finding about the hostfile for an error of hosts_of."""
+    """Return a finding for an error that hosts_of() raised."""
     key = "backend.hosts.hostfile"
     return finding_of(
         config,
@@ -41,7 +41,9 @@ def hostfile_finding(config: RunConfig, error: ConfigError) -> Finding:
 
 
 def hosts_of(config: RunConfig) -> list[str]:
-    """Return a run's machines by node number. Raises ConfigError if the hostfile does not name them."""
+    """Return a run's machines in the order of node numbers. Raises ConfigError if the hostfile does not name
+    them.
+    """
     section, nodes = config.backend.hosts, config.resources.nodes
     if section.hostfile is None:
         return list(section.hosts[:nodes])

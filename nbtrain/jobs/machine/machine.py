@@ -42,7 +42,7 @@ def this_machine() -> Machine:
 
 
 def lacking_cores(seconds: float = 0.5) -> float:
-    """Return how many of this process's cores other processes keep busy, observed for some time."""
+    """Return how many of this process's cores other processes keep busy, measured over some time."""
     allowed = os.sched_getaffinity(0)
     before = psutil.cpu_times(percpu=True)
     time.sleep(seconds)
@@ -65,7 +65,9 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def memory_in_use_of_group() -> int | None:
-    """Return bytes in use of the group with the lowest limit, without idle file pages; None without one."""
+    """Return the memory in use of the cgroup with the lowest limit, in bytes without idle file pages; None if
+    there is no limit.
+    """
     least = next(iter(memory_groups()), None)
     if least is None or least.limit_bytes >= psutil.virtual_memory().total:
         return None

@@ -80,7 +80,7 @@ def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
 
 
 def is_this_machine(name: str) -> bool:
-    """Return whether a name or IPv4 address belongs to one of this machine's interfaces."""
+    """Return whether a host name or IPv4 address belongs to an interface of this machine."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)}
     except OSError:
@@ -93,7 +93,7 @@ VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "tun", "t
 
 
 def resolves(address: str) -> str:
-    """Return why a name or address of another machine cannot be used; "" if it can."""
+    """Return why the name or address of another machine cannot be used; "" if it can."""
     try:
         found = {info[4][0] for info in socket.getaddrinfo(address, None, socket.AF_INET)}
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Processes: death signals, orphans, the marker of a job. Linux.
+"""Linux processes: death signals, orphans, and the marker of a job.
 
 The tree of a job ends as follows, depending on which process dies first:
 
@@ -56,7 +56,8 @@ def signal_name(number: int) -> str:
 
 
 def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
-    """Return live processes, except this one, with the marker of one of these jobs and all of `also`.
+    """Return the live processes, except this one, that have the marker of one of these jobs and all variables
+    in `also`.
 
     Each of `also` is the name of a variable, or NAME=value.
     """
@@ -80,21 +81,23 @@ def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return children that a process's main thread started or adopted; none if it is gone."""
+    """Return the children that a process's main thread started or adopted; [] if the process is gone."""
     with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 
 def process_state(pid: int) -> str:
-    """Return the kernel's letter: R running, S sleeping, D in device wait, T stopped, Z ended; X if gone."""
+    """Return the kernel's state letter: R running, S sleeping, D waiting for a device, T stopped, Z ended; X
+    if the process is gone.
+    """
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "X"
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Signal each process; processes that are gone are skipped."""
+    """Send a signal to each process; processes that are gone are skipped."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -106,7 +109,7 @@ def end_marked(
     timeout_seconds: float = 10.0,
     also: Iterable[str] = (),
 ) -> list[int]:
-    """Wait for processes with the marker to leave, then kill them. Return the killed ones.
+    """Wait for processes with the marker to exit, then kill those that remain. Return the killed processes.
 
     `grace` is a number of seconds, or a function that says that the time is over. `also` narrows the marker,
     as in marked_pids().

@@ -56,13 +56,13 @@ class Ticket(Record):
     holds: list[str] = field(default_factory=list)
     """Devices that it holds; empty while it waits."""
     at_once: bool = False
-    """Whether it starts without waiting for the jobs that hold its devices."""
+    """Whether the job starts without waiting for the jobs that hold its devices."""
     python: str = ""
-    """Path of the Python to start the job again with."""
+    """Path of the Python with which the job is started again."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables of the submission that decide how the run computes and where it is stored."""
     refused: str = ""
-    """Reason that it could not be started again."""
+    """Why it could not be started again; "" if that was not refused."""
 
     @property
     def order(self) -> tuple[int, float, str]:
@@ -83,12 +83,12 @@ class Ticket(Record):
 
 
 def devices(slots: list[str], count: int) -> str:
-    """Return a number of these slots as text."""
+    """Format a number of such slots as text, "2 GPUs"."""
     return counted(count, "GPU" if any(slot.startswith("gpu-") for slot in slots) else "core")
 
 
 def system_start() -> str:
-    """Return a text that changes with each restart of the machine, or of this process's container."""
+    """Return text that changes with each restart of the machine, or of this process's container."""
     first = ProcessIdentity.of(1)
     return f"{boot_id()} {first.start_ticks if first else ''}"
 
@@ -103,7 +103,9 @@ class Queue:
         self.devices_json = self.path / "devices.json"
 
     def make(self) -> None:
-        """Create the folder. Raises SubmitError if that fails, or if its file system has no locks."""
+        """Create the folder. Raises SubmitError if that fails, or if its file system does not support
+        locks.
+        """
         try:
             for folder in (self.path, self._tickets, self._slots):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +120,7 @@ class Queue:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock: no other process reads or changes tickets and slots meanwhile."""
+        """Hold the lock, so that no other process reads or changes tickets and slots meanwhile."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -150,7 +152,7 @@ class Queue:
         self._path(job.job_id, job.run.path).unlink(missing_ok=True)
 
     def lost(self) -> list[Ticket]:
-        """Return tickets of jobs whose supervisor died; obsolete ones are removed."""
+        """Return the tickets of jobs whose supervisor died, and remove obsolete tickets."""
         found = []
         for ticket in self.tickets():
             if ticket.supervisor.alive():
@@ -184,7 +186,9 @@ class Queue:
 
 
 def meaningless(ticket: Ticket) -> bool:
-    """Return whether a dead supervisor's job has ended, is paused, cancelled, deleted, or has a successor."""
+    """Return whether a dead supervisor's ticket is obsolete: its job has ended, is paused, cancelled or
+    deleted, or has a successor.
+    """
     newest = ticket.job.run.newest_job()
     if newest is None or newest.job_id != ticket.job_id:
         return True

@@ -1,4 +1,4 @@
-"""/dev/shm, through which data workers pass batches: the space that a run needs there, checked before launch.
+"""/dev/shm, through which data workers pass batches: check before launch that it is large enough for a run.
 
 A container has 64 MiB of it unless it is started with more, whatever its memory and disks.
 """

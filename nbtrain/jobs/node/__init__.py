@@ -1,1 +1,3 @@
-"""Node agents, one per machine or pod: each starts the ranks there, measures them, and reports their end."""
+"""Node agents, one per machine or pod: each starts the ranks there, measures them, and reports how they
+ended.
+"""

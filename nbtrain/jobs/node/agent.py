@@ -46,14 +46,18 @@ REPORT_SECONDS = 1.0
 
 @dataclass
 class Leaving:
-    """Reason for the agent to end, set by a signal."""
+    """Why the agent must leave, set by a signal handler."""
 
     signal: int | None = None
     supervisor: subprocess.Popen | None = None
-    """Passed on to the supervisor that the agent has started: a pod's end reaches its first process alone."""
+    """Supervisor that the agent has started. The signal goes on to it, because a pod's end is sent only to
+    its first process.
+    """
 
     def listen(self) -> "Leaving":
-        """Handle TERM and INT: the ranks save and leave, then the agent. Ignore HUP: ssh may be gone."""
+        """Handle TERM and INT: the ranks save and exit, then the agent. Ignore HUP, because ssh may be
+        gone.
+        """
 
         def leave(number: int, frame: object) -> None:
             self.signal = number
@@ -68,14 +72,14 @@ class Leaving:
 
 @dataclass
 class Heard:
-    """Time of a file's last change, by this machine's monotonic clock."""
+    """Time at which a file last changed, by this machine's monotonic clock."""
 
     path: Path
     mark: tuple[int, int] | None = None
     at: float = field(default_factory=time.monotonic)
 
     def silent_seconds(self) -> float:
-        """Return the seconds since the file last changed; a file that cannot be seen counts as unchanged."""
+        """Return the seconds since the file last changed; a file that cannot be read counts as unchanged."""
         mark = self.mark
         with contextlib.suppress(OSError):
             stat = self.path.stat()
@@ -124,7 +128,7 @@ class Agent:
         """Whether it runs in a pod, where it waits for node 0's next pod after the job is handed over."""
 
     def run(self, leaving: Leaving) -> int:
-        """Run until the job has ended, or until it must leave. Returns the process's exit code."""
+        """Run until the job has ended, or until the agent must leave. Return the process's exit code."""
         processes.adopt_orphans()
         self._skip_old_orders()
         self.report()
@@ -138,7 +142,7 @@ class Agent:
             time.sleep(LOOK_SECONDS)
 
     def report(self) -> None:
-        """Renew nodes/<k>.json."""
+        """Write nodes/<k>.json again."""
         self._reported_at = time.monotonic()
         self.record.time = time.time()
         try:
@@ -152,7 +156,7 @@ class Agent:
         print(f"{moment(time.time())} node {self._number}: {words}", flush=True)
 
     def _skip_old_orders(self) -> None:
-        """Skip the orders of earlier agents of this job: they are not meant for this one."""
+        """Skip orders that were meant for earlier agents of this job."""
         if (order := LaunchOrder.read(self._job.control_launch)) and not self._is_for_me(order):
             self.record.attempt = order.attempt
         orders = SignalOrders.read(self._job.control_signals)
@@ -179,7 +183,9 @@ class Agent:
                 self.report()
 
     def _look_at_owner(self) -> None:
-        """Kill ranks that the job's new supervisor did not order: their checkpoints would conflict."""
+        """Kill ranks that the job's current supervisor did not order, because two sets of ranks would write
+        conflicting checkpoints.
+        """
         if self._order is None or self._order.supervisor is None:
             return
         record = JobRecord.read(self._job.job_json)
@@ -282,7 +288,9 @@ class Agent:
         self.report()
 
     def _stop_measuring(self) -> None:
-        """Stop measuring before other ranks are started: a process with several threads should not fork."""
+        """Stop measuring before ranks are started again, because a process with several threads should not
+        fork.
+        """
         if self._sampler is None:
             return
         self._sampler.__exit__(None, None, None)
@@ -318,7 +326,7 @@ class Agent:
         return ""
 
     def _most_silent_seconds(self, record: JobRecord | None) -> float:
-        """Return the longest time for which the supervisor may give no sign of life."""
+        """Return the longest time in seconds that the supervisor may be silent."""
         backend = self._config.backend
         if self.in_pod and record is not None and record.supervisor is None:
             # It has handed the job over, and node 0's next pod may take long to start: it may pull an image.
@@ -350,7 +358,7 @@ class Agent:
 
 
 def agent_of(job: JobDir, number: int) -> Agent:
-    """Return the agent once the job's folder is visible. Raises JobError."""
+    """Wait until the job's folder is visible and return the agent. Raises JobError."""
     if not job.job_json.is_file():
         raise JobError(
             f"{job.path}: is not there on {socket.gethostname()}. Every node must see the output folder "

@@ -1,4 +1,5 @@
-"""Resource use of a job's processes on this machine, from /proc, for the cost of two small files each.
+"""Measure the resource use of a job's processes on this machine, by reading two small files of /proc per
+process.
 
 Processes are found by the job's marker in their environment (machine/processes.py), so a rank, its wrapper
 and its workers count at any place in the process tree. The rank of a process is RANK in the same environment.
@@ -26,12 +27,12 @@ IO_KEYS = ("read_bytes", "write_bytes", "syscr", "syscw")
 
 @dataclass
 class Counters:
-    """Resources used by some processes since each began, and the memory that they hold now."""
+    """Resources that a group of processes has used since each began, and the memory that they use now."""
 
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
     io: dict[str, int] = field(default_factory=dict)
-    """{key of IO_KEYS: its sum}; empty if the kernel shows none of them."""
+    """{key of IO_KEYS: sum}; empty if the kernel shows none of them."""
     num_processes: int = 0
 
 
@@ -39,7 +40,7 @@ class Counters:
 class _Process:
     start_ticks: int
     group: int | None
-    """The rank; None for the launcher and other processes with the marker."""
+    """Rank of the process; None for the launcher and other processes with the marker."""
     ours: bool
     cpu_seconds: float = 0.0
     io: dict[str, int] = field(default_factory=dict)
@@ -50,7 +51,9 @@ class _Process:
 
 
 class JobProcesses:
-    """The processes of one job on this machine. Keep the object: it remembers which ones are the job's."""
+    """The processes of one job on this machine. Keep the object between calls, because it caches which
+    processes are the job's.
+    """
 
     def __init__(self, job_id: str, also: Iterable[int] = (), node: int | None = None):
         """Create a reader of the job's processes.
@@ -132,7 +135,7 @@ def _io(pid: int) -> dict[str, int]:
 
 
 def _read(path: str) -> bytes:
-    """Read a small file of /proc, in a third of pathlib's time."""
+    """Read a small file of /proc, in a third of the time that pathlib takes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         content = os.read(descriptor, 1 << 16)

@@ -18,7 +18,8 @@ LOOK_SECONDS = 0.2
 
 
 def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
-    """Write the job or wait for it, if the variables are set; False if this process must leave meanwhile.
+    """Write the job or wait for it, if the variables are set; return False if a signal tells this process to
+    leave meanwhile.
 
     Raises ConfigError and SubmitError as submit does, and JobError if node 0 does not write the job.
     """
@@ -49,7 +50,7 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
 
 
 def prepared_in_allocation(job: JobDir) -> str:
-    """Write the job if the variables are set, and continue in its log; return why to leave, "" if not.
+    """Write the job if the variables are set, and continue in its log; return why to leave, "" to continue.
 
     Raises ConfigError and SubmitError as submit does.
     """

@@ -28,10 +28,12 @@ ABANDON_SECONDS = 10.0
 
 
 class RanksHere:
-    """torchrun and the processes it started, for one attempt of a job after another."""
+    """torchrun and the processes it started; reused for each attempt of a job."""
 
     def __init__(self, job_id: str, log: Path, node: int | None = None):
-        """`log` receives torchrun's output. `node` distinguishes agents that share a machine."""
+        """Create the object. `log` receives torchrun's output; `node` distinguishes agents that share a
+        machine.
+        """
         self._job_id = job_id
         self._log = log
         self._also = [] if node is None else [f"{processes.NODE_MARKER}={node}"]
@@ -64,7 +66,7 @@ class RanksHere:
         self._torchrun = processes.start(arguments, self._log, signal.SIGTERM, env=variables)
 
     def poll(self) -> int | None:
-        """Return torchrun's exit code, and collect orphans."""
+        """Return torchrun's exit code, and reap orphans."""
         assert self._torchrun is not None, "no attempt was started"
         code = self._torchrun.poll()
         processes.reap_orphans()
@@ -112,14 +114,16 @@ class RanksHere:
         return bool(self._marked())
 
     def finish(self) -> bool:
-        """Wait WRAPPER_GRACE_SECONDS for the last process, then kill it; True if one was killed."""
+        """Wait WRAPPER_GRACE_SECONDS for the last process, then kill it; return True if a process was
+        killed.
+        """
         killed = processes.end_marked([self._job_id], WRAPPER_GRACE_SECONDS, also=self._also)
         if self._torchrun is not None:
             self._torchrun.wait()
         return bool(killed)
 
     def memory(self) -> HostMemory:
-        """Return this machine's counters since the start."""
+        """Return this machine's memory counters since the start."""
         return HostMemory.now().since(self._memory_before)
 
     def _marked(self, *also: str) -> list[int]:
@@ -127,5 +131,5 @@ class RanksHere:
 
 
 def send_to(identities: Iterable[ProcessIdentity], number: int) -> None:
-    """Signal those processes of this machine whose identity still matches."""
+    """Send a signal to those processes of this machine whose identity still matches."""
     processes.send([identity.pid for identity in identities if identity.alive()], number)

@@ -1,4 +1,4 @@
-"""Measures the resources of one node of a job while its ranks run, into resources/ of the job.
+"""Measure the resources of one node of a job while its ranks run, and write them to resources/ of the job.
 
     with Sampler(writer, job_id, ranks, config):     a thread that looks every two seconds
         ...                                          the process that watches the ranks does its work
@@ -59,7 +59,7 @@ GPU_FIGURES = {
 
 
 class NodeLook:
-    """Resource use of a node now; rates are averages since the sample before."""
+    """Measures the resource use of a node. Rates are averages since the previous sample."""
 
     def __init__(
         self,
@@ -69,7 +69,9 @@ class NodeLook:
         visible: str | None = None,
         node: int | None = None,
     ):
-        """`ranks` are this node's ranks; `visible` is CUDA_VISIBLE_DEVICES of the ranks."""
+        """Create the reader. `ranks` are this node's ranks; `visible` is CUDA_VISIBLE_DEVICES of the
+        ranks.
+        """
         self._ranks = list(ranks)
         self._processes = JobProcesses(job_id, also=[os.getpid()], node=node)
         self._before: dict[str, dict[str, float]] = {}
@@ -120,7 +122,7 @@ class NodeLook:
         self._tensor.close()
 
     def _rate(self, subject: str, name: str, value: float, elapsed: float | None) -> float | None:
-        """Return the rate per second since the sample before."""
+        """Return the rate per second since the previous sample."""
         before = self._before.setdefault(subject, {})
         last, before[name] = before.get(name), value
         return max(0.0, value - last) / elapsed if last is not None and elapsed else None
@@ -187,7 +189,7 @@ def requests_of(config: RunConfig) -> dict[str, float]:
 
 
 class Sampler:
-    """Sampling thread; a context manager for the time in which the ranks run."""
+    """Thread that samples while the ranks run; used as a context manager."""
 
     def __init__(self, writer: UsageWriter, job_id: str, ranks: Iterable[int], config: RunConfig):
         self._writer, self._job_id, self._ranks = writer, job_id, list(ranks)

@@ -1,1 +1,1 @@
-"""The queue of one machine: shown, changed, and started again after a restart of the machine."""
+"""The queue of one machine: list it, change it, and restart its jobs after a restart of the machine."""

@@ -8,7 +8,7 @@ from nbtrain.base.signals import hear_signals
 
 
 def main() -> int:
-    """Start all lost jobs again in a separate process, or start the one that is named."""
+    """Start all lost jobs again in a separate process, or start the named one."""
     # The caller waits for this process only, so no zombie is left in a kernel or server.
     if len(sys.argv) == 1 and os.fork():
         return 0

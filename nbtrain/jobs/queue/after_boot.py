@@ -19,7 +19,7 @@ MODULE = "nbtrain.jobs.queue"
 
 
 def from_before(queue: "Queue") -> "list[Ticket]":
-    """Return tickets from an earlier start of the machine that were not refused since."""
+    """Return tickets that were written before the machine was restarted and have not been refused since."""
     from nbtrain.jobs.machine.queue_folder import system_start
 
     if not queue.path.is_dir():
@@ -29,7 +29,7 @@ def from_before(queue: "Queue") -> "list[Ticket]":
 
 
 def start_after_boot(say: Callable[[str], object]) -> None:
-    """Restart such jobs in the background, and report which, if there are any. Never raises an error."""
+    """Restart such jobs in the background, and report which jobs those are. Never raises an error."""
     try:
         _start_after_boot(say)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The queue as it is shown and changed: holders of devices, waiting jobs, and their order."""
+"""List and change the queue: jobs that hold devices, waiting jobs, and their order."""
 
 import time
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ NAMED_JOBS = 4
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """One job of the queue."""
+    """A job in the queue."""
 
     place: int | None
-    """1 for the first waiting job; None for a job that has its devices, or that is lost."""
+    """1 for the first waiting job; None for a job that has its devices or is lost."""
     name: str
     run: str
     """Path of its run directory."""
     job_id: str
     state: str
     needs: str
-    """Needed devices, e.g. "2 GPUs"."""
+    """Devices that it needs, e.g. "2 GPUs"."""
     holds: list[str]
     """Devices that it holds."""
     priority: int
@@ -57,7 +57,7 @@ class QueueList(list[QueueEntry]):
 
 
 def list_queue(name: str = "") -> QueueList:
-    """Return jobs that have devices, then those that wait, in order, then those that were lost.
+    """Return the jobs that have devices, then the waiting jobs in order, then the lost jobs.
 
     With `name`, only jobs of runs with that text in their names.
     """
@@ -83,7 +83,9 @@ def list_queue(name: str = "") -> QueueList:
 
 
 def _having(ticket: Ticket, tickets: Sequence[Ticket], now: float) -> QueueEntry:
-    """Return the entry of a job that has its devices, or was just told not to wait for them."""
+    """Return the entry of a job that has its devices, or that was just allowed to start without waiting for
+    them.
+    """
     entry = _entry(ticket, None, now)
     if ticket.at_once and entry.state == QUEUED:
         # The supervisor's message is from before.
@@ -111,7 +113,7 @@ def _entry(ticket: Ticket, place: int | None, now: float) -> QueueEntry:
 
 
 def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
-    """Return the waiting tickets that come first and may use a device that this one may use."""
+    """Return the waiting tickets that come before this one and may use a device that it may use."""
     return [
         ticket
         for ticket in tickets
@@ -120,7 +122,7 @@ def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
 
 
 def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Ticket], free: int) -> str:
-    """Return what a job waits for: devices, and the jobs that have them or come first."""
+    """Return text that says what a job waits for: its devices, and the jobs that hold them or come first."""
     said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
     if len(mine.slots) < mine.count:
         said += f", and it may have {len(mine.slots)} in all"
@@ -133,7 +135,7 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
 
 
 def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
-    """Name the jobs that hold devices which this one may use."""
+    """Name the jobs that hold devices that this job may use."""
     found = []
     for ticket in tickets:
         if ticket.job_id != mine.job_id and (shared := [slot for slot in ticket.holds if slot in mine.slots]):
@@ -143,13 +145,13 @@ def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
 
 
 def _named(ticket: Ticket, mine: Ticket) -> str:
-    """Return the name of a job's run, with its folder if that is in another workspace."""
+    """Return the name of a job's run, with its folder if the run is in another workspace."""
     is_here = Path(ticket.run).parent == Path(mine.run).parent
     return ticket.name if is_here else f"{ticket.name} of another workspace, {ticket.run}"
 
 
 def queue_table(entries: Sequence[QueueEntry]) -> str:
-    """Return the lines of `nbtrain queue`, as text in columns."""
+    """Return the lines of the table that `nbtrain queue` prints."""
     if not entries:
         return "No job of this machine has devices or waits for them."
     whole: list[str] = []

@@ -1,4 +1,4 @@
-"""Restarts jobs after a restart of the machine: those that waited or ran, in their order.
+"""Restart jobs after a restart of the machine: those that waited or ran, in their order.
 
     python -m nbtrain.jobs.queue                     all of them
     python -m nbtrain.jobs.queue RUN_DIR JOB_ID      one, in the environment of its ticket
@@ -52,7 +52,7 @@ def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
 
 
 def still_lost(queue: Queue, job: JobDir) -> Ticket | None:
-    """Return the current ticket of a lost job; None if the job is no longer wanted, or has continued."""
+    """Return the current ticket of a lost job; None if the job is obsolete, or has continued."""
     return next(
         (ticket for ticket in queue.lost() if (ticket.run, ticket.job_id) == (str(job.run.path), job.job_id)),
         None,
@@ -60,7 +60,9 @@ def still_lost(queue: Queue, job: JobDir) -> Ticket | None:
 
 
 def await_place(queue: Queue, run: RunDir) -> None:
-    """Wait until the run's new job is in the queue, or the next one would pass it while old ranks save."""
+    """Wait until the run's new job is in the queue, so that a later job does not overtake it while old ranks
+    save.
+    """
     deadline = time.monotonic() + START_SECONDS
     while (job := run.newest_job()) and time.monotonic() < deadline:
         if queue.ticket(job) or read_state(job, time.time())[0] != QUEUED:
@@ -69,7 +71,7 @@ def await_place(queue: Queue, run: RunDir) -> None:
 
 
 def start_again(ticket: Ticket) -> str:
-    """Start a lost job again in its own environment; return what went wrong."""
+    """Start a lost job again in its own environment; return the error message, "" if it started."""
     command = [ticket.python or sys.executable, "-m", MODULE, ticket.run, ticket.job_id]
     environment = kept_variables(dict(os.environ), ticket.variables)
     try:

@@ -1,4 +1,5 @@
-"""python -m nbtrain.jobs.supervisor [--foreground] RUN_DIR JOB_ID: a backend starts it.
+"""python -m nbtrain.jobs.supervisor [--foreground] RUN_DIR JOB_ID: run a job's supervisor; a backend starts
+it.
 
 --foreground is for an allocation or a pod: the process does not detach, and USR1 announces the end of the
 allocation.

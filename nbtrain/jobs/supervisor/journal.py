@@ -76,7 +76,8 @@ class Journal:
         """The supervisor from which this one took the job in the middle of an attempt."""
 
     def take_over(self) -> None:
-        """Own the job from here on. Readers of this identity may send signals, so install the handlers first.
+        """Take ownership of the job. Install the signal handlers first, because readers of this identity may
+        send signals.
 
         In a new allocation of the same job, the attempt that the previous allocation lost is ended here.
         """
@@ -122,7 +123,7 @@ class Journal:
         return newest.job_id if newest and newer else None
 
     def superseded(self) -> bool:
-        """Record this job as CANCELLED if the run has a newer one; return whether it has."""
+        """Record this job as CANCELLED if the run has a newer job; return whether it has."""
         newer = self.newer_job()
         if newer is not None:
             previous, self.record.state = self.record.state, CANCELLED
@@ -137,7 +138,7 @@ class Journal:
         self.record.write(self.job.job_json)
 
     def hand_over(self, cause: str, state: str = QUEUED) -> None:
-        """Give up the job: QUEUED if another allocation continues it, SUSPENDED until it is resumed."""
+        """Give up the job: QUEUED if another allocation continues it, SUSPENDED if it is paused."""
         self.check_owner()
         self.forget_request()
         self.record.supervisor = None
@@ -145,7 +146,7 @@ class Journal:
         self.set_state(state, cause)
 
     def sign_of_life(self) -> None:
-        """Renew job.json's time stamp, the only sign of this process that another host can see."""
+        """Renew job.json's time stamp, which is the only sign of this process on other hosts."""
         if time.monotonic() - self._signed_at >= SIGN_OF_LIFE_SECONDS:
             self._signed_at = time.monotonic()
             self.check_owner()
@@ -153,7 +154,7 @@ class Journal:
                 os.utime(self.job.job_json)
 
     def set_state(self, state: str, cause: str | None = None) -> None:
-        """Write the state to job.json, and an event with the seconds spent in the state before."""
+        """Write the state to job.json, and an event with the seconds spent in the previous state."""
         self.check_owner()
         previous, self.record.state, self.record.cause = self.record.state, state, cause
         self._tell_state(previous)
@@ -181,7 +182,7 @@ class Journal:
             print(f"{amounts.moment(time.time())} {kind}: {message}", flush=True)
 
     def request(self, action: str, reason: str) -> None:
-        """Ask the ranks, through control/request.json, to do something at their next step boundary."""
+        """Write control/request.json, which asks the ranks for an action at their next step boundary."""
         before = ControlRequest.read(self.job.control_request)
         # Requests of an earlier supervisor leave only ack.json, and rank 0 ignores numbers up to the one
         # there.
@@ -191,7 +192,9 @@ class Journal:
         self._try_write(lambda: asked.write(self.job.control_request))
 
     def forget_request(self) -> None:
-        """Delete the stop request once the ranks have left: the job page would keep showing "Stopping..."."""
+        """Delete the stop request once the ranks have left, or the job page would keep showing
+        "Stopping...".
+        """
         self._try_write(lambda: self.job.control_request.unlink(missing_ok=True))
 
     def tell_rollback(self, rollback: Rollback, lost: str) -> None:
@@ -210,12 +213,12 @@ class Journal:
         self.event("restart", said, **data)
 
     def note_rollback(self, rollback: Rollback) -> None:
-        """Have every later attempt, of this job or another, skip these samples."""
+        """Make every later attempt, of this job or another, skip these samples."""
         assert self.reserve is not None
         self.reserve.write(lambda: rollback.append(self.job.run.rollbacks_json))
 
     def _try_write(self, write: Callable[[], None]) -> bool:
-        """Write a record; False if the disk is full or read-only."""
+        """Write a record; return False if the disk is full or read-only."""
         try:
             write()
         except OSError as error:
@@ -225,7 +228,9 @@ class Journal:
         return True
 
     def attempt_starts(self, config: RunConfig) -> AttemptRecord:
-        """Set STARTING: ranks read their attempt in job.json. Raises OSError if that cannot be written."""
+        """Set STARTING; ranks read the attempt's number in job.json. Raises OSError if that cannot be
+        written.
+        """
         self.record.world_size = config.world_size
         found = newest_saved_step(self.job.run)
         attempt = attempt_record(config, self.record.attempt, found, self._tokens_between(0, found or 0))
@@ -236,7 +241,9 @@ class Journal:
         return attempt
 
     def attempt_trains(self, beat: Heartbeat | None) -> None:
-        """Set RUNNING, from the step that was loaded: an older one if the newest checkpoint was torn."""
+        """Set RUNNING, from the step that was loaded, which is an older step if the newest checkpoint was
+        torn.
+        """
         found = self.record.first_step
         loaded = beat.progress.checkpoint_step if beat and beat.progress else None
         steps = [step for step in (found, loaded) if step is not None]
@@ -255,7 +262,7 @@ class Journal:
     def attempt_heard(
         self, beat: Heartbeat | None, reached_step: int | None, stacks: dict[int, list[str]]
     ) -> None:
-        """Record how far the ranks came, and report where the hung ranks were."""
+        """Record the last step that the ranks reached, and report where hung ranks were."""
         self.last_beat = beat or self.last_beat
         self.reached_step = reached_step
         for rank, stack in sorted(stacks.items()):
@@ -264,7 +271,9 @@ class Journal:
             self.event("hang", said, rank=rank, stack=stack)
 
     def attempt_ended(self, verdict: Verdict) -> str:
-        """Complete the attempt's record, for the next state to write; returns what a failure costs."""
+        """Complete the attempt's record, which is written with the next state; return text about the work
+        that a failure lost.
+        """
         lost, tokens = self._tell_lost(verdict) if verdict.retry else ("", None)
         # A stop before the ranks started is not an attempt; the newest record then describes an earlier one.
         if (newest := self.record.attempt_record(self.record.attempt)) is not None:
@@ -275,7 +284,7 @@ class Journal:
         return lost
 
     def next_attempt(self, restart: bool) -> None:
-        """Count another attempt; `restart` if it counts against backend.max_restarts."""
+        """Count another attempt. With `restart`, it counts against backend.max_restarts."""
         self.record.attempt += 1
         self.record.restarts += restart
 
@@ -300,7 +309,9 @@ class Journal:
         return schedule.tokens_after(max(saved, reached)) - schedule.tokens_after(saved)
 
     def end(self, verdict: Verdict) -> None:
-        """Write the event, then summary.json, then the state, whose readers then find everything."""
+        """Write the event, then summary.json, then the state, so that a reader of the final state finds
+        everything.
+        """
         self.check_owner()
         cause, config = verdict.cause, self.config
         if verdict.state == SUCCEEDED and config and config.mode != "eval":

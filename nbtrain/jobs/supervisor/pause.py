@@ -26,19 +26,19 @@ def is_paused(asked: Asked, verdict: Verdict) -> bool:
 
 
 def look(job: JobDir, journal: Journal, asked: Asked) -> None:
-    """Show that the supervisor lives, and check whether another machine requests the job's end."""
+    """Renew the sign of life, and read requests to end the job from other machines."""
     journal.sign_of_life()
     asked.read_ask(job)
 
 
 def paused_words(job: JobDir, verdict: Verdict) -> str:
-    """Return the cause of SUSPENDED."""
+    """Return the cause that is shown with SUSPENDED."""
     cause = verdict.cause.replace("stopped on request", "paused on request", 1)
     return f"{cause}; `nbtrain resume {job.run.name}` continues it"
 
 
 def stopped_while_paused(cause: str) -> Verdict:
-    """Return the end of a paused job; `cause` is the cause of its pause."""
+    """Return the verdict of a job that was stopped while paused; `cause` is the cause of its pause."""
     pause = cause.partition("; `nbtrain resume")[0]
     return Verdict(CANCELLED, f"stopped on request while the job was paused ({pause})")
 
@@ -51,7 +51,7 @@ def paused_before(job: JobDir) -> float:
 
 
 def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdict | None:
-    """Stay SUSPENDED until the job is resumed; return its end if it is stopped meanwhile."""
+    """Stay SUSPENDED until the job is resumed. If it is stopped meanwhile, return its verdict."""
     if asked.why == PAUSE:
         # A stop may have been requested since the ranks left, for example while devices were released.
         asked.stop, asked.why = False, ""

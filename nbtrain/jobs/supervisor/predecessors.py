@@ -1,4 +1,4 @@
-"""Ends an earlier job's processes and removes what killed processes left, before ranks start."""
+"""End an earlier job's processes and remove the leftovers of killed processes, before ranks start."""
 
 import itertools
 import signal
@@ -19,7 +19,8 @@ LOOK_SECONDS = 0.1
 
 
 def wait_for_displaced(journal: Journal) -> None:
-    """Wait for the supervisor that lost this job to leave: its ranks and ours must not share model/.
+    """Wait for the supervisor that lost this job to exit: its ranks and ours must not write to the same
+    model/.
 
     On another host its end cannot be seen, so it gets DISPLACED_SECONDS.
     """
@@ -38,7 +39,9 @@ def wait_for_displaced(journal: Journal) -> None:
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:
-    """Wait for ranks of a dead supervisor's job, which may still save: two jobs must not share model/."""
+    """Wait for the ranks of a job without a supervisor, which may still save: two jobs must not write to the
+    same model/.
+    """
     job = journal.job
     others = [job_id for job_id in job.run.job_ids() if job_id != job.job_id]
     if left := processes.marked_pids(others):
@@ -58,7 +61,7 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
 
 
 def sweep(journal: Journal, author: str, killed_since: float | None) -> None:
-    """Remove files that killed processes left half-written."""
+    """Remove incomplete files of killed processes."""
     keep = journal.reserve.path if journal.reserve else None
     try:
         for path in leftovers.sweep(journal.job.run, killed_since, keep=keep):

@@ -1,7 +1,8 @@
-"""Posts progress to the job's scheduler, if it gave an address, without blocking the supervisor's loop.
+"""Post progress to the job's scheduler, if the scheduler gave an address, without blocking the supervisor's
+loop.
 
-A thread posts, so that an address that does not answer delays neither the look at the ranks nor a signal. A
-failure is recorded as one event; the training continues.
+A separate thread posts, so that an address that does not answer delays neither the checks of the ranks nor a
+signal. The first failure is recorded as an event, and the training continues.
 """
 
 import os
@@ -22,7 +23,7 @@ END_SECONDS = 6.0
 
 
 class ProgressReport:
-    """Reporter that sends rank 0's progress to the cluster now and then."""
+    """Sends rank 0's progress to the cluster at intervals."""
 
     def __init__(self, journal: Journal, environment: Mapping[str, str] = os.environ):
         self._journal = journal
@@ -37,7 +38,7 @@ class ProgressReport:
                 self._tell(f"{place} is not https, or its token or certificate is not named")
 
     def look(self, beat: Heartbeat | None) -> None:
-        """Start a report if one is due and the last one was answered or given up."""
+        """Start a report if one is due and the previous report was answered or given up."""
         status = self._status
         if status is None or beat is None or beat.progress is None:
             return
@@ -49,7 +50,7 @@ class ProgressReport:
             self._start(status, beat)
 
     def close(self, beat: Heartbeat | None) -> None:
-        """Report the last metrics, and wait some seconds for the answer."""
+        """Send the last metrics, and wait some seconds for the answer."""
         status = self._status
         if status is None:
             return
@@ -68,7 +69,9 @@ class ProgressReport:
         self._thread.start()
 
     def _tell(self, why: str) -> None:
-        """Record the first failure only: reports every 30 seconds for a month would flood the events."""
+        """Record only the first failure, because a report every 30 seconds for a month would flood the
+        events.
+        """
         if not self._told:
             self._told = True
             self._journal.event("warning", f"progress is not reported to the scheduler: {why}")

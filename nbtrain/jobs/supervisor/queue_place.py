@@ -50,7 +50,7 @@ class Place:
         """Priority that `nbtrain queue` gave the run's previous job, or that the ticket had at a pause."""
 
     def wait(self, asked: Asked, config: RunConfig) -> Verdict | None:
-        """Return once the job has its devices, or return its end if a stop or a pause is requested first."""
+        """Wait until the job has its devices. If a stop or a pause is requested first, return the verdict."""
         if self._locks or self._shares:
             return None
         self._config = config
@@ -77,7 +77,7 @@ class Place:
         return None
 
     def queue_again(self) -> None:
-        """Queue the job, after a pause, as if it had just been submitted."""
+        """Queue the job after a pause, as if it had just been submitted."""
         self._queued_at = time.time()
 
     def give_up(self) -> None:
@@ -120,7 +120,7 @@ class Place:
         self._ticket_written = False
 
     def _join(self) -> None:
-        """Write the ticket; an older, lost job of the run no longer needs one."""
+        """Write the ticket, and remove the ticket of an older, lost job of the run."""
         for other in self._queue.tickets():
             if other.run == self._ticket.run and other.job_id != self._ticket.job_id:
                 self._queue.remove(other.job)
@@ -128,7 +128,9 @@ class Place:
         self._ticket_written = True
 
     def _take(self) -> str | None:
-        """Lock the devices if it is this job's turn and return None; else say what it waits for."""
+        """Lock the devices and return None if it is this job's turn; else return text that says what it waits
+        for.
+        """
         free: dict[str, int] = {}
         try:
             with self._queue.locked():
@@ -152,7 +154,9 @@ class Place:
         return None
 
     def _choose(self, free: dict[str, int]) -> str | None:
-        """Do _take()'s work under the queue's lock; `free` gets all free devices, which the caller closes."""
+        """Do the work of _take() under the queue's lock. All free devices are added to `free`, which the
+        caller closes.
+        """
         if not self._ticket_written:
             self._join()
         # Another process may have changed its priority, or removed the folder's contents.
@@ -175,7 +179,7 @@ class Place:
         return None
 
     def _lock_free(self, tickets: list[Ticket], free: dict[str, int]) -> None:
-        """Lock all free devices that the job may use: {slot: descriptor}."""
+        """Lock all free devices that the job may use and return {slot: descriptor}."""
         left: set[str] = set()
         for other in tickets:
             if other.holds and not other.supervisor.alive():
@@ -192,7 +196,7 @@ class Place:
 
 
 def place_of(journal: Journal, config: RunConfig) -> Place | None:
-    """Return the place of a job of this machine, or of hosts that include this machine's GPUs; else None.
+    """Return the place of a job that uses this machine's devices, locally or as one of its hosts; else None.
 
     Raises SubmitError if the queue's folder cannot be used.
     """
@@ -203,7 +207,9 @@ def place_of(journal: Journal, config: RunConfig) -> Place | None:
 
 
 def _memory_used(slot: str) -> int:
-    """Return a GPU's memory in use, in GiB: one filled by a program outside the queue comes last."""
+    """Return a GPU's memory in use, in GiB. A GPU that a program outside the queue fills is thus chosen
+    last.
+    """
     if not slot.startswith("gpu-"):
         return 0
     return (nvml.memory_used_bytes(slot.removeprefix("gpu-")) or 0) >> 30

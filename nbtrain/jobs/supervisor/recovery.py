@@ -1,4 +1,4 @@
-"""Policy for the end of an attempt; supervise.py carries it out.
+"""Policy that decides what follows an attempt; supervise.py carries it out.
 
 rollback     at once: the samples from the checkpoint to the bad step are skipped for good
 disk         after there is room, for at most backend.disk_wait_seconds
@@ -36,17 +36,17 @@ NO_ROOM_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Recovery:
-    """Steps between two attempts."""
+    """Actions between two attempts."""
 
     give_up: str = ""
     """Reason to end the job; "" if another attempt follows."""
     rollback: Rollback | None = None
-    """The samples that the next attempt skips; it starts at once."""
+    """Samples that the next attempt skips. It then starts at once."""
     wait_seconds: float = 0.0
     needs_room: bool = False
-    """Whether to wait until the disk holds one more checkpoint."""
+    """Whether to wait until the disk has room for one more checkpoint."""
     counts_devices: bool = False
-    """Whether the next attempt uses as many devices as there are then."""
+    """Whether the next attempt uses as many devices as are usable when it starts."""
 
 
 def recovery_from(
@@ -73,7 +73,9 @@ def recovery_from(
 
 
 def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recovery:
-    """Retry at once, unless rollbacks exceed stability.max_skipped_steps in the window, or are in vain."""
+    """Retry at once, unless rollbacks exceed stability.max_skipped_steps in the window, or make no
+    progress.
+    """
     stability = config.stability
     newest, window = rollbacks[-1], stability.loss_spike_window_steps
     near = [rollback for rollback in rollbacks if abs(rollback.step - newest.step) < window]
@@ -95,7 +97,9 @@ def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recover
 
 
 def in_vain(rollbacks: Sequence[Rollback]) -> int:
-    """Count the newest rollbacks of one job to one checkpoint, from the first that got furthest."""
+    """Count the newest rollbacks of one job to one checkpoint that brought no progress: from the rollback
+    that first reached the furthest step.
+    """
     newest = rollbacks[-1]
     place = (newest.job_id, newest.checkpoint_step)
     same = itertools.takewhile(
@@ -112,14 +116,16 @@ def starting_point(rollback: Rollback) -> str:
 
 
 def saved_words(job: JobDir) -> str:
-    """Return a sentence on what is saved when an allocation ends."""
+    """Return a sentence that says what is saved when an allocation ends."""
     step = newest_checkpoint_step(job.run)
     said = "nothing is saved yet" if step is None else f"saved at step {step:,}"
     return "; ".join(filter(None, (said, on_nodes_words(job.run))))
 
 
 def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
-    """Return the rollback that later attempts skip: samples from newest checkpoint to the bad step's end."""
+    """Return the rollback: later attempts skip the samples from the newest checkpoint to the end of the bad
+    step.
+    """
     assert verdict.bad_samples is not None and verdict.step is not None
     step = newest_checkpoint_step(job.run) or 0
     manifest = files.read_json(job.run.checkpoint_manifest(step)) if step else None
@@ -156,12 +162,14 @@ def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) ->
 
 
 def given_up(verdict: Verdict, why: str) -> Verdict:
-    """Return the end of a job that could have been tried again and is not."""
+    """Return the verdict of a job for which another attempt could help, but that is not tried again."""
     return Verdict(FAILED, f"{verdict.cause}; not tried again: {why}", step=verdict.step)
 
 
 def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
-    """Return the end of a job whose deadline has passed; a job that ended by itself keeps its own verdict."""
+    """Return the verdict of a job whose deadline has passed; a job that ended by itself keeps its own
+    verdict.
+    """
     if verdict.state != CANCELLED:
         return verdict
     stopped = verdict.cause.replace("stopped on request", "stopped", 1)
@@ -170,5 +178,5 @@ def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
 
 
 def cancelled_while_waiting(verdict: Verdict) -> Verdict:
-    """Return the end of a job that was asked to stop between two attempts."""
+    """Return the verdict of a job that was stopped between two attempts."""
     return Verdict(CANCELLED, f"stopped on request while it waited to restart; before: {verdict.cause}")

@@ -24,16 +24,16 @@ ENGINE = "a signal from its scheduler (TERM, as scancel or a deleted pod sends i
 
 @dataclass
 class Asked:
-    """Requests so far. Signal handlers set them; the supervisor's loop acts on them."""
+    """Requests so far. Signal handlers set them, and the supervisor's loop acts on them."""
 
     stop: bool = False
     """Save and leave."""
     stop_now: bool = False
     """Leave without saving."""
     save: bool = False
-    """Save and continue; the loop resets it once the ranks have been asked."""
+    """Save and continue. The loop resets it once the ranks have the request."""
     why: str = ""
-    """Reason of a stop: REQUEST, PAUSE, DEADLINE, ALLOCATION or ENGINE; a request outweighs the others."""
+    """Reason of a stop: REQUEST, PAUSE, DEADLINE, ALLOCATION or ENGINE. REQUEST overrides the others."""
     _last_ask: Ask | None = None
 
     def listen(self, in_allocation: bool = False) -> "Asked":
@@ -59,12 +59,13 @@ class Asked:
         return self
 
     def leave(self, why: str) -> None:
-        """Have the ranks save and leave, unless they are already asked to."""
+        """Make the ranks save and exit, unless that is already requested."""
         if not self.stop:
             self.stop, self.why = True, why
 
     def read_ask(self, job: JobDir, at_start: bool = False) -> None:
-        """Read control/ask.json, through which other hosts reach a supervisor; obey each request once.
+        """Read control/ask.json, through which processes on other hosts reach a supervisor, and obey each
+        request once.
 
         At its start, a supervisor obeys only a stop: a save was requested from the supervisor before it,
         whose ranks saved when they left.

@@ -19,7 +19,7 @@ from nbtrain.planner.setup.measured import record_of
 def write_summary(
     run: RunDir, config: RunConfig, record: JobRecord, beat: Heartbeat | None
 ) -> dict[str, Any]:
-    """Write summary.json for a job whose end is in `record`; return its content."""
+    """Write summary.json for a job whose end is in `record`; return its contents."""
     before = files.read_json(run.summary_json) or {}
     summary = summarize(config, record, beat, before)
     summary["checkpoint_step"] = newest_checkpoint_step(run)
@@ -31,7 +31,7 @@ def write_summary(
 def summarize(
     config: RunConfig, record: JobRecord, beat: Heartbeat | None, before: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the run's results at this job's end. `before` is the summary of the job before, or {}."""
+    """Return the run's results at the end of this job. `before` is the previous job's summary, or {}."""
     assert record.ended_at is not None
     progress = beat.progress if beat else record.goes_on_from
     progress = progress or TrainingProgress(config.train_steps, config.train_tokens)
@@ -107,7 +107,9 @@ def perplexity(loss: float | None) -> float | None:
 
 
 def total_seconds(run: RunDir, record: JobRecord) -> float:
-    """Return the seconds of all jobs of the run, this one included; a lost job ends at its last report."""
+    """Return the total seconds of all jobs of the run, including this one; a lost job counts until its last
+    report.
+    """
     total = record.seconds_between("created_at", "ended_at")
     for job_id in run.job_ids():
         other = JobRecord.read(run.job(job_id).job_json)

@@ -94,13 +94,13 @@ class Supervision:
     report: ProgressReport | None = None
     """Reporter of progress to the scheduler; None if there is none."""
     attempt_told: int | None = None
-    """Attempt for which it was reported that saving takes longer than usual; None if none was."""
+    """Attempt for which slow saving was already reported; None if none was."""
     pause_ends_allocation: bool = False
     """Whether the supervisor of a paused job leaves too."""
 
 
 def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
-    """Detach and supervise; in the foreground inside an allocation."""
+    """Detach and supervise; stay in the foreground inside an allocation."""
     # The caller waits for this process only; its child is orphaned, so no zombie is left in a kernel.
     if not foreground and os.fork():
         return 0
@@ -123,7 +123,7 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
 
 
 def asked_again(journal: Journal) -> bool:
-    """Return whether a scheduler restarts a job that it had ended: preempted, then requeued."""
+    """Return whether a scheduler has started the job again after ending it, such as after a preemption."""
     ask = Ask.read(journal.job.control_ask)
     return journal.record.state == CANCELLED and (ask is None or ask.action not in STOPS)
 
@@ -144,7 +144,7 @@ def wait_for_lock(job: JobDir) -> None:
 
 
 def supervise(journal: Journal, asked: Asked) -> int:
-    """Run the job to its end. Return the process's exit code."""
+    """Run the job to its end and return the process's exit code."""
     job = journal.job
     with job.run.locked():
         if journal.superseded():
@@ -219,7 +219,7 @@ def send_notifications(journal: Journal) -> None:
 
 
 def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None = None) -> Verdict:
-    """Run attempts until one ends the job. `run` runs one attempt: run_attempt()."""
+    """Run attempts until one ends the job. `run` is the function that runs one attempt: run_attempt()."""
     before: Verdict | None = None
     while True:
         if (ended := wait_for_devices(it)) is not None:
@@ -250,7 +250,7 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
 
 
 def wait_for_devices(it: Supervision) -> Verdict | None:
-    """Wait until the job has its devices; return its end if a stop or a pause is requested first."""
+    """Wait until the job has its devices. If a stop or a pause is requested first, return its verdict."""
     if it.place is None:
         return None
     since, record = time.monotonic(), it.journal.record
@@ -317,7 +317,7 @@ def run_attempt(it: Supervision) -> Verdict:
 
 
 def look(it: Supervision) -> None:
-    """Show that the supervisor lives, and check for a requested pause and for a passed deadline."""
+    """Renew the sign of life, and check for a requested pause and a passed deadline."""
     it.journal.sign_of_life()
     it.asked.read_ask(it.job)
     deadline = it.config.backend.deadline_seconds
@@ -329,7 +329,7 @@ def look(it: Supervision) -> None:
 
 @contextlib.contextmanager
 def measured(it: Supervision) -> Iterator[None]:
-    """Measure the resources of this machine meanwhile, if the ranks are its processes."""
+    """Measure the resources of this machine while the block runs, if the ranks are its processes."""
     if it.usage is None:
         yield
         return
@@ -340,7 +340,7 @@ def measured(it: Supervision) -> Iterator[None]:
 
 
 def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str) -> Verdict | None:
-    """Prepare another attempt, or return the job's end if there will be none."""
+    """Prepare another attempt, or return the job's verdict if there is none."""
     journal, restarts = it.journal, it.journal.record.restarts
     rollbacks = Rollback.read_all(it.job.run.rollbacks_json)
     recovery = recovery_from(verdict, before, restarts, it.config, rollbacks)
@@ -359,7 +359,7 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
 
 
 def obey(it: Supervision, attempt: Attempt) -> None:
-    """Forward requests since the last look to the ranks."""
+    """Forward the requests that arrived since the last call to the ranks."""
     asked, journal = it.asked, it.journal
     if asked.stop and not attempt.stop_asked:
         if not asked.stop_now:
@@ -376,7 +376,7 @@ def obey(it: Supervision, attempt: Attempt) -> None:
 
 
 def tell_training(it: Supervision, attempt: Attempt) -> None:
-    """End STARTING when rank 0 has finished loading."""
+    """End STARTING once rank 0 has finished loading."""
     if it.journal.record.state == STARTING and attempt.ranks.training():
         it.journal.attempt_trains(attempt.ranks.lead())
 
@@ -389,7 +389,9 @@ def tell_saving(it: Supervision, attempt: Attempt) -> None:
 
 
 def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """Wait until the disk holds one more checkpoint; return the job's end if that takes too long."""
+    """Wait until the disk has room for one more checkpoint; return the job's verdict if that takes too
+    long.
+    """
     needed = checkpoint_room_bytes(it.config) + SPARE_BYTES
     seconds = it.config.backend.disk_wait_seconds
     deadline = time.monotonic() + seconds

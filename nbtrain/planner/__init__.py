@@ -1,1 +1,3 @@
-"""Estimates made before a run starts: memory by part, time, disk; computed by arithmetic, without torch."""
+"""Estimates made before a run starts: memory by part, time, and disk. They are computed with arithmetic,
+without torch.
+"""

@@ -16,10 +16,10 @@ from nbtrain.planner.setup.measured import measured_rate
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One number of a plan, and its measurement."""
+    """A predicted number of a plan with its measurement."""
 
     name: str
-    """step, memory or bubble."""
+    """Name of the number: step, memory or bubble."""
     predicted: float
     measured: float
 

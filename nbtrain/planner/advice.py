@@ -67,13 +67,13 @@ class Change:
 
 
 class Diff(str):
-    """A diff; a cell and a prompt show its lines as they are."""
+    """A diff, which a cell and a prompt show without quotes or escapes."""
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's plain text."""
+        """Print the lines at IPython's prompt."""
         printer.text(str(self))
 
 
@@ -143,7 +143,7 @@ class Advice:
         return load(self.config, self.changes[number - 1].overrides)
 
     def diff(self, number: int) -> Diff:
-        """Return the fields that change `number` sets, as a diff."""
+        """Return a diff of the fields that change `number` sets."""
         before, after = (
             [f"{key}: {_value(value)}" for key, value in flatten(config.model_dump())]
             for config in (self.config, self.changed(number))
@@ -205,7 +205,7 @@ def _unanswered(config: RunConfig, seen: Observations) -> Iterator[str]:
 def _predicted(
     config: RunConfig, proposal: Proposal, factor: float, capacity: int | None, before: float | None
 ) -> Change | None:
-    """Return the proposal with its memory and time; None if a rule of the configuration refuses it."""
+    """Return the proposal with its memory and time; None if a rule of the configuration rejects it."""
     try:
         changed = load(config, proposal.overrides)
     except ConfigError:
@@ -241,7 +241,7 @@ def _rank(change: Change, observations: Observations) -> tuple[Any, ...]:
 
 
 def _optimal(observations: Observations, dropped: int) -> str:
-    """Return the note that no use of the free memory is faster."""
+    """Return a note that no use of the free memory would make the run faster."""
     return (
         f"{observations.memory_fraction:.0%} of the memory is used, and that may already be optimal: "
         f"{amounts.counted(dropped, 'change')} that would use it otherwise would save less than "

@@ -45,7 +45,7 @@ class Proposal:
 
 
 def proposals(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
-    """Yield all changes that are worth a prediction; the rules of a run may refuse some."""
+    """Yield all changes that are worth a prediction; the configuration rules may reject some of them."""
     if seen.out_of_memory is not None:
         yield from _less_device_memory(config, seen)
     if seen.out_of_host_memory:

@@ -1,4 +1,4 @@
-"""Choice of vocabulary, size and length of a run on a text, by a scaling law for repeated text.
+"""Choose vocabulary, size and length of a run on a text, by a scaling law for repeated text.
 
 text too short?                    fewer than LEAST_TOKENS tokens in the smallest vocabulary
 size      named                    the preset, or the nearest size of SMALL
@@ -99,7 +99,7 @@ class Place:
 
 @dataclass
 class Choices:
-    """A run that extends another one: the fields that it sets, and the reasons."""
+    """A run that extends another run: the fields that it sets, and the reasons."""
 
     extends: str
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Choices:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Chosen settings in the form that nb.load accepts."""
+        """The chosen settings, in the form that nb.load accepts."""
         return {**self.top, **{section: dict(values) for section, values in self.settings.items()}}
 
     def config(self, name: str) -> RunConfig:
@@ -127,7 +127,7 @@ class Choices:
 
 
 def choose(text: Text, place: Place, size: str | None = None, minutes: float | None = None) -> Choices:
-    """Choose everything that a run on a text needs. Raises DataError for a text that is too short."""
+    """Choose all settings that a run on a text needs. Raises DataError for a text that is too short."""
     if minutes is not None and not 0 < minutes < 1e6:
         raise ConfigError(f"minutes = {minutes} must be more than 0.")
     _refuse_short(text)
@@ -174,7 +174,7 @@ def predicted_loss(parameters: float, tokens: float, unique_tokens: float) -> fl
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One small model on the text, and its predicted loss."""
+    """A candidate: a small model for the text, and its predicted loss."""
 
     text: Text
     place: Place
@@ -185,7 +185,7 @@ class _Candidate:
     unique_tokens: float
     tokens: float
     is_timed: bool
-    """Whether the time ends before MOST_EPOCHS passes."""
+    """Whether the time limit, and not MOST_EPOCHS passes, ends the training."""
     config: RunConfig
 
     @classmethod
@@ -277,7 +277,9 @@ def _sections(place: Place, layers: int, width: int, vocab_size: int) -> dict[st
 
 
 def _suited(layers: int, width: int) -> int:
-    """Return the vocabulary size for a small model: attention has 4 width^2 numbers per layer, the MLP 8."""
+    """Return the vocabulary size that suits a small model: attention has 4 width^2 numbers per layer, the MLP
+    8.
+    """
     return suited_to(12 * layers * width**2, width)
 
 

@@ -1,4 +1,4 @@
-"""The GPT family: the sizes that have a name, and models between them by width and depth.
+"""The GPT family: the named sizes, and models between them by width and depth.
 
 A preset is the model of a shipped run YAML (config/presets.py), so that a search for "13B" can write a run.
 """

@@ -1,4 +1,5 @@
-"""Largest model of the family and longest sequence that fit, if the run does not, in three kinds of layout.
+"""If a run does not fit: the largest model of the family and the longest sequence that fit, in three kinds of
+layout.
 
 tensor and pipeline   every GPU holds a part of one copy of the model (TP x PP, DP 1)
 ZeRO 3                every GPU holds a part of the states of a whole copy (DP alone)
@@ -43,11 +44,11 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One row of the comparison of three kinds of layout."""
+    """A row of the comparison of three kinds of layout."""
 
     name: str
     best: Scored | None
-    """The fastest layout of this way; None if none fits or none is legal."""
+    """The fastest layout of this kind; None if none fits or none is legal."""
     longest_sequence: int | None
     """Tokens of the longest sequence, in a micro batch of one; None if even the shortest does not fit."""
     reason: str
@@ -61,7 +62,9 @@ class Largest:
     name: str
     space: Space
     model: tuple[str, Shape, Scored] | None
-    """The largest model of the family at the run's sequence length: name, shape, roomiest layout."""
+    """The largest model of the family at the run's sequence length: name, shape, and the layout with the most
+    free memory.
+    """
     next_model: tuple[str, Shape] | None
     """The next larger model, which does not fit."""
     longest_sequence: int | None
@@ -142,7 +145,7 @@ class Largest:
         return "\n".join([*self.sentences(), "", *aligned(self.rows())])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's plain text."""
+        """Print the tables at IPython's prompt."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
@@ -152,7 +155,9 @@ class Largest:
 
 
 def _model_record(name: str, shape: Shape, best: Scored | None = None) -> dict[str, Any]:
-    """Return a model of the family as a JSON object, with its roomiest layout if one fits."""
+    """Return a model of the family as a JSON object, with the layout that leaves the most memory if one
+    fits.
+    """
     record = {
         "name": name,
         "parameters": parameters(shape),
@@ -173,7 +178,9 @@ def _layout_record(scored: Scored) -> dict[str, Any]:
 
 
 def largest(space: Space, name: str) -> Largest:
-    """Find the largest model and the longest sequence on the GPUs of a space, and compare three ways."""
+    """Find the largest model and the longest sequence on the GPUs of a space, and compare three kinds of
+    layout.
+    """
     model, following = largest_model(space)
     tried = [one for cut in legal(space) for one in try_cut(space, cut)]
     ways = tuple(compare(space, way, tried) for way in WAYS)
@@ -198,7 +205,7 @@ def largest_model(space: Space) -> tuple[tuple[str, Shape, Scored] | None, tuple
 
 
 def compare(space: Space, name: str, tried: list[Scored]) -> Compared:
-    """Compare one way: the fastest of the layouts that were tried, and the longest sequence."""
+    """Compare one kind of layout: the fastest layout that was tried, and the longest sequence."""
     way = WAYS[name]
     own = [one for one in tried if way(one.layout)]
     best = min((one for one in own if one.step is not None), key=lambda one: one.cost, default=None)
@@ -214,7 +221,7 @@ def compare(space: Space, name: str, tried: list[Scored]) -> Compared:
 
 
 def longest_sequence(space: Space, way: Way) -> int | None:
-    """Return the longest sequence, in tokens, whose roomiest layout of a kind fits; None if none does."""
+    """Return the longest sequence, in tokens, for which a layout of the kind fits; None if none fits."""
 
     def fits(steps: int) -> bool:
         shape, tokens = space.base.shape, steps * SEQUENCE_STEP
@@ -238,7 +245,7 @@ def longest_sequence(space: Space, way: Way) -> int | None:
 
 
 def roomiest(space: Space, way: Way = WAYS["fused"]) -> Scored | None:
-    """Return the layout of a kind that leaves the most memory, if host memory is large enough for it."""
+    """Return the layout of a kind that leaves the most device memory and fits host memory."""
     best: tuple[int, Layout] | None = None
     for layout in _smallest(space):
         if not way(layout):
@@ -251,7 +258,9 @@ def roomiest(space: Space, way: Way = WAYS["fused"]) -> Scored | None:
 
 
 def _smallest(space: Space) -> Iterator[Layout]:
-    """Yield each legal cut's layouts that need little memory: full recomputation, smallest micro batch."""
+    """Yield, for each legal cut, the layouts that need little memory: full recomputation, smallest micro
+    batch.
+    """
     for cut in legal(space):
         sizes = micro_batches(space, cut)
         for options in legal_options(space, cut):

@@ -1,4 +1,5 @@
-"""Legal layouts of a model on a set of machines: the rules of config/rules/, for thousands of layouts.
+"""Find the legal layouts of a model on a set of machines: the rules of config/rules/, applied to thousands of
+layouts.
 
 The search and the what-if page change a layout: how model and batch are sharded, ZeRO, recomputation and
 offloading. Everything else is fixed by the run (`Space`). The settings that can be combined are read from the
@@ -33,7 +34,7 @@ RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class Cut(NamedTuple):
-    """Sizes of the four kinds of parallelism."""
+    """Sizes of the four kinds of parallelism: how a layout divides the work."""
 
     tensor: int
     pipeline: int
@@ -53,7 +54,7 @@ class Cut(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Decisions of a layout other than its sizes."""
+    """Settings of a layout other than its sizes."""
 
     zero_stage: int
     sequence_parallel: bool
@@ -67,7 +68,7 @@ PLAIN = Options(1, False, "none", "none", "none", False)
 
 
 class Layout(NamedTuple):
-    """One layout."""
+    """A layout: its cut, options and micro-batch size."""
 
     cut: Cut
     micro_batch_size: int
@@ -106,10 +107,12 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Constants of a search over layouts: one model, its batch, one kind of GPU, and the number of GPUs."""
+    """What a search over layouts keeps fixed: the model, its batch, the kind of GPU, and the number of
+    GPUs.
+    """
 
     base: Setup
-    """The setup of any layout; its layout fields are not read."""
+    """A setup with the fixed fields; its layout fields are not read."""
     vocab_size: int
     """Vocabulary size before padding."""
     vocab_multiple: int
@@ -117,11 +120,11 @@ class Space:
     batch_unit: int
     """Greatest common divisor of the run's batch sizes, including the ramp-up."""
     kept: frozenset[str] = frozenset()
-    """Names of the kinds (combinations.py) that the run has and no layout changes: precision, FPDT, FP8."""
+    """Kinds (combinations.py) that the run has and that no layout changes: precision, FPDT, FP8."""
     reduce_bucket: int = 500_000_000
     allgather_bucket: int = 500_000_000
     hpz_partition: int | None = None
-    """parallel.zero_hpz_partition_size; None means the ranks of a machine."""
+    """parallel.zero_hpz_partition_size; None means all ranks of a machine."""
     config: RunConfig | None = None
     """The run; None if only its shape is known, so that no YAML can be written."""
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -242,7 +245,9 @@ def space_of(config: RunConfig) -> Space:
 
 
 def cuts(space: Space) -> Iterator[tuple[Cut, str | None]]:
-    """Yield every cut whose sizes multiply to the number of GPUs, with the reason against it or None."""
+    """Yield every cut whose sizes multiply to the number of GPUs, with the reason why it is illegal, or
+    None.
+    """
     world = space.world_size
     for tensor in divisors(world):
         for pipeline in divisors(world // tensor):
@@ -269,7 +274,7 @@ def batch_limit(space: Space) -> str | None:
 
 
 def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
-    """Yield the reasons why the trainer refuses the sizes of a cut, a clause each."""
+    """Yield the reasons why the trainer rejects the sizes of a cut, one clause each."""
     if (world := math.prod(cut)) != space.world_size:
         yield f"it uses {counted(world, 'GPU')}, and there are {space.world_size:,}"
     yield from (broken.clause for broken in _broken_by_cut(space, cut))
@@ -283,7 +288,7 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
 
 
 def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
-    """Yield the limits of config/rules/limits.py that the sizes of a cut break."""
+    """Yield the limits of config/rules/limits.py that the sizes of a cut violate."""
     shape, (tensor, pipeline, ulysses, _) = space.base.shape, cut
     yield from limits.heads(shape, tensor, ulysses)
     yield from limits.query_groups(shape, tensor)
@@ -303,13 +308,13 @@ def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
 
 
 def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
-    """Yield the reasons why the trainer refuses the options of a layout with this cut, a clause each."""
+    """Yield the reasons why the trainer rejects the options of a layout with this cut, one clause each."""
     yield from kind_problems(cut.flags, options, space.kept)
     yield from (broken.clause for broken in _broken_by_options(space, cut, options))
 
 
 def _broken_by_options(space: Space, cut: Cut, options: Options) -> Iterator[Broken]:
-    """Yield the limits of config/rules/limits.py that options break with the sizes of a cut."""
+    """Yield the limits of config/rules/limits.py that options violate together with the sizes of a cut."""
     if options.sequence_parallel:
         yield from limits.sharded_sequence(space.base.shape, cut.tensor)
     if options.hpz and space.hpz_partition:
@@ -326,7 +331,7 @@ def _broken_by_options(space: Space, cut: Cut, options: Options) -> Iterator[Bro
 
 
 def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
-    """Yield the reasons why the trainer refuses a micro-batch size with this cut, a clause each."""
+    """Yield the reasons why the trainer rejects a micro-batch size with this cut, one clause each."""
     if space.batch_unit % (micro * cut.data):
         yield (
             f"micro_batch_size({micro}) * data_parallel_size({cut.data}) does not divide every batch size "
@@ -340,7 +345,7 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
 
 
 def problems(space: Space, layout: Layout) -> list[str]:
-    """Return every reason why the trainer refuses a layout, a clause each; empty if it is legal."""
+    """Return every reason why the trainer rejects a layout, one clause each; [] if it is legal."""
     found = [*cut_problems(space, layout.cut), *option_problems(space, layout.cut, layout.options)]
     return list(dict.fromkeys([*found, *micro_batch_problems(space, layout.cut, layout.micro_batch_size)]))
 
@@ -369,7 +374,7 @@ def combinations(flags: tuple[bool, bool, bool, bool], kept: frozenset[str]) -> 
 def kind_problems(
     flags: tuple[bool, bool, bool, bool], options: Options, kept: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the combinations of kinds that the table in combinations.py refuses."""
+    """Return the combinations of kinds that the table in combinations.py rejects."""
     tensor, pipeline, ulysses, data = (2 if flag else 1 for flag in flags)
     values = Layout(Cut(tensor, pipeline, ulysses, data), 1, options).settings
     present = {kind.name for kind in KINDS if kind.key in values and kind.matches(values.__getitem__)}

@@ -16,7 +16,7 @@ _RESERVED = re.compile(rf"{_FIGURE} is reserved by PyTorch but unallocated")
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """Numbers in torch's message; None for those that it does not have."""
+    """Numbers in torch's out-of-memory message; None for a number that it does not contain."""
 
     tried_bytes: int | None = None
     total_bytes: int | None = None
@@ -27,7 +27,9 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Observations:
-    """Observations of a run's newest job; None or 0 means not known, or never happened."""
+    """Observations of a run's newest job. None or 0 means that a value is not known, or that an event never
+    happened.
+    """
 
     state: str
     cause: str = ""
@@ -39,13 +41,15 @@ class Observations:
     out_of_host_memory: bool = False
     hang: bool = False
     unstable: bool = False
-    """Whether there was a NaN or Inf, or a loss spike ended the job."""
+    """Whether a NaN or Inf occurred, or a loss spike ended the job."""
     loss_spikes: int = 0
     overflow_steps: int = 0
     smallest_loss_scale: bool = False
     """Whether fp16 overflowed at the smallest loss scale."""
     data_fraction: float | None = None
-    """Fraction of a step that waits for data, 0 to 1; bubble_fraction: for other pipeline stages."""
+    """Fraction of a step that waits for data, 0 to 1. `bubble_fraction` is the fraction that waits for other
+    pipeline stages.
+    """
     bubble_fraction: float | None = None
     memory_fraction: float | None = None
     """Share of device memory in use at the peak."""
@@ -53,7 +57,7 @@ class Observations:
     device_bytes: int | None = None
     mfu: float | None = None
     cpus: int | None = None
-    """Number of CPUs of the machine that the run ran on."""
+    """Number of CPUs of the machine on which the job ran."""
     notes: tuple[str, ...] = ()
 
     @property

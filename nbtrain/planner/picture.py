@@ -1,4 +1,4 @@
-"""A plan as a picture: memory by part against the device's, and batch and learning rate over the run.
+"""A plan as a picture: memory by part compared with the device's, and batch and learning rate over the run.
 
 matplotlib is imported when a picture is made, without pyplot: no display is needed.
 """
@@ -56,7 +56,7 @@ def plan_picture(plan: Plan) -> "Figure":
 
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
-    """Draw a stacked bar per pipeline stage against the device; of many stages, only the fullest."""
+    """Draw a stacked bar per pipeline stage and the device's limit; of many stages, draw only the fullest."""
     memory, setup = plan.memory, setup_of(plan.config)
     stages = setup.pipeline_parallel_size
     by_stage = {stage: stage_parts(setup, stage) for stage in range(stages)}

@@ -1,4 +1,4 @@
-"""Plan of a run: everything that can be known before it starts.
+"""Plan of a run: everything that can be computed before it starts.
 
 plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML, to_dict() is plan.json
 """
@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 
 
 def kinds_of_layers(model: ModelConfig) -> list[str]:
-    """Return the parts in which a model's layers differ from GPT-3's, as text."""
+    """Return, as text, the parts in which a model's layers differ from GPT-3's."""
     words = []
     if model.position_embedding_type == "rope":
         scaling = model.rope_scaling
@@ -68,9 +68,11 @@ class Plan:
     findings: list[Finding] = field(default_factory=list)
     """Expected problems, in numbers, the most expensive first."""
     compared: list[Comparison] = field(default_factory=list)
-    """Measurements of the run's last job next to the plan; empty if its setup differed or it never ran."""
+    """Measurements of the run's last job compared with the plan; empty if its setup differed or it never
+    ran.
+    """
     use_measured: bool = True
-    """Whether rates measured on this machine count."""
+    """Whether rates measured on this machine are used."""
 
     @property
     def warnings(self) -> list[str]:
@@ -135,7 +137,7 @@ class Plan:
 
     @property
     def layout(self) -> str:
-        """The layout as a product."""
+        """The layout as a product of its sizes."""
         parallel, precision = self.config.parallel, self.config.precision
         product = (
             f"data({parallel.data_parallel_size}) * pipeline({parallel.pipeline_parallel_size}) * "
@@ -244,7 +246,7 @@ class Plan:
         return made | ({"Last job": compared_rows(self.compared)} if self.compared else {})
 
     def why(self) -> "Why":
-        """Explain every number of the plan: its formula with the numbers put in, and its source."""
+        """Explain every number of the plan: its formula with the numbers filled in, and its source."""
         from nbtrain.planner.why import why
 
         return why(self.config, self.parameters, self.duration, self.disk, self.cost, self.use_measured)
@@ -264,7 +266,7 @@ class Plan:
         return lines
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's plain text."""
+        """Print the table at IPython's prompt."""
         printer.text(str(self))
 
     def __str__(self) -> str:
@@ -280,7 +282,7 @@ class Plan:
         return f"{head}{words_row(words)}{listed}{grouped_table(self.sections())}{reasons}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of plan.json."""
+        """Return the contents of plan.json."""
         config = self.config
         return {
             "schema_version": SCHEMA_VERSION,
@@ -308,7 +310,7 @@ class Plan:
 
 
 def _words(part: str) -> str:
-    """Return the name of a memory part for readers: "master copy" for master_copy."""
+    """Format the name of a memory part for readers: "master copy" for master_copy."""
     return part.replace("_", " ")
 
 
@@ -317,7 +319,7 @@ def _record(estimate: MemoryEstimate | DiskEstimate, *properties: str) -> dict[s
 
 
 def plan(config: RunConfig, use_measured: bool = True) -> Plan:
-    """Plan a checked configuration; a prepared dataset and an earlier job make the plan more exact."""
+    """Plan a checked configuration. A prepared dataset and an earlier job make the plan more exact."""
     memory, disk = estimate_memory(config), estimate_disk(config)
     duration = estimate_duration(config, use_measured)
     cost = estimate_cost(config, duration.seconds)

@@ -14,7 +14,7 @@ from nbtrain.planner.search import OFFLOADS, ROOMY_FRACTION, Scored, SearchResul
 
 
 class Reason(NamedTuple):
-    """One decision."""
+    """A decision about a layout, with its reason."""
 
     topic: str
     words: str
@@ -115,7 +115,7 @@ def _replicas(result: SearchResult, one: Scored) -> str:
 
 
 def _without(result: SearchResult, one: Scored, options: Options, words: str) -> str:
-    """Return the consequence of other options: not allowed, not fitting, tight, slower or faster."""
+    """Describe the layout with other options: not allowed, not fitting, tight, slower or faster."""
     other = Layout(one.layout.cut, one.layout.micro_batch_size, options)
     if broken := problems(result.space, other):
         return f"{words} the trainer refuses it ({broken[0]})"

@@ -1,4 +1,4 @@
-"""A planned run as a YAML: it extends the YAML that the plan started from and holds only the differences.
+"""Write a planned run as a YAML that extends the YAML of the original run and contains only the differences.
 
 A file is written only if every rule of the run holds and if reading it gives exactly the run. An existing
 file is overwritten only on request.
@@ -41,7 +41,7 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
 def target_of(path: str | Path, overwrite: bool = False, option: str = "--force") -> Path:
     """Return the absolute path of a run YAML. Raises ConfigError if it may not be written.
 
-    `option` is what a command line has for `overwrite`.
+    `option` is the name of the command-line option for `overwrite`, for the error message.
     """
     path = typed_path(path_of(path)).absolute()
     if path.suffix not in (".yaml", ".yml"):

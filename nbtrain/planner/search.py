@@ -58,7 +58,7 @@ class Scored:
     setup: Setup
     memory: MemoryEstimate
     step: StepTime | None
-    """None if it does not fit, or if the GPU's rates are not known."""
+    """Time of a step; None if the layout does not fit, or if the GPU's rates are not known."""
 
     @property
     def fits(self) -> bool:
@@ -77,13 +77,13 @@ class Scored:
 
     @property
     def seconds(self) -> float:
-        """Seconds of one step. Raises AssertionError for a layout that does not fit."""
+        """Seconds of a step. Raises AssertionError if the layout does not fit."""
         assert self.step is not None
         return self.step.seconds
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs of a step by what the GPUs could compute in its time."""
+        """Model FLOPs of a step as a fraction of the FLOPs that the GPUs could compute in its time."""
         setup = self.setup
         peak = (setup.device and setup.device.peak(setup.dtype)) or float("inf")
         flops = model_flops(setup.shape) * setup.tokens_per_step
@@ -91,7 +91,7 @@ class Scored:
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """Sort key, the least first: time, raised if there is little headroom; then simplicity.
+        """Sort key, smallest first: time, increased if there is little headroom; then simplicity.
 
         Times within one percent count as equal, because no estimate is as exact as that.
         """
@@ -105,13 +105,13 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Layouts that are not ranked, for one reason."""
+    """A group of layouts that are not ranked, for one reason."""
 
     words: str
     """Description of the layouts that were excluded."""
     count: int
     kind: str
-    """rule, memory or unneeded."""
+    """Kind of the reason: rule, memory or unneeded."""
     reason: str
 
 
@@ -132,7 +132,7 @@ class SearchResult:
 
     @property
     def limit(self) -> str | None:
-        """Reason why no layout is legal if the batch is too small for the GPUs; else None."""
+        """Why no layout is legal, if the batch is too small for the GPUs; else None."""
         return None if self.estimated else batch_limit(self.space)
 
 
@@ -278,7 +278,7 @@ def search_space(space: Space, name: str = "a model") -> SearchResult:
 
 
 def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[Refused]:
-    """Yield the options that the table of combinations refuses for legal cuts, by reason."""
+    """Yield the options that the table of combinations rejects for legal cuts, grouped by reason."""
     found: dict[str, list[str]] = {}
     for cut in legal:
         for zero, hpz in itertools.product(range(4), (False, True)):
@@ -290,7 +290,7 @@ def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[Refused]:
 
 
 def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refused]:
-    """Yield the legal layouts that are not estimated, by reason."""
+    """Yield the legal layouts that are not estimated, grouped by reason."""
     every = sum(len(legal_options(space, cut)) * len(micro_batches(space, cut)) for cut in legal)
     if every > tried:
         reason = (
@@ -307,9 +307,9 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
 
 
 def _too_large(tried: list[Scored]) -> Iterator[Refused]:
-    """Yield the cuts without a layout that fits, with the least memory that one needs.
+    """Yield the cuts without a layout that fits, with the least memory that one of their layouts needs.
 
-    Of the other cuts, yield the number of layouts that do not fit.
+    For the other cuts, yield the number of layouts that do not fit.
     """
     by_cut: dict[Cut, list[Scored]] = {}
     for one in tried:
@@ -325,7 +325,9 @@ def _too_large(tried: list[Scored]) -> Iterator[Refused]:
 
 
 def shortage(one: Scored) -> str:
-    """Explain why a layout does not fit: the memory it needs and has, and the largest part."""
+    """Explain why a layout does not fit: the memory that it needs, the memory of the device, and the largest
+    part.
+    """
     memory = one.memory
     if not memory.fits:
         need, have, parts = memory.total_bytes, memory.device_bytes or 0, memory.parts
@@ -341,14 +343,16 @@ def shortage(one: Scored) -> str:
 
 
 def _some(words: list[str]) -> str:
-    """Return the first few entries of a list as text."""
+    """Format the first few entries of a list as text."""
     unique = list(dict.fromkeys(words))
     more = len(unique) - 3
     return "; ".join(unique[:3]) + (f"; {more} more" if more > 0 else "")
 
 
 def why_not(result: SearchResult, layout: Layout) -> str:
-    """Explain why a layout is not the best: a broken rule, too little memory, no need for it, or its rank."""
+    """Explain why a layout is not the best: a violated rule, too little memory, an unneeded technique, or its
+    rank.
+    """
     space = result.space
     if broken := problems(space, layout):
         return f"The trainer refuses it: {'; '.join(broken)}."
@@ -369,7 +373,7 @@ def why_not(result: SearchResult, layout: Layout) -> str:
 
 
 def try_cut(space: Space, cut: Cut) -> Iterator[Scored]:
-    """Estimate the layouts of one cut that are worth it: those that fit, and the first that do not."""
+    """Estimate the useful layouts of one cut: those that fit, and the first that do not."""
     families: dict[tuple[int, bool, bool], set[Options]] = {}
     for options in legal_options(space, cut):
         if is_worth(space, cut, options):
@@ -393,7 +397,7 @@ def try_cut(space: Space, cut: Cut) -> Iterator[Scored]:
 
 
 def is_worth(space: Space, cut: Cut, options: Options) -> bool:
-    """Return whether options can help: they cannot if there is nothing to divide or nothing to gain."""
+    """Return whether options can help; they cannot if there is nothing to divide or to gain."""
     ranks = cut.data * cut.ulysses
     if ranks == 1 and options.zero_stage > 1 and options.offload_optimizer == "none":
         # With offloading, stage 2 holds one rank's gradients in host memory too, and stage 3 its weights.
@@ -406,14 +410,16 @@ def is_worth(space: Space, cut: Cut, options: Options) -> bool:
 
 
 def _measures(space: Space, zero: int, sequence: bool, hpz: bool) -> Iterator[Options]:
-    """Yield memory-saving options: recomputation before offloading, the weaker technique first."""
+    """Yield memory-saving options: recomputation before offloading, and weaker techniques first."""
     for optimizer, param in offloads(space):
         for recompute in RECOMPUTATIONS:
             yield Options(zero, sequence, recompute, optimizer, param, hpz)
 
 
 def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
-    """Return the places of optimizer and weights, fastest first; host memory only if its size is known."""
+    """Return the places for optimizer states and weights, fastest first; host memory only if its size is
+    known.
+    """
     return OFFLOADS if space.base.host_memory_bytes is not None else OFFLOADS[:1]
 
 

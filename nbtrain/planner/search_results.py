@@ -49,7 +49,9 @@ class FoundLayouts:
         return len(self.result.ranked)
 
     def __getitem__(self, number: int) -> Scored:
-        """Return the layout with a number of the table, from 1. Raises ConfigError for an unknown number."""
+        """Return the layout with a number in the table, counted from 1. Raises ConfigError for an unknown
+        number.
+        """
         if not isinstance(number, int) or not 1 <= number <= len(self):
             raise ConfigError(
                 f"layout number {number!r}: the search of {self.result.name} has {len(self)} layouts that "
@@ -122,7 +124,9 @@ class FoundLayouts:
         return f"No layout is legal. {self.result.limit or 'The rules that they break are listed below.'}"
 
     def refused_lines(self, every: bool = False) -> list[str]:
-        """Return the refused layouts and the reasons: those that refuse the most layouts, or `every` one."""
+        """Return the rejected layouts with the reasons: the reasons that reject the most layouts, or `every`
+        reason.
+        """
         found = sorted(self.result.refused, key=lambda one: -one.count)
         shown = found if every else found[:REASONS]
         lines = ["Refused", *(f"  - {_refused_line(one)}" for one in shown)]
@@ -133,7 +137,7 @@ class FoundLayouts:
         return lines
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's plain-text representation."""
+        """Print the table at IPython's prompt."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
@@ -191,7 +195,7 @@ def step_parts(one: Scored) -> dict[str, float]:
 
 
 def _run_seconds(result: SearchResult, one: Scored) -> float | None:
-    """Return the seconds of the whole run; None for a shape."""
+    """Return the seconds of the whole run; None if only a model shape was searched."""
     if result.space.config is None:
         return None
     return run_seconds(result.space.run(one.layout, check=False), one.setup, one.step)
@@ -215,7 +219,7 @@ def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
 
 
 def against(result: SearchResult, one: Scored) -> str:
-    """Return the difference between a layout's step and the best layout's: "+4 %: bubble +0.21 s"."""
+    """Format the difference between a layout's step and the best layout's: "+4 %: bubble +0.21 s"."""
     best = result.best
     assert best is not None
     if one is best:

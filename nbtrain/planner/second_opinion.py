@@ -1,4 +1,4 @@
-"""Comparison of DeepSpeed's own estimates of model states with the plan's, and why they differ.
+"""Compare DeepSpeed's own estimates of model states with the plan's, and explain the difference.
 
 DeepSpeed 0.19.8 has them in estimate_zero2_model_states_mem_needs (runtime/zero/stage_1_and_2.py) and
 estimate_zero3_model_states_mem_needs (runtime/zero/stage3.py). The formulas are restated here, so that a
@@ -18,7 +18,7 @@ MARGIN = 1.5
 
 @dataclass(frozen=True, slots=True)
 class SecondOpinion:
-    """DeepSpeed's bytes and the plan's, of one setup."""
+    """DeepSpeed's estimate and the plan's estimate of one setup, in bytes."""
 
     device_bytes: int
     """Model states of one GPU, by DeepSpeed's formula."""
@@ -43,7 +43,9 @@ class SecondOpinion:
 
 
 def zero2_bytes(count: int, gpus_per_node: int, nodes: int, offload: bool) -> tuple[int, int]:
-    """Return (host memory of a node, one GPU) for `count` parameters under ZeRO 2, or likewise stage 1."""
+    """Return (host memory of a node, memory of one GPU) for `count` parameters under ZeRO 2; also used for
+    stage 1.
+    """
     gpus = nodes * gpus_per_node
     if offload:
         return int(count * max(4 * gpus, 16) * MARGIN), 2 * count
@@ -53,7 +55,8 @@ def zero2_bytes(count: int, gpus_per_node: int, nodes: int, offload: bool) -> tu
 def zero3_bytes(
     count: int, largest_layer: int, gpus_per_node: int, nodes: int, optimizer: bool, weights: bool
 ) -> tuple[int, int]:
-    """Return (host memory of a node, one GPU) under ZeRO 3, with parameters sharded as they are created.
+    """Return (host memory of a node, memory of one GPU) under ZeRO 3, with parameters sharded as they are
+    created.
 
     `largest_layer`: parameters of the largest module. `optimizer`, `weights`: offloaded to the host.
     """

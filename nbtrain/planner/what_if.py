@@ -1,4 +1,5 @@
-"""The what-if view of a run: its layout changed value by value to other legal ones, with the cost of each.
+"""The what-if view of a run: change its layout value by value to other legal layouts, and see the cost of
+each.
 
 A WhatIf is a legal layout. `changed(name, value)` returns the nearest legal layout that has the value: DP
 uses the remaining GPUs, and values that cannot be combined with it change as little as possible. This module
@@ -58,17 +59,17 @@ TIMES = {
 
 
 class Control(NamedTuple):
-    """One setting that can be changed."""
+    """A setting that can be changed."""
 
     name: str
     label: str
     kind: str
-    """slider, choice or switch."""
+    """Kind of control: slider, choice or switch."""
     value: Any
     values: tuple[Any, ...]
     """Values that at least one legal layout has, in order."""
     free: tuple[bool, ...]
-    """Whether each value is legal with all other values unchanged (DP follows)."""
+    """Whether each value is legal while all other values stay the same (DP follows)."""
     hint: str
 
 
@@ -79,7 +80,7 @@ class WhatIf:
     space: Space
     layout: Layout
     moved: tuple[str, ...] = ()
-    """Values that the last change moved besides the requested one: "PP 4 -> 2"."""
+    """Values that the last change altered besides the requested one: "PP 4 -> 2"."""
 
     @property
     def config(self) -> RunConfig:
@@ -100,7 +101,7 @@ class WhatIf:
 
     @property
     def lack(self) -> str:
-        """Memory that the layout lacks: "3.2 GiB too much"; "" if it fits, or if that is not known."""
+        """Memory that is missing: "3.2 GiB too much"; "" if the layout fits, or if that is not known."""
         _, words, kind = fit_word(estimate(self.space.setup(self.layout)))
         return words.removeprefix("no, ") if kind == "bad" else ""
 
@@ -171,7 +172,9 @@ class WhatIf:
         return f"{name} on {self.gpus} x {self.gpu_type}"
 
     def shown(self) -> dict[str, Any]:
-        """Return everything to draw: three results, controls, memory by stage, time by part, and rows."""
+        """Return everything that is drawn: three results, controls, memory by stage, time by part, and
+        rows.
+        """
         setup = self.space.setup(self.layout)
         memory, step = estimate(setup), estimate_step(setup, rates_of(self.space))
         config = self.space.run(self.layout, check=False)
@@ -232,7 +235,7 @@ def what_if(
     gpu_type: str | None = None,
     overrides: Overrides = None,
 ) -> WhatIf:
-    """Return the run's own layout, or the nearest legal layout on other GPUs."""
+    """Return the what-if view of the run's own layout, or of the nearest legal layout on other GPUs."""
     config = run_on(run, gpus, gpus_per_node, gpu_type, overrides, keep_format=True)
     space, parallel = space_of(config), config.parallel
     wanted = Layout(
@@ -316,7 +319,9 @@ def legal_cuts(space: Space) -> list[Cut]:
 
 
 def _with(layout: Layout, name: str, value: Any, world: int) -> Layout | None:
-    """Return the layout with one value changed; DP follows the other sizes. None if that is impossible."""
+    """Return the layout with one value changed; DP follows the other sizes. Returns None if that is
+    impossible.
+    """
     cut, micro, options = layout
     if name in ("tensor", "pipeline", "ulysses"):
         cut = cut._replace(**{name: value})
@@ -369,7 +374,9 @@ def _shown(value: Any) -> str:
 
 
 def fit_word(memory: MemoryEstimate) -> list[str]:
-    """Return the first result: whether it fits, by how much, and good, tight or bad."""
+    """Return the first result: text that says whether the layout fits and by how much, and its rating: good,
+    tight or bad.
+    """
     if memory.device_bytes is None:
         return ["fits", "not known", ""]
     spare = memory.device_bytes - memory.total_bytes
@@ -385,7 +392,9 @@ def fit_word(memory: MemoryEstimate) -> list[str]:
 
 
 def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:
-    """Return bytes by part of each pipeline stage against the device; of many, some and the fullest."""
+    """Return the bytes by part of each pipeline stage, and the device's; of many stages, only some and the
+    fullest.
+    """
     count = len(setup.layers_by_stage)
     at = (
         range(count)

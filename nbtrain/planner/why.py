@@ -1,4 +1,4 @@
-"""Explanation of a plan: every number with its formula, the numbers put in, and its source.
+"""Explanation of a plan: every number with its formula, the numbers in it, and its source.
 
     print(nb.plan("gpt-13b-4xdp").why())       in a notebook each number opens to its formula
     nbtrain plan RUN --why
@@ -33,7 +33,7 @@ _SHAPE = "nbtrain/config/arithmetic/shape.py; arXiv:2104.04473, section 5.1"
 
 @dataclass(frozen=True)
 class Why:
-    """Numbers of one plan by section, each a Term."""
+    """The numbers of one plan by section, each a Term."""
 
     name: str
     sections: Mapping[str, list[Term]]
@@ -53,14 +53,14 @@ class Why:
         return "\n".join(self.lines())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's plain text."""
+        """Print the terms at IPython's prompt."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
         return f"<p><b>Why the plan of {html.escape(self.name)} says so</b></p>{self.folds()}"
 
     def folds(self) -> str:
-        """Return HTML in which each section opens to its numbers, and each number to its formula."""
+        """Return HTML in which each section unfolds to its numbers, and each number to its formula."""
         parts = []
         for title, terms in self.sections.items():
             parts.append(f"<details open><summary><b>{html.escape(title)}</b></summary>")
@@ -96,7 +96,7 @@ def why(
     cost: CostEstimate,
     use_measured: bool = True,
 ) -> Why:
-    """Return the Terms of a plan's numbers; sections about which nothing is known are omitted."""
+    """Return the Terms of a plan's numbers; sections without known numbers are omitted."""
     setup = setup_of(config)
     memory = explain_memory(setup)
     # As in time/duration.py: the cores are not measured for a run that has a measured rate.

@@ -39,7 +39,7 @@ class Price:
     currency: str
     date: str
     file: str
-    """Path of the price table that has the price."""
+    """Path of the table that contains the price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class CostEstimate:
     energy_kwh: float | None
     """Energy in kWh; None on a CPU, or if the device or the time is not known."""
     energy_price: float | None
-    """Price of one kWh; None if the table has none."""
+    """Price of one kWh; None if the table does not contain it."""
 
     @property
     def money(self) -> float | None:
@@ -113,12 +113,12 @@ def estimate_cost(config: RunConfig, seconds: float | None) -> CostEstimate:
 
 
 def user_prices() -> Path:
-    """Return the user's own table."""
+    """Return the path of the user's own table."""
     return data_home() / "prices.yaml"
 
 
 def read_prices() -> Located:
-    """Return both tables in one, checked."""
+    """Return both tables merged and checked."""
     table = read_yaml(SHIPPED)
     path = user_prices()
     if path.is_file():
@@ -142,7 +142,9 @@ def is_prices(path: Path) -> bool:
 
 
 def checked_prices(path: Path) -> str:
-    """Return a sentence about a valid table of prices and its place. Raises ConfigError if it is invalid."""
+    """Return a sentence about a valid table of prices and its location. Raises ConfigError if it is
+    invalid.
+    """
     devices = len(_read_user(path).value.get("per_device_hour") or {})
     place = user_prices()
     here = path.resolve() in (place.resolve(), SHIPPED.resolve())
@@ -174,7 +176,7 @@ def _price(table: Located, name: str | None) -> Price | None:
 
 
 def _check(table: Located) -> None:
-    """Refuse unknown keys and devices, and prices that are not positive numbers."""
+    """Raise ConfigError for unknown keys and devices, and for prices that are not positive numbers."""
     for key, value in table.value.items():
         place = table.where(key)
         if key not in PRICES:

@@ -31,7 +31,9 @@ class DatasetSize:
 
 
 def dataset_size(config: RunConfig) -> DatasetSize | None:
-    """Return the token counts; None if no dataset is prepared. A damaged dataset does not raise an error."""
+    """Return the token counts; None if no dataset is prepared. A damaged dataset is described in
+    `problem`.
+    """
     files = dataset_of(config)
     pairs = [entry.files for entry in files.entries] if isinstance(files, BlendFiles) else [files]
     manifest: DatasetManifest | None = None

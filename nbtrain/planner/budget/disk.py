@@ -1,4 +1,4 @@
-"""Disk space that a run needs: its checkpoints, and its dataset if there is one already."""
+"""Disk space that a run needs for its checkpoints, and for its dataset if that is prepared."""
 
 import contextlib
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from nbtrain.planner.budget.dataset_size import DatasetSize, dataset_size
 
 @dataclass(frozen=True)
 class DiskEstimate:
-    """Bytes on disk at the run's fullest moment."""
+    """Bytes on disk when the run uses the most."""
 
     checkpoint_bytes: int
     """Bytes of one checkpoint, over all ranks."""
     num_checkpoints: int
-    """Number of checkpoints that are kept, and one more that is being written."""
+    """Number of checkpoints on disk: those that are kept, and one that is being written."""
     dataset_bytes: int | None
-    """None if the dataset is not prepared."""
+    """Bytes of the dataset; None if it is not prepared."""
     dataset: DatasetSize | None = None
-    """None if the dataset is not prepared."""
+    """Token counts of the dataset; None if it is not prepared."""
     local_bytes: int = 0
     """Bytes of checkpoints on each node's own disk (checkpoint.local_dir), in addition to the shared ones."""
 
@@ -50,7 +50,9 @@ def estimate_disk(config: RunConfig) -> DiskEstimate:
 
 
 def local_bytes(config: RunConfig) -> int:
-    """Return the maximum bytes on a node's own disk: kept checkpoints, the one written and the one copied."""
+    """Return the most bytes that checkpoints use on a node's own disk: kept, being written, and being
+    copied.
+    """
     checkpoint = config.checkpoint
     if config.mode != "full" or checkpoint.local_dir is None:
         return 0
@@ -61,7 +63,7 @@ def local_bytes(config: RunConfig) -> int:
 def num_checkpoints(config: RunConfig) -> int:
     """Return the largest number of checkpoints on disk at one time.
 
-    Counted are the newest, the best, those kept indefinitely, and the one being written.
+    The count includes the newest, the best, those kept indefinitely, and the one being written.
     """
     if config.mode != "full":
         return 0

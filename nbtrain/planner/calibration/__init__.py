@@ -1,1 +1,1 @@
-"""Measurements of this machine, and a step's time computed from them."""
+"""Measurements of this machine, and the time of a step computed from them."""

@@ -143,7 +143,7 @@ class _Rank:
         return _by_size(figures, self.setup.shape.hidden_size, self.tokens, value)
 
     def ends(self) -> tuple[float, float]:
-        """Return the seconds of the embeddings, and of the output layer with the loss, for one micro batch.
+        """Return the seconds of the embeddings, the output layer and the loss for one micro batch.
 
         Both are counted for the last stage, because the embeddings take little time compared with the output
         layer.
@@ -154,11 +154,11 @@ class _Rank:
         return 0.0, _ends(figures, shape.hidden_size, vocabulary, self.tokens)
 
     def activation_bytes(self) -> int:
-        """Return the bytes of [tokens, h] in the format of the activations."""
+        """Return the bytes of a [tokens, h] tensor in the format of the activations."""
         return self.tokens * self.setup.shape.hidden_size * (4 if self.setup.dtype == "fp32" else 2)
 
     def tensor_sums(self) -> tuple[float, float]:
-        """Return the seconds of a block's and of the ends' sums over tensor ranks, for one micro batch."""
+        """Return the seconds of the sums over tensor ranks for one micro batch: (in a block, at the ends)."""
         if self.setup.tensor_parallel_size == 1:
             return 0.0, 0.0
         once = self.collective("all_reduce", self.activation_bytes())
@@ -172,7 +172,9 @@ class _Rank:
         return power_between(points, max(size, points[0][0])) if points else 0.0
 
     def _more_ranks(self, ranks: int, optimizer: float) -> float:
-        """Return the seconds that sums over more than two ranks add to `optimizer`, which includes two."""
+        """Return the seconds by which sums over more than two ranks lengthen `optimizer`, which was measured
+        with two.
+        """
         two, more = (self.calibration.of("collective", collective="all_reduce", ranks=n) for n in (2, ranks))
         if not two or not more:
             return 0.0
@@ -196,7 +198,7 @@ class _Rank:
 
 
 def overhead_of(models: dict[str, Figure], calibration: Calibration, ranks: int) -> Overhead:
-    """Return F, M, L and P, fitted to the four models' steps; none of them is below zero."""
+    """Return F, M, L and P, fitted to the steps of the four models; none is negative."""
     if set(models) != {"base", "micro", "layers", "wide"}:
         return Overhead(0.0, 0.0, 0.0, 0.0)
     left, parameters = {}, {}

@@ -1,4 +1,4 @@
-"""Measurements of `nbtrain calibrate` on a machine: reads calibration.json of the data directory.
+"""Measurements that `nbtrain calibrate` made on a machine, read from calibration.json of the data directory.
 
     {"schema_version": 1, "machines": {"<cpu>, <cores> cores, <GPUs>, torch <version>": {
         "date", "seconds", "device", "disk", "doubts", "figures": [{"what", "ranks", "spread", ...}]}}}
@@ -63,7 +63,7 @@ class Calibration:
         return (today - datetime.date.fromisoformat(self.date)).days
 
     def of(self, what: str, **wanted: Any) -> list[Figure]:
-        """Return the measurements of a kind whose fields match `wanted`."""
+        """Return the measurements of one kind whose fields match `wanted`."""
         return [
             figure
             for figure in self.figures
@@ -107,7 +107,9 @@ def machine_key() -> str:
 
 
 def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | None, str]:
-    """Return (this machine's calibration, ""), or (None, the reason with the command that makes one)."""
+    """Return (this machine's calibration, ""), or (None, the reason and the command that creates a
+    calibration).
+    """
     path, today = calibration_path(), today or datetime.date.today()
     measure = "`nbtrain calibrate` measures this machine"
     try:

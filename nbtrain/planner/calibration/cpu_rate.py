@@ -34,7 +34,7 @@ _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", 
 
 
 def matmul_flops_per_core() -> float | None:
-    """Return FLOP/s of one core in fp32 matrix products of NumPy; None if it cannot be measured.
+    """Return the FLOP/s of one core in NumPy's fp32 matrix products; None if it cannot be measured.
 
     The rate is stored in cpu_rate.json of the data directory, by CPU model, number of cores and NumPy
     version.
@@ -73,7 +73,7 @@ def _measured_apart() -> float | None:
 
 
 def measure() -> float:
-    """Return the best rate of the products that fit into MEASURE_SECONDS, in FLOP/s of one core."""
+    """Return the best FLOP/s of one core among the products that fit into MEASURE_SECONDS."""
     import numpy as np
 
     matrix = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32)

@@ -1,1 +1,1 @@
-"""Rules that produce findings: unnecessary costs of a run that could be launched."""
+"""Rules that produce findings about a valid run: costs that it could avoid."""

@@ -1,4 +1,4 @@
-"""torch's memory allocator: the setting that lets it join its free pieces."""
+"""torch's memory allocator: the setting that lets it join free segments."""
 
 from nbtrain.config.schema import RunConfig
 
@@ -8,10 +8,10 @@ EXPANDABLE = "expandable_segments:True"
 
 
 def with_expandable_segments(config: RunConfig) -> tuple[str, str] | None:
-    """Return torch's allocator variable and its value with expandable segments; None if they are on.
+    """Return torch's allocator variable with its value plus expandable segments; None if they are already on.
 
     The variable is the one that the run sets, because torch reads the newer name only if the older one is not
-    set. Its other settings stay.
+    set. Other settings in its value are kept.
     """
     env = config.backend.env
     name = next((name for name in ALLOCATOR_VARIABLES if name in env), ALLOCATOR_VARIABLES[0])

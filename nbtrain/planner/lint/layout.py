@@ -29,7 +29,8 @@ LARGE_TRAFFIC_FRACTION = 0.3
 
 
 def bubble_is_small(subject: Subject) -> Iterator[Finding]:
-    """Stages wait for each other at both ends of a step: (p - 1) / (m + p - 1) of it if stages cost alike.
+    """Check the pipeline bubble: stages wait at both ends of a step, for (p - 1) / (m + p - 1) of it if
+    stages cost alike.
 
     arXiv:2104.04473, section 2.2; m micro batches, p stages.
     """
@@ -77,7 +78,9 @@ def _ideal(config: RunConfig) -> float:
 
 
 def tensor_ranks_share_a_machine(subject: Subject) -> Iterator[Finding]:
-    """Tensor parallelism sums activations in every layer; the network between machines is slower."""
+    """Check that tensor ranks share a machine: they sum activations in every layer, and links between
+    machines are slower.
+    """
     config = subject.config
     tensor, gpus = config.parallel.tensor_parallel_size, config.resources.gpus_per_node
     if config.resources.device == "cpu" or tensor == 1 or config.resources.nodes == 1 or not gpus % tensor:
@@ -116,7 +119,8 @@ def _waiting(subject: Subject) -> float:
 
 
 def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
-    """Gradients, and under ZeRO 3 the weights of each micro batch, are sent behind the computation.
+    """Check that data-parallel traffic is hidden: gradients, and under ZeRO 3 the weights, are sent behind
+    the computation.
 
     arXiv:1910.02054, section 7: volumes of ZeRO; larger micro batches gather weights less often.
     """
@@ -152,7 +156,9 @@ def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
 
 
 def hpz_stays_inside_a_machine(subject: Subject) -> Iterator[Finding]:
-    """ZeRO++'s second copy saves traffic between machines only if it is shared inside one."""
+    """Check that ZeRO++'s second copy is sharded inside a machine; only then does it save traffic between
+    machines.
+    """
     config = subject.config
     parallel, size, ranks = config.parallel, config.zero_hpz_partition_size, config.ranks_per_node
     if not parallel.zero_hpz:
@@ -180,7 +186,9 @@ def hpz_stays_inside_a_machine(subject: Subject) -> Iterator[Finding]:
 
 
 def quantized_gradients_cross_machines(subject: Subject) -> Iterator[Finding]:
-    """DeepSpeed quantizes gradients only if there are machines to send them between."""
+    """Check that quantized gradients have several machines: DeepSpeed quantizes them only between
+    machines.
+    """
     config = subject.config
     if config.parallel.zero_quantized_gradients and config.resources.nodes == 1:
         yield finding_of(
@@ -194,7 +202,9 @@ def quantized_gradients_cross_machines(subject: Subject) -> Iterator[Finding]:
 
 
 def fpdt_chunks_are_large_enough(subject: Subject) -> Iterator[Finding]:
-    """A large chunk takes longer to compute than to move over PCIe (arXiv:2408.16978)."""
+    """Check the size of FPDT's chunks: only a large chunk takes longer to compute than to move over PCIe
+    (arXiv:2408.16978).
+    """
     config, step = subject.config, subject.duration.step
     rates = rates_of_run(config, use_measured=False)
     if step is None or rates is None or step.chunks / step.seconds < LARGE_CHUNKS_FRACTION:

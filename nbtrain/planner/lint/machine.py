@@ -39,7 +39,7 @@ USUAL_TIMEOUT_SECONDS = (60, 86_400)
 
 
 def loaders_have_cores(subject: Subject) -> Iterator[Finding]:
-    """The loader processes of all ranks of a machine do not exceed its cores."""
+    """Check that the loader processes of a machine's ranks do not exceed its cores."""
     config = subject.config
     workers, ranks, cores = config.data.num_workers, config.ranks_per_node, config.resources.cpus_per_node
     if cores is None:
@@ -60,7 +60,7 @@ def loaders_have_cores(subject: Subject) -> Iterator[Finding]:
 
 
 def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> Iterator[Finding]:
-    """Report more loader processes than usual machines have cores, if the cores are not known."""
+    """Report more loader processes than a usual machine has cores, if the number of cores is not known."""
     if workers > THREADS_OF_A_RANK:
         yield finding_of(
             config,
@@ -75,7 +75,7 @@ def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> It
 
 
 def checkpoints_fit_the_disk(subject: Subject) -> Iterator[Finding]:
-    """The kept checkpoints fit the free disk space of this machine; large amounts are reported."""
+    """Check that the kept checkpoints fit the free disk space of this machine; report large amounts."""
     config, disk = subject.config, subject.disk
     checkpoint, total = config.checkpoint, disk.checkpoints_bytes
     free = _free_bytes() if config.resources.nodes == 1 else None
@@ -112,7 +112,9 @@ def checkpoints_fit_the_disk(subject: Subject) -> Iterator[Finding]:
 
 
 def local_checkpoints_are_apart(subject: Subject) -> Iterator[Finding]:
-    """A folder on the run directory's disk would store each checkpoint twice there without being faster."""
+    """Check that checkpoint.local_dir is on another disk than the run directory; else each checkpoint is
+    stored twice there, without a gain.
+    """
     config = subject.config
     if (local_dir := config.checkpoint.local_dir) is None or not local_dir.startswith("/"):
         return
@@ -143,7 +145,7 @@ def _free_bytes() -> int | None:
 
 
 def a_checkpoint_comes_before_the_end(subject: Subject) -> Iterator[Finding]:
-    """A long run that fails can resume only if it has saved a checkpoint."""
+    """Check that a long run saves a checkpoint before its end; it can only resume from one."""
     config = subject.config
     interval, steps = config.checkpoint.save_interval_steps, config.train_steps
     if config.mode != "full" or interval < steps or steps == 1 or subject.hours < LONG_HOURS:
@@ -161,7 +163,7 @@ def a_checkpoint_comes_before_the_end(subject: Subject) -> Iterator[Finding]:
 
 
 def best_is_looked_for_often(subject: Subject) -> Iterator[Finding]:
-    """The best checkpoint is one of those at a step with a validation."""
+    """Check that saves are at steps with a validation: only those checkpoints can be the best one."""
     config = subject.config
     checkpoint, evaluation = config.checkpoint, config.evaluation
     save, validate = checkpoint.save_interval_steps, evaluation.eval_interval_steps
@@ -178,7 +180,9 @@ def best_is_looked_for_often(subject: Subject) -> Iterator[Finding]:
 
 
 def nvme_folder_is_here(subject: Subject) -> Iterator[Finding]:
-    """The NVMe folder may exist only on the machine that trains, so the launch there checks it again."""
+    """Check that the NVMe folder exists here. It may exist only on the machine that trains, so the launch
+    checks it again.
+    """
     config = subject.config
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(config.parallel, name)
@@ -193,7 +197,7 @@ def nvme_folder_is_here(subject: Subject) -> Iterator[Finding]:
 
 
 def no_host_stays_unused(subject: Subject) -> Iterator[Finding]:
-    """A run uses the first resources.nodes of the machines that it names.
+    """Check that no named machine stays unused: a run uses only the first resources.nodes of them.
 
     This also holds for a hostfile, which all runs often share.
     """
@@ -217,7 +221,9 @@ def no_host_stays_unused(subject: Subject) -> Iterator[Finding]:
 
 
 def device_trains_here(subject: Subject) -> Iterator[Finding]:
-    """The table has devices of other makers, for plans."""
+    """Check that the device can train here: the device table also lists devices of other makers, for plans
+    only.
+    """
     config = subject.config
     device = find_device(config.resources.gpu_type) if config.resources.device == "gpu" else None
     if device and device.vendor != "NVIDIA":
@@ -233,7 +239,7 @@ def device_trains_here(subject: Subject) -> Iterator[Finding]:
 
 
 def name_says_its_size(subject: Subject) -> Iterator[Finding]:
-    """A size in the run's name is the size of its model."""
+    """Check that a size in the run's name is the size of its model."""
     config = subject.config
     sizes = list(sizes_in_name(config.name))
     parameters = count_parameters(config).total
@@ -260,7 +266,9 @@ def sizes_in_name(name: str) -> Iterator[tuple[float, str]]:
 
 
 def timeout_is_in_seconds(subject: Subject) -> Iterator[Finding]:
-    """A collective's time-out is minutes to hours; milliseconds or minutes written as seconds are not."""
+    """Check that a collective's time-out is minutes to hours; a smaller or larger value suggests a mistaken
+    unit.
+    """
     config = subject.config
     seconds = config.parallel.process_group_timeout_seconds
     least, most = USUAL_TIMEOUT_SECONDS
@@ -300,7 +308,7 @@ def variables_have_one_owner(subject: Subject) -> Iterator[Finding]:
 
 
 def pods_have_time_to_save(subject: Subject) -> Iterator[Finding]:
-    """A terminating pod gives its ranks enough time for a save before Kubernetes kills them."""
+    """Check that a terminating pod gives its ranks enough time to save before Kubernetes kills them."""
     config, seconds = subject.config, subject.duration.save_seconds
     limit = config.backend.shutdown_timeout_seconds
     if config.backend.kind != "kubernetes" or config.mode != "full" or seconds is None or seconds <= limit:

@@ -1,4 +1,4 @@
-"""Findings about memory: of the device, of the host, and what a layout does not divide."""
+"""Findings about memory of the device and the host, and about memory that a layout does not divide."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ USUAL_HOST_BYTES = (2**32, 24 * 2**40)
 
 
 def memory_fits(subject: Subject) -> Iterator[Finding]:
-    """The fullest rank fits its device with 5 % headroom."""
+    """Check that the fullest rank fits its device with 5 % headroom."""
     config, memory = subject.config, subject.memory
     if memory.device_bytes is None:
         yield finding_of(
@@ -53,7 +53,7 @@ def memory_fits(subject: Subject) -> Iterator[Finding]:
 
 
 def fragmentation_leaves_room(subject: Subject) -> Iterator[Finding]:
-    """A run that fits also fits with usual fragmentation, or its allocator uses expandable segments."""
+    """Check that a run also fits with usual fragmentation, or that its allocator uses expandable segments."""
     config, memory = subject.config, subject.memory
     if memory.device_bytes is None or config.resources.device == "cpu" or not memory.fits:
         return
@@ -116,7 +116,9 @@ def host_memory_fits(subject: Subject) -> Iterator[Finding]:
 
 
 def model_is_made_in_host_memory(subject: Subject) -> Iterator[Finding]:
-    """Every rank builds its part of the model in host memory before it moves to the device."""
+    """Check host memory at the start: every rank builds its part of the model there before it moves to the
+    device.
+    """
     config, memory, given = subject.config, subject.memory, subject.config.resources.memory_per_node_bytes
     needed = memory.ranks_per_node * memory.initial_host_bytes
     if config.resources.device == "cpu" or given is None or needed <= given or _is_slip(subject):
@@ -139,7 +141,7 @@ def model_is_made_in_host_memory(subject: Subject) -> Iterator[Finding]:
 
 
 def host_memory_is_in_bytes(subject: Subject) -> Iterator[Finding]:
-    """memory_per_node_bytes is in bytes; a number of GiB is far too small for a machine."""
+    """Check the unit of memory_per_node_bytes: a number of GiB is far too small for a machine."""
     if not _is_slip(subject):
         return
     config, given = subject.config, subject.config.resources.memory_per_node_bytes
@@ -170,7 +172,9 @@ def _is_slip(subject: Subject) -> bool:
 
 
 def sequence_ranks_hold_all_weights(subject: Subject) -> Iterator[Finding]:
-    """Ulysses shards only tokens; weights, gradients and moments are sharded by ZeRO alone."""
+    """Check the ZeRO stage of a run with Ulysses, which shards only tokens: weights, gradients and moments
+    need ZeRO.
+    """
     config, memory = subject.config, subject.memory
     parallel = config.parallel
     ulysses, zero = parallel.ds_sequence_parallel_size, parallel.zero_stage
@@ -190,7 +194,9 @@ def sequence_ranks_hold_all_weights(subject: Subject) -> Iterator[Finding]:
 
 
 def full_saves_more_than_selective(subject: Subject) -> Iterator[Finding]:
-    """Selective recomputation keeps more than full; it is chosen for speed."""
+    """Check whether full recomputation would save needed memory: selective recomputation is faster, but keeps
+    more.
+    """
     config, memory = subject.config, subject.memory
     if config.parallel.activation_checkpointing.granularity != "selective" or memory.device_bytes is None:
         return

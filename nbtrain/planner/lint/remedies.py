@@ -1,4 +1,4 @@
-"""The cheapest change that makes a run fit its memory, by the planner's own estimate.
+"""Find the cheapest change that makes a run fit its memory, by the planner's own estimate.
 
 Changes are tried in the usual order, from the cheapest to the most expensive:
 
@@ -68,7 +68,9 @@ def cheapest_remedy(config: RunConfig, spare: float, device_bytes: int | None = 
 
 
 def host_remedy(config: RunConfig) -> Remedy | None:
-    """Return the first change that fits host memory, and the device if it is known; None without one."""
+    """Return the first change with which the run fits host memory, and the device if it is known; None if
+    none fits.
+    """
     parallel = config.parallel
     candidates: list[dict[str, Any]] = []
     if config.checkpoint.async_save:
@@ -96,12 +98,14 @@ def on_device(*sections: str) -> dict[str, Any]:
 
 
 def differing(config: RunConfig, changes: Changes) -> dict[str, Any]:
-    """Return only the changes whose value differs from the run's."""
+    """Return only the changes that differ from the run's values."""
     return {key: value for key, value in changes.items() if _differs(config, key, value)}
 
 
 def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
-    """Return the run with other values; unlike load, this reads no text, checks nothing, and is fast."""
+    """Return the run with other values. Unlike load(), this is fast, because it reads no text and checks
+    nothing.
+    """
     for key, value in changes.items():
         sections = key.split(".")
         config = _replaced(config, sections, value)

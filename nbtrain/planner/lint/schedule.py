@@ -1,4 +1,4 @@
-"""Findings about the course of training: learning rate, warm-up, number format, epochs, validations."""
+"""Findings about the training schedule: learning rate, warm-up, number format, epochs, validations."""
 
 import math
 from collections.abc import Iterator
@@ -50,7 +50,8 @@ USUAL_PAUSE_FRACTION = 0.1
 
 
 def learning_rate_suits_size(subject: Subject) -> Iterator[Finding]:
-    """The learning rate against the model's size and the batch: GPT-3's table, times the root of the batch.
+    """Check the learning rate against the model's size and batch: GPT-3's table, times the square root of the
+    batch ratio.
 
     Adam's best rate grows with the square root of the batch (arXiv:2405.14578), and falls with the size.
     """
@@ -79,7 +80,7 @@ def learning_rate_suits_size(subject: Subject) -> Iterator[Finding]:
 
 
 def warmup_is_long_enough(subject: Subject) -> Iterator[Finding]:
-    """The learning rate rises over at least 100 steps."""
+    """Check that the learning rate rises over at least 100 steps."""
     config = subject.config
     steps, warmup = config.scheduled_steps, config.lr_warmup_tokens
     samples = -(-warmup // config.model.seq_length)
@@ -118,7 +119,7 @@ def _instead_of(config: RunConfig) -> str:
 
 
 def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
-    """A run that ends during its warm-up never reaches the configured learning rate."""
+    """Check that the warm-up ends before the run; otherwise the configured learning rate is never reached."""
     config = subject.config
     if config.lr_warmup_tokens < config.train_tokens:
         return
@@ -136,7 +137,9 @@ def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
 
 
 def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
-    """The length of training is plausible for the model; a factor of a thousand means a mistaken unit."""
+    """Check that the training length is plausible for the model; a factor of a thousand suggests a mistaken
+    unit.
+    """
     config = subject.config
     parameters, tokens = count_parameters(config).total, config.train_tokens
     ratio = tokens / parameters
@@ -187,7 +190,7 @@ def _whole_decay(config: RunConfig) -> str:
 
 
 def decay_ends_with_the_run(subject: Subject) -> Iterator[Finding]:
-    """The learning rate is not at min_lr for most of the run."""
+    """Check that the learning rate is not at min_lr for most of the run."""
     config = subject.config
     fraction = config.lr_decay_tokens / config.train_tokens
     if config.lr_schedule.lr_decay_style not in ("cosine", "linear") or fraction >= LEAST_DECAY_FRACTION:
@@ -204,7 +207,7 @@ def decay_ends_with_the_run(subject: Subject) -> Iterator[Finding]:
 
 
 def decay_reaches_its_end(subject: Subject) -> Iterator[Finding]:
-    """The learning rate falls to min_lr before the run ends."""
+    """Check that the learning rate falls to min_lr before the run ends."""
     config = subject.config
     if config.lr_schedule.lr_decay_style == "constant" or config.lr_decay_tokens <= config.train_tokens:
         return
@@ -219,7 +222,7 @@ def decay_reaches_its_end(subject: Subject) -> Iterator[Finding]:
 
 
 def training_is_longer_than_a_step(subject: Subject) -> Iterator[Finding]:
-    """train_tokens is enough for many steps; a number of billions without its zeros is not."""
+    """Check that train_tokens is enough for many steps; a number without its "billions" is not."""
     config = subject.config
     unit, amount = config.batch.train_amount
     if config.scheduled_steps > 1 or unit == "steps":
@@ -237,7 +240,9 @@ def training_is_longer_than_a_step(subject: Subject) -> Iterator[Finding]:
 
 
 def fp16_scale_can_move(subject: Subject) -> Iterator[Finding]:
-    """fp16 overflows sooner or later: a dynamic scale skips the step, a fixed scale loses the run."""
+    """Check that fp16's loss scale is dynamic: after an overflow it skips the step, while a fixed scale ends
+    the run.
+    """
     config = subject.config
     scale = config.precision.fp16
     if config.precision.dtype != "fp16":
@@ -268,7 +273,7 @@ def fp16_scale_can_move(subject: Subject) -> Iterator[Finding]:
 
 
 def dataset_is_not_repeated_too_often(subject: Subject) -> Iterator[Finding]:
-    """Passes over the training split of the prepared dataset."""
+    """Check how often a run repeats the training split of its prepared dataset."""
     passes, config = subject.epochs, subject.config
     if passes is None or passes <= USEFUL_EPOCHS:
         return
@@ -285,7 +290,7 @@ def dataset_is_not_repeated_too_often(subject: Subject) -> Iterator[Finding]:
 
 
 def dataset_counts_agree(subject: Subject) -> Iterator[Finding]:
-    """The .idx can be read and agrees with the manifest next to it."""
+    """Check that the .idx can be read and agrees with the manifest next to it."""
     dataset = subject.disk.dataset
     if dataset is not None and dataset.problem:
         yield finding_of(
@@ -302,7 +307,7 @@ def dataset_counts_agree(subject: Subject) -> Iterator[Finding]:
 
 
 def tokenizer_is_of_this_text(subject: Subject) -> Iterator[Finding]:
-    """A tokenizer of other text needs more tokens for this one."""
+    """Check that the tokenizer suits the text; a tokenizer made from other text needs more tokens for it."""
     try:
         clause = other_text_of_tokenizer(subject.config)
     except DataError as error:
@@ -319,7 +324,7 @@ def tokenizer_is_of_this_text(subject: Subject) -> Iterator[Finding]:
 
 
 def validations_are_few(subject: Subject) -> Iterator[Finding]:
-    """A validation batch costs a forward pass, a third of a training step."""
+    """Check the time spent on validations: a batch costs a forward pass, a third of a training step."""
     config = subject.config
     evaluation = config.evaluation
     interval = evaluation.eval_interval_steps
@@ -341,7 +346,7 @@ def validations_are_few(subject: Subject) -> Iterator[Finding]:
 
 
 def checkpoints_are_few(subject: Subject) -> Iterator[Finding]:
-    """Training waits while a checkpoint is written, unless it is written in the background."""
+    """Check the time that training waits for checkpoints, unless they are written in the background."""
     config = subject.config
     interval, size = config.checkpoint.save_interval_steps, subject.disk.checkpoint_bytes
     fraction = _share(subject, "checkpoints", 0.0)
@@ -366,7 +371,7 @@ def _share(subject: Subject, part: str, otherwise: float) -> float:
 
 
 def _sparser(interval: int, fraction: float) -> int:
-    """Return a round interval at which pauses of `fraction` take no more than usual."""
+    """Return a round interval at which pauses of `fraction` are no longer than usual."""
     ratio = fraction / (1 - fraction) * (1 - USUAL_PAUSE_FRACTION) / USUAL_PAUSE_FRACTION
     exact = math.ceil(interval * ratio)
     unit = 10 ** max(len(str(exact)) - 2, 0)
@@ -374,7 +379,8 @@ def _sparser(interval: int, fraction: float) -> int:
 
 
 def preferences_have_no_dropout(subject: Subject) -> Iterator[Finding]:
-    """Dropout in a run with `dpo`: the reference is computed without it, so the first margins are its noise.
+    """Check that a run with `dpo` has no dropout: the reference is computed without it, so the first margins
+    would be its noise.
 
     Papers and TRL train DPO without dropout.
     """

@@ -1,4 +1,5 @@
-"""Activations: what autograd keeps of one micro batch for its backward pass, by kind and by layer.
+"""Activations: the tensors of one micro batch that autograd keeps for the backward pass, by kind and by
+layer.
 
     norms            inputs of the two norms of a layer, which are the residual stream, and their statistics
     attention        its input; query, key, value; output; with flash attention the log-sum-exp of the scores;
@@ -70,22 +71,28 @@ class Kinds(NamedTuple):
 
 
 def product_element(setup: Setup) -> int:
-    """Return the bytes of a number that enters or leaves a matrix product."""
+    """Return the bytes of one element of a matrix product's inputs and outputs."""
     return 4 if setup.dtype == "fp32" else 2
 
 
 def stream_element(setup: Setup) -> int:
-    """Return the bytes of a number of the residual stream: nbtrain's autocast keeps the weights' format."""
+    """Return the bytes of one element of the residual stream. nbtrain's autocast keeps it in the weights'
+    format.
+    """
     return weight_element(setup) if setup.engine == "nbtrain" else product_element(setup)
 
 
 def stream_cut(setup: Setup) -> int:
-    """Return the number of ranks that share the tokens between regions (Megatron's sequence parallelism)."""
+    """Return the number of ranks that share the tokens outside attention and MLP (Megatron's sequence
+    parallelism).
+    """
     return setup.tensor_parallel_size if setup.sequence_parallel else 1
 
 
 def stream_bytes(setup: Setup) -> int:
-    """Return the bytes of a layer's input, one micro batch; stages send it, full recomputation keeps it."""
+    """Return the bytes of a layer's input for one micro batch. Stages send it, and full recomputation keeps
+    it.
+    """
     hidden = setup.shape.hidden_size
     return stream_element(setup) * setup.tokens_per_micro_batch * hidden // stream_cut(setup)
 
@@ -200,7 +207,9 @@ def kept(setup: Setup, stage: Stage) -> Kinds:
 
 
 def live(setup: Setup, stage: Stage) -> float:
-    """Return the bytes that exist again while the backward pass recomputes a layer, or a chunk of layers."""
+    """Return the bytes that are allocated again while the backward pass recomputes a layer, or a chunk of
+    layers.
+    """
     windows = {True} if stage.window_layers == stage.layers else {False, stage.window_layers > 0}
     if setup.recompute == "full":
         largest = max(layer(setup, "none", window).total for window in windows)

@@ -1,4 +1,4 @@
-"""Everything on a device that is neither model state nor activation: logits, buffers, CUDA, fragmentation.
+"""Device memory that is neither model state nor activation: logits, buffers, CUDA, fragmentation.
 
 logits         nbtrain: one chunk of the linear + cross entropy, the hidden states that enter it, and both
                gradients that it makes; others: all logits of a micro batch; of logits and a layer that is
@@ -282,7 +282,7 @@ def runtime_bytes(setup: Setup) -> int:
 
 
 def reserve_bytes(setup: Setup, allocated: int) -> int:
-    """Return the bytes that fragmentation takes on a full GPU; 0 on a CPU."""
+    """Return the bytes lost to fragmentation on a full GPU; 0 on a CPU."""
     return int(RESERVE_FRACTION * allocated) if setup.on_gpu else 0
 
 

@@ -40,7 +40,7 @@ class MemoryEstimate:
     stage: int
     """Index of the pipeline stage that needs the most memory."""
     device_bytes: int | None
-    """Memory that one rank may take; None if the device is not known."""
+    """Memory that one rank may use; None if the device is not known."""
     device: str
     """Source of device_bytes, e.g. "A100-40GB"."""
     host_parts: dict[str, int] = field(default_factory=dict)
@@ -48,9 +48,9 @@ class MemoryEstimate:
     nvme_bytes: int = 0
     """Bytes in files on NVMe, of the same rank."""
     host_bytes: int | None = None
-    """Host memory that one rank may take; None if it is not known."""
+    """Host memory that one rank may use; None if it is not known."""
     initial_host_bytes: int = 0
-    """Host memory of one rank while the model is made, the process included."""
+    """Host memory of one rank's process while the model is built."""
     ranks_per_node: int = 1
 
     @property

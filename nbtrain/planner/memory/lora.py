@@ -60,7 +60,9 @@ def estimate_lora(
 
 
 def _inner(setup: Setup, stage: Stage, rank: int, adapted: tuple[Block, ...]) -> int:
-    """Return the bytes kept for B's gradient: r numbers per token and matrix, of micro batches in flight."""
+    """Return the bytes kept for the gradient of B: r numbers per token and matrix, for the micro batches in
+    flight.
+    """
     if setup.recompute == "full":
         return 0
     matrices = 2 * len(adapted) + ("mlp" in adapted and setup.shape.gated)

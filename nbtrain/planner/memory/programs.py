@@ -1,4 +1,4 @@
-"""Memory habits of each training program: bytes of model state, and how it makes activations and logits.
+"""Memory habits of each training program: bytes of model state, and how it computes activations and logits.
 
 `nbtrain` is what this project's engine allocates (tests/planner/test_states_allocated.py measures it). The
 others are for published runs, and for plans of runs imported from another program. A program that is not
@@ -39,7 +39,7 @@ class MemoryHabits:
     """Whether, with tied weights on one stage, autograd holds the output layer's whole 16-bit gradient during
     the layers' backward pass until the embedding's gradient is added."""
     gathered_blocks: int = 0
-    """Number of blocks whose whole weights and gradients a rank holds at one time under ZeRO 3."""
+    """Number of blocks whose whole weights and gradients a rank keeps at the same time under ZeRO 3."""
     whole_in_pipeline: int = 0
     """Bytes of whole weights and gradients that a pipeline stage keeps for all its micro batches, under
     ZeRO 3."""
@@ -56,7 +56,7 @@ class MemoryHabits:
     keeps_fp8: bool = False
     """Whether FP8 keeps the inputs of products in their rounded form."""
     old_torch: bool = False
-    """Whether its published runs used torch 1, whose CUDA context is larger."""
+    """Whether the program's published runs used torch 1, whose CUDA context is larger."""
     source: str = ""
 
 

@@ -48,7 +48,7 @@ class Stage(NamedTuple):
 
     @property
     def matrices(self) -> int:
-        """Elements that autocast casts: those that go into products."""
+        """Elements of the matrices that autocast casts, because they are inputs of products."""
         counted = self.parameters
         # Embeddings are looked up; on the last stage they also enter a product if they are tied.
         output = counted.output_layer or (counted.word_embeddings if self.is_last else 0)

@@ -48,7 +48,9 @@ class States(NamedTuple):
     """Place of the optimizer's states and of the master copy."""
 
     def at(self, place: Where) -> tuple[int, int, int, int]:
-        """Return the bytes of weights, gradients, master copy and optimizer that are stored at `place`."""
+        """Return the bytes of weights, gradients, master copy and optimizer states that are stored at
+        `place`.
+        """
         with_optimizer = self.optimizer_place == place
         return (
             self.weights if self.weights_place == place else 0,
@@ -60,7 +62,9 @@ class States(NamedTuple):
 
 
 def states(setup: Setup, stage: Stage, rank: int | None = None) -> States:
-    """Return the model states of one rank of a stage: the `rank`-th on its data axis, or the fullest one."""
+    """Return the model states of one rank of a stage: the rank with index `rank` on its data axis, or the
+    fullest rank.
+    """
     if setup.engine == "nbtrain":
         sizes = _of_nbtrain(setup, stage, rank)
     else:
@@ -111,12 +115,14 @@ def _zero3_groups(setup: Setup, stage: Stage, ranks: int) -> tuple[int, int]:
 
 
 def _moments(muon: bool, matrices: int, others: int) -> int:
-    """Return the bytes of the fp32 moments of two groups, the first of which Muon steps."""
+    """Return the bytes of the fp32 moments of two groups; if Muon is used, it updates the first group."""
     return 4 * ((1 if muon else 2) * matrices + 2 * others)
 
 
 def _offloaded_sums(setup: Setup, stage: Stage, rank: int | None) -> int:
-    """Return the bytes of fp32 sums in host memory under ZeRO 2, of each parameter that the part touches."""
+    """Return the bytes of fp32 sums in host memory under ZeRO 2, for each parameter of which the rank has a
+    part.
+    """
     if setup.accumulation_steps == 1:
         # A single micro batch goes straight into the gradient that the optimizer steps with.
         return 0
@@ -214,7 +220,7 @@ def frozen_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def dequantized_bytes(setup: Setup) -> int:
-    """Return the bytes of a block's largest matrix as a product uses it, if it is held in 4 bits; else 0.
+    """Return the bytes of a block's largest matrix after dequantization, if it is stored in 4 bits; else 0.
 
     Under autocast it is made in fp32 first; with double quantization the constants of its blocks are too.
     """
@@ -237,7 +243,7 @@ def _sub_groups(setup: Setup, stage: Stage) -> int:
 
 
 def _of_program(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
-    """Return the bytes by the program's habits, without padding."""
+    """Return the bytes of model state by the habits of another program, without padding."""
     habits, count, zero, ranks = habits_of(setup.engine), stage.elements, setup.zero_stage, setup.zero_size
     half = setup.dtype != "fp32"
     element = habits.weights if half else 4

@@ -1,1 +1,1 @@
-"""The setup that is estimated, the programs that run it, and the terms of an estimate."""
+"""The setup that is estimated, the training programs, and the terms of an estimate."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One training program."""
+    """A training program."""
 
     name: str
     title: str
@@ -21,9 +21,11 @@ class Engine:
     """Number of times that a step, forward and backward, moves each byte of activations between compute units
     and memory. Fused kernels move them less often; torch.compile: planner/time/compute.py."""
     flash_generation: int = 2
-    """Generation of the flash attention kernel; 1 stands for Triton's too, 3 for cuDNN's."""
+    """Generation of the flash attention kernel; 1 also stands for Triton's, and 3 for cuDNN's."""
     selective_share: float | None = None
-    """Share of a block's forward pass that selective recomputation repeats; None for only the scores."""
+    """Share of a block's forward pass that selective recomputation repeats; None if it repeats only the
+    scores.
+    """
     hidden_data: float = 0.0
     """Share of the backward pass behind which data-parallel traffic hides."""
     hides_gather: bool = False
@@ -33,7 +35,7 @@ class Engine:
     zero3_collectives: int = 1
     """Collectives for each block that ZeRO 3 gathers: FSDP one, DeepSpeed one for each module."""
     hidden_zero3: float = 0.8
-    """Share of the computation behind which ZeRO 3's gathers and scatters hide."""
+    """Share of the computation behind which ZeRO 3's gathers and scatters are hidden."""
     hidden_tensor: float = 0.0
     """Share of tensor-parallel traffic that hides behind matrix products by default."""
     hidden_pipeline: float = 0.0

@@ -23,11 +23,11 @@ Place = Literal["none", "cpu", "nvme"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One model, its layout, its batch and its devices, with the field names of a run YAML."""
+    """A model, its layout, its batch and its devices, with the field names of a run YAML."""
 
     shape: Shape
     engine: str = "nbtrain"
-    """The program that trains: a key of engines.py."""
+    """Training program: a key of engines.py."""
 
     device: Device | None = None
     """The row of the device table; None on a CPU or if the GPU's type is not known."""
@@ -51,7 +51,7 @@ class Setup:
     context_parallel_size: int = 1
     """Ring attention over this many ranks (other programs)."""
     ulysses_size: int = 1
-    """Ulysses: ranks that share each sequence and its heads (ds_sequence_parallel_size)."""
+    """Number of Ulysses ranks that share each sequence and its heads (ds_sequence_parallel_size)."""
     data_parallel_size: int = 1
     sequence_parallel: bool = False
     overlap_tensor: bool = False
@@ -83,9 +83,13 @@ class Setup:
     """Trains on pairs of answers (dpo), for which the output layer multiplies once more. No state or
     activation is added: the reference is a file of two numbers a pair."""
     adapter_sizes: tuple[int, ...] = ()
-    """Elements of each adapter matrix of a block on one rank, of a run with lora; (): r (rows + columns)."""
+    """Elements of each adapter matrix of a block on one rank, for a run with lora; () means r (rows +
+    columns).
+    """
     adapter_activations: tuple[int, int] = (0, 0)
-    """Numbers that a block keeps of each token for them: between A and B, and dropped-out inputs."""
+    """Numbers per token that a block keeps for its adapters: the values between A and B, and the dropped-out
+    inputs.
+    """
     trained_row_elements: int = 0
     """Elements of the token rows that are trained along with adapters: rows of the embedding, and as many of
     the output layer if it is not tied."""
@@ -95,7 +99,7 @@ class Setup:
     """Whether the constants of their 4-bit blocks are stored in 8 bits."""
     recompute: Recompute = "none"
     recompute_interval: int = 1
-    """Blocks that full recomputation recomputes together."""
+    """Number of blocks that full recomputation recomputes together."""
     recomputes_mlp: bool = False
     """Whether selective recomputation repeats the MLP too (Megatron's --recompute-modules mlp)."""
     keeps_scores: bool = False
@@ -112,11 +116,13 @@ class Setup:
     prefetch_elements: int = 50_000_000
     persistence_elements: int = 100_000
     logits_chunk_tokens: int = 0
-    """Tokens whose logits exist at one time; 0 means all tokens of the micro batch."""
+    """Number of tokens whose logits exist at the same time; 0 means all tokens of the micro batch."""
     nvme_buffer_elements: int = 0
     nvme_buffer_count: int = 5
     muon_steps: int = 0
-    """Newton-Schulz iterations of Muon, which steps the blocks' matrices; 0: AdamW steps all parameters."""
+    """Newton-Schulz iterations of Muon, which updates the blocks' matrices; with 0, AdamW updates all
+    parameters.
+    """
     saves_in_background: bool = False
     """Whether asynchronous saving keeps a host copy of weights and optimizer state."""
 
@@ -127,12 +133,12 @@ class Setup:
 
     @property
     def zero_size(self) -> int:
-        """Ranks that ZeRO divides state among."""
+        """Number of ranks that ZeRO divides state among."""
         return self.shard_size or self.data_axis_size
 
     @property
     def model_size(self) -> int:
-        """Ranks that hold one copy of the model together without ZeRO."""
+        """Number of ranks that together hold one copy of the model without ZeRO."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property

@@ -1,4 +1,4 @@
-"""Terms: the summands of an estimate, each with its formula, the numbers put in, and its source.
+"""Terms: the summands of an estimate, each with its formula, the numbers in it, and its source.
 
 An estimate has only numbers, because a search computes thousands of estimates. `explain` of a module returns
 the Terms of one estimate for readers. The sum of the Terms is the estimate, which a test asserts.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One summand of an estimate."""
+    """A summand of an estimate."""
 
     name: str
     """Name, e.g. "weights"; a path from the whole to the part, e.g. "activations / attention"."""
@@ -30,7 +30,7 @@ def total(terms: Iterable[Term], unit: str) -> float:
 
 
 def below(terms: Iterable[Term], name: str) -> list[Term]:
-    """Return the term called `name`, and all terms whose path begins with it."""
+    """Return the term called `name` and all terms whose path starts with it."""
     return [term for term in terms if term.name == name or term.name.startswith(f"{name} / ")]
 
 

@@ -60,7 +60,9 @@ def _known(measured: dict[str, float], planned: dict[str, float]) -> dict[str, f
 
 
 def _link(calibration: Calibration, link: Link) -> Link:
-    """Return a link with the largest gather's bus bandwidth and the smallest one's latency, or `link`."""
+    """Return a link with the bus bandwidth of the largest gather and the latency of the smallest; `link` if
+    none was measured.
+    """
     gathers: list[Figure] = calibration.of("collective", collective=_GATHER)
     if not gathers:
         return link

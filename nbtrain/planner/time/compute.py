@@ -1,4 +1,4 @@
-"""Seconds of one device's own work for one micro batch: products, attention, memory traffic, the optimizer.
+"""Seconds that one device computes for one micro batch: products, attention, memory traffic, the optimizer.
 
 A product of [m, k] and [k, n] takes 2 m n k FLOPs at the rate of large products, and the time to read and
 write its three matrices: narrow matrices (many tensor ranks, small models) are slower for that reason. The
@@ -46,14 +46,14 @@ GRADIENT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """Seconds of one block and one micro batch on one rank, forward pass."""
+    """Seconds of one block's forward pass for one micro batch on one rank."""
 
     products: float
     attention: float
     memory: float
     """Seconds of the memory-bound operations between the matrix products."""
     backward: float
-    """Seconds of the backward pass of all three."""
+    """Seconds of the backward pass of matrices, attention and memory-bound operations."""
     recompute: float
     """Seconds of the work that the backward pass computes again."""
 
@@ -116,7 +116,9 @@ def _activation_again(setup: Setup, bandwidth: float) -> float:
 
 
 def traffic(setup: Setup, engine: Engine) -> float:
-    """Return how often a step moves each byte of activations; compiled kernels move it half as often."""
+    """Return the number of times that a step moves each byte of activations; compiled kernels move it half as
+    often.
+    """
     return engine.traffic * (COMPILED_TRAFFIC if setup.compiled else 1.0)
 
 
@@ -164,7 +166,8 @@ def kept_bytes(setup: Setup) -> float:
 
 
 def logit_products(setup: Setup) -> int:
-    """Return how often the output matrix is multiplied: forward and two gradients; with dpo forward twice.
+    """Return the number of products with the output matrix: forward and two gradients; with dpo, two forward
+    passes.
 
     See model/preference.py.
     """

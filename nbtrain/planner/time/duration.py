@@ -37,7 +37,7 @@ class DurationEstimate:
     """Seconds of the whole run, and the source of the estimate."""
 
     seconds: float | None
-    """None if the device is not known."""
+    """Seconds of the run; None if the device is not known."""
     tokens_per_second: float | None
     """Throughput of all ranks together while a full batch is trained."""
     bubble_fraction: float
@@ -45,7 +45,7 @@ class DurationEstimate:
     basis: str
     """Source of the rate, as one sentence."""
     step: StepTime | None = None
-    """One step at the full batch by part, as planned, also if the rate was measured."""
+    """Planned time of one step at the full batch, by part, even if the rate was measured."""
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of the run: steps, validation, checkpoints."""
     save_seconds: float | None = None
@@ -135,7 +135,7 @@ def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dic
 
 
 def _end_of_size(config: RunConfig, first: int, steps: int, size: int) -> int:
-    """Return the first step after `first` with another batch size, at most `steps`; sizes never decrease."""
+    """Return the first step after `first` whose batch size differs, or `steps`; sizes never decrease."""
     schedule = config.batch_schedule
     if size == config.batch.global_batch_size:
         return steps

@@ -192,7 +192,7 @@ def _data_traffic(setup: Setup) -> tuple[float, str]:
 
 
 def _between_copies(gradient: float, sharing: int, copies: int, times: int) -> tuple[float, str]:
-    """Return the bytes, and the formula, of HYBRID_SHARD's sums of gradient shards over the replicas."""
+    """Return the bytes, with their formula, that HYBRID_SHARD's replicas exchange to sum gradient shards."""
     if copies == 1:
         return 0.0, ""
     size = times * 2 * (copies - 1) / copies * gradient / sharing
@@ -200,7 +200,7 @@ def _between_copies(gradient: float, sharing: int, copies: int, times: int) -> t
 
 
 def _kernel(setup: Setup, engine: Engine) -> str:
-    """Return which attention kernel runs, and which pairs of positions it computes."""
+    """Return text that says which attention kernel runs, and which pairs of positions it computes."""
     shape = setup.shape
     if setup.keeps_scores:
         return "its scores kept"
@@ -283,7 +283,7 @@ def _pieces(setup: Setup) -> str:
 
 
 def _chunks(setup: Setup, rates: Rates, times: str) -> tuple[str, str]:
-    """Return the formula of the time that FPDT's chunks wait for, and its source."""
+    """Return the formula for the time spent waiting for FPDT's chunks, and its source."""
     chunks = chunks_of(setup)
     attention = compute.attention_seconds(setup, ENGINES[setup.engine], rates)
     both = zip(("forward", "backward"), (chunks.forward_bytes, chunks.backward_bytes), attention)

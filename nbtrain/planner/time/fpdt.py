@@ -1,4 +1,4 @@
-"""FPDT: what its chunks move over PCIe, and the seconds of it that attention does not hide.
+"""FPDT: bytes that its chunks move over PCIe, and the seconds of that traffic that attention does not hide.
 
 A sequence is N chunks. Attention takes N (N + 1) / 2 pairs of them, and while one pair is computed the chunks
 of the next one come up from host memory (arXiv:2408.16978; DeepSpeed 0.19.8, sequence/fpdt_layer.py). In
@@ -29,11 +29,11 @@ MERGE_FORWARD_BYTES, MERGE_BACKWARD_BYTES = 34, 36
 
 
 class Chunks(NamedTuple):
-    """One block and one micro batch of a rank with FPDT."""
+    """The traffic of one block and one micro batch of a rank with FPDT."""
 
     number: int
     forward_bytes: float
-    """Over PCIe, both ways."""
+    """Bytes over PCIe in the forward pass, both directions."""
     backward_bytes: float
     merged_bytes: float
     """Bytes of device memory read and written to add up the pairs."""

@@ -1,4 +1,4 @@
-"""Rates that a device and its links reach in practice: the one source of every second of a plan.
+"""Rates that a device and its links reach in practice; every second of a plan comes from them.
 
 Without a calibration, the rates are a datasheet's numbers times the fractions that published runs reached.
 The fractions depend on the generation of devices, never on a run. A calibration of this machine returns its
@@ -24,7 +24,7 @@ INFINITE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Bandwidth between the ranks of one group: bus bandwidth as nccl-tests counts it."""
+    """Bandwidth between the ranks of a group: bus bandwidth as nccl-tests defines it."""
 
     bytes_per_second: float
     """Bandwidth of one device in one direction, for large messages."""
@@ -36,7 +36,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates that one device reaches, alone and with its neighbours."""
+    """Rates that a device reaches, alone and together with others."""
 
     matmul_flops: dict[str, float]
     """FLOP/s of large matrix products by number format."""
@@ -49,19 +49,22 @@ class Rates:
     across: Link
     """Link between machines; bytes_per_second is for all devices of a machine together."""
     inside_devices: int = 8
-    """Number of devices that `inside` connects."""
+    """Number of devices connected by `inside`."""
     host_bytes_per_second: float = 25e9
     """Bandwidth between a device and host memory, one way."""
     nvme_bytes_per_second: float = 3e9
     """Bandwidth of one machine's NVMe drive, for offloading: PCIe 3.0 drives reach 3 GB/s, 4.0 ones 6."""
     disk_bytes_per_second: float = 0.18e9
-    """Writing a checkpoint, of one machine; a network volume as in the upstream example's log: 1.8 GB in 10
-    of the 29 seconds that validation and saving took (planner/time/duration.py)."""
+    """Bytes per second of writing a checkpoint, per machine; a network volume as in the upstream example's
+    log: 1.8 GB in 10 of the 29 seconds that validation and saving took (planner/time/duration.py).
+    """
     host_adam_parameters_per_second: float = 1.6e9
     """Adam's step on the cores of one machine: 10.1e9 parameters in 6.3 s, DeepSpeed's tutorial on offloading
     (docs/_tutorials/zero-offload.md)."""
     scores_flops: float | None = None
-    """FLOP/s of attention that keeps its scores; None: compute.py's share of the other products'."""
+    """FLOP/s of attention that keeps its scores; None means compute.py's share of the rate of other
+    products.
+    """
     host_times: float = 1.0
     """Factor of a program's host time (setup/engines.py); 0 on a CPU, whose rates include the host time."""
     source: str = ""
@@ -75,9 +78,9 @@ class Shares:
     """Fractions of the datasheet's rates that a generation of devices reaches."""
 
     matmul: float
-    """16-bit products of large matrices."""
+    """Fraction for 16-bit products of large matrices."""
     low: float = 0.6
-    """FP8 and FP4 products, with their scaling."""
+    """Fraction for FP8 and FP4 products, including their scaling."""
     memory: float = 0.85
     inside: float = 0.78
     across: float = 0.73
@@ -111,7 +114,7 @@ _LATENCY_INSIDE, _LATENCY_ACROSS = 3.4e-6, 14e-6
 
 
 def generation(device: Device) -> str:
-    """Return the generation whose fractions a device has."""
+    """Return the generation that decides a device's fractions."""
     if device.vendor != "NVIDIA":
         return device.vendor
     major, minor = device.compute_capability
@@ -121,7 +124,9 @@ def generation(device: Device) -> str:
 
 
 def rates_of_device(device: Device, fabric_bytes_per_second: float | None = None) -> Rates:
-    """Return the rates of a device of the table; `fabric_bytes_per_second` replaces a machine's usual."""
+    """Return the rates of a device of the table; `fabric_bytes_per_second` replaces the usual bandwidth of a
+    machine.
+    """
     if BY_NAME.get(device.name) is device:
         return _rates_of_row(device.name, fabric_bytes_per_second)
     return _rates(device, fabric_bytes_per_second)

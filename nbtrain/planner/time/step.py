@@ -63,7 +63,9 @@ class StepTime:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of the stages' own time that a stage waits for others; sums over ranks are not in it."""
+        """Share of the stages' own time that a stage waits for other stages; sums over ranks are not
+        counted.
+        """
         return (
             self.bubble / (self.seconds - self.data - self.optimizer - self.offload) if self.bubble else 0.0
         )
@@ -173,7 +175,7 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
 
 
 def forward_seconds(step: StepTime) -> float:
-    """Return the seconds of a forward pass of the batch, as in a validation: a third of the whole step."""
+    """Return the seconds of a forward pass over the batch, as in a validation: a third of the whole step."""
     work = step.compute + step.tensor + step.sequence + step.chunks + step.bubble + step.pipeline
     return work / 3 + step.host
 
@@ -191,7 +193,9 @@ def rank_parameters(setup: Setup) -> int:
 def _data_seconds(
     setup: Setup, rates: Rates, parameters: tuple[int, int], compute: float, micro_batches: int
 ) -> float:
-    """Return the seconds of exposed data-parallel and ZeRO traffic; `parameters` of a rank: all, trained."""
+    """Return the seconds of data-parallel and ZeRO traffic that is not hidden; `parameters` of a rank: (all,
+    trained).
+    """
     data = setup.data_axis_size
     if data == 1:
         return 0.0

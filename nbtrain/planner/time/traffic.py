@@ -41,7 +41,9 @@ class Group:
     latency_seconds: float
 
     def seconds(self, message_bytes: float, factor: float = 1.0) -> float:
-        """Return a collective's seconds for the whole array's bytes; factor 2 for an all-reduce, else 1."""
+        """Return the seconds of a collective over an array of these bytes; `factor` is 2 for an all-reduce,
+        else 1.
+        """
         if self.size <= 1 or not message_bytes:
             return 0.0
         moved = factor * (self.size - 1) / self.size * (message_bytes + self.ramp_bytes)
@@ -50,7 +52,7 @@ class Group:
 
 
 def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
-    """Return a group of `size` ranks, each `stride` ranks from the next one.
+    """Return a group of `size` ranks in which neighbours are `stride` ranks apart.
 
     Inside a machine the group has the devices' own link; else its ranks on a machine have their share of the
     machine's network.
@@ -66,7 +68,7 @@ def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
 
 
 def gradient_element(setup: Setup) -> float:
-    """Return the bytes of one gradient that is sent to other data ranks.
+    """Return the bytes per gradient element that is sent to other data ranks.
 
     DeepSpeed 0.19.8 quantizes gradients if there are several machines, whatever format it sends otherwise
     (stage3.py, __avg_scatter_grads; comm/coalesced_collectives.py, all_to_all_quant_reduce).

@@ -131,7 +131,7 @@ def _harder(job: JobDir, state: str, now: bool) -> str:
     if not now and record and record.backend in ENGINES:
         return (
             "none of its ranks runs, so nothing is saved. It ends when it is started again; another "
-            f"`nbtrain cancel {name}` has its scheduler end it."
+            f"`nbtrain cancel {name}` makes its scheduler end it."
         )
     if not now:
         return f"its supervisor does not answer. Try `nbtrain cancel --now {name}`."

@@ -165,9 +165,9 @@ def _let_go(job: JobDir, newest: bool, force: bool) -> None:
             words = str(error).rstrip(".")
             if not force:
                 raise JobError(
-                    f"{words}. `nbtrain delete --force {job.run.name}` deletes the run all the same."
+                    f"{words}. `nbtrain delete --force {job.run.name}` deletes the run anyway."
                 ) from error
-            logger.warning("%s: deleted all the same: %s.", job.run.name, words)
+            logger.warning("%s: deleted anyway: %s.", job.run.name, words)
     if record := JobRecord.read(job.job_json):
         last_words.forget(record)
 
@@ -198,7 +198,7 @@ def _refuse_referred(run: RunDir) -> None:
         lines = "\n".join(f"  {line}" for line in found)
         raise JobError(
             f"{display(run.path)}: its files are named elsewhere:\n{lines}\n"
-            "Nothing was deleted. Change these, or delete it all the same: "
+            "Nothing was deleted. Change these, or delete it anyway: "
             f"`nbtrain delete --force {run.name}`."
         )
 

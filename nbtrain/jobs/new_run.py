@@ -107,7 +107,7 @@ def new_run(
     if found.is_fine_tuning:
         if size is not None:
             raise ConfigError(
-                "--size chooses a model to train from nothing, and these are fine-tuning examples: name the "
+                "--size chooses a model to train from scratch, and these are fine-tuning examples: name the "
                 "run to start from with --init-from."
             )
         choices = _fine_tuning(name, found, init_from)
@@ -115,7 +115,7 @@ def new_run(
         if init_from is not None:
             raise ConfigError(
                 "--init-from names the run that a fine-tuning starts from, and "
-                f"{found.sources[0]['path']} is plain text. Leave it out."
+                f"{found.sources[0]['path']} is plain text. Omit it."
             )
         text = Text(found.words(), found.num_bytes, found.documents, fits_of(found.sample), found.sources)
         choices = choose(text, place, size, minutes)

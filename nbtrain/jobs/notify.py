@@ -40,7 +40,10 @@ def notify(config: NotifyConfig, summary: dict[str, Any]) -> Iterator[tuple[bool
         yield not went_wrong, f"notify.command {went_wrong or 'has run'}"
     if config.url_variable:
         went_wrong = _posted(os.environ.get(config.url_variable, ""), body, config.timeout_seconds)
-        yield not went_wrong, f"the address in {config.url_variable} {went_wrong or 'has taken the summary'}"
+        yield (
+            not went_wrong,
+            f"the address in {config.url_variable} {went_wrong or 'has received the summary'}",
+        )
 
 
 def resolved_program(program: str) -> str:

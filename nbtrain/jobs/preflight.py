@@ -182,9 +182,7 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         if remedy := cheapest_remedy(config, SPARE_FRACTION, limit):
             fix = f"Set {remedy.words}; a rank then needs about {size(remedy.memory.total_bytes)}."
         else:
-            fix = (
-                "No layout of these devices holds it: use a larger machine, more of them, or a smaller model."
-            )
+            fix = "No layout fits these devices: use a larger machine, more of them, or a smaller model."
         yield shortage(
             config,
             "",

@@ -225,8 +225,8 @@ def _tell_silence(job: JobDir) -> None:
     if record and record.supervisor and record.supervisor.elsewhere() and silent > CLOCK_SECONDS:
         name, host = job.run.name, record.supervisor.host
         logger.warning(
-            "%s: its supervisor was last heard of %s ago, on %s. If that machine or container is gone, "
-            "`nbtrain cancel --now %s` ends the job, and `nbtrain resume %s` continues.",
+            "%s: its supervisor last gave a sign of life %s ago, on %s. If that machine or container is "
+            "gone, `nbtrain cancel --now %s` ends the job, and `nbtrain resume %s` continues.",
             *(name, amounts.elapsed(silent), host, name, name),
         )
 
@@ -393,7 +393,7 @@ def _write_job(
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)
         if (ahead := time_of_job(job.job_id) - time.time()) > CLOCK_SECONDS:
             said = (
-                f"the job before was numbered by a clock that is {amounts.elapsed(ahead)} ahead of this "
+                f"the previous job was numbered by a clock that is {amounts.elapsed(ahead)} ahead of this "
                 f"machine's; this job is {job.job_id}, to come after it. Compare the clocks of the machines"
             )
             logger.warning("%s: %s.", run.name, said)

@@ -285,7 +285,7 @@ def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended:
         words = f"{engine}: {said.get('state') or 'does not know the job'}{', ' if reason else ''}{reason}"
     words += f", expected to start {amounts.moment(said['starts_at'])}" if said.get("starts_at") else ""
     if ended and said.get("state") in ACTIVE:
-        words += " (its last word before the job's end)"
+        words += " (its last report before the job's end)"
     elif said.get("seen") is False:
         words += f" (engine not seen now: {said.get('trouble') or 'it does not answer'})"
     elif asked_seconds_ago >= OLD_WORD_SECONDS:

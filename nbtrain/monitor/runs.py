@@ -228,7 +228,7 @@ def lost_words(job: JobDir, now: float) -> str:
                 steps.append(beat.step)
     if not steps:
         return resume
-    ranks = f"its ranks still run (step {max(steps):,}): `nbtrain cancel {name}` has them save and end"
+    ranks = f"its ranks still run (step {max(steps):,}): `nbtrain cancel {name}` makes them save and exit"
     return f"{ranks}, and {resume}"
 
 

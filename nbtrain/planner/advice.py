@@ -244,7 +244,7 @@ def _optimal(observations: Observations, dropped: int) -> str:
     """Return a note that no use of the free memory would make the run faster."""
     return (
         f"{observations.memory_fraction:.0%} of the memory is used, and that may already be optimal: "
-        f"{amounts.counted(dropped, 'change')} that would use it otherwise would save less than "
+        f"{amounts.counted(dropped, 'change')} that would use it would save less than "
         f"{LEAST_GAIN:.0%} of a step. Free memory costs nothing."
     )
 

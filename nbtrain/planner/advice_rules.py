@@ -101,7 +101,7 @@ def _less_device_memory(config: RunConfig, seen: Observations) -> Iterator[Propo
 
 
 def _less_host_memory(config: RunConfig) -> Iterator[Proposal]:
-    why = "the kernel ended a rank for want of host memory"
+    why = "the kernel ended a rank because host memory ran out"
     if config.data.num_workers:
         fewer = {"data.num_workers": config.data.num_workers // 2}
         yield Proposal("Fewer loader workers", fewer, f"{why}; each worker holds batches", predictable=False)
@@ -119,7 +119,7 @@ def _hang(config: RunConfig) -> Iterator[Proposal]:
     if debug not in config.backend.debug:
         changes = {"backend.debug": [*config.backend.debug, debug]}
         yield Proposal(
-            "Say more about collectives", changes, f"{why}: the log then names it", predictable=False
+            "Log more about collectives", changes, f"{why}: the log then names it", predictable=False
         )
     if config.parallel.process_group_timeout_seconds < 1800:
         longer = {"parallel.process_group_timeout_seconds": 1800}

@@ -110,8 +110,9 @@ def _reasons(setup: Setup, offloaded: bool) -> list[str]:
         found.append("It counts the largest layer whole, in 16 bit with its gradient; here that is a buffer.")
     if setup.model_size > 1:
         found.append(
-            "It knows neither tensor nor pipeline parallelism: its formula is taken for "
-            f"1 / {setup.model_size} of the matrices; the plan counts embeddings where they are."
+            "It knows neither tensor nor pipeline parallelism: its formula is applied to "
+            f"1 / {setup.model_size} of the matrices; the plan counts embeddings on the stages "
+            "that hold them."
         )
     if setup.dtype == "fp32" or setup.autocast:
         found.append("It assumes 16-bit weights; this run's weights are fp32.")

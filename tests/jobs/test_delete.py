@@ -116,13 +116,11 @@ def test_what_a_lost_job_left_on_machines_that_are_gone_is_passed_over_by_force_
     record.state, record.backend = "RUNNING", "hosts"
     record.supervisor = dataclasses.replace(ProcessIdentity.of(os.getpid()), start_ticks=1)
     record.write(job.job_json)
-    with pytest.raises(
-        JobError, match=r"config\.yaml.*`nbtrain delete --force run` deletes the run all the same"
-    ):
+    with pytest.raises(JobError, match=r"config\.yaml.*`nbtrain delete --force run` deletes the run anyway"):
         delete(run)
     assert run.exists()
     delete(run, force=True)
-    assert not run.path.exists() and "run: deleted all the same: " in caplog.text
+    assert not run.path.exists() and "run: deleted anyway: " in caplog.text
 
 
 def test_an_active_run_is_refused(run):
@@ -165,7 +163,7 @@ def test_a_run_whose_files_others_name_is_refused(run, workspace):
         "output/run: its files are named elsewhere:\n"
         "  output/other/config.yaml: data.sources.1.path = output/run/export/text.jsonl\n"
         f"  examples/megatron-gpt/training/mine.yaml: start.from = {run.path}/model/global_step4\n"
-        "Nothing was deleted. Change these, or delete it all the same: `nbtrain delete --force run`."
+        "Nothing was deleted. Change these, or delete it anyway: `nbtrain delete --force run`."
     )
     delete(run, force=True)
     assert not run.path.exists()

@@ -114,7 +114,7 @@ def test_conversations_become_a_fine_tuning(place, capsys):
     (place / "start.yaml").write_text(f"{(place / 'talk.yaml').read_text()}")
     again = nb.new("talk-3", "talks.jsonl", init_from="start.yaml").config
     assert again.init_from == "gpt-tiny"
-    with pytest.raises(ConfigError, match="--size chooses a model to train from nothing"):
+    with pytest.raises(ConfigError, match="--size chooses a model to train from scratch"):
         nb.new("talk-4", "talks.jsonl", size="125M")
     with pytest.raises(ConfigError, match="is plain text"):
         nb.new("talk-4", "sea.txt", init_from="sea")

@@ -95,7 +95,7 @@ def test_the_address_gets_the_summary(server):
     address.
     """
     config = NotifyConfig(url_variable="HOOK")
-    assert list(notify(config, SUMMARY)) == [(True, "the address in HOOK has taken the summary")]
+    assert list(notify(config, SUMMARY)) == [(True, "the address in HOOK has received the summary")]
     server.status = 302
     assert list(notify(config, SUMMARY)) == [(False, "the address in HOOK answered with status 302")]
     assert server.bodies == [SUMMARY, SUMMARY]

@@ -252,8 +252,9 @@ def test_a_job_that_is_not_heard_of_is_joined_with_a_warning(tiny, caplog):
     os.utime(job.job_json, (time.time() - 300, time.time() - 300))
     assert resume(job.run).job_id == job.job_id
     assert (
-        "tiny: its supervisor was last heard of 5 min 0 s ago, on other. If that machine or container is "
-        "gone, `nbtrain cancel --now tiny` ends the job, and `nbtrain resume tiny` continues." in caplog.text
+        "tiny: its supervisor last gave a sign of life 5 min 0 s ago, on other. If that machine or container "
+        "is gone, `nbtrain cancel --now tiny` ends the job, and `nbtrain resume tiny` continues."
+        in caplog.text
     )
 
 

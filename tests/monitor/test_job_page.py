@@ -335,7 +335,7 @@ def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
     }
     write_json(failed.job.path / "engine.json", word)
     text = job_text(job_page(failed.run))
-    assert "\nSlurm job 4 is RUNNING on n0 (its last word before the job's end)\n" in text
+    assert "\nSlurm job 4 is RUNNING on n0 (its last report before the job's end)\n" in text
     waits = {**word, "state": "QUEUED", "reason": "Slurm job 4 waits (None): Slurm says no reason"}
     write_json(failed.job.path / "engine.json", waits)
     text = job_text(job_page(failed.run))

@@ -166,7 +166,9 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     # An agent's ranks outlive the supervisor.
     path = run.newest_job().heartbeat(0)
     replace(Heartbeat.read(path), process=ProcessIdentity.of(os.getpid())).write(path)
-    cancel = f"its ranks still run (step 1): `nbtrain cancel {run.name}` has them save and end, and {resume}"
+    cancel = (
+        f"its ranks still run (step 1): `nbtrain cancel {run.name}` makes them save and exit, and {resume}"
+    )
     assert progress_line(run).endswith(f" | {cancel}")
     assert job_page(run).cause.endswith(f"; {cancel}")
 
@@ -455,7 +457,7 @@ STATUS = {
     "LOST": (
         "PROGRESS\n  its supervisor (pid PID) died without a word while the job was RUNNING (killed, out of "
         "memory, or the machine was restarted)\n  its ranks still run (step 2): `nbtrain cancel gpt-fake` "
-        "has them save and end, and `nbtrain resume gpt-fake` continues it\nJOB\nRANKSEVENT"
+        "makes them save and exit, and `nbtrain resume gpt-fake` continues it\nJOB\nRANKSEVENT"
     ),
 }
 

@@ -159,7 +159,7 @@ FOUND = {
         "tokens_suit_the_size",
         "batch.train_tokens",
         "2.5M tokens are 0.02 for each of 126.6M parameters; about 20 are usual (arXiv:2203.15556).",
-        "Set batch.train_tokens: 2500000000 if the unit slipped; 2.53B tokens are 20 a parameter.",
+        "Set batch.train_tokens: 2500000000 if the unit is mistaken; 2.53B tokens are 20 a parameter.",
         "costs a model that has learned little",
     ),
     "tokens a thousand times too many": (
@@ -169,8 +169,8 @@ FOUND = {
         "batch.train_tokens",
         "2.5T tokens are 19,741 for each of 126.6M parameters; about 20 are usual (arXiv:2203.15556), and "
         "few runs take thousands.",
-        "Set batch.train_tokens: 2500000000 if the unit slipped; 2.53B tokens are 20 a parameter.",
-        "costs more text than the model has use for",
+        "Set batch.train_tokens: 2500000000 if the unit is mistaken; 2.53B tokens are 20 a parameter.",
+        "costs more text than the model can use",
     ),
     "a low learning rate": (
         "gpt-125m",
@@ -200,7 +200,7 @@ FOUND = {
         "lr_schedule.lr_warmup_tokens",
         "The warm-up takes 1 step of 123,978 (0.00038 % of the run); fewer than 100 steps raise the risk "
         "of a "
-        "loss that does not come down.",
+        "loss that does not decrease.",
         "Set lr_schedule.lr_warmup_tokens: 2600e6, 1.0% of the run.",
         "costs a run that may diverge",
     ),
@@ -210,7 +210,7 @@ FOUND = {
         "warmup_is_long_enough",
         "lr_schedule.lr_warmup_steps",
         "The warm-up takes 1 step of 123,978 (0.00081 % of the run); fewer than 100 steps raise the risk of "
-        "a loss that does not come down.",
+        "a loss that does not decrease.",
         "Set lr_schedule.lr_warmup_tokens: 2600e6 instead of lr_warmup_steps, 1.0% of the run.",
         "costs a run that may diverge",
     ),
@@ -220,7 +220,7 @@ FOUND = {
         "warmup_is_long_enough",
         "lr_schedule.lr_warmup_tokens",
         "There is no warm-up in a run of 123,978 steps; fewer than 100 steps raise the risk of a loss that "
-        "does not come down.",
+        "does not decrease.",
         "Set lr_schedule.lr_warmup_tokens: 2600e6, 1.0% of the run.",
         "costs a run that may diverge",
     ),
@@ -351,8 +351,8 @@ FOUND = {
         "no_host_stays_unused",
         "backend.hosts.hosts",
         "backend.hosts.hosts names 2 machines, and resources.nodes = 1: b will be idle.",
-        "Set resources.nodes: 2 and parallel.data_parallel_size: 2, for as many ranks on each, or take the "
-        "unused machines out.",
+        "Set resources.nodes: 2 and parallel.data_parallel_size: 2, for as many ranks on each, or remove the "
+        "unused machines.",
         "costs machines that are paid for and idle",
     ),
     "threads that nbtrain would count": (
@@ -437,7 +437,7 @@ FOUND = {
         "takes 10 s (planned: 1.7 GiB of each node at 171.7 MiB/s). Kubernetes kills the pod 36 s after it "
         "has told it (terminationGracePeriodSeconds).",
         "Set backend.shutdown_timeout_seconds: 20, 2 times as long.",
-        "costs all steps since the checkpoint before, whenever a pod is ended",
+        "costs all steps since the previous checkpoint, whenever a pod is ended",
     ),
 }
 
@@ -606,7 +606,7 @@ def test_a_bubble_without_smaller_micro_batches_names_the_stages():
     unknown = [*overrides, "resources.gpu_type=null"]
     found = finding("gpt-345m-4xdp-2xpp", unknown, "bubble_is_small")
     assert found.message.startswith("The pipeline waits 50% of each step: ")
-    assert found.cost.text == "costs time that computes nothing"
+    assert found.cost.text == "costs time without computation"
 
 
 def test_a_bubble_of_unequal_stages_says_so():
@@ -772,8 +772,8 @@ def test_fragmentation_is_named_before_it_ends_a_run():
         "average of eight models (arXiv:2401.08156), one rank needs 40.3 GiB, and A100-40GB has 39.6 GiB."
     )
     assert found.fix == (
-        "Set PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True in backend.env, with which the allocator "
-        "joins its pieces."
+        "Set PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True in backend.env, so that the allocator "
+        "joins its free segments."
     )
     assert found.cost.text == "costs a run that may end out of memory"
 

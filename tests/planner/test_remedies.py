@@ -101,9 +101,7 @@ def test_nothing_helps_a_model_that_no_cluster_holds():
     config = load("gpt-175b", ["model.num_layers=16", "resources.gpu_type=T4", "model.hidden_size=98304"])
     assert cheapest_remedy(config, 0.1) is None
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
-    assert found.fix == (
-        "No layout of these GPUs holds it: take a larger GPU, more of them, or a smaller model."
-    )
+    assert found.fix == ("No layout fits these GPUs: take a larger GPU, more of them, or a smaller model.")
 
 
 def test_host_memory_against_a_machine():
@@ -195,7 +193,7 @@ def test_the_model_is_made_in_host_memory_first():
         "256.0 GiB."
     )
     assert found.fix == (
-        "Set parallel.zero_stage: 3, which cuts each parameter as it is made, or take machines with "
+        "Set parallel.zero_stage: 3, which shards each parameter as it is created, or take machines with "
         f"{amounts.size(8 * each)}."
     )
     better = plan(load(config, {ZERO: 3}), use_measured=False).findings

@@ -140,7 +140,7 @@ def whereabouts(one: Standstill) -> str:
     It describes the last heartbeat, not where the rank stopped, which may be later.
     """
     if one.beat is None:
-        return f"never heard of, for {one.still_seconds:.0f} s"
+        return f"no heartbeat yet, for {one.still_seconds:.0f} s"
     text = (
         f"last heard of at step {one.beat.step:,}, {one.still_seconds:.0f} s ago, in phase {one.beat.phase}"
     )
@@ -162,7 +162,7 @@ def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
     if not dead or len(dead) == len(hosts) or not all(rank.frozen for rank in guilty):
         return ""
     words = (
-        f"node {host} is gone: nothing was heard of its rank{'s' if len(here) > 1 else ''} "
+        f"node {host} is gone: no heartbeat from its rank{'s' if len(here) > 1 else ''} "
         f"{numbers([rank.rank for rank in here])} for {min(rank.unwritten_seconds for rank in here):.0f} s"
         for host, here in sorted(dead.items())
     )

@@ -147,12 +147,12 @@ def write_record(
     elif killed_by == STACK_SIGNAL and said:
         pass
     elif killed_by:
-        after = f" after it said {said!r}: {message}" if said else ""
+        after = f" after it reported {said!r}: {message}" if said else ""
         outcome, message = "killed", f"killed by {signal_name(killed_by)}{after}"
     elif not said:
         outcome, message = "failed", f"exit code {exit_code} {WITHOUT_WORD}; the end of its log says more"
     elif exit_code and outcome != "failed":
-        outcome, message = "failed", f"exit code {exit_code} after it said {outcome!r}: {message}"
+        outcome, message = "failed", f"exit code {exit_code} after it reported {outcome!r}: {message}"
     step = word.get("step")
     record = ExitRecord(
         rank=rank,

@@ -208,7 +208,7 @@ def _stop_out_of_order(
     how = f" (rank {first.rank}: {first.message})" if first else ""
     if not around.trained and around.mode == "full":
         failed = how if first and first.outcome == "failed" else ""
-        on = f"; a resume takes the checkpoint of step {kept:,}" if kept else ""
+        on = f"; a resume continues from the checkpoint of step {kept:,}" if kept else ""
         early = f"while its ranks were starting, before step {(kept or 0) + 1}: nothing to save"
         return f"stopped on request {early}{failed}{on}"
     reached = around.reached_step if step is None else step
@@ -219,7 +219,7 @@ def _stop_out_of_order(
     if not killed:
         return f"stopped on request before it could save{_at(step)}{how}; {newest}"
     # A rank that hangs after its save reports nothing: only the checkpoint is known.
-    missed = "had saved" if step is not None or kept is None else "said that it had saved"
+    missed = "had saved" if step is not None or kept is None else "reported that it had saved"
     late = f" {around.killed_after}" if around.killed_after else ""
     return f"stopped on request; killed{late} before it {missed}{_at(step)}; {newest}"
 
@@ -228,7 +228,7 @@ def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
     order, stopped = json.loads(record.detail), around.stop_requested
     return Verdict(
         CANCELLED if stopped else FAILED,
-        record.message + ("; stopped on request before it went back" if stopped else ""),
+        record.message + ("; stopped on request before the rollback" if stopped else ""),
         retry=not stopped,
         step=order["step"],
         kind="rollback",

@@ -61,7 +61,7 @@ def hosts_of(config: RunConfig) -> list[str]:
     for name in chosen:
         if slots[name] < config.ranks_per_node:
             raise ConfigError(
-                f"{where}: {section.hostfile} gives {name} slots={slots[name]}, and each machine is to have "
+                f"{where}: {section.hostfile} lists {name} with slots={slots[name]}, and each machine needs "
                 f"{config.ranks_per_node} ranks. Raise its slots if it has the devices, or lower the ranks."
             )
     return chosen

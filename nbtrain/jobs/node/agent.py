@@ -192,7 +192,8 @@ class Agent:
         if record is None or record.supervisor in (None, self._order.supervisor):
             return
         self.say(
-            f"another supervisor has taken the job over; kills the ranks of attempt {self._order.attempt}"
+            "another supervisor has taken over the job; this agent kills the ranks of attempt "
+            f"{self._order.attempt}"
         )
         self._ranks.abandon()
         self._stop_measuring()

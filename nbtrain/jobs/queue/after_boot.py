@@ -38,7 +38,7 @@ def start_after_boot(say: Callable[[str], object]) -> None:
         # A damaged queue must not stop a command that does not use it.
         why = error.strerror if isinstance(error, OSError) else str(error)
         say(
-            f"{display(queue_folder())}: this machine's queue cannot be looked at, so that no job in it is "
+            f"{display(queue_folder())}: this machine's queue cannot be read, so none of its jobs is "
             f"started again: {why}"
         )
 

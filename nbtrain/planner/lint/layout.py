@@ -63,7 +63,7 @@ def bubble_is_small(subject: Subject) -> Iterator[Finding]:
         f"The pipeline waits {bubble:.0%} of each step: with {batches} for {stages} {shape} "
         f"(p - 1) / (m + p - 1) = {_ideal(config):.0%} of the computing{' is a wait' * (shape == EQUAL)}.",
         fix,
-        subject.share(bubble, "time that computes nothing"),
+        subject.share(bubble, "time without computation"),
     )
 
 
@@ -151,7 +151,7 @@ def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
         f"{parallel.zero_stage} over {config.world_size // parallel.tensor_parallel_size} ranks, "
         f"{config.accumulation_steps:,} micro batches of {micro} in a step.",
         fix,
-        subject.share(saved, "time that computes nothing"),
+        subject.share(saved, "time without computation"),
     )
 
 
@@ -229,7 +229,7 @@ def fpdt_chunks_are_large_enough(subject: Subject) -> Iterator[Finding]:
         f"are computed faster than {rates.host_bytes_per_second / 1e9:g} GB/s of PCIe move them to and from "
         "host memory.",
         fix,
-        subject.share(saved, "time that computes nothing"),
+        subject.share(saved, "time without computation"),
     )
 
 

@@ -215,7 +215,7 @@ def no_host_stays_unused(subject: Subject) -> Iterator[Finding]:
         "backend.hosts.hosts",
         f"backend.hosts.hosts names {len(hosts)} machines, and resources.nodes = {nodes}: "
         f"{named} will be idle.",
-        f"Set resources.nodes: {len(hosts)}{ranks}, or take the unused machines out.",
+        f"Set resources.nodes: {len(hosts)}{ranks}, or remove the unused machines.",
         Cost(words="machines that are paid for and idle"),
     )
 
@@ -322,7 +322,7 @@ def pods_have_time_to_save(subject: Subject) -> Iterator[Finding]:
         f"pod {int(limit) + POD_GRACE_SECONDS} s after it has told it (terminationGracePeriodSeconds).",
         f"Set backend.shutdown_timeout_seconds: {math.ceil(SAVE_TIMES * seconds)}, "
         f"{SAVE_TIMES:g} times as long.",
-        Cost(words="all steps since the checkpoint before, whenever a pod is ended"),
+        Cost(words="all steps since the previous checkpoint, whenever a pod is ended"),
     )
 
 

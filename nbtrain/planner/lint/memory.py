@@ -36,7 +36,7 @@ def memory_fits(subject: Subject) -> Iterator[Finding]:
         key, fix = next(iter(remedy.changes)), f"Set {remedy.words}; one rank then needs {_after(remedy)}."
     else:
         key = "parallel.data_parallel_size"
-        fix = "No layout of these GPUs holds it: take a larger GPU, more of them, or a smaller model."
+        fix = "No layout fits these GPUs: take a larger GPU, more of them, or a smaller model."
     over = memory.total_bytes - memory.device_bytes
     cost = Cost(words="a run that may end out of memory") if memory.fits else Cost(True, num_bytes=over)
     yield finding_of(
@@ -69,7 +69,7 @@ def fragmentation_leaves_room(subject: Subject) -> Iterator[Finding]:
         f"May run out because of fragmentation: with {100 * AVERAGE_FRAGMENTATION:.0f} % of torch's memory "
         "in pieces too small to use, the average of eight models (arXiv:2401.08156), one rank needs "
         f"{amounts.size(reserved)}, and {memory.device} has {amounts.size(memory.device_bytes)}.",
-        f"Set {name}: {value} in backend.env, with which the allocator joins its pieces.",
+        f"Set {name}: {value} in backend.env, so that the allocator joins its free segments.",
         Cost(words="a run that may end out of memory"),
         "note",
     )
@@ -124,9 +124,9 @@ def model_is_made_in_host_memory(subject: Subject) -> Iterator[Finding]:
     if config.resources.device == "cpu" or given is None or needed <= given or _is_slip(subject):
         return
     if config.parallel.pipeline_parallel_size == 1:
-        fix = "Set parallel.zero_stage: 3, which cuts each parameter as it is made"
+        fix = "Set parallel.zero_stage: 3, which shards each parameter as it is created"
     else:
-        fix = "Cut the model among more tensor or pipeline ranks"
+        fix = "Shard the model across more tensor or pipeline ranks"
     yield finding_of(
         config,
         "model_is_made_in_host_memory",

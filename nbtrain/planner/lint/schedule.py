@@ -100,7 +100,7 @@ def warmup_is_long_enough(subject: Subject) -> Iterator[Finding]:
         config,
         "warmup_is_long_enough",
         _warmup_field(config),
-        f"{message}; fewer than {LEAST_WARMUP_STEPS} steps raise the risk of a loss that does not come down.",
+        f"{message}; fewer than {LEAST_WARMUP_STEPS} steps raise the risk of a loss that does not decrease.",
         f"Set lr_schedule.lr_warmup_tokens: {float(f'{usual / 1e6:.2g}'):g}e6{_instead_of(config)}, "
         f"{usual / config.train_tokens:.1%} of the run.",
         Cost(words="a run that may diverge"),
@@ -159,9 +159,9 @@ def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
         f"batch.train_{unit}",
         f"{amounts.count(tokens)} tokens are {shown} for each of {amounts.count(parameters)} parameters; "
         f"about {USUAL_TOKENS} are usual (arXiv:2203.15556){more}.",
-        f"Set batch.train_{unit}: {slipped} if the unit slipped; {usual} tokens are {USUAL_TOKENS} a "
+        f"Set batch.train_{unit}: {slipped} if the unit is mistaken; {usual} tokens are {USUAL_TOKENS} a "
         "parameter.",
-        Cost(words="a model that has learned little" if few else "more text than the model has use for"),
+        Cost(words="a model that has learned little" if few else "more text than the model can use"),
     )
 
 

@@ -67,7 +67,7 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
         ),
         "pipeline": (
             f"{micro + stages - 1:,} slots x 4 x {setup.virtual_stages} messages of "
-            f"{_megabytes(_boundary_bytes(setup))}, {1 - engine.hidden_pipeline:.0%} of them in plain sight",
+            f"{_megabytes(_boundary_bytes(setup))}, {1 - engine.hidden_pipeline:.0%} of them not hidden",
             _PTD,
         ),
         "data": (_data(setup, rates), _ZERO),
@@ -273,7 +273,7 @@ def _tensor(setup: Setup, rates: Rates) -> str:
     sent = DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * setup.shape.hidden_size
     shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else ENGINES[setup.engine].hidden_tensor)
     sums = 6 if setup.recompute == "full" else 4
-    hidden = "" if shown == 1 else f", {shown:.0%} in plain sight"
+    hidden = "" if shown == 1 else f", {shown:.0%} not hidden"
     return f"{sums} sums of {_megabytes(sent)} at {_gigabytes(group)}{hidden}"
 
 

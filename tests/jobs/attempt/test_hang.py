@@ -246,8 +246,8 @@ def test_nodes_that_are_all_gone_are_not_named():
 
 def test_a_rank_that_never_spoke_is_reported():
     assert report([rank(0, inside([0, 1])), rank(1, spoke=False, still=130)]) == (
-        "rank 1 stopped: never heard of, for 130 s; rank 0 waits in all_reduce no. 13 of data_parallel ranks "
-        "0, 1"
+        "rank 1 stopped: no heartbeat yet, for 130 s; rank 0 waits in all_reduce no. 13 of data_parallel "
+        "ranks 0, 1"
     )
 
 
@@ -268,7 +268,7 @@ def test_a_node_that_is_gone_is_reported():
     """
     everyone = [rank(number, inside(range(4))) for number in (0, 1)]
     everyone += [rank(number, inside(range(4), 12), host="b", unwritten=40 + number) for number in (2, 3)]
-    assert report(everyone) == "node b is gone: nothing was heard of its ranks 2, 3 for 42 s"
+    assert report(everyone) == "node b is gone: no heartbeat from its ranks 2, 3 for 42 s"
 
 
 @pytest.mark.parametrize(

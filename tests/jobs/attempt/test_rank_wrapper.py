@@ -96,12 +96,12 @@ def test_a_finished_rank(job, wrap):
         (
             "raise SystemExit(1)",
             {"outcome": "finished", "message": "done"},
-            ("failed", 1, None, "exit code 1 after it said 'finished': done"),
+            ("failed", 1, None, "exit code 1 after it reported 'finished': done"),
         ),
         (
             "os.kill(os.getpid(), 11)",
             {"outcome": "finished", "message": "done"},
-            ("killed", None, 11, "killed by SIGSEGV after it said 'finished': done"),
+            ("killed", None, 11, "killed by SIGSEGV after it reported 'finished': done"),
         ),
         ("import os; os.kill(os.getpid(), 9)", {}, ("killed", None, 9, "killed by SIGKILL")),
         (

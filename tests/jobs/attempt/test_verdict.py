@@ -146,7 +146,12 @@ def test_a_stop_that_did_not_save_says_so():
 
 
 KILLED_AFTER_ITS_WORD = record(
-    0, "killed", signal=9, code=None, time=9.0, message="killed by SIGKILL after it said 'stopped': stopped"
+    0,
+    "killed",
+    signal=9,
+    code=None,
+    time=9.0,
+    message="killed by SIGKILL after it reported 'stopped': stopped",
 )
 
 
@@ -161,10 +166,10 @@ def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
     )
     half = judged(record(0, "stopped"), world_size=2, killed_at=8.0, **stop)
     assert half.cause == killed.cause
-    failed = judged(record(0, "failed", code=1, message="exit code 1 after it said 'stopped'"), **stop)
+    failed = judged(record(0, "failed", code=1, message="exit code 1 after it reported 'stopped'"), **stop)
     assert failed.state == "CANCELLED"
     assert failed.cause == (
-        "stopped on request at step 7; saved (rank 0: exit code 1 after it said 'stopped')"
+        "stopped on request at step 7; saved (rank 0: exit code 1 after it reported 'stopped')"
     )
     measured = judged(KILLED_AFTER_ITS_WORD, killed_at=8.0, mode="eval", **stop)
     assert "mode: eval saves nothing" in measured.cause
@@ -257,7 +262,8 @@ def test_a_stop_before_the_first_new_step_has_lost_nothing():
         (
             None,
             4,
-            "stopped on request; killed before it said that it had saved; its newest checkpoint is of step 4",
+            "stopped on request; killed before it reported that it had saved; its newest checkpoint is of "
+            "step 4",
         ),
     ],
 )
@@ -274,7 +280,7 @@ def test_a_checkpoint_of_an_earlier_step_is_not_the_save_of_the_stop(step, saved
     ("records", "saved_step", "cause"),
     [
         ([], None, "before step 1: nothing to save"),
-        ([], 4, "before step 5: nothing to save; a resume takes the checkpoint of step 4"),
+        ([], 4, "before step 5: nothing to save; a resume continues from the checkpoint of step 4"),
         ([record(0, "killed", signal=15, code=None, step=None)], None, "before step 1: nothing to save"),
         (
             [record(0, "failed", code=1, step=None, message="DataError: no such file")],
@@ -526,7 +532,7 @@ def test_a_rollback_carries_what_is_passed_over():
     assert (verdict.kind, verdict.step, verdict.bad_samples) == ("rollback", 12, (88, 96))
     stopped = judged(*ranks, stop_requested=True)
     assert (stopped.state, stopped.retry, stopped.bad_samples) == ("CANCELLED", False, (88, 96))
-    assert stopped.cause == "step 12: the loss is nan; stopped on request before it went back"
+    assert stopped.cause == "step 12: the loss is nan; stopped on request before the rollback"
 
 
 def test_a_step_that_stops_the_run_is_not_tried_again():

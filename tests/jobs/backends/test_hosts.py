@@ -403,8 +403,8 @@ def test_mpirun_needs_its_daemon_on_every_host(
     assert asked_for == [["orted", "prted", "/usr/bin/orted", "/usr/bin/prted"]]
     assert found == [
         f"{run.where('backend.hosts.launcher')}: backend.hosts.launcher = openmpi: b has neither orted nor "
-        "prted in the PATH of `ssh b env`, and mpirun starts the run by it. Install Open MPI there (Debian: "
-        "openmpi-bin) and put its bin/ into that PATH, or set backend.hosts.launcher to pdsh."
+        "prted in the PATH of `ssh b env`, and mpirun needs it to start the run. Install Open MPI there "
+        "(Debian: openmpi-bin) and put its bin/ into that PATH, or set backend.hosts.launcher to pdsh."
     ]
 
 

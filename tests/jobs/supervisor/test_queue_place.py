@@ -594,6 +594,5 @@ def test_a_queue_that_cannot_be_looked_at_is_said(holders):
     (holders.queue.path / "tickets").touch()
     after_boot.start_after_boot(said.append)
     assert said == [
-        "queue: this machine's queue cannot be looked at, so that no job in it is started again: Not a "
-        "directory"
+        "queue: this machine's queue cannot be read, so none of its jobs is started again: Not a directory"
     ]

@@ -80,7 +80,7 @@ def here(config: RunConfig) -> Iterator[Finding]:
         yield mistake(
             config,
             "backend.hosts.python",
-            f"{python} is not here. DeepSpeed's launcher takes "
+            f"{python} is not here. DeepSpeed's launcher uses "
             "the same Python on the machine that submits and on every host.",
             "Install it under the same path here, or set backend.hosts.python to one that all have.",
         )
@@ -200,8 +200,8 @@ def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Finding | 
         return {}, mistake(
             config,
             key,
-            f"{key}: {answer.host} has no {python}. Every host needs the Python that submits, under the "
-            "same path.",
+            f"{key}: {answer.host} has no {python}. Every host needs the same Python as this machine, "
+            "under the same path.",
             "Put it on a shared disk, install it there, or set backend.hosts.python to one that all have.",
         )
     try:
@@ -252,8 +252,8 @@ def _daemon(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Fin
             config,
             "backend.hosts.launcher",
             f"backend.hosts.launcher = openmpi: {host} has neither "
-            f"{' nor '.join(OPEN_MPI_DAEMONS)} in the PATH of `ssh {host} env`, and mpirun starts the run by "
-            "it.",
+            f"{' nor '.join(OPEN_MPI_DAEMONS)} in the PATH of `ssh {host} env`, and mpirun needs it to start "
+            "the run.",
             "Install Open MPI there (Debian: openmpi-bin) and put its bin/ into that PATH, or set "
             "backend.hosts.launcher to pdsh.",
         )
@@ -359,5 +359,5 @@ def _clock(
             "",
             f"the clock of {host} differs from this machine's by {off:.0f} s, and {CLOCK_SECONDS:g} s are "
             "allowed.",
-            "Set it right there (chrony or systemd-timesyncd).",
+            "Synchronize it there (chrony or systemd-timesyncd).",
         )

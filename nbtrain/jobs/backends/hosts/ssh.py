@@ -73,7 +73,10 @@ class Answer:
     def trouble(self) -> tuple[str, str]:
         """(failure, fix) if ssh itself failed; ("", "") if it did not."""
         if self.code is None:
-            return f"{self.host} gave no answer in time", "Is it overloaded, or does its disk hang?"
+            return (
+                f"{self.host} gave no answer in time",
+                "Check whether it is overloaded, or whether its disk hangs.",
+            )
         if self.code != SSH_FAILED:
             return "", ""
         for pattern, words, fix in TROUBLES:

@@ -68,7 +68,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
         said = str(error).rstrip(".")
         raise JobError(
             f"{where}: no cluster is configured there: {said}. Set KUBECONFIG or "
-            "backend.kubernetes.context; `kubectl config get-contexts` lists what there is."
+            "backend.kubernetes.context; `kubectl config get-contexts` lists the contexts."
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
         # The client accepts any YAML of the right form.

@@ -52,7 +52,7 @@ def findings(config: RunConfig) -> Iterator[Finding]:
     try:
         yield from _refusals(config, cluster)
     except Unanswered as error:
-        words = f"{error.words} Look at the address in the kubeconfig, a VPN or proxy before it."
+        words = f"{error.words} Check the address in the kubeconfig, and any VPN or proxy on the way to it."
         _silent[cluster.host] = (time.monotonic(), words)
         yield shortage(config, "", words, WITHOUT)
     except JobError as error:

@@ -57,7 +57,7 @@ def _fix(status: int, said: dict[str, Any], message: str) -> str:
         return " Ask for the right: `kubectl auth can-i --list` shows what this user may do."
     if status == 403 and "exceeded quota" in message:
         return (
-            " Ask for less, wait until other pods have ended, or ask the cluster's administrators for more."
+            " Request less, wait until other pods have ended, or ask the cluster's administrators for more."
         )
     if status == 403:
         return " If the words do not say what to change, ask the cluster's administrators."

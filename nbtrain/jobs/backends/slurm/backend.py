@@ -266,7 +266,7 @@ class SlurmBackend(RemoteBackend):
                 f"{amounts.counted(resources.nodes, 'node')}{each}; "
                 f"partition {names or partition} has {amounts.counted(len(fit), 'such node')} of "
                 f"{len({place.node for place in places})}.",
-                "`sinfo -N -l` shows what there is.",
+                "`sinfo -N -l` lists the nodes.",
             )
 
     def go_on(self, job: JobDir, config: RunConfig) -> str:

@@ -93,7 +93,7 @@ def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
         (
             'pods "gpt" is forbidden: exceeded quota: team, requested: requests.nvidia.com/gpu=8, used: 8, '
             "limited: 8",
-            "Ask for less, wait until other pods have ended, or ask the cluster's administrators for more.",
+            "Request less, wait until other pods have ended, or ask the cluster's administrators for more.",
         ),
     ],
 )

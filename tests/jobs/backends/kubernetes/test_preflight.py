@@ -129,7 +129,7 @@ def test_a_server_that_does_not_answer(refusals, stub, tmp_path, monkeypatch):
     stub.fault("POST", "dryRun=All", times=2, status=503)
     (found,) = refusals()
     assert found.startswith(f"{stub.address}: cannot create TrainJob") and found.endswith(
-        ": ordered by the test. Look at the address in the kubeconfig, a VPN or proxy before it. "
+        ": ordered by the test. Check the address in the kubeconfig, and any VPN or proxy on the way to it. "
         f"{NO_CLUSTER}"
     )
     asked = len(stub.asked)

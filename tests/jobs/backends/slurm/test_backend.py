@@ -202,7 +202,7 @@ def test_a_job_that_waits_again_is_not_said_to_save(
         control.cancel(job, wait_seconds=0.0)
     assert str(refused.value).endswith(
         "s ago and is still QUEUED; none of its ranks runs, so nothing is saved. It ends when it is started "
-        "again; another `nbtrain cancel tiny` has its scheduler end it."
+        "again; another `nbtrain cancel tiny` makes its scheduler end it."
     )
 
 

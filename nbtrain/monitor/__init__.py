@@ -1,1 +1,1 @@
-"""Reading a run from its directory: state, progress, events, scalars."""
+"""Read a run from its directory: state, progress, events, scalars."""

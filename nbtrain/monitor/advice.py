@@ -1,4 +1,5 @@
-"""Advice on a run's job page that follows from its state: requests, what the job waits for, where it resumes.
+"""Advice on a run's job page that follows from its state: pending requests, what the job waits for, where a
+resume continues.
 
 Restarts, resumes, rollbacks and steps with NaN are marks on the charts, because the curves start again or
 have a gap there.
@@ -24,7 +25,7 @@ MOST_BAD_STEPS = 20
 
 
 def asked_of(job: JobDir) -> str | None:
-    """Return "stop" or "pause" while the supervisor has the ranks save and exit; None otherwise."""
+    """Return "stop" or "pause" while the supervisor makes the ranks save and exit; None otherwise."""
     asked = read_json(job.control_pause)
     if asked and asked["pause"]:
         return "pause"
@@ -61,7 +62,7 @@ _SCALE = "precision.fp16.loss_scale"
 
 
 def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the settings with which a job that a bad step has ended can continue.
+    """Return the settings with which a job that ended because of a bad step can continue.
 
     [{"words" of a button, "title", "overrides" of the resume}], empty after any other end.
     """
@@ -83,7 +84,8 @@ def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> li
 
 
 def nan_words(curve: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
-    """Return since which step the loss is NaN, with samples and ranks; "" if its newest value is a number.
+    """Return text that says since which step the loss is NaN, with samples and ranks; "" if its newest value
+    is a number.
 
     `curve` is a snapshot's, with the steps of NaN in "bad".
     """
@@ -106,7 +108,9 @@ def nan_words(curve: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
 
 
 def waiting(run: RunDir, state: str, events: Sequence[Mapping[str, Any]], now: float) -> str:
-    """Return what a job between two attempts waits for, and for how long at most; "" for any other job."""
+    """Return text that says what a job between two attempts waits for, and for how long at most; "" for any
+    other job.
+    """
     if state != "RESTARTING":
         return ""
     for event in reversed(events):

@@ -58,24 +58,24 @@ class DevicePrice:
 
 @dataclass(frozen=True)
 class Compared:
-    """A run's data for a comparison with other runs."""
+    """Data of a run for a comparison with other runs."""
 
     summary: RunSummary
     config: RunConfig | None
-    """Configuration of the run; None if it cannot be read: then no setting of the run is compared."""
+    """Configuration of the run. None if it cannot be read; the run's settings are then not compared."""
     progress: TrainingProgress | None
     train_seconds: float
     """Seconds of training over all attempts of all jobs."""
     device_seconds: float
-    """Seconds of training times the ranks of each attempt."""
+    """Seconds of training of each attempt, multiplied by its ranks and summed."""
     devices: int
     """Ranks of the newest attempt; 0 before the first."""
     price: DevicePrice | None
-    """Price of a device for an hour, by the plan made at the submission; None if no price is known."""
+    """Price of a device for an hour, from the plan at the submission; None if no price is known."""
     kwh_per_hour: float | None
-    """Energy of a device in an hour, by the same plan; None if the device is not known."""
+    """Energy that a device uses in an hour, from the same plan; None if the device is not known."""
     evaluations: dict[str, EvaluationRecord]
-    """Evaluations by name, each at the newest step that has one."""
+    """Evaluations by name, each at the newest step for which it exists."""
 
 
 def compared(runs: Sequence[RunDir], published: Sequence[Published] = ()) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _all_settings(runs: Sequence[Compared]) -> Iterator[list[str]]:
 
 
 def _scale(run: Compared) -> dict[str, Any]:
-    """Return what turns a run's tokens into model FLOPs, and its seconds into money."""
+    """Return the factors that convert a run's tokens to model FLOPs, and its seconds to money."""
     price = run.price
     return {
         "flops_per_token": model_flops_per_token(run.config) if run.config else None,
@@ -166,7 +166,7 @@ def _scale(run: Compared) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """One metric of each run."""
+    """A metric with its value for each run."""
 
     name: str
     words: Sequence[str]
@@ -174,11 +174,11 @@ class Row:
     values: Sequence[float | None]
     """Number for each run; None if the run does not have it or if the metric is text."""
     better: str = ""
-    """Which number is better: low, high, or "" for a metric that does not rank runs."""
+    """Whether low or high numbers are better; "" for a metric that does not rank runs."""
 
 
 def figures(runs: Sequence[Compared], published: Sequence[Published] = ()) -> list[Row]:
-    """Return the metrics that at least one run or entry of published figures has."""
+    """Return the metrics that at least one run or one entry of published figures has."""
     rows = [figure.row(runs) for figure in FIGURES]
     rows += costs(runs) + of_datasets(runs) + evaluations(runs)
     if published:
@@ -223,7 +223,7 @@ def _published_words(value: float | str | None, words: Callable[[float], str] | 
 
 
 def costs(runs: Sequence[Compared]) -> list[Row]:
-    """Return the money that the runs' device hours cost, one row for each currency."""
+    """Return the cost of the runs' device hours, one row per currency."""
     rows = []
     for currency in sorted({run.price.currency for run in runs if run.price and run.device_seconds}):
         values = [
@@ -238,7 +238,7 @@ def costs(runs: Sequence[Compared]) -> list[Row]:
 
 
 def of_datasets(runs: Sequence[Compared]) -> list[Row]:
-    """Return validation loss and perplexity of each dataset of the runs' blends."""
+    """Return validation loss and perplexity for each dataset of the runs' blends."""
     losses = [run.progress.validation_losses if run.progress else {} for run in runs]
     rows = []
     for name in sorted({name for found in losses for name in found}, key=natural):
@@ -287,7 +287,7 @@ def _perplexity_of(loss: float) -> float:
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric of a run: its number, and how the number is shown."""
+    """A metric of a run: its number, and how the number is formatted."""
 
     name: str
     value: Callable[[Compared], float | None]
@@ -428,7 +428,7 @@ def read_compared(run: RunDir, now: float) -> Compared:
 
 
 def _planned_price(run: RunDir) -> tuple[DevicePrice | None, float | None]:
-    """Return the price of a device and its energy per hour, as the plan of the run has them."""
+    """Return the price of a device and its energy per hour, from the plan of the run."""
     try:
         cost = (files.read_json(run.plan_json) or {}).get("cost") or {}
     except RecordError:
@@ -439,7 +439,9 @@ def _planned_price(run: RunDir) -> tuple[DevicePrice | None, float | None]:
 
 
 def _seconds(attempt: AttemptRecord, until: float | None) -> float:
-    """Return the seconds that an attempt trained; without an end, it trained `until` its job's end or now."""
+    """Return the seconds for which an attempt trained. If it has no recorded end, it counts until `until`:
+    its job's end or now.
+    """
     if attempt.running_at is None:
         return 0.0
     return max(0.0, (attempt.ended_at or until or attempt.running_at) - attempt.running_at)

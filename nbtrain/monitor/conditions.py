@@ -1,8 +1,8 @@
 """Conditions of a job and its events, in the terms of a cluster's job page, for every backend.
 
-A condition is a state that the job has been in: whether it is in it now, since when, and why. States come
-from the events of the submitter and of the supervisor, each in its writer's order. States that only a reader
-can determine (LOST, SUSPENDED) are added last.
+A condition is a state that the job has been in: whether it is in that state now, since when, and why. States
+come from the events of the submitter and of the supervisor, each in the order in which they were written.
+LOST and SUSPENDED, which only a reader can determine, are added last.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,29 +39,29 @@ WARNINGS = frozenset({"warning", "error", "alert", "hang", "restart", "rollback"
 
 @dataclass(frozen=True)
 class Condition:
-    """One state of the job."""
+    """A state that the job is or was in."""
 
     type: str
-    """The state's name, as in Running."""
+    """Name of the state, for example Running."""
     status: bool
-    """Whether the job is in it now."""
+    """Whether the job is in this state now."""
     last_change: float
-    """Seconds since the epoch."""
+    """Time of the last change, in seconds since the epoch."""
     reason: str
-    """One word; if `status` is false, the type of the condition that took its place."""
+    """Reason as one word; if `status` is false, the type of the condition that replaced this one."""
     message: str
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One event."""
+    """An event of the job."""
 
     time: float
     type: str
     """Normal or Warning."""
     reason: str
     object: str
-    """Object of the event: job, replica 0, rank 3, or a scheduler's own name."""
+    """Object that the event is about: job, replica 0, rank 3, or a scheduler's own name."""
     message: str
     writer: str
 

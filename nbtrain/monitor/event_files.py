@@ -52,7 +52,7 @@ def read_event_files(folder: Path) -> dict[str, Series]:
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Return the event files of a folder, oldest first; their names begin with the time they were opened."""
+    """Return the event files of a folder, oldest first, by the time in their names."""
     return sorted((path for path in folder.glob(FILE_GLOB) if path.is_file()), key=_opened_at)
 
 
@@ -109,7 +109,9 @@ def _number(value: Any) -> float | None:
 
 
 def _purge(step: int, series: dict[str, Series]) -> None:
-    """Drop the points at or after `step`, and the points by tokens or samples that were written with them."""
+    """Drop the points at or after `step`, and the points counted in tokens or samples that were written with
+    them.
+    """
     by_step = [points for tag, points in series.items() if not tag.endswith(COUNTED_BY_OTHERS)]
     late = [at for points in by_step for own, at in zip(points.steps, points.wall_times) if own >= step]
     for points in by_step:

@@ -1,4 +1,4 @@
-"""Reads the facts of a job page from the run directory, without querying a scheduler."""
+"""Read the facts of a job page from the run directory, without querying a scheduler."""
 
 import time
 from collections.abc import Mapping
@@ -119,7 +119,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
 
 
 def _doing(job: JobDir, active: bool) -> tuple[str, float] | None:
-    """Return the unfinished phase of rank 0 and its beginning; None if rank 0 does not run."""
+    """Return the current phase of rank 0 and its start; None if rank 0 does not run."""
     heartbeat = Heartbeat.read(job.heartbeat(0)) if active else None
     if heartbeat is None or heartbeat.process.gone():
         return None
@@ -127,7 +127,7 @@ def _doing(job: JobDir, active: bool) -> tuple[str, float] | None:
 
 
 def job_of(run: RunDir, job_id: str | None) -> JobDir:
-    """Return the job with an id, by default the newest. Raises JobError if there is none."""
+    """Return the job with the given id, by default the newest job. Raises JobError if there is none."""
     ids = run.job_ids()
     if not ids:
         raise JobError(f"{display(run.path)} holds no job yet; `nbtrain submit {run.name}` starts one.")
@@ -137,7 +137,7 @@ def job_of(run: RunDir, job_id: str | None) -> JobDir:
 
 
 def _labels(run: RunDir, job: JobDir, record: JobRecord, said: RunNotes) -> dict[str, str]:
-    """Return the user's labels of a job; the newest job has the run's labels."""
+    """Return the user's labels of a job; for the newest job, the current labels of the run."""
     newest = job.job_id == run.job_ids()[-1]
     return said.applied(record.labels) if newest else dict(record.labels)
 
@@ -188,13 +188,15 @@ def _replicas(
 
 
 def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
-    """Return the records nodes/<k>.json of the node agents, if the backend has any."""
+    """Return the records nodes/<k>.json of the node agents; empty on backends without agents."""
     paths = (path for path in job.path.glob("nodes/*.json") if path.stem.isdigit())
     return {int(path.stem): files.read_json(path) or {} for path in paths}
 
 
 def _ranks_of(job: JobDir, config: RunConfig, measured: Mapping[int, NodeUsage]) -> dict[int, list[int]]:
-    """Return {replica: its ranks} from the newest launch order, else from measurements, else as requested."""
+    """Return {replica: its ranks} from the newest launch order, else from measurements, else from the
+    configuration.
+    """
     order = files.read_json(job.path / "control" / "launch.json") or {}
     found = {index: list(node.about.get("ranks") or []) for index, node in measured.items()}
     if not order.get("ranks") and any(found.values()):
@@ -244,7 +246,7 @@ def _rank(
 
 
 def _phase_unheard(state: str) -> str:
-    """Return the phase of a rank of an active job that has written nothing yet."""
+    """Return the phase of a rank of an active job that has not written anything yet."""
     return PHASES[state] if PHASES[state] in WAITING_PHASES else "Pending"
 
 

@@ -41,17 +41,17 @@ OLD_WORD_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class LogFile:
-    """One log."""
+    """A log of the job."""
 
     path: str
-    """Below the run directory."""
+    """Path relative to the run directory."""
     size_bytes: int
     attempt: int | None = None
 
 
 @dataclass(frozen=True)
 class RankEnd:
-    """End of a rank in one attempt."""
+    """How a rank ended in one attempt."""
 
     attempt: int
     time: float
@@ -63,28 +63,30 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank."""
+    """A row of the table of ranks."""
 
     rank: int
     phase: str
-    """Pending, Running, Succeeded, Error or Gone; while it trains, `doing` has the heartbeat's phase."""
+    """Pending, Running, Succeeded, Error or Gone. While the rank runs, `doing` contains the phase of its
+    heartbeat.
+    """
     doing: str
     attempt: int
     step: int | None
     compute_seconds: float | None
-    """Seconds that the rank itself computed in its newest logged step, without waiting for other ranks."""
+    """Seconds for which the rank computed in its newest logged step, without waiting for other ranks."""
     exit_code: int | None
-    """Exit code as in RankEnd; None while the rank runs."""
+    """Exit code, as in RankEnd; None while the rank runs."""
     message: str
     earlier: list[RankEnd]
-    """Ends of the rank in earlier attempts, oldest first."""
+    """How the rank ended in earlier attempts, oldest first."""
     logs: list[LogFile]
     use: dict[str, Use]
 
 
 @dataclass(frozen=True)
 class Replica:
-    """One machine or pod."""
+    """A machine or pod with its ranks."""
 
     index: int
     name: str
@@ -123,16 +125,16 @@ class JobPage:
     started_from: str
     """Checkpoint or model of init_from; "" if the run's weights were initialized randomly."""
     twin: str
-    """Run that a twin belongs to and the results of its checks; "" for any other run."""
+    """For a twin, the run that it belongs to and the results of its checks; "" for any other run."""
     state: str
     phase: str
     cause: str | None
     engine: dict[str, Any] | None
-    """Last answer of Slurm, Kubernetes or a host (engine.json); None without a scheduler."""
+    """Last report of the scheduler (engine.json); None without a scheduler."""
     labels: dict[str, str]
-    """Labels of the user only, so that none of them looks like nbtrain's own."""
+    """Labels that the user set, without nbtrain's own."""
     notes: str
-    """Notes of the run; `archived` is the run's too."""
+    """The user's notes on the run. `archived` also belongs to the run, not to the job."""
     archived: bool
     created_at: float
     started_at: float | None
@@ -145,23 +147,23 @@ class JobPage:
     restarts: int
     image: str | None
     requests: dict[str, float]
-    """Requests of each replica: metric or "gpus" -> amount that the run requests."""
+    """Requests of each replica: {metric or "gpus": requested amount}."""
     autotuner: str | None
     """Result of DeepSpeed's autotuner, and how to apply it; None if it was not requested."""
     limits: dict[str, float]
     """Limits of each replica: the maximum that it may use, the smallest if replicas differ."""
     command: list[str]
-    """Command of each rank: arguments of Python, to which `folder` is added."""
+    """Command of each rank: the arguments of Python, to which `folder` is appended."""
     folder: str
     yaml: str
-    """The resolved configuration with which it was submitted."""
+    """The resolved configuration with which the job was submitted."""
     conditions: list[Condition]
     events: list[JobEvent]
     replicas: list[Replica]
     life: dict[str, Any]
     """Life of the job as spans over time (monitor/life.py)."""
     usage: list[NodeUsage]
-    """Resources over time, one for each replica that has measured any."""
+    """Resource use over time, one entry for each replica with measurements."""
 
     def to_dict(self, most_points: int = MOST_POINTS) -> dict[str, Any]:
         """Return the page as JSON: base units, seconds since the epoch, None if not known; thinned curves."""
@@ -259,7 +261,7 @@ def _basics(page: JobPage) -> list[str]:
 
 
 def cloned_from(page: JobPage) -> str:
-    """Return the parent run, by name if it still exists; "" without one."""
+    """Return the parent run: its name, or its id if it no longer exists; "" without a parent."""
     if page.parent is None:
         return ""
     return f"{page.parent_name} (run {page.parent})" if page.parent_name else f"run {page.parent}"
@@ -274,7 +276,9 @@ def replicas_words(page: JobPage) -> str:
 
 
 def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended: bool = False) -> str:
-    """Return the scheduler's last report and whether it can be reached; none is asked after the end."""
+    """Return the scheduler's last report and whether it can be reached. After the job's end, it is not
+    queried.
+    """
     engine, reason = said.get("engine") or "the engine", said.get("reason") or ""
     if ended and said.get("state") in ACTIVE - {RUNNING}:
         # The reason for waiting does not apply to a job that has ended.

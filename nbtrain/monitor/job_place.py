@@ -39,7 +39,9 @@ def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
 
 
 def started_from(run: RunDir, config: RunConfig) -> str:
-    """Return the checkpoint or model that the weights came from; "" if they were initialized randomly."""
+    """Return the checkpoint or model with which the run started; "" if its weights were initialized
+    randomly.
+    """
     if config.init_from is None:
         return ""
     taken = files.read_json(run.init_from_json) or {}
@@ -53,7 +55,7 @@ def started_from(run: RunDir, config: RunConfig) -> str:
 
 
 def twin_words(run: RunDir) -> str:
-    """Return the results of a twin's checks, with the run that it belongs to; "" for any other run."""
+    """Return the results of a twin's checks and the run that it belongs to; "" for any other run."""
     of = (run.record() or {}).get("twin_of")
     if not of:
         return ""
@@ -67,7 +69,7 @@ def twin_words(run: RunDir) -> str:
 
 
 def restart_policy(config: RunConfig) -> str:
-    """Return what happens after a failure, as part of a sentence."""
+    """Return what happens after a failure, as a part of a sentence."""
     most = config.backend.max_restarts
     words = f"after a failure from the newest checkpoint, at most {amounts.counted(most, 'time')}"
     words = words if most else "never: a failure ends the job"

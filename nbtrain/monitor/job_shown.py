@@ -1,4 +1,4 @@
-"""Job page for the panel: rows of its tables, charts, and the choice of jobs and logs.
+"""Job page for the panel: rows of its tables, charts, and the jobs and logs to choose from.
 
 job_shown(run, job_id)  ->  one JSON object  ->  the pages of the live panel; static.py draws a part of it
 """
@@ -117,13 +117,15 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
 
 
 def rank_charts(run: RunDir, job_id: str | None, rank: int) -> list[dict[str, Any]]:
-    """Return the charts of one rank's resources like job_shown(). Raises JobError if there is no such job."""
+    """Return the charts of one rank's resources, in the form of job_shown(). Raises JobError if there is no
+    such job.
+    """
     page = job_page(run, job_id)
     return [drawn(chart, page.created_at) for chart in usage_charts(page, CHART_POINTS, rank)]
 
 
 def conditions_shown(page: JobPage) -> dict[str, Any]:
-    """Return the table of conditions."""
+    """Return the rows of the conditions table."""
     rows = (
         (
             "bad"
@@ -140,7 +142,7 @@ def conditions_shown(page: JobPage) -> dict[str, Any]:
 
 
 def basics(page: JobPage) -> list[list[str]]:
-    """Return basic facts: what the job is, where and since when it runs, and what it requests."""
+    """Return basic facts: kind of job, its place, its times, and its requests."""
     restarts = amounts.counted(page.restarts, "restart")
     ranks = amounts.counted(page.world_size, "rank")
     rows = [

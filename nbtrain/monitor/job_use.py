@@ -7,7 +7,7 @@ from nbtrain.monitor.usage import NodeUsage
 
 @dataclass(frozen=True)
 class Use:
-    """A metric of a replica or rank over the job's life. None means not known."""
+    """A metric of a replica or rank over the job's life; None for values that are not known."""
 
     newest: float | None
     mean: float | None
@@ -18,7 +18,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of a replica."""
+    """A GPU of a replica, with its use."""
 
     name: str
     memory_bytes: int | None
@@ -34,7 +34,9 @@ def limits(usage: list[NodeUsage]) -> dict[str, float]:
 
 
 def uses(node: NodeUsage | None, subject: str, beginnings: tuple[str, ...] = ("",)) -> dict[str, Use]:
-    """Return {metric: its use} for the measured metrics of a subject, filtered by the beginnings of names."""
+    """Return {metric: its use} for the metrics measured of a subject whose names begin with one of the
+    prefixes.
+    """
     if node is None:
         return {}
     names = [name for name in node.figures(subject) if name.startswith(beginnings)]

@@ -62,7 +62,7 @@ def life(
     now: float,
     phase: tuple[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the spans of a job's life in order, without holes, and the time of each kind.
+    """Return the spans of a job's life in order, without gaps, and the total time of each kind.
 
     `now` is the end of a job that has ended. `phase` is the unfinished phase of rank 0 and its beginning.
     "totals" is [[kind, its name, its time and share], ...].
@@ -89,12 +89,14 @@ def life(
 
 
 def paused_seconds(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> float:
-    """Return how long a job was paused until `now`, the end of a job that has ended."""
+    """Return the seconds for which a job was paused until `now`; for a job that has ended, `now` is its
+    end.
+    """
     return sum(end - begin for kind, begin, end in _states(events, created_at, now) if kind == "paused")
 
 
 def elapsed_words(elapsed_seconds: float, paused: float) -> str:
-    """Return the time since a job's start, and how much of it was a pause: "3 h 2 min (40 min paused)"."""
+    """Format the time since a job's start, and how much of it was a pause: "3 h 2 min (40 min paused)"."""
     words = amounts.elapsed(elapsed_seconds)
     return f"{words} ({amounts.elapsed(paused)} paused)" if paused >= 1 else words
 
@@ -115,7 +117,7 @@ def _states(events: Sequence[Mapping[str, Any]], created_at: float, now: float) 
 
 
 def _with_phases(states: Sequence[Span], phases: Sequence[Span]) -> list[Span]:
-    """Put the phases on top of the states in which the ranks run; neighbours of one kind become one span."""
+    """Insert the phases of the ranks into the running states; adjacent spans of one kind become one span."""
     found: list[Span] = []
     phases = sorted(phases, key=lambda span: span[1])
     number = 0
@@ -147,7 +149,7 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def _coarse(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
-    """Return at most MOST_SPANS equal parts, each of the kind that fills most of it."""
+    """Return at most MOST_SPANS spans of equal length, each of the kind that fills most of it."""
     width = (end - begin) / MOST_SPANS
     shares: list[dict[str, float]] = [{} for _ in range(MOST_SPANS)]
     for kind, first, last in spans:

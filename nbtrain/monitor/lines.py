@@ -47,7 +47,7 @@ def progress_line(run: RunDir) -> str:
 
 
 def _progress(view: RunView) -> tuple[list[str], list[str]]:
-    """Return the progress of a run, and the reasons for its state."""
+    """Return the progress of a run as text, and the reason for its state."""
     run = view.run
     state, heartbeat = view.state, view.heartbeats().get(0)
     working = state in ACTIVE and state != SUSPENDED
@@ -95,7 +95,7 @@ def one_line(text: str) -> str:
 
 
 def waiting_line(run: RunDir, rank: int | str) -> str | None:
-    """Explain why a followed job has no lines to show yet; None if it trains or has ended."""
+    """Return text that says why a followed job has no lines to show yet; None if it trains or has ended."""
     job = run.newest_job()
     if job is None:
         return None
@@ -107,7 +107,9 @@ def waiting_line(run: RunDir, rank: int | str) -> str | None:
 
 
 def no_log_line(job: JobDir, rank: int | str) -> str:
-    """Explain why a log is empty, and name the command that shows the newest job's log that is not."""
+    """Return text that says why a log is empty, and the command that shows the newest job's log that is not
+    empty.
+    """
     name, which = job.run.name, f"the log of rank {rank}" if isinstance(rank, int) else whose(rank)
     state, cause = read_state(job, time.time())
     why = f": {one_line(cause)}" if cause else ""

@@ -1,4 +1,4 @@
-"""Line numbers of logs, counted once and kept, so that no poll counts a log of gigabytes again.
+"""Line numbers of logs, counted once and cached, so that a poll does not count gigabytes again.
 
 LINES.read(path)             the end of a log, with the number of its first line
 LINES.read(path, line=1200)  the part of a log around a line
@@ -27,21 +27,21 @@ MOST_LOGS = 256
 
 @dataclass
 class _Counted:
-    """Line ends of a log before each complete block."""
+    """Number of line ends before each complete block of a log."""
 
     inode: int
     before: list[int] = field(default_factory=lambda: [0])
 
 
 class LineNumbers:
-    """Counts of line ends of the logs that were read last. Thread-safe."""
+    """Caches line counts of the logs that were read last. Thread-safe."""
 
     def __init__(self) -> None:
         self._logs: OrderedDict[Path, _Counted] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, path: Path, offset_bytes: int | None = None, line: int | None = None) -> LogPart:
-        """Read a log like read_log(), with the number of the part's first line if it is known yet.
+        """Read a log like read_log(), with the number of the first line if it has been counted.
 
         With `line`, read the part that begins BEFORE_BYTES before that line; after the last line, the end.
         """
@@ -56,7 +56,9 @@ class LineNumbers:
         return replace(part, first_line=None if before is None else before + 1)
 
     def _before(self, path: Path, offset_bytes: int, most_bytes: int) -> int | None:
-        """Return the number of line ends before an offset; None if that takes more than `most_bytes`."""
+        """Return the number of line ends before an offset; None if counting them would read more than
+        `most_bytes`.
+        """
         if not offset_bytes:
             return 0
         last = offset_bytes // BLOCK_BYTES
@@ -92,7 +94,7 @@ class LineNumbers:
             return at * BLOCK_BYTES + found + 1
 
     def _counted(self, path: Path, stream: BinaryIO) -> list[int]:
-        """Return the counts of a log; they start again if its file was replaced or cut."""
+        """Return the cached counts of a log, or new ones if its file was replaced or truncated."""
         found, status = self._logs.get(path), os.fstat(stream.fileno())
         if (
             found is None
@@ -106,7 +108,7 @@ class LineNumbers:
         return found.before
 
     def _count_block(self, stream: BinaryIO, before: list[int]) -> bool:
-        """Count the next complete block; returns whether there was one."""
+        """Count the next complete block; return whether there was one."""
         stream.seek((len(before) - 1) * BLOCK_BYTES)
         block = stream.read(BLOCK_BYTES)
         if len(block) < BLOCK_BYTES:

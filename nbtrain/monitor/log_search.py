@@ -1,4 +1,4 @@
-"""Search in the logs of a run: jobs, nodes, ranks and attempts, read in blocks to use little memory.
+"""Search the logs of a run by job, node, rank and attempt, in blocks, to use little memory.
 
     search(jobs, text)                     a text, compared byte by byte
     search(jobs, pattern, is_pattern=True) a regular expression, line by line
@@ -31,26 +31,26 @@ PATTERN_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Hit:
-    """One line that holds the text."""
+    """A line that contains the text."""
 
     job: str
-    """The job's id."""
+    """Id of the job."""
     log: str
-    """The log's file name, such as 3.0.log: rank 3, attempt 0."""
+    """File name of the log; 3.0.log is rank 3, attempt 0."""
     line_number: int
     """Number of the line, from 1."""
     text: str
     offset_bytes: int = 0
-    """Offset in the file at which the line begins, or for a very long line the block with the text."""
+    """Offset of the line in the file; for a very long line, offset of the block that contains the match."""
     spans: tuple[tuple[int, int], ...] = ()
-    """Begin and end of each match in `text`, in characters."""
+    """Start and end of each match in `text`, in characters."""
 
     def __str__(self) -> str:
         return f"{self.job}/{self.log}:{self.line_number}: {self.text}"
 
 
 def compiled(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
-    """Compile a regular expression. Raises ConfigError that says what is wrong with it, and where."""
+    """Compile a regular expression. Raises ConfigError with the error and its position."""
     try:
         return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, OverflowError, RecursionError) as error:
@@ -64,7 +64,8 @@ def search(
     ignore_case: bool = False,
     is_pattern: bool = False,
 ) -> Iterator[Hit]:
-    """Yield the lines with `text`, job by job, from one rank or from the supervisor, all nodes and all ranks.
+    """Yield the lines that contain `text`, job by job: of one rank, of the supervisor, or of all nodes and
+    ranks.
 
     `ignore_case` applies to ASCII letters only, unless `text` is a regular expression (`is_pattern`).
     """
@@ -117,7 +118,8 @@ def search_in_time(
 def search_file(
     path: Path, text: str, ignore_case: bool = False, job_id: str = "", is_pattern: bool = False
 ) -> Iterator[Hit]:
-    """Yield the lines of a file with `text`; for a line longer than a block, one hit per matching block.
+    """Yield the lines of a file that contain `text`; of a line longer than a block, yield one hit per
+    matching block.
 
     A match of a regular expression that continues in the next block of such a line is not found.
     """
@@ -158,7 +160,9 @@ def _hits(
     start: int,
     ignore_case: bool,
 ) -> Iterator[Hit]:
-    """Yield the hits of a block that begins at `start` in its file; an empty needle means the pattern."""
+    """Yield the hits of a block that begins at offset `start`; with an empty needle, search for the
+    pattern.
+    """
     places = _places(block, needle, ignore_case) if needle else _matching_lines(block, pattern)
     counted, lines = 0, lines_before
     for found, end in places:
@@ -171,7 +175,7 @@ def _hits(
 
 
 def _places(block: bytes, needle: bytes, ignore_case: bool) -> Iterator[tuple[int, int]]:
-    """Yield the first match of each line that has the needle, and the line's end."""
+    """Yield the first match of each line that contains the needle, and the end of the line."""
     compared = block.lower() if ignore_case else block
     found = compared.find(needle)
     while found >= 0:
@@ -182,7 +186,7 @@ def _places(block: bytes, needle: bytes, ignore_case: bool) -> Iterator[tuple[in
 
 
 def _matching_lines(block: bytes, pattern: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first match of each line that matches, and the line's end.
+    """Yield the first match of each line that matches the pattern, and the end of the line.
 
     The states of a progress bar, which carriage returns separate, are matched one by one.
     """
@@ -201,7 +205,7 @@ def _matching_lines(block: bytes, pattern: re.Pattern[str]) -> Iterator[tuple[in
 
 
 def _shown(block: bytes, found: int, end: int) -> str:
-    """Return the part of a line to show: between the carriage returns (progress bars) around the match."""
+    """Return the part of a line that is shown: the text between the carriage returns around the match."""
     start = max(block.rfind(b"\n", 0, found), block.rfind(b"\r", 0, found)) + 1
     redrawn = block.find(b"\r", found, end)
     end = end if redrawn < 0 else redrawn
@@ -210,7 +214,7 @@ def _shown(block: bytes, found: int, end: int) -> str:
 
 
 def main() -> None:
-    """Search as search_in_time() asks on stdin, and write each hit as one line of JSON."""
+    """Run the search that search_in_time() sends on stdin, and write each hit as one line of JSON."""
     asked = json.load(sys.stdin)
     folders = [Path(path) for path in asked["jobs"]]
     jobs = [RunDir(folder.parent.parent).job(folder.name) for folder in folders]

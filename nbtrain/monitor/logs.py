@@ -21,17 +21,17 @@ FOLLOW_POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class LogPart:
-    """A piece of a log file."""
+    """A part of a log file."""
 
     text: str
     start_bytes: int
-    """Offset in the file at which the piece begins."""
+    """Offset in the file at which the part begins."""
     end_bytes: int
     """Offset from which to continue reading."""
     size_bytes: int
-    """Size of the whole file now."""
+    """Current size of the whole file."""
     first_line: int | None = None
-    """Number of the piece's first line, from 1; None if it was not counted (log_lines.py)."""
+    """Number of the part's first line, from 1; None if it was not counted (log_lines.py)."""
 
 
 def log_attempts(job: JobDir) -> dict[int, list[int]]:
@@ -45,7 +45,8 @@ def log_attempts(job: JobDir) -> dict[int, list[int]]:
 
 
 def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Path:
-    """Return the log of a rank (by default of its newest attempt), "supervisor" or a machine such as "node0".
+    """Return the path of a log: of a rank (by default its newest attempt), "supervisor", or a machine such as
+    "node0".
 
     The file need not exist.
     """
@@ -81,7 +82,8 @@ def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = REA
 
 
 def tail_lines(path: Path, num_lines: int) -> list[str]:
-    """Return the last lines of a log, without line ends. A redrawn progress bar counts once, as last drawn.
+    """Return the last lines of a log, without line ends. A progress bar counts as one line, in its last
+    state.
 
     There are fewer if they are longer than TAIL_LINE_BYTES on average.
     """

@@ -74,7 +74,7 @@ def form_of(name: str, unit: str) -> str:
 
 
 def how_drawn(name: str, unit: str) -> dict[str, Any]:
-    """Return the appearance of a scalar in a separate chart."""
+    """Return the appearance of a scalar that has a chart of its own."""
     form = form_of(name, unit)
     return {
         "form": form,
@@ -107,12 +107,14 @@ def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _drawable(values: Sequence[float | None]) -> list[float | None]:
-    """Return the values with NaN and Inf as None: a browser draws a line up to the first NaN only."""
+    """Return the values with None for NaN and Inf, because a browser stops drawing a line at the first
+    NaN.
+    """
     return [value if value is not None and math.isfinite(value) else None for value in values]
 
 
 def drawn(one: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a chart of metric_charts() and its curves for static_charts; `answer` comes from metrics()."""
+    """Return a chart of metric_charts() with its curves, for static_charts; `answer` comes from metrics()."""
     rows = {row["tag"]: row for row in answer["tags"]}
     names = [name for name in one["names"] if answer["series"].get(name, {}).get("value")]
     named = len(names) <= MOST_NAMED

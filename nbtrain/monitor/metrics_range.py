@@ -1,4 +1,4 @@
-"""Curves of a run on request: scalars by step, tokens or time, in a range, with a number of points.
+"""Curves of a run on request: scalars by step, tokens or time, in a range, in a given number of points.
 
     metrics(view, Asked(("loss",), "tokens", 1e6, 2e6))  ->  {"tags", "charts", "series", "marks", "reading"}
 
@@ -52,7 +52,7 @@ PROCESSES = ProcessTable(age_seconds=0.9)
 
 @dataclass(frozen=True)
 class Asked:
-    """A request for curves: names, range of x, and number of points."""
+    """A request for curves: names, range of x, and maximum number of points."""
 
     names: tuple[str, ...]
     x: str = "step"
@@ -113,7 +113,7 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
 
 
 def whole_metrics(view: RunView, asked: Asked, seconds: float) -> dict[str, Any]:
-    """Return metrics() once the metrics files are read, or after `seconds`."""
+    """Return the answer of metrics() when the metrics files are completely read, or after `seconds`."""
     deadline = time.monotonic() + seconds
     answer = metrics(view, asked)
     while answer["reading"] < 1 and time.monotonic() < deadline:
@@ -129,7 +129,7 @@ def _tag(name: str) -> str:
 
 
 def _title(name: str) -> str:
-    """Return the title of a curve; names of datasets and tasks stay as they are."""
+    """Return the title of a curve; names of datasets and tasks are not changed."""
     for before, words in OF_DATASETS.items():
         if name.startswith(before):
             return f"{words} of {name.removeprefix(before)}"
@@ -205,7 +205,7 @@ def _series(points: Part, kept: Curve | Series, most: int, to_tokens: TokensBySt
 
 
 def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
-    """Yield a CSV file piece by piece, with every point of the scalars in the order of writing.
+    """Yield a CSV file in pieces, with every point of the scalars in the order in which they were written.
 
     None means all scalars of the run. A step that a restart has trained again is written once.
     """
@@ -225,7 +225,7 @@ def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
 
 
 class _Lines(ScalarReader):
-    """A reader that turns points into CSV lines and keeps nothing."""
+    """A reader that converts points to CSV lines and stores none."""
 
     def __init__(self, folder: Any, tags: dict[str, str] | None, to_tokens: TokensBySteps):
         super().__init__(folder)

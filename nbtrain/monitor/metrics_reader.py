@@ -1,4 +1,5 @@
-"""Scalars of a run from its metrics.jsonl files, while they grow (base/metrics_files.py has their format).
+"""Read the scalars of a run from its metrics.jsonl files while they grow; base/metrics_files.py describes the
+format.
 
 A restarted run writes some steps again into a new file, whose header says from which step it resumed: the
 later steps of older files no longer count.
@@ -39,9 +40,9 @@ class _OpenFile:
 
     path: Path
     offset: int = 0
-    """Number of bytes that were read: complete lines only."""
+    """Number of bytes that were read; only complete lines count."""
     seen_bytes: int = 0
-    """Size of the file when it was last read to its end."""
+    """Size of the file when it was last read to the end."""
     resumed_from_step: int = 0
     last_step: float = math.inf
     """Steps after this one do not count, because a later file has resumed from it."""
@@ -49,13 +50,15 @@ class _OpenFile:
     first_skipped: int = 0
     """Offset of the first line that was skipped."""
     refused: str | None = None
-    """Reason for which the file is not read; None if it is."""
+    """Reason why the file is not read; None if it is read."""
     places: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs (offset, a step just before it) about every BLOCK_BYTES, for a reader of a range of steps."""
+    """(offset, a step just before it) about every BLOCK_BYTES, to read a range of steps without the rest of
+    the file.
+    """
 
 
 class ScalarReader:
-    """A reader of the scalars of one folder while it grows. One thread at a time."""
+    """Reads the scalars of one folder while it grows. Not thread-safe."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class ScalarReader:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about unreadable parts, one per file."""
+        """Warnings about parts that cannot be read, one per file."""
         found = []
         for number, file in sorted(self.files.items()):
             name = file_name(number)
@@ -97,7 +100,7 @@ class ScalarReader:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files when they were last looked at."""
+        """Total size of the files at the last check."""
         return sum(file.path.stat().st_size for file in self.files.values() if file.path.exists())
 
     def refresh(self, seconds: float | None = None) -> bool:
@@ -122,7 +125,7 @@ class ScalarReader:
         return changed
 
     def _start_again(self, sizes: dict[int, tuple[Path, int]]) -> bool:
-        """Forget everything if files were removed or replaced: the folder then belongs to another run."""
+        """Start again if files were removed or replaced, because the folder then belongs to another run."""
         if all(number in sizes and sizes[number][1] >= file.offset for number, file in self.files.items()):
             return False
         self.files.clear()
@@ -130,7 +133,7 @@ class ScalarReader:
         return True
 
     def _open(self, sizes: dict[int, tuple[Path, int]]) -> bool:
-        """Read the headers of new files, and drop the steps that they train again."""
+        """Read the headers of new files, and drop the steps that their jobs train again."""
         changed = False
         for number, (path, _) in sizes.items():
             if number in self.files:
@@ -157,7 +160,7 @@ class ScalarReader:
         return changed
 
     def _drop_after(self, step: int) -> bool:
-        """Drop the points after a step, which are trained again."""
+        """Drop the points after a step, because those steps are trained again."""
         changed = False
         for series in self.series.values():
             if len(series) and series.steps[-1] > step:
@@ -184,7 +187,7 @@ class ScalarReader:
                     return changed
 
     def read_range(self, file: _OpenFile, begin: int, end: int, deadline: float) -> None:
-        """Read the lines from one offset of a file to another, both ends of lines."""
+        """Read the lines of a file from one offset to another; both are ends of lines."""
         part = _OpenFile(file.path, begin, last_step=file.last_step)
         num_bytes = BLOCK_BYTES
         with part.path.open("rb") as stream:
@@ -195,7 +198,9 @@ class ScalarReader:
                 num_bytes = BLOCK_BYTES if part.offset > before else 2 * num_bytes
 
     def _take_block(self, file: _OpenFile, content: bytes) -> bool:
-        """Read the complete lines of a part of a file, and return whether any was a scalar that counts."""
+        """Read the complete lines of a block, and return whether any of them contained a scalar that
+        counts.
+        """
         rows, at = [], file.offset
         for line in content.split(b"\n")[:-1]:
             row = parsed(line)
@@ -255,7 +260,7 @@ _NUMBERS = {int, float}
 
 
 def parsed(line: bytes) -> Row | None:
-    """Return the scalars of a line; None if it is something else."""
+    """Return the scalars of a line; None if the line contains no scalars."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -274,12 +279,12 @@ def parsed(line: bytes) -> Row | None:
 
 
 def _numbers(values: Sequence[Any]) -> Sequence[float]:
-    """Return the values of a tag as floats; strings are NaN and infinities."""
+    """Return the values of a tag as floats; NaN and infinities are strings in the file."""
     return values if set(map(type, values)) == {float} else list(map(float, values))
 
 
 def _resumed_from_step(header: bytes) -> int | None:
-    """Return the step from a file's first line; None if this is not the header of a known version."""
+    """Return the step in a file's first line; None if that line is not a header of a known version."""
     try:
         value = orjson.loads(header)
     except orjson.JSONDecodeError:

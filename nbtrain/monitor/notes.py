@@ -1,4 +1,4 @@
-"""A user's additions to a run after its submission: labels, notes, whether it is archived (notes.json).
+"""A user's additions to a submitted run in notes.json: labels, notes, and whether it is archived.
 
     change_notes(RunDir, labels={"team": "nlp", "stage": None}, notes="…", archived=True)  ->  RunNotes
 
@@ -24,17 +24,19 @@ MOST_NOTES_CHARS = 10_000
 
 @dataclass
 class Relabelled(Record):
-    """One label that the user changed after submission."""
+    """A label that the user changed after submission."""
 
     value: str | None
     """New value; None if the label was removed."""
     submitted: str | None
-    """Value that the newest job had then. After a submission with another value, that value counts."""
+    """Value that the newest job had at the time. If a later job is submitted with another value, that value
+    counts.
+    """
 
 
 @dataclass
 class RunNotes(Record):
-    """notes.json."""
+    """Contents of notes.json."""
 
     labels: dict[str, Relabelled] = field(default_factory=dict)
     notes: str = ""
@@ -66,7 +68,7 @@ def labels_of(run: RunDir) -> dict[str, str]:
 
 
 def own_labels_of(run: RunDir) -> dict[str, str]:
-    """Return a run's current labels as `labels:` for a copy, without the labels of its backend's section."""
+    """Return a run's current labels as `labels:` of a copy, without those from its backend's section."""
     from nbtrain.config.load import load_resolved
 
     config = load_resolved(run.config_yaml)
@@ -80,7 +82,7 @@ def change_notes(
     notes: str | None = None,
     archived: bool | None = None,
 ) -> RunNotes:
-    """Change the given fields; None keeps a field, but as the value of a label removes the label.
+    """Change the given fields. None keeps a field; as the value of a label, None removes the label.
 
     Raises ConfigError if a label does not have the form that submit requires, the notes are too long, or a
     value has the wrong type, and JobError if there is no such run; then nothing is changed.
@@ -131,7 +133,7 @@ def label_changes(words: list[str]) -> dict[str, str | None]:
 
 
 def _submitted(run: RunDir) -> dict[str, str]:
-    """Return the labels that the newest job was submitted with, or will be if there is none yet."""
+    """Return the labels with which the newest job was submitted, or with which the first job will be."""
     job = run.newest_job()
     if job and (record := JobRecord.read(job.job_json)):
         return record.labels

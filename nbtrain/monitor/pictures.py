@@ -92,7 +92,7 @@ def training_curves(source: Source) -> "Figure":
 
 
 def loss_png(view: RunView) -> bytes:
-    """Draw only training and validation loss, small and fast, for readers that do not show HTML."""
+    """Draw only training and validation loss, as a small image for readers that do not show HTML."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 2.4), dpi=80)
@@ -128,7 +128,9 @@ def timing(source: Source) -> "Figure":
 
 
 def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
-    """Draw the parts of each step stacked, and the whole step as a line; the gap is in no part."""
+    """Draw the parts of each step stacked, and the whole step as a line; the gap between belongs to no
+    part.
+    """
     whole = series.get("iteration_time")
     if not whole:
         return
@@ -163,7 +165,9 @@ def shown_figure(title: str, height: float) -> "Figure":
 
 
 def throughput(series: dict[str, Series]) -> Series | None:
-    """Return tokens per second: as written, else from batch size, sequence length and iteration time."""
+    """Return tokens per second: as written, else computed from batch size, sequence length and iteration
+    time.
+    """
     if "tokens_per_second" in series:
         return series["tokens_per_second"]
     parts = [part for name in ("batch_size", "seq_length", "iteration_time") if (part := series.get(name))]
@@ -181,7 +185,7 @@ def scalars_table(source: Source) -> "ScalarsTable":
 
 
 class ScalarsTable:
-    """Newest scalars: a table in a notebook cell, lines when printed."""
+    """The newest scalars, which a cell shows as a table and print() as lines."""
 
     def __init__(self, title: str, series: dict[str, Series]):
         self.title = title

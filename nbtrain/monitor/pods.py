@@ -1,4 +1,6 @@
-"""A job's pods and events as its cluster reported them: kubernetes.json, written by the process that asks."""
+"""A job's pods and events as its cluster reported them, from kubernetes.json, which the process that queries
+the cluster writes.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +37,7 @@ def pods_of(job: JobDir) -> dict[int, Pod]:
 
 
 def cluster_events(job: JobDir) -> list[dict[str, Any]]:
-    """Return the cluster's events in the form of the job's events; empty on other backends."""
+    """Return the cluster's events in the format of the job's events; empty on other backends."""
     return (files.read_json(job.kubernetes_json) or {}).get("events") or []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 def prediction(
     plan: Mapping[str, Any] | None, progress: Mapping[str, Any] | None, curves: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the predictions that submit made, next to the measurements so far; None without a plan.
+    """Return the predictions that submit made and the measurements so far; None without a plan.
 
     name       "step" in seconds, "memory" in bytes: the device's, on a CPU the process's
     measured   the median of the throughput as the time of a step; the peak memory of rank 0; None until then

@@ -20,7 +20,7 @@ _PAGE = re.compile(r"rank(\d+)\.step(\d+)\.txt")
 
 @dataclass(frozen=True)
 class Profile:
-    """One cycle of the profiler on one rank: a picture in a notebook cell, a text page when printed."""
+    """A cycle of the profiler on one rank. A cell shows it as a picture, print() as text."""
 
     page: Path
     rank: int
@@ -60,7 +60,7 @@ class Profile:
 
 
 class Profiles(list[Profile]):
-    """Profiles of a run, by step and rank: all pictures in a notebook cell, all pages when printed."""
+    """Profiles of a run, by step and rank. A cell shows all pictures, print() all texts."""
 
     def __str__(self) -> str:
         return "\n".join(str(profile) for profile in self)

@@ -1,4 +1,4 @@
-"""Others' published figures, as columns of a comparison: a YAML of names and figures.
+"""Published figures of other models or machines, as columns of a comparison: a YAML of names and figures.
 
     345M on 8 NPUs:
       samples/s: 59.7
@@ -35,11 +35,11 @@ class Published:
 
     name: str
     place: str
-    """Where the name is written, as file:line."""
+    """Place of the name in the file, as file:line."""
     figures: dict[str, float | str]
-    """{name of a row, or a new one: value}"""
+    """{name of a row, or of a new row: value}."""
     places: dict[str, str]
-    """{key of figures: where it is written}"""
+    """{key of figures: its place in the file}."""
 
 
 def read_published(path: Path) -> list[Published]:
@@ -48,7 +48,7 @@ def read_published(path: Path) -> list[Published]:
 
 
 def parse_published(text: str, label: str) -> list[Published]:
-    """Return the entries of a text, which messages call `label`, like read_published."""
+    """Return the entries of a text, like read_published(); messages call the text `label`."""
     return _entries(parse_yaml(text, printable(shortened(label)), shape=SHAPE), label)
 
 
@@ -85,7 +85,7 @@ def _entry(located: Located, name: str, figures: Any, label: str) -> Published:
 
 
 def row_of(key: str, rows: Sequence[str], numbers: Sequence[bool], entry: Published) -> int | None:
-    """Return the index of the row that a key of an entry names; None for a row of its own.
+    """Return the index of the row that a key of an entry names; None if the key gets a separate row.
 
     `numbers` says which of the rows hold numbers. Raises ConfigError for a key that looks like a misspelt
     name of a row, and for text in a row of numbers.

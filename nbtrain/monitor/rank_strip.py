@@ -48,7 +48,7 @@ def rank_strip(page: JobPage) -> dict[str, Any]:
 
 
 def seconds_text(value: float) -> str:
-    """Format the time of a step with three digits after the point, or three digits if it is very short."""
+    """Format the time of a step with three decimals, or with three significant digits if it is very short."""
     return f"{value:.3f} s" if value >= 0.01 else f"{value:.3g} s"
 
 

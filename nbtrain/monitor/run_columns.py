@@ -33,7 +33,7 @@ class RunColumns:
         self._lock = threading.Lock()
 
     def answer(self, keys: Sequence[str], names: Iterable[str], known: Iterable[str]) -> dict[str, Any]:
-        """Return the values of `keys` for the runs `names`; a run that lacks a key is without it.
+        """Return the values of `keys` for the runs `names`; a key that a run does not have is omitted.
 
         `known` are the settings that the answer offers, besides the results.
         """

@@ -38,13 +38,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 @dataclass(frozen=True)
 class LabelRule:
-    """One condition on a run's labels."""
+    """A condition on a run's labels."""
 
     key: str
     value: str | None
-    """Value of the label; None for any value."""
+    """Value that the label must have; None for any value."""
     wanted: bool
-    """Whether runs with such a label are listed, or the others."""
+    """Whether runs with such a label are listed, or runs without it."""
 
     def holds(self, labels: Mapping[str, str]) -> bool:
         found = self.key in labels and self.value in (None, labels[self.key])
@@ -56,7 +56,7 @@ class RunFilter:
     """Conditions that a run must meet to be listed; an empty filter accepts every run."""
 
     name: str = ""
-    """Shell pattern such as gpt-*; without * ? [ it is a part of the name."""
+    """Shell pattern such as gpt-*; a text without * ? [ matches any part of the name."""
     states: frozenset[str] = frozenset()
     newer_seconds: float | None = None
     """Only runs whose newest job was submitted within this time."""
@@ -70,7 +70,7 @@ class RunFilter:
     """Whether archived runs are listed too; a run with an active job is always listed."""
 
     def named(self, name: str) -> bool:
-        """Return whether the filter accepts a run of this name, whatever its records."""
+        """Return whether the filter accepts the name of a run; its records are not read."""
         if not self.name:
             return True
         if any(letter in self.name for letter in "*?["):
@@ -78,7 +78,7 @@ class RunFilter:
         return self.name in name
 
     def wants(self, run: RunSummary, now: float) -> bool:
-        """Return whether the filter accepts a run with a matching name."""
+        """Return whether the filter accepts a run whose name matches."""
         age = now - run.created_at
         return (
             (not self.states or run.state in self.states)
@@ -89,7 +89,7 @@ class RunFilter:
         )
 
     def ordered(self, runs: Iterable[RunSummary]) -> list[RunSummary]:
-        """Return at most `limit` runs in the order of `sort`; runs without a value always come last."""
+        """Return at most `limit` runs in the order of `sort`. Runs without a value come last in any order."""
         field, largest_first = SORTS[self.sort]
 
         def value_of(run: RunSummary) -> Any:

@@ -1,4 +1,4 @@
-"""Names of runs by their run id: a clone's run.json has only its parent's id, and readers need the name."""
+"""Find a run's name by its run id: a clone's run.json has only its parent's id, and readers need the name."""
 
 import json
 import time
@@ -12,7 +12,7 @@ _known: dict[tuple[Path, str], tuple[str | None, float]] = {}
 
 
 def name_of(run_id: str, root: Path) -> str | None:
-    """Return the name of the run with an id below `root`; None if it no longer exists."""
+    """Return the name of the run below `root` with this id; None if it no longer exists."""
     name, at = _known.get((root, run_id), (None, 0.0))
     if name is not None and _is(root / name / "run.json", run_id):
         return name

@@ -1,4 +1,4 @@
-"""One line of a list of runs."""
+"""A line of a list of runs."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ DAMAGED = "DAMAGED"
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line of `nbtrain runs`."""
+    """A line of `nbtrain runs`."""
 
     name: str
     state: str
@@ -20,14 +20,14 @@ class RunSummary:
     cause: str | None
     num_jobs: int
     created_at: float
-    """Time when the newest job was created, or the run if it has no job; seconds since the epoch."""
+    """Time when the newest job was created, or the run if it has no job, in seconds since the epoch."""
     run_id: str | None = None
     parent: str | None = None
     job_id: str | None = None
     ended_at: float | None = None
     world_size: int | None = None
     nodes: int | None = None
-    """Machines or pods of the newest attempt; None before the first."""
+    """Number of machines or pods of the newest attempt; None before the first."""
     backend: str | None = None
     restarts: int = 0
     step: int | None = None
@@ -37,7 +37,7 @@ class RunSummary:
     eta_seconds: float | None = None
     """Seconds until the end; only for a run whose job is RUNNING."""
     asked: str | None = None
-    """Request that an active job has not carried out yet: stop, pause or None."""
+    """Request that an active job has not carried out yet: stop or pause; None if there is none."""
     labels: dict[str, str] = field(default_factory=dict)
     notes: str = ""
     archived: bool = False

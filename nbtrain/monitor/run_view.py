@@ -61,7 +61,7 @@ SNAPSHOT_AGE_SECONDS = 0.4
 
 
 class RunView:
-    """A reader of one run directory. Keep the object: it reads only newly appended data again."""
+    """Reads one run directory. Keep the object between calls, because it reads only newly appended data."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class RunView:
 
     @property
     def active(self) -> bool:
-        """Whether the newest job still has something to do."""
+        """Whether the newest job is active: it has not ended."""
         return self.state in ACTIVE
 
     def _state_and_cause(self) -> tuple[str, str | None]:
         return read_state(job, time.time()) if (job := self.job) else NOTHING_SUBMITTED
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all events of the newest job by time. They are read again when a new one was written."""
+        """Return all events of the newest job by time. They are read again when a new event was written."""
         if (job := self.job) is None:
             return []
         stamps = tuple((path, path.stat().st_size) for path in sorted(job.events.glob("*.jsonl")))
@@ -201,7 +201,7 @@ class RunView:
         return {**finite_value, "shown": shown(finite_value)}
 
     def _plan(self) -> dict[str, Any] | None:
-        """Return plan.json, which each submission writes again."""
+        """Return the contents of plan.json, which every submission writes again."""
         try:
             stamp = self.run.plan_json.stat().st_mtime_ns
         except OSError:
@@ -211,7 +211,9 @@ class RunView:
         return self._kept_plan[1]
 
     def read_fraction(self) -> float:
-        """Return the fraction of the metrics files that was read: below 1 shortly after the first look."""
+        """Return the fraction of the metrics files that was read, which is below 1 shortly after the first
+        snapshot.
+        """
         if not self.reader.behind_bytes:
             return 1.0
         return round(1.0 - self.reader.behind_bytes / max(1, self.reader.total_bytes), 3)
@@ -222,7 +224,9 @@ class RunView:
         return [*self.reader.warnings, *left]
 
     def heartbeats(self) -> dict[int, Heartbeat]:
-        """Return {rank: newest heartbeat} of the newest job, at the checkpoint's step until it is loaded."""
+        """Return {rank: newest heartbeat} of the newest job; until the checkpoint is loaded, they show the
+        checkpoint's step.
+        """
         job = self.job
         return self._heartbeats(job, JobRecord.read(job.job_json) if job else None)
 
@@ -234,7 +238,7 @@ class RunView:
         return dict(sorted(found.items()))
 
     def _jobs(self, now: float) -> list[tuple[dict[str, Any], JobRecord | None]]:
-        """Return the snapshot's entry of each job, oldest first, with its record."""
+        """Return the snapshot's entry and the record of each job, oldest first."""
         found = []
         for job_id in self.run.job_ids():
             job = self.run.job(job_id)
@@ -251,7 +255,9 @@ class RunView:
         return found
 
     def _config_summary(self) -> dict[str, Any] | None:
-        """Return a summary of what the run trains, from config.yaml, which each submission writes again."""
+        """Return a summary of model, batch and layout from config.yaml, which every submission writes
+        again.
+        """
         if not self.run.config_yaml.is_file():
             return None
         from nbtrain.config.load.resolved_cache import kept_config
@@ -342,7 +348,7 @@ class RunView:
         return rows
 
     def _log(self, job: JobDir | None, state: str) -> dict[str, Any]:
-        """Return the end of rank 0's log, or of the supervisor's or node 0's while that is empty."""
+        """Return the end of rank 0's log, or of the supervisor's or node 0's log while rank 0's is empty."""
         if job is None:
             return {"source": None, "lines": []}
         lines = logs.tail_lines(logs.log_path(job), LOG_LINES)
@@ -356,7 +362,7 @@ class RunView:
 
 
 def _first_failed(job: JobDir | None, record: JobRecord | None) -> int | None:
-    """Return the rank that failed first in the newest attempt: the others were ended because of it."""
+    """Return the rank that failed first in the newest attempt, because of which the others were ended."""
     if job is None or record is None:
         return None
     ends = (ExitRecord.read(job.exit_record(rank, record.attempt)) for rank in range(record.world_size))

@@ -1,4 +1,4 @@
-"""List of runs, read from the output directory on each request.
+"""List of runs, read from the output directory for each request.
 
 Most runs of a long list have ended, and three small files hold their line (_ended_summary). All others are
 read as records (summary_of), which checks more and takes five times as long.
@@ -80,7 +80,9 @@ def summary_in(root: Path, name: str, now: float) -> RunSummary | None:
 
 
 def summary_or_damage(run: RunDir, now: float) -> RunSummary:
-    """Return the line of one run, DAMAGED if a record cannot be read: it must not hide the other runs."""
+    """Return the line of one run, marked DAMAGED if a record cannot be read, so that the other runs are still
+    listed.
+    """
     try:
         return summary_of(run, now)
     except (RecordError, PermissionError) as error:
@@ -102,7 +104,9 @@ def _closed(root: Path, name: str) -> RunSummary | None:
 
 
 def _ended_summary(folder: str, name: str) -> RunSummary | None:
-    """Return what summary_of returns if the newest job has recorded that it ended; None otherwise."""
+    """Return the same line as summary_of() for a run whose newest job has recorded its end; None for other
+    runs.
+    """
     try:
         identity = _read(f"{folder}/run.json")
         job_ids = [entry for entry in _entries(f"{folder}/jobs") if JOB_ID_PATTERN.fullmatch(entry)]
@@ -152,12 +156,14 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
 
 
 def _entries(folder: str | Path) -> list[str]:
-    """Return the names in a folder; creating 5,000 Paths would take longer than reading the files."""
+    """Return the names in a folder as strings; creating 5,000 Paths would take longer than reading the
+    files.
+    """
     return os.listdir(folder)
 
 
 def _read(path: str) -> Any:
-    """Return the JSON value of a small file."""
+    """Return the JSON value in a small file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         # Three times as fast as json. It refuses NaN, which json accepts; such a run is read by summary_of.
@@ -213,7 +219,9 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
 
 
 def lost_words(job: JobDir, now: float) -> str:
-    """Return how to continue a LOST job and if its ranks still run: an agent's outlive the supervisor."""
+    """Return how to continue a LOST job, and whether its ranks still run: a node agent's ranks may outlive
+    the supervisor.
+    """
     name, record = job.run.name, JobRecord.read(job.job_json)
     resume = f"`nbtrain resume {name}` continues it"
     if record is None or record.backend in ENGINES:
@@ -262,7 +270,7 @@ def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
 
 
 def shorter(cause: str, most: int = CAUSE_LENGTH) -> str:
-    """Return a cause's first sentences that fit into `most` characters, with "..." if it is shortened.
+    """Return the first sentences of a cause that fit into `most` characters, with "..." if some are omitted.
 
     A first sentence that is longer is cut after a word.
     """

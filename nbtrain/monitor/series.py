@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Points(Protocol):
-    """The points of one tag that a reader keeps."""
+    """Interface of the container in which a reader keeps the points of one tag."""
 
     @property
     def steps(self) -> Any: ...
@@ -48,7 +48,7 @@ class Gaps:
         self._open = False
 
     def note(self, step: int, value: float) -> None:
-        """Note the next point of the curve."""
+        """Record whether the next point of the curve is NaN or infinite."""
         if math.isfinite(value):
             self._open = False
         elif (self._open or len(self.ranges) == self.MOST) and step > self.ranges[-1][1]:
@@ -58,7 +58,7 @@ class Gaps:
             self._open = True
 
     def note_many(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Note points whose steps rise; a sum tells in a tenth of the time that all of them are finite."""
+        """Record points whose steps rise. A sum shows in a tenth of the time that all of them are finite."""
         if math.isfinite(sum(values)):
             self._open = False
             return
@@ -66,25 +66,25 @@ class Gaps:
             self.note(step, value)
 
     def drop_from(self, step: int) -> None:
-        """Forget the steps from `step` on, which are trained again."""
+        """Forget the gaps from `step` on, because those steps are trained again."""
         self.ranges = [[first, min(last, step - 1)] for first, last in self.ranges if first < step]
         self._open = False
 
 
 @dataclass
 class Series:
-    """One tag: points by ascending step, one per step."""
+    """Points of one tag by ascending step, one point per step."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     wall_times: list[float] = field(default_factory=list)
-    """Seconds since the epoch."""
+    """Times of the points, in seconds since the epoch."""
     gaps: Gaps = field(default_factory=Gaps, compare=False, repr=False)
     """Ranges of steps whose value is NaN or Inf."""
 
     @property
     def means(self) -> list[float]:
-        """Return the values: each point stands for itself."""
+        """Return the values: without thinning, each point represents only itself."""
         return self.values
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class Series:
 
     @property
     def last(self) -> float | None:
-        """Value of the highest step, or None."""
+        """Value at the highest step, or None."""
         return self.values[-1] if self.values else None
 
     def put(self, step: int, value: float, wall_time: float) -> None:

@@ -98,7 +98,7 @@ def _note(snapshot: Mapping[str, Any], alert: str) -> str:
 
 
 def pill(state: str, asked: str | None = None) -> tuple[str, str]:
-    """Return a state's text and tone; "Stopping..." from the request until the job has ended."""
+    """Return the text and tone of a state: "Stopping..." from a stop request until the job has ended."""
     if asked == "stop":
         return "Stopping...", "wait"
     if asked == "pause" and state != "SUSPENDED":
@@ -145,7 +145,7 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _tiles(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return (label, value, unit) of each tile; a dash for a value that is not known yet."""
+    """Return (label, value, unit) for each tile; a value that is not known yet is a dash."""
     progress, curves = snapshot["progress"] or {}, snapshot["curves"]
     perplexity = progress.get("validation_perplexity")
     words = "" if perplexity is None else f"ppl {_perplexity(perplexity)}"
@@ -201,7 +201,9 @@ def _size(num_bytes: float | None) -> tuple[str, str]:
 
 
 def _use(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return CPU, memory and GPUs while the job is active, later the memory last reported by rank 0."""
+    """Return the use of CPU, memory and GPUs while the job is active, later the memory that rank 0 reported
+    last.
+    """
     resources = snapshot["resources"]
     job = resources["job"] if resources else None
     if not job:

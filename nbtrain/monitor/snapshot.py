@@ -1,4 +1,4 @@
-"""A run as one JSON object: what panels draw and `nbtrain status --json` prints."""
+"""A run as one JSON object, which panels draw and `nbtrain status --json` prints."""
 
 import functools
 import itertools
@@ -53,10 +53,12 @@ WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 
 @dataclass
 class Band:
-    """A curve in few points: means of intervals, with their lowest and highest value if it was thinned."""
+    """A curve reduced to few points: means of intervals, with their lowest and highest value if it was
+    thinned.
+    """
 
     at: list[int]
-    """Index of the point in the middle of each interval."""
+    """Index of the middle point of each interval."""
     values: list[float]
     lows: list[float] | None = None
     highs: list[float] | None = None
@@ -88,7 +90,7 @@ def band(values: Sequence[float], most: int, means: Sequence[float] | None = Non
 
 
 def thinned_means(points: Any) -> Sequence[float] | None:
-    """Return the means of a curve that was thinned when it was read (curves.py); None of any other."""
+    """Return the means of a curve that was thinned while it was read (curves.py); None for other curves."""
     return points.means if getattr(points, "width", 1) > 1 else None
 
 
@@ -105,7 +107,9 @@ def curve_part(key: str, found: Band, gaps: Gaps) -> dict[str, Any]:
 def job_part(
     record: JobRecord, now: float, active: bool, events: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return the snapshot's entry of the newest job; the record of a job that is not active has its end."""
+    """Return the snapshot's entry of the newest job. If the job is not active, the record includes its
+    end.
+    """
     begin = "started_at" if record.started_at else "created_at"
     elapsed = record.seconds_since(begin, now) if active else record.seconds_between(begin, "ended_at")
     paused = paused_seconds(events, record.created_at, now if active else record.ended_at or now)
@@ -120,7 +124,9 @@ def progress_part(
     state: str,
     saved: TrainingProgress | None = None,
 ) -> dict[str, Any] | None:
-    """Return the training's progress from rank 0's heartbeat, else from the checkpoint; None without both."""
+    """Return the progress of training from rank 0's heartbeat, else from the checkpoint; None if there is
+    neither.
+    """
     known = heartbeat.progress if heartbeat else saved
     if known is None:
         return None
@@ -147,19 +153,21 @@ def progress_part(
 
 
 def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an event that a reader sees."""
+    """Return the fields of an event that are shown."""
     return {key: event.get(key) for key in ("time", "kind", "writer", "message")}
 
 
 def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return at most `most` events in order: the newest, and up to half of them important ones of any age."""
+    """Return at most `most` events in order: the newest, and as up to half of them important events of any
+    age.
+    """
     weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
     others = [number for number in range(len(events)) if number not in weighty]
     return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]
 
 
 def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the newest alerts, oldest first; "raised" says whether the metric is still beyond its threshold.
+    """Return the newest alerts, oldest first. "raised" is true while the metric is beyond its threshold.
 
     A rank reports once that a metric has crossed its threshold, and once that it has returned (alert_over).
     A new attempt starts without alerts.
@@ -177,12 +185,12 @@ def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @functools.lru_cache(1 << 15)
 def six_digits(value: float) -> float:
-    """Round to six digits: a picture does not show more, and curves are sent with each poll."""
+    """Round to six digits, because a picture shows no more, and curves are sent at each poll."""
     return float(f"{value:.6g}")
 
 
 def finite(value: Any) -> Any:
-    """Return `value` with NaN and Inf as None, because JSON does not have them."""
+    """Return `value` with None for NaN and Inf, which JSON does not support."""
     try:
         # Encoding and decoding takes a tenth of the time of visiting each part here.
         return orjson.loads(orjson.dumps(value))

@@ -1,4 +1,5 @@
-"""The loss of a run in few points for the list of runs, sampled: a long run costs as little as a short one.
+"""The loss of a run in few points for the list of runs, sampled so that a long run costs as little as a short
+one.
 
     Sparklines().of(run)  ->  {"steps", "values", "label"}, or None without two points
 
@@ -31,7 +32,7 @@ LOSS = scalar("loss").tag
 
 
 class Sparklines:
-    """The sampled losses of many runs, each kept until its metrics files change. Thread-safe."""
+    """Sampled losses of many runs, each cached until its metrics files change. Thread-safe."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[list[tuple[str, int]], dict[str, Any] | None]] = {}
@@ -75,7 +76,7 @@ def sampled_loss(folder: Path, files: list[Path], num_bytes: int) -> list[tuple[
 
 
 def _sampled(path: Path, num: int) -> list[tuple[int, float]]:
-    """Return the losses of `num` places of a file, from its first to its last."""
+    """Return the losses at `num` places of a file, from its start to its end."""
     size = path.stat().st_size
     points: dict[int, float] = {}
     with path.open("rb") as stream:
@@ -89,7 +90,7 @@ def _sampled(path: Path, num: int) -> list[tuple[int, float]]:
 
 
 def _first_loss(lines: Iterable[bytes]) -> dict[int, float]:
-    """Return {step: loss} of the first line that has a loss; empty if none has."""
+    """Return {step: loss} of the first line that contains a loss; {} if none does."""
     for line in lines:
         row = parsed(line)
         if row is not None and LOSS in row:
@@ -98,7 +99,7 @@ def _first_loss(lines: Iterable[bytes]) -> dict[int, float]:
 
 
 def _described(points: list[tuple[int, float]]) -> dict[str, Any] | None:
-    """Return the points with a sentence for screen readers; None for fewer than two."""
+    """Return the points and a sentence for screen readers; None for fewer than two points."""
     finite = [value for _, value in points if math.isfinite(value)]
     if len(points) < 2 or not finite:
         return None

@@ -22,12 +22,12 @@ class TokensBySteps:
 
     @classmethod
     def of(cls, reader: ScalarReader) -> "TokensBySteps":
-        """Return the counts that a reader has read so far."""
+        """Return the counts from what a reader has read so far."""
         points = reader.series.get(TOKENS_TAG, Series())
         return cls(list(points.steps), list(points.values))
 
     def at(self, steps: Sequence[int]) -> list[float | None]:
-        """Return the tokens at each of `steps`; None everywhere if no count is known."""
+        """Return the number of tokens at each of `steps`; None for all if no count is known."""
         return [self._at(step) for step in steps]
 
     def _at(self, step: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Last log lines of a failed job: the rank that its cause names, and the traceback of that rank.
+"""Find the traceback of a failed job: of the rank that its cause names, in its exit record or its log.
 
 exit/<rank>.<attempt>.json holds the traceback of a rank that could still report its failure; any other rank
 may have left one in its log. For a rank that hung, the supervisor's event holds the stack. If no rank has
@@ -26,7 +26,7 @@ def culprit(cause: str | None) -> int | None:
 
 
 def failed_rank(job: JobDir, cause: str | None) -> int | str:
-    """Return the rank that the cause of a job's end names first; 0 if it names none that has a log.
+    """Return the rank that the cause of a job's end names first; 0 if no named rank has a log.
 
     If no rank has a log, return the log that may explain the end: a node's with a traceback, or "supervisor".
     """
@@ -40,7 +40,7 @@ def failed_rank(job: JobDir, cause: str | None) -> int | str:
 
 
 def whose(rank: int | str) -> str:
-    """Return the owner of a log in words: "rank 0", "the supervisor's log" and the like."""
+    """Name the log of a rank, node or supervisor: "rank 0", "the supervisor's log" and the like."""
     if rank == SUPERVISOR:
         return "the supervisor's log"
     return f"rank {rank}" if isinstance(rank, int) else f"the log of {rank}"
@@ -67,7 +67,7 @@ def last_traceback(job: JobDir, rank: int | str) -> str | None:
 
 
 def traceback_in(text: str) -> str | None:
-    """Return the last traceback of a text, up to the line of its exception."""
+    """Return the last traceback in a text, up to and including the line of its exception."""
     start = text.rfind(TRACEBACK)
     if start < 0:
         return None

@@ -35,7 +35,7 @@ class Points:
         return self.means[-1] if self.means else None
 
     def thinned(self, most: int) -> "Points":
-        """Return at most `most` points, each for an equal part of the time: its mean and its maximum."""
+        """Return at most `most` points, each with the mean and the maximum of an equal part of the time."""
         if len(self) <= most:
             return self
         parts = self._rising(most) if self.times == sorted(self.times) else self._parts(most)
@@ -46,7 +46,7 @@ class Points:
         )
 
     def _rising(self, most: int) -> list[slice]:
-        """Return equal parts of the time for points in rising order, with a search for each part."""
+        """Return equal parts of the time for points in rising order; each part is found by a search."""
         begin, length = self.times[0], self.times[-1] - self.times[0]
         ends = (bisect.bisect_left(self.times, begin + length * part / most) for part in range(1, most))
         bounds = [0, *dict.fromkeys(end for end in ends if end), len(self)]
@@ -90,11 +90,11 @@ class NodeUsage:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return the node's latest description of itself: requests, limits, GPUs."""
+        """Return the newest description that the node wrote of itself: requests, limits, GPUs."""
         return self._sections[-1].about
 
     def subjects(self) -> list[str]:
-        """Return everything that was ever measured, in the order of the newest section."""
+        """Return every subject that was ever measured, in the order of the newest file."""
         names = (subject for section in reversed(self._sections) for subject, _ in section.columns)
         return list(dict.fromkeys(names))
 
@@ -103,7 +103,7 @@ class NodeUsage:
         return list(dict.fromkeys(name for found, name in pairs if found == subject))
 
     def points(self, subject: str, figure: str) -> Points:
-        """Return a metric over time; empty if it was never measured."""
+        """Return a metric over time; empty if it was not measured."""
         key = (subject, figure)
         if key not in self._points:
             self._points[key] = self._read_points(key)
@@ -143,7 +143,7 @@ class NodeUsage:
         return math.fsum(map(operator.mul, num_samples, points.means)) / sum(num_samples)
 
     def peak(self, subject: str, figure: str) -> float | None:
-        """Return the largest sample ever."""
+        """Return the largest value that was ever sampled."""
         return max(self.points(subject, figure).maxima, default=None)
 
 

@@ -60,14 +60,14 @@ TIME_STEPS = (
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a chart."""
+    """A curve of a chart."""
 
     label: str
     points: Points
     group: str = ""
-    """Name of the lines that are shown together if there are many: "ranks", "GPUs, received"."""
+    """Name of the lines that are drawn as one band if there are many: "ranks", "GPUs, received"."""
     minima: list[float] | None = None
-    """Lowest values, if the line is the mean of a group; then the maxima are the group's highest values."""
+    """Lowest values, if the line is the mean of a group; the maxima are then the group's highest values."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class UsageChart:
 
     title: str
     figure: str
-    """Metric of base/usage.py; all lines have its unit."""
+    """Metric of base/usage.py, whose unit all lines have."""
     lines: list[Line]
     bounds: list[Bound]
     """Bounds close enough to the curves to be drawn."""
     far: list[Bound]
-    """Bounds that are not drawn."""
+    """Bounds too far from the curves to be drawn."""
 
     @property
     def heading(self) -> str:
@@ -99,13 +99,15 @@ class UsageChart:
 
     @property
     def top(self) -> float:
-        """Return the greatest value that is drawn."""
+        """Return the largest value that is drawn."""
         peak = max(max(line.points.maxima) for line in self.lines)
         return max([peak, *(bound.value for bound in self.bounds)])
 
 
 def usage_charts(page: JobPage, most_points: int = MOST_POINTS, rank: int | None = None) -> list[UsageChart]:
-    """Return every chart that has a line, in the order of CHARTS; with `rank`, only those of that rank."""
+    """Return every chart that has a line, in the order of CHARTS; with `rank`, only the charts of that
+    rank.
+    """
     found = []
     for title, (_, figures) in CHARTS.items():
         every = _lines(page, title, most_points)
@@ -142,7 +144,7 @@ def _lines(page: JobPage, title: str, most_points: int) -> Iterator[Line]:
 
 
 def _of_rank(page: JobPage, title: str, rank: int, most_points: int) -> Iterator[Line]:
-    """Yield the lines of one rank; a rank alone on its node is measured as a replica."""
+    """Yield the lines of one rank. A rank that is alone on its node is measured as the replica."""
     beginnings, figures = CHARTS[title]
     replica = next((one for one in page.replicas if rank in [row.rank for row in one.ranks]), None)
     if replica is None or "rank" not in beginnings:
@@ -156,7 +158,7 @@ def _of_rank(page: JobPage, title: str, rank: int, most_points: int) -> Iterator
 
 
 def _grouped(lines: list[Line], most_points: int) -> list[Line]:
-    """Replace each group of lines by its mean with a band, its highest and its lowest line."""
+    """Replace each group of lines by its mean with a band, and its highest and lowest line."""
     found = []
     for group in dict.fromkeys(line.group for line in lines):
         own = [line for line in lines if line.group == group]
@@ -172,7 +174,7 @@ def _grouped(lines: list[Line], most_points: int) -> list[Line]:
 
 
 def _extreme(line: Line, word: str) -> Line:
-    """Return a line without a band, by its name."""
+    """Return the line with this name, without a band."""
     points = line.points
     return Line(f"{line.label}, {word} mean", Points(points.times, points.means, points.means))
 
@@ -223,7 +225,7 @@ def _bounds(page: JobPage, figure: str) -> Iterator[Bound]:
 
 
 def axis_label(figure: str, value: float, step: float = 1.0) -> str:
-    """Format a value with its unit, as short as possible on an axis with ticks `step` apart."""
+    """Format a value with its unit, as short as ticks that are `step` apart allow."""
     unit = FIGURES[figure].unit
     if unit == "bytes":
         return amounts.size(value)
@@ -283,7 +285,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
 
 
 def value_label(figure: str, value: float) -> str:
-    """Format a value for the pointer: cores with two digits, the rest as on the axis."""
+    """Format a value for the tooltip: cores with two decimals, other units as on the axis."""
     if FIGURES[figure].unit == "cores":
         return f"{value:.2f} cores"
     rounded = value if FIGURES[figure].unit in ("bytes", "bytes/s", "share") else round(value)

@@ -1,4 +1,4 @@
-"""A job's life and resources over time as a picture: colors and layout of the charts in usage_charts.py."""
+"""A job's life and resources over time as a picture: colors and layout for the charts of usage_charts.py."""
 
 import math
 from typing import TYPE_CHECKING

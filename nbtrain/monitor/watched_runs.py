@@ -1,4 +1,4 @@
-"""List of runs for repeated requests: the files of ended runs are read only if they have changed.
+"""List of runs for repeated requests: files of ended runs are read again only if they have changed.
 
     WatchedRuns(root).answer(archived)  ->  the JSON of {"runs": [...], "root", "run_root_id"}
 
@@ -35,7 +35,7 @@ RENAMED = {"total_steps": "max_steps", "created_at": "created", "ended_at": "end
 
 
 class Row(NamedTuple):
-    """One run of the list."""
+    """A run of the list."""
 
     text: str
     """Row as JSON."""
@@ -48,7 +48,9 @@ class Row(NamedTuple):
     """Modification stamps of the folders, if the row stays valid while they do not change."""
 
     def is_among(self, archived: bool) -> bool:
-        """Return whether the row is listed with archived runs, or with the others."""
+        """Return whether the row belongs to the list of archived runs (`archived`), or to the list of the
+        others.
+        """
         return self.archived == archived or (self.active and not archived)
 
 
@@ -75,14 +77,14 @@ class WatchedRuns:
         return f'{{"runs":[{",".join(row.text for row in rows)}],{about[1:]}'
 
     def names(self) -> list[str]:
-        """Return the names of the runs at the last answer."""
+        """Return the names of the runs in the last answer."""
         with self._lock:
             if not self._rows:
                 self._read()
             return list(self._rows)
 
     def expire(self) -> None:
-        """Make the next answer read the runs again, because one has changed."""
+        """Make the next answer read the runs again, because a run has changed."""
         self._read_at = -math.inf
 
     def _read(self) -> None:
@@ -123,7 +125,9 @@ class WatchedRuns:
 
 
 def folder_stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
-    """Return the modification stamps of a run's folder, its jobs and a job; None if one is missing."""
+    """Return the modification times of a run's folder, its jobs folder and a job's folder; None if one is
+    missing.
+    """
     try:
         paths = (folder, f"{folder}/jobs", f"{folder}/jobs/{job}")
         # Creating a Path for each would take longer than the call.

@@ -107,7 +107,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a search over layouts keeps fixed: the model, its batch, the kind of GPU, and the number of
+    """Fixed values of a search over layouts: the model, its batch, the kind of GPU, and the number of
     GPUs.
     """
 

@@ -344,7 +344,8 @@ def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None) -> str:
     """Return the command that trains a finished run further, for the length in `asked` if that is longer.
 
-    The command includes the other changes in `asked`, except bound ones, which are named after it.
+    The command includes the other changes in `asked`. Changes that are not allowed on resume are listed after
+    the command.
     """
     resume, others = f"`nbtrain resume {run.name}", "`"
     if asked:

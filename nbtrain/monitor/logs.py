@@ -85,7 +85,7 @@ def tail_lines(path: Path, num_lines: int) -> list[str]:
     """Return the last lines of a log, without line ends. A progress bar counts as one line, in its last
     state.
 
-    There are fewer if they are longer than TAIL_LINE_BYTES on average.
+    Fewer lines are returned if they are longer than TAIL_LINE_BYTES on average.
     """
     text = read_log(path, limit_bytes=TAIL_LINE_BYTES * max(1, num_lines)).text
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n") if line.strip()]

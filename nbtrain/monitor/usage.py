@@ -35,7 +35,8 @@ class Points:
         return self.means[-1] if self.means else None
 
     def thinned(self, most: int) -> "Points":
-        """Return at most `most` points, each with the mean and the maximum of an equal part of the time."""
+        """Return at most `most` points, each with the mean and the maximum of an interval; all intervals have
+        equal length."""
         if len(self) <= most:
             return self
         parts = self._rising(most) if self.times == sorted(self.times) else self._parts(most)
@@ -46,14 +47,15 @@ class Points:
         )
 
     def _rising(self, most: int) -> list[slice]:
-        """Return equal parts of the time for points in rising order; each part is found by a search."""
+        """Return intervals of equal length for points in rising order; each interval is found by a binary
+        search."""
         begin, length = self.times[0], self.times[-1] - self.times[0]
         ends = (bisect.bisect_left(self.times, begin + length * part / most) for part in range(1, most))
         bounds = [0, *dict.fromkeys(end for end in ends if end), len(self)]
         return [slice(first, last) for first, last in itertools.pairwise(bounds)]
 
     def _parts(self, most: int) -> list[slice]:
-        """Return equal parts of the time for points whose clock was set back."""
+        """Return intervals of equal length for points whose clock was set back."""
         begin, length = self.times[0], max(self.times) - self.times[0]
         parts: list[slice] = []
         first = place = 0

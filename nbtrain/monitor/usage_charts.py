@@ -93,7 +93,7 @@ class UsageChart:
 
     @property
     def heading(self) -> str:
-        """Return the title with the bounds that are not drawn."""
+        """Return the title, followed by the bounds that are not drawn."""
         words = [f"{bound.word} {axis_label(self.figure, bound.value)}" for bound in self.far]
         return ", ".join([self.title, *words])
 
@@ -180,7 +180,7 @@ def _extreme(line: Line, word: str) -> Line:
 
 
 def _mean(lines: list[Line], label: str, most_points: int) -> Line:
-    """Return the mean of lines in equal parts of the time, with their lowest and highest values."""
+    """Return the mean of lines over intervals of equal length, with their lowest and highest values."""
     begin = min(line.points.times[0] for line in lines)
     length = max(max(line.points.times) for line in lines) - begin
     count = min(most_points, max(len(line.points) for line in lines))

@@ -66,7 +66,7 @@ class WatchedRuns:
     def answer(self, archived: bool | None = None) -> str:
         """Return the JSON of the list, the newest run first.
 
-        `archived` picks archived runs, or the others; an archived one whose job is active is among both.
+        `archived` selects archived runs, or the others. An archived run with an active job is in both lists.
         """
         with self._lock:
             if time.monotonic() - self._read_at >= ANSWER_AGE_SECONDS:

@@ -262,7 +262,8 @@ def _refused_line(one: Refused) -> str:
 
 
 def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:
-    """Return the best layout with some settings changed; the data-parallel size follows by default."""
+    """Return the best layout with some settings changed. Unless it is given, the data-parallel size follows
+    from the others."""
     start = result.best.layout if result.best else None
     base = result.space.base
     cut, options = (start.cut, start.options) if start else (Cut(1, 1, 1, 1), PLAIN)

@@ -287,8 +287,8 @@ def test_no_whole_checkpoint_is_refused_before_launch(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
     assert str(refused.value) == (
-        "output/tiny/model: no checkpoint is complete: global_step8: it has no manifest.json: its writing "
-        "was cut off; "
+        "output/tiny/model: no checkpoint is complete: global_step8: it has no manifest.json: its save "
+        "was interrupted; "
         "global_step4: manifest.json is not JSON. Remove the folder to train from the start, or put a good "
         "copy there."
     )

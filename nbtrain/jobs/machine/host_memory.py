@@ -29,7 +29,8 @@ class HostMemory:
     oom_kills: int | None = None
     """Number of processes of this cgroup that the out-of-memory killer has killed."""
     machine_oom_kills: int | None = None
-    """Number of processes that it has killed on the whole machine, including other containers."""
+    """Number of processes that the out-of-memory killer has killed on the whole machine, including other
+    containers."""
     limit_bytes: int | None = None
     """The lowest limit of this cgroup and its parents."""
     peak_bytes: int | None = None

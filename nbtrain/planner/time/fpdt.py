@@ -36,7 +36,7 @@ class Chunks(NamedTuple):
     """Bytes over PCIe in the forward pass, both directions."""
     backward_bytes: float
     merged_bytes: float
-    """Bytes of device memory read and written to add up the pairs."""
+    """Bytes of device memory read and written to sum the results of the pairs."""
 
 
 NONE = Chunks(1, 0.0, 0.0, 0.0)

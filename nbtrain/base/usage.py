@@ -61,7 +61,7 @@ _HOUR, _DAY = 3600.0, 86400.0
 
 @dataclass(frozen=True)
 class Resolution:
-    """The distance of points up to an age; the points of a period are merged into their mean and maximum."""
+    """Time between points that are at most this old. Points of one period are merged: mean and maximum."""
 
     age_seconds: float
     period_seconds: float

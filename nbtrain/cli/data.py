@@ -20,7 +20,7 @@ from nbtrain.cli.output import has_colors, show, show_json
 from nbtrain.cli.verbs import Parser, add_group, add_json, add_overrides, add_verb, complete, config_verb
 
 DATA_HELP = "A dataset's name, a run YAML, or the prefix of a .bin/.idx pair."
-FORCE_HELP = "Make everything again, also what is up to date."
+FORCE_HELP = "Make everything again, even what is up to date."
 
 
 def add_verbs(under: Any) -> None:

@@ -127,7 +127,7 @@ EXIT_CODES = {
     2: "wrong usage or settings, or check found that the run cannot work",
     3: "data is missing, damaged or does not fit",
     4: "a checkpoint is missing, damaged or does not fit",
-    5: "a job or a run is not as the verb needs it",
+    5: "the job or the run is in a state that does not allow the verb",
     6: "nothing was submitted",
     7: "the job failed or was stopped",
     8: "the loss became NaN or jumped",

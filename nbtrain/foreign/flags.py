@@ -153,7 +153,7 @@ ASCEND = re.compile(
     r"--(use-fused-(rmsnorm|swiglu|rotary-pos-emb|ring-attention-update)|use-(ascend-)?mc2|reuse-fp32-param|"
     r"recompute-activation-function(-num-layers)?|swap-attention|swap-modules|npu-deterministic)"
 )
-ASCEND_REASON = "MindSpeed's on Ascend: which kernel computes it, or where memory is saved"
+ASCEND_REASON = "a flag of MindSpeed on Ascend, which chooses a kernel or saves memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ UNKNOWN_FLAG, WRONG_VALUE = "flags_exist", "flag_values_fit"
 
 
 def _unknown(table: Table, flag: str, place: str) -> Finding:
-    fix = "Remove it, or write the flag that is meant."
+    fix = "Remove it, or correct its name."
     return Finding("error", UNKNOWN_FLAG, flag, place, unknown(table, flag), fix, FATAL)
 
 

@@ -341,7 +341,7 @@ def _read_load(source: Reading) -> None:
             "",
             load.place,
             f"--load {load.value} and {save.place}: --save {save.value} differ: the run begins "
-            "with another run's weights, which no field says. Remove --load, or make it the folder of "
+            "with another run's weights, which no field expresses. Remove --load, or make it the folder of "
             "--save, which resumes.",
         )
     elif load and not save:

@@ -152,7 +152,7 @@ def test_the_175b_script_on_one_node(tmp_path):
             [
                 "error, cannot run: job.yaml:59: --nccl-timeout",
                 "  megatron-deepspeed@e7bff5ec has no such flag. Nearest: --distributed-timeout-minutes.",
-                "  Remove it, or write the flag that is meant.",
+                "  Remove it, or correct its name.",
             ],
         ),
         (
@@ -161,7 +161,7 @@ def test_the_175b_script_on_one_node(tmp_path):
             [
                 "error, cannot run: job.yaml:59: --save-dir",
                 "  megatron-deepspeed@e7bff5ec has no such flag. Nearest: --save.",
-                "  Remove it, or write the flag that is meant.",
+                "  Remove it, or correct its name.",
             ],
         ),
         (

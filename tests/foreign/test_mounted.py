@@ -145,7 +145,7 @@ def test_flags_of_mindspeed_are_listed(tmp_path):
     launch = "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py"
     path.write_text(f"{launch} {FLAGS} --use-fused-swiglu --reuse-fp32-param\n")
     notes = [note.text for note in import_files([path]).notes if "MindSpeed" in note.text]
-    reason = "MindSpeed's on Ascend: which kernel computes it, or where memory is saved."
+    reason = "a flag of MindSpeed on Ascend, which chooses a kernel or saves memory."
     assert notes == [f"--use-fused-swiglu: {reason}", f"--reuse-fp32-param: {reason}"]
     path.write_text(f"{launch} {FLAGS} --use-fused-llama\n")
     with pytest.raises(ConfigError, match=r"--use-fused-llama: .* has no such flag"):

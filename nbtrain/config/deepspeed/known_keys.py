@@ -80,7 +80,7 @@ def table() -> dict[str, Any]:
 def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Finding]:
     """Return all known problems of a DeepSpeed configuration, in the file's order.
 
-    Keys at the top are not compared with a list: config/deepspeed/ds_config.py has it.
+    The names of keys at the top are not checked here: config/deepspeed/ds_config.py has their list.
     """
     sections, rejected, top = table()["sections"], table()["rejected"], table()["top"]
     for key, value in values.items():

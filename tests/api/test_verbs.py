@@ -500,7 +500,7 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert [str(hit) for hit in run.search("ends", rank=1)] == [newest]
     assert cli.main(["logs", "mine", "--grep", "ends", "--job", earlier.job_id, "--json", "-n", "1"]) == 0
     line = {"job": earlier.job_id, "log": "node0.log", "line_number": 1, "text": "the agent ends"}
-    line |= {"offset_bytes": 0}
+    line |= {"offset_bytes": 0, "spans": [[10, 14]]}
     assert json.loads(capsys.readouterr().out) == line
     assert cli.main(["logs", "mine", "--job", earlier.job_id]) == 0
     assert capsys.readouterr().out == "an earlier job ends\n"

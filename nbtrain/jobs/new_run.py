@@ -184,7 +184,7 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
         )
     if found.documents < LEAST_EXAMPLES:
         raise DataError(
-            f"{found.words()}: too few examples to fine-tune a model on; {LEAST_EXAMPLES} are the least."
+            f"{found.words()}: too few examples to fine-tune a model; at least {LEAST_EXAMPLES} are needed."
         )
     start, extends, base, is_there = _start(init_from)
     choices = Choices(extends)

@@ -44,7 +44,10 @@ def lines(calibration: Calibration) -> list[str]:
             text.append(f"  memory         {memory / GIGA:,.1f} GB/s, read and written")
     if calibration.disk:
         write, read = (calibration.disk[f"{name}_bytes_per_second"] for name in ("write", "read"))
-        text += ["", f"Disk of the output root: writes {write / GIGA:.2f} GB/s, reads {read / GIGA:.2f} GB/s"]
+        text += [
+            "",
+            f"Disk of the output directory: writes {write / GIGA:.2f} GB/s, reads {read / GIGA:.2f} GB/s",
+        ]
     shown = 0
     for (ranks, kind), group in _collectives(calibration).items():
         if ranks != shown:

@@ -117,7 +117,7 @@ def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_
     state, cause = control.wait(job, 800)
     assert (state, cause) == (
         "FAILED",
-        "the run directory is on a read-only disk; a rank left no record of its end",
+        "the run directory is on a read-only disk; a rank wrote no exit record",
     )
     assert JobRecord.read(job.job_json).state == "RUNNING"
     # Writable again, the run resumes from its checkpoint as usual.

@@ -148,8 +148,8 @@ FOUND = {
         ["batch.train_tokens=2.5e7", "batch.max_steps=10", "lr_schedule.lr_warmup_tokens=1e8"],
         "warmup_ends_before_the_run",
         "lr_schedule.lr_warmup_tokens",
-        "The warm-up of 100,000,000 tokens is longer than the run, 25,000,000: the learning rate gets to "
-        "0.25 of lr(0.0006).",
+        "The warm-up of 100,000,000 tokens is longer than the run, 25,000,000: the learning rate reaches "
+        "only 0.25 of lr(0.0006).",
         "Set lr_schedule.lr_warmup_tokens: 250000, 1 % of the run, or train for longer.",
         "costs a run that never reaches its learning rate",
     ),
@@ -298,7 +298,7 @@ FOUND = {
         "loaders_have_cores",
         "data.num_workers",
         "num_workers(32) for each of 8 ranks is 256 processes on a machine, and resources.cpus_per_node is "
-        "not set; usual are up to 28 for each GPU.",
+        "not set; up to 28 for each GPU are usual.",
         "Set data.num_workers: 2, which feeds most runs, or resources.cpus_per_node, which is compared.",
         "",
     ),

@@ -115,7 +115,7 @@ def test_host_memory_against_a_machine():
     memory = estimate_memory(config)
     needed = 4 * memory.total_host_bytes
     assert found.message == (
-        f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
+        f"Not enough host memory: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
         f"its "
         "share of resources.memory_per_node_bytes is 238.4 MiB (of a machine's 4 ranks: "
         f"{amounts.size(needed)} against 953.7 MiB). The largest part is snapshot."

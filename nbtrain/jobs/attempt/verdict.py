@@ -358,7 +358,7 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
     gone = [rank for rank in missing if rank in around.gone] or missing
     if len(gone) == around.world_size and not around.gone:
         words = f": {around.launcher_message}" if around.launcher_message else ""
-        said = f"the launcher ended before any rank had left a record{words}"
+        said = f"the launcher ended before any rank wrote an exit record{words}"
         return Verdict(FAILED, said, retry=True, step=step)
     said = f"the wrappers of ranks {_ranks(gone)} were killed, and the ranks with them"
     if len(gone) == 1:

@@ -182,7 +182,7 @@ def threads_of_shell(config: RunConfig, queue: Queue) -> list[str]:
     why = f"{amounts.counted(min(cores, here), 'core')} over {amounts.counted(config.world_size, 'rank')}"
     return [
         f"each rank has {amounts.counted(threads, 'thread')} (resources.cpus_per_node: {why}), and "
-        f"{THREADS}={shortened(asked)} of this shell is not used. To have it, set "
+        f"{THREADS}={shortened(asked)} of this shell is not used. To use it, set "
         f"backend.env.{THREADS}={shortened(asked)}"
     ]
 

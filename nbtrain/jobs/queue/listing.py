@@ -125,7 +125,7 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
     """Return text that says what a job waits for: its devices, and the jobs that hold them or come first."""
     said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
     if len(mine.slots) < mine.count:
-        said += f", and it may have {len(mine.slots)} in all"
+        said += f", and it may use {len(mine.slots)} in total"
     others = _who_has(mine, tickets)
     others += [f"{_named(ticket, mine)} ({QUEUED})" for ticket in before]
     more = len(others) - NAMED_JOBS

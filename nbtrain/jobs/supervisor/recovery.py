@@ -89,9 +89,8 @@ def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recover
     if in_vain(rollbacks) >= VAIN_ROLLBACKS:
         older = ", or remove that checkpoint to continue from an older one" if newest.checkpoint_step else ""
         return Recovery(
-            f"{VAIN_ROLLBACKS} attempts from {starting_point(newest)} came no further, with other samples "
-            "each time, "
-            f"so it is not the data; lower lr_schedule.lr{older}"
+            f"{VAIN_ROLLBACKS} attempts from {starting_point(newest)} made no progress, although each "
+            f"skipped other samples, so the data is not the cause; lower lr_schedule.lr{older}"
         )
     return Recovery(rollback=newest)
 
@@ -152,12 +151,12 @@ def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) ->
     """
     silent = not verdict.kind and WITHOUT_WORD in verdict.cause
     if read_only and verdict.state == FAILED:
-        said = "a rank left no record of its end" if verdict.kind == "no record" else verdict.cause
+        said = "a rank wrote no exit record" if verdict.kind == "no record" else verdict.cause
         cause = f"the run directory is {READ_ONLY}; {said}"
         return replace(verdict, cause=cause, kind="read-only", retry=False, signature=None)
     if free_bytes >= NO_ROOM_BYTES or not (verdict.retry and (silent or verdict.kind == "no record")):
         return verdict
-    cause = verdict.cause if silent else "a rank left no record of its end"
+    cause = verdict.cause if silent else "a rank wrote no exit record"
     return replace(verdict, cause=f"{cause}; {DISK_IS_FULL}", kind="disk", signature=None)
 
 

@@ -67,8 +67,8 @@ def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> It
             "loaders_have_cores",
             "data.num_workers",
             f"num_workers({workers}) for each of {amounts.counted(ranks, 'rank')} is {workers * ranks} "
-            f"processes on a machine, and resources.cpus_per_node is not set; usual are up to "
-            f"{THREADS_OF_A_RANK} for each GPU.",
+            f"processes on a machine, and resources.cpus_per_node is not set; up to {THREADS_OF_A_RANK} for "
+            "each GPU are usual.",
             "Set data.num_workers: 2, which feeds most runs, or resources.cpus_per_node, which is compared.",
             level="note",
         )

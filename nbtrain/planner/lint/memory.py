@@ -105,7 +105,7 @@ def host_memory_fits(subject: Subject) -> Iterator[Finding]:
         config,
         "host_memory_fits",
         key,
-        f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
+        f"Not enough host memory: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
         f"its share of resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)} (of a machine's "
         f"{ranks} ranks: {amounts.size(needed)} against {amounts.size(present)}). The largest part is "
         f"{largest.replace('_', ' ')}.",

@@ -129,7 +129,8 @@ def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
         "warmup_ends_before_the_run",
         _warmup_field(config),
         f"The warm-up of {config.lr_warmup_tokens:,} tokens is longer than the run, "
-        f"{config.train_tokens:,}: the learning rate gets to {reached:.2g} of lr({config.lr_schedule.lr:g}).",
+        f"{config.train_tokens:,}: the learning rate reaches only {reached:.2g} of "
+        f"lr({config.lr_schedule.lr:g}).",
         f"Set lr_schedule.lr_warmup_tokens: {max(int(USUAL_WARMUP_FRACTION * config.train_tokens), 1)}"
         f"{_instead_of(config)}, 1 % of the run, or train for longer.",
         Cost(words="a run that never reaches its learning rate"),

@@ -283,6 +283,6 @@ def test_what_ended_torchrun_before_any_rank_is_in_the_cause(watched):
         with log.open("a") as stream:
             stream.write(said)
         assert watched.attempt.finish().cause == (
-            f"the launcher ended before any rank had left a record: torchrun ended with code 1{error}; see "
-            "logs/supervisor.log"
+            f"the launcher ended before any rank wrote an exit record: torchrun ended with code 1{error}; "
+            "see logs/supervisor.log"
         )

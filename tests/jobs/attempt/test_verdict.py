@@ -561,7 +561,7 @@ def test_a_launcher_that_never_started_a_rank():
         {}, Circumstances(2, launcher_message="torchrun ended with code 1; see logs/supervisor.log")
     )
     assert verdict.cause == (
-        "the launcher ended before any rank had left a record: torchrun ended with code 1; see "
+        "the launcher ended before any rank wrote an exit record: torchrun ended with code 1; see "
         "logs/supervisor.log"
     )
     assert verdict.retry

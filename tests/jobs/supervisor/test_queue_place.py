@@ -316,7 +316,7 @@ def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
     mark = "s" if cores > 1 else ""
     assert warnings_here(config, holders.queue) == [
         f"each rank has 1 thread (resources.cpus_per_node: {cores} core{mark} over {cores} rank{mark}), and "
-        "OMP_NUM_THREADS=3 of this shell is not used. To have it, set backend.env.OMP_NUM_THREADS=3"
+        "OMP_NUM_THREADS=3 of this shell is not used. To use it, set backend.env.OMP_NUM_THREADS=3"
     ]
     theirs = holders.config("one", **asked, **{"backend.env": {"OMP_NUM_THREADS": "3"}})
     assert warnings_here(theirs, holders.queue) == []

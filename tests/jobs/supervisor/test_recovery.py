@@ -234,9 +234,9 @@ def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (6, 8, 8, 7, 8)]
     verdict = supervised.run()
     assert verdict.cause == (
-        "step 7: the loss is nan; not tried again: 3 attempts from step 4 came no further, with other "
-        "samples each time, "
-        "so it is not the data; lower lr_schedule.lr, or remove that checkpoint to continue from an older one"
+        "step 7: the loss is nan; not tried again: 3 attempts from step 4 made no progress, although each "
+        "skipped other samples, so the data is not the cause; lower lr_schedule.lr, or remove that checkpoint "
+        "to continue from an older one"
     )
     assert len(supervised.verdicts) == 1
 
@@ -310,7 +310,7 @@ def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
     assert seen.cause == "rank 0 failed: exit code 1 without a word; the disk is full"
     assert with_the_disk(failure(), 4096) == failure()
     unrecorded = Verdict("FAILED", "rank 0's wrapper was killed", retry=True, kind="no record")
-    assert with_the_disk(unrecorded, 4096).cause == "a rank left no record of its end; the disk is full"
+    assert with_the_disk(unrecorded, 4096).cause == "a rank wrote no exit record; the disk is full"
     assert with_the_disk(silent, NO_ROOM_BYTES - 1).kind == "disk"
     assert with_the_disk(silent, NO_ROOM_BYTES) == silent
 
@@ -327,7 +327,7 @@ def test_a_read_only_disk_is_the_cause_and_ends_the_job():
     )
     unrecorded = Verdict("FAILED", "rank 0's wrapper was killed", retry=True, kind="no record")
     assert with_the_disk(unrecorded, 0, read_only=True).cause == (
-        "the run directory is on a read-only disk; a rank left no record of its end"
+        "the run directory is on a read-only disk; a rank wrote no exit record"
     )
     done = Verdict("SUCCEEDED", "done")
     assert with_the_disk(done, 1 << 30, read_only=True) == done

@@ -124,7 +124,7 @@ def test_bandwidth_is_counted_as_nccl_tests_counts_it():
 def test_the_table_and_the_picture_show_every_kind():
     text = "\n".join(lines(made()))
     assert "fp32 products  80 GFLOP/s" in text and "memory         20.0 GB/s, read and written" in text
-    assert "Disk of the output root: writes 1.00 GB/s, reads 2.00 GB/s" in text
+    assert "Disk of the output directory: writes 1.00 GB/s, reads 2.00 GB/s" in text
     assert "Collectives of 2 ranks: latency, then bus bandwidth by bytes of the array" in text
     assert "all_reduce            100 us   0.04 GB/s   1.05 GB/s" in text
     left, right = picture(made()).axes

@@ -15,7 +15,7 @@ WAITING = {
     "ErrImagePull": "the image cannot be pulled",
     "ImagePullBackOff": "the image cannot be pulled",
     "InvalidImageName": "the image's name is not valid",
-    "CreateContainerConfigError": "a Secret or ConfigMap that it names is not there",
+    "CreateContainerConfigError": "a Secret or ConfigMap that it names does not exist",
     "CrashLoopBackOff": "it ends again and again",
     "ContainerCreating": "its volumes and network are being prepared",
     "PodInitializing": "its init containers run",

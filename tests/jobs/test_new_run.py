@@ -119,7 +119,7 @@ def test_conversations_become_a_fine_tuning(place, capsys):
     with pytest.raises(ConfigError, match="is plain text"):
         nb.new("talk-4", "sea.txt", init_from="sea")
     talks(place / "few.jsonl", 5)
-    with pytest.raises(DataError, match="too few examples to fine-tune a model on"):
+    with pytest.raises(DataError, match="too few examples to fine-tune a model;"):
         nb.new("talk-4", "few.jsonl")
 
 

@@ -235,8 +235,8 @@ def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
     verdict = supervised.run()
     assert verdict.cause == (
         "step 7: the loss is nan; not tried again: 3 attempts from step 4 made no progress, although each "
-        "skipped other samples, so the data is not the cause; lower lr_schedule.lr, or remove that checkpoint "
-        "to continue from an older one"
+        "skipped other samples, so the data is not the cause; lower lr_schedule.lr, or remove that "
+        "checkpoint to continue from an older one"
     )
     assert len(supervised.verdicts) == 1
 

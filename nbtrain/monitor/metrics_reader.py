@@ -52,8 +52,8 @@ class _OpenFile:
     refused: str | None = None
     """Reason why the file is not read; None if it is read."""
     places: list[tuple[int, int]] = field(default_factory=list)
-    """(offset, a step just before it) about every BLOCK_BYTES, to read a range of steps without the rest of
-    the file.
+    """Pairs (offset, a step just before it), one about every BLOCK_BYTES, to read a range of steps without
+    reading the whole file.
     """
 
 

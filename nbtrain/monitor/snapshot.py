@@ -158,8 +158,8 @@ def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return at most `most` events in order: the newest, and as up to half of them important events of any
-    age.
+    """Return at most `most` events in order: the newest important ones fill up to half of them, the newest
+    others the rest.
     """
     weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
     others = [number for number in range(len(events)) if number not in weighty]

@@ -268,8 +268,8 @@ def batch_limit(space: Space) -> str | None:
         sizes = f"the ramp-up's batch sizes are multiples of {copies:,}, and {copies:,}"
     return (
         f"The batch limits the replicas of the model (DP): {sizes} / micro_batch_size(1) = {copies:,} at "
-        f"most, so that {world:,} GPUs are {-(-world // copies):,} or more for each replica (TP x PP x "
-        "Ulysses). Take fewer GPUs, or larger batches."
+        f"most. With {world:,} GPUs, each replica then has {-(-world // copies):,} of them or more "
+        "(TP x PP x Ulysses). Use fewer GPUs, or larger batches."
     )
 
 

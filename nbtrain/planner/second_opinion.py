@@ -101,8 +101,8 @@ def _reasons(setup: Setup, offloaded: bool) -> list[str]:
         found.append("It has no formula for stage 1, which keeps all gradients: 4 bytes a parameter here.")
     if setup.zero_stage < 3 and not offloaded:
         found.append(
-            "Of 18 divided bytes it counts 2 for 16-bit and 4 for fp32 gradients; the engine keeps fp32 sums "
-            "alone from stage 2 on."
+            "Of the 18 bytes per parameter that it divides, it counts 2 for 16-bit and 4 for fp32 gradients; "
+            "from stage 2 on, the engine keeps only the fp32 sums."
         )
     if setup.muon_steps:
         found.append("It counts two moments of every parameter; Muon keeps one of the blocks' matrices.")

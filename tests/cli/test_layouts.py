@@ -52,8 +52,8 @@ def test_more_gpus_than_the_batch_has_copies_for(capsys):
     assert main(["search", "1.3B", "--gpus", "1000000", "--gpu-type", "H100"]) == 0
     assert capsys.readouterr().out.splitlines()[2] == (
         "No layout is legal. The batch limits the replicas of the model (DP): global_batch_size(512) / "
-        "micro_batch_size(1) = 512 at most, so that 1,000,000 GPUs are 1,954 or more for each replica (TP x "
-        "PP x Ulysses). Take fewer GPUs, or larger batches."
+        "micro_batch_size(1) = 512 at most. With 1,000,000 GPUs, each replica then has 1,954 of them or "
+        "more (TP x PP x Ulysses). Use fewer GPUs, or larger batches."
     )
 
 

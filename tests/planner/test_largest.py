@@ -83,9 +83,9 @@ def test_gpus_that_no_layout_takes_are_not_called_too_small():
     found = largest(space_of(run_on("175B", 1_000_000, None, "H100")), "gpt-175b")
     assert str(found).startswith(
         "No layout of gpt-175b on 1,000,000 x H100 is legal. The batch limits the replicas of the model "
-        "(DP): the ramp-up's batch sizes are multiples of 16, and 16 / micro_batch_size(1) = 16 at most, so "
-        "that 1,000,000 GPUs are 62,500 or more for each replica (TP x PP x Ulysses). Take fewer GPUs, or "
-        "larger batches. "
+        "(DP): the ramp-up's batch sizes are multiples of 16, and 16 / micro_batch_size(1) = 16 at "
+        "most. With 1,000,000 GPUs, each replica then has 62,500 of them or more (TP x PP x Ulysses). Use "
+        "fewer GPUs, or larger batches. "
     )
     assert "does not fit" not in str(found)
 

@@ -52,7 +52,7 @@ class Ticket(Record):
     """Seconds since the epoch: when it was submitted, or resumed after a pause."""
     supervisor: ProcessIdentity
     system: str
-    """Value of system_start() when it was written."""
+    """Value of system_start() when the ticket was written, to detect a restart."""
     holds: list[str] = field(default_factory=list)
     """Devices that it holds; empty while it waits."""
     at_once: bool = False

@@ -18,5 +18,6 @@ RULES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
 
 
 def findings_of(subject: Subject) -> list[Finding]:
-    """Return the findings about a run that the rules of config/rules/ allow, the most expensive first."""
+    """Return the findings about a run that passed the rules of config/rules/, the most expensive finding
+    first."""
     return by_cost(finding for rule in RULES for finding in rule(subject))

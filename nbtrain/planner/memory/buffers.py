@@ -89,7 +89,7 @@ def _softmax_bytes(setup: Setup) -> int:
     """Return the softmax bytes of each logit on a GPU: fp32 log-softmax, and the fp32 copy of 16-bit logits.
 
     torch has a kernel without the copy for fp16 alone (ATen/native/SoftMax.cpp, log_softmax). Measured on an
-    H200: 125M with chunks of 8,192 tokens takes 15.8 GiB, with the copy 15.7 by the plan.
+    H200: 125M with chunks of 8,192 tokens takes 15.8 GiB; the plan, which counts the copy, says 15.7.
     """
     is_cast = setup.dtype == "bf16" or (setup.dtype == "fp16" and setup.tensor_parallel_size > 1)
     return 4 + (4 if is_cast else 0)

@@ -23,7 +23,7 @@ def test_the_formulas_by_hand():
     ("run", "overrides", "reason"),
     [
         ("gpt-125m-4xdp", ["parallel.zero_stage=1"], "It has no formula for stage 1"),
-        ("gpt-125m-4xdp", ["parallel.zero_stage=2"], "it counts 2 for 16-bit and 4 for fp32 gradients"),
+        ("gpt-125m-4xdp", ["parallel.zero_stage=2"], "Of the 18 bytes per parameter that it divides"),
         ("gpt-125m-4xdp", ["parallel.zero_stage=3"], "It counts the largest layer whole"),
         ("gpt-13b-4xdp-4xpp", [], "It knows neither tensor nor pipeline parallelism"),
         ("gpt-125m-4xdp", ["precision.dtype=fp32"], "It assumes 16-bit weights"),

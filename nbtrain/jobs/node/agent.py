@@ -50,7 +50,7 @@ class Leaving:
 
     signal: int | None = None
     supervisor: subprocess.Popen | None = None
-    """Supervisor that the agent has started. The signal goes on to it, because a pod's end is sent only to
+    """Supervisor that the agent has started. The signal is passed to it, because a pod's end is sent only to
     its first process.
     """
 

@@ -88,7 +88,7 @@ export const RUNS_CSS = `
  .nbtrain-runs:not(.nbt-compact) .nbt-under{display:-webkit-box}
  .nbt-root.nbtrain-runs:not(.nbt-compact) .nbt-name-cell{width:100%}}
 @container (max-width:860px){.nbtrain-runs:not(.nbt-own-columns) [data-column=curve]{display:none}}
-@container (max-width:960px){.nbtrain-runs:not(.nbt-own-columns) [data-column=backend]{display:none}}
+@container (max-width:1010px){.nbtrain-runs:not(.nbt-own-columns) [data-column=backend]{display:none}}
 @container (max-width:720px){.nbtrain-runs:not(.nbt-own-columns) [data-column=eta_seconds]{display:none}
  .nbt-root.nbtrain-runs td,.nbt-root.nbtrain-runs th{padding-right:10px}}
 @container (max-width:640px){.nbtrain-runs:not(.nbt-own-columns) [data-column=created]{display:none}}

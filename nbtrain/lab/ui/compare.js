@@ -16,7 +16,7 @@ import { button, checkbox, choices, copyText, element, known, menu } from "./wor
 const COMPARED_HEIGHT = 190;
 const COMPARED_POINTS = 400;
 const COMPARED_MS = 5000;
-// For long runs, an answer has only the part of the event files that was read so far.
+// For long runs, an answer has only the part of the metrics that was read so far.
 const UNREAD_MS = 800;
 const COMPARED_SMOOTHING = 0.6;
 const COPIED_MS = 1500;
@@ -223,7 +223,7 @@ class Compare {
         const least = Math.min(1, ...[...this.curves.values()].map(({ reading }) => reading));
         unread = least < 1;
         again = active || unread;
-        this.note.textContent = unread ? `Reading the event files: ${Math.floor(100 * least)} %` : "";
+        this.note.textContent = unread ? `Reading the metrics: ${Math.floor(100 * least)} %` : "";
       } catch (error) {
         if (this.ended || turn !== this.turn) return;
         this.note.textContent = refused(error, "the comparison");

@@ -91,7 +91,7 @@ export class Metrics {
       this.endRead = ended;
       this.unread = value.reading !== undefined && value.reading < 1;
       const percent = Math.floor(100 * value.reading);
-      this.note.textContent = this.unread ? `Reading the event files: ${percent} %` : "";
+      this.note.textContent = this.unread ? `Reading the metrics: ${percent} %` : "";
       this.paint();
     } catch (error) {
       this.note.textContent = refused(error, "the curves");

@@ -87,7 +87,7 @@ export class Overview {
     this.layTiles();
     const part = snap.reading ?? 1;
     this.reading.hidden = part >= 1;
-    this.reading.textContent = `The curves are incomplete: ${Math.floor(100 * part)} % of the event files are read.`;
+    this.reading.textContent = `The curves are incomplete: ${Math.floor(100 * part)} % of the metrics are read.`;
     snapSpecs(snap).forEach((spec, at) => this.charts[at].show(spec));
     this.drawBasics(snap, kept);
     this.lifeTitle.hidden = this.life.node.hidden = !(kept && kept.life);

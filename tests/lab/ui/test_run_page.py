@@ -414,7 +414,7 @@ def test_curves_that_are_still_being_read_say_so_on_overview(job: FakeJob, brows
     shown = routes["run/gpt-fake"]
     routes["run/gpt-fake"] = lambda query, body: {**shown(query, body), "reading": parts[0]}
     with view_page(browser, routes, MOUNT) as page:
-        words = page.get_by_text("The curves are incomplete: 40 % of the event files are read.")
+        words = page.get_by_text("The curves are incomplete: 40 % of the metrics are read.")
         words.wait_for()
         parts.pop(0)
         words.wait_for(state="hidden")

@@ -229,7 +229,8 @@ def test_several_runs_are_tagged_stopped_and_deleted_with_one_question(browser: 
         bar.get_by_role("button", name="Stop 1 run...").click()
         question = page.get_by_role("alertdialog")
         question.get_by_text("Stop gpt-0000?").wait_for()
-        question.get_by_role("button", name="Stop").press("Enter")
+        with page.expect_response("**/run/gpt-0000/stop"):
+            question.get_by_role("button", name="Stop").press("Enter")
         page.locator("tr[data-run=gpt-0000]", has_text="Stopping...").wait_for()
         assert ("POST", "run/gpt-0000/stop", {}) in page.asked
 

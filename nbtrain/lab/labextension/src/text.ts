@@ -7,7 +7,7 @@ import type { IFileBrowserFactory } from "@jupyterlab/filebrowser";
 import type { Server } from "../../ui/server.js";
 import type { FormArguments } from "./host";
 
-// File types that `nbtrain new` reads (corpus/survey.py); for other files the server answers why not.
+// File types that `nbtrain new` reads (corpus/survey/survey.py); for other files the server answers why not.
 const TEXT = /\.(txt|md|jsonl|ndjson|json|parquet|parq|pq)(\.(gz|zst|bz2|xz))?$/i;
 
 interface Chosen extends FormArguments {

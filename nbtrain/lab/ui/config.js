@@ -67,7 +67,7 @@ export class Config {
     this.yaml.textContent = yaml;
     this.note.textContent = !parent
       ? "This run has no parent run."
-      : differences.length ? `Differences to its parent run ${parent}:` : `Same settings as its parent run ${parent}.`;
+      : differences.length ? `Differences from its parent run ${parent}:` : `Same settings as its parent run ${parent}.`;
     this.differences.node.hidden = !differences.length;
     const cells = differences.map((texts) => ({ kind: "", cells: texts.map(String) }));
     this.differences.show(["setting", "this run", parent || "parent run"], cells);

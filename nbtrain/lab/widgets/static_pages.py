@@ -38,7 +38,7 @@ def config_html(page: Mapping[str, Any] | None) -> str:
         return ""
     difference = ""
     if page["differences"]:
-        caption = f"Differences to its parent run {page['parent']}"
+        caption = f"Differences from its parent run {page['parent']}"
         difference = html_table(("setting", "here", page["parent"]), page["differences"], caption)
     elif page["parent"]:
         difference = f"<div>The same as its parent run {html.escape(page['parent'])}.</div>"

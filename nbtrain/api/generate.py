@@ -74,7 +74,7 @@ def generate(  # type: ignore[misc]  # the overloads omit options that affect no
     )
     prompts = _texts("prompt", prompt)
     if not prompts:
-        raise ConfigError("prompt = [] must be a text, or a list with at least one.")
+        raise ConfigError("prompt = [] must be text, or a list of at least one text.")
     is_one = isinstance(prompt, str) and generation.n == 1
     if stream and not (is_one and generation.num_beams == 1):
         raise ConfigError("stream = True is for one prompt, n = 1 and num_beams = 1.")

@@ -147,9 +147,9 @@ class LocalDisk:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def view(self, step: int, names: Collection[str], sound: Collection[str]) -> Path:
-        """Create the folder of links to a checkpoint's files: intact (`sound`) files on this disk, all others
-        in model/.
+        """Create a folder with a symlink to each of a checkpoint's files, and return its path.
 
+        Files in `sound` (those that are intact on this disk) are linked to this disk, all others to model/.
         Called by the node's first rank. Raises OSError.
         """
         shutil.rmtree(self.root / VIEW, ignore_errors=True)

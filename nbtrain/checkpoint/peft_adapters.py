@@ -116,7 +116,8 @@ class PeftAdapters(MadeWhole):
             rows = b[piece.there : piece.there + piece.count]
             if rows.count_nonzero() != rows[:, column : column + rank].count_nonzero():
                 raise CheckpointError(
-                    f"{display(self.folder)}: {module.name} has rank {len(a)} over all its rows, and "
-                    f"lora.rank is {rank} for each of queries, keys and values."
+                    f"{display(self.folder)}: {module.name} has one adapter of rank {len(a)} for queries, "
+                    f"keys and values together, but nbtrain needs a separate one of rank {rank} (lora.rank) "
+                    "for each of them."
                 )
             out[piece.first : piece.first + piece.count] = rows[:, column : column + rank]

@@ -172,8 +172,8 @@ def _check_shapes(
             shape[dim] //= tensor[1]
         if tuple(shape) != (live := live_shape(parameter)):
             raise CheckpointError(
-                f"{store.folder}: {name} is {tuple(stored.shape)} in the checkpoint; the model's part of it "
-                f"is {live}, and would be {tuple(shape)}."
+                f"{store.folder}: {name} has the shape {tuple(stored.shape)} in the checkpoint, so this "
+                f"rank's part of it should be {tuple(shape)}, but the model's part is {live}."
             )
 
 

@@ -205,9 +205,9 @@ def _check_levels(inputs: Sequence[DatasetFiles]) -> None:
         first, wanted = known[0]
         if level != wanted:
             raise DataError(
-                f"{display(dataset.prefix)}: its sequences are {level}s, but {display(first.prefix)} "
-                f"holds {wanted}s. Only pairs of one level can be merged: encode one again with the other's "
-                "data.split_sentences."
+                f"{display(dataset.prefix)}: its sequences are {level}s, but those of "
+                f"{display(first.prefix)} are {wanted}s. The two cannot be merged: encode one of them again "
+                "with the other's data.split_sentences."
             )
 
 
@@ -267,7 +267,8 @@ def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -
         target = DatasetFiles(dataset_dir(text), stem=stem)
     elif os.sep not in text:
         raise DataError(
-            f"{text}: the name of a new dataset {NAME_RULE}; a prefix elsewhere has a folder, e.g. ./{text}."
+            f"{text}: the name of a new dataset {NAME_RULE}. To write files with another name, pass a prefix "
+            f"that includes a folder, e.g. ./{text}."
         )
     else:
         path = typed_path(text)

@@ -108,13 +108,16 @@ def import_model(
     qkv_order: str | None = None,
     text: str | Path | None = None,
 ) -> ImportedModel:
-    """Make a run YAML for the model at `source`, and import its tokenizer.
+    """Write a run YAML that starts from the model at `source`, and import the model's tokenizer.
 
-    `source` is a folder, a consolidated file, hf://ORGANISATION/MODEL, or a checkpoint tree of Megatron,
-    which becomes data/model/NAME.safetensors; `qkv_order` and `text` are for a tree (from_megatron.py).
-    `onto` is the run whose data, batch, schedule and layout are used; `path` is the YAML, by default
-    NAME.yaml in the current folder. Raises CheckpointError, DataError or ConfigError, in one sentence, if
-    something does not fit; nothing is written then.
+    `source` is a folder, a consolidated file, hf://ORGANISATION/MODEL, or a Megatron checkpoint tree. A tree
+    is converted to data/model/NAME.safetensors. If its files do not say how the rows of query, key and value
+    are ordered, `qkv_order` names the order, or it is chosen by the loss on the file `text`.
+
+    The new run uses the data, batch, schedule and layout of the run `onto`. `path` is the YAML to write, by
+    default NAME.yaml in the current folder.
+
+    Raises CheckpointError, DataError or ConfigError if something does not fit; nothing is written then.
     """
     check_name(name, "name")
     target = _target(Path(f"{name}.yaml") if path is None else path_of(path), overwrite)

@@ -28,12 +28,12 @@ def evaluate(node: ast.expr) -> int:
     if isinstance(node, ast.BinOp):
         left, right = evaluate(node.left), evaluate(node.right)
         if abs(left) > MOST_VALUE or abs(right) > MOST_VALUE:
-            raise ValueError("more than the shell's numbers hold")
+            raise ValueError("a value exceeds the shell's 64-bit integers")
         if type(node.op) in _OPERATIONS:
             return _OPERATIONS[type(node.op)](left, right)
         if isinstance(node.op, ast.Pow) and 0 <= right <= 64:
             return left**right
-    raise ValueError("not arithmetic of whole numbers")
+    raise ValueError("not integer arithmetic")
 
 
 _COMPARISONS = {

@@ -197,8 +197,8 @@ def _refuse_referred(run: RunDir) -> None:
     if found := list(_references(run)):
         lines = "\n".join(f"  {line}" for line in found)
         raise JobError(
-            f"{display(run.path)}: its files are named elsewhere:\n{lines}\n"
-            "Nothing was deleted. Change these, or delete it anyway: "
+            f"{display(run.path)}: other configuration files refer to this run:\n{lines}\n"
+            "Nothing was deleted. Change these files, or delete the run anyway: "
             f"`nbtrain delete --force {run.name}`."
         )
 

@@ -424,8 +424,9 @@ def _refuse_short(text: Text) -> None:
         )
     if text.documents < LEAST_DOCUMENTS:
         raise DataError(
-            f"{text.words}: too few documents: training, validation and test share none, and need "
-            f"{LEAST_DOCUMENTS} together. Split the records, or write the text to a .txt file, which is cut."
+            f"{text.words}: too few documents. Each document goes to training, validation or test, and at "
+            f"least {LEAST_DOCUMENTS} are needed to fill all three. Split the records into smaller ones, or "
+            "write the text to a .txt file, which is cut into documents automatically."
         )
 
 

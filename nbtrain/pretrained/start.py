@@ -146,8 +146,8 @@ def _other_run(config: RunConfig, root: Path) -> RunDir | None:
             # A run cannot start from itself, and this one exists as soon as it is submitted.
             return None
         raise CheckpointError(
-            f"{said} is a run and also {display(path)}. Write {display(named.path)}, or ./{said} for the "
-            "other."
+            f"{said} is both a run and the path {display(path)}. Write {display(named.path)} for the run, or "
+            f"./{said} for the path."
         )
     return _not_itself(config, named)
 

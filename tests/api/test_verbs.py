@@ -96,7 +96,7 @@ def test_what_is_no_run(value, kind, asked):
         ({"max_new_tokens": True}, "max_new_tokens = True (bool) must be a whole number."),
         ({"max_new_tokens": -1}, "max_new_tokens = -1 must be from 0 to 1,000,000."),
         ({"prompt": ["a", 5]}, "prompt = 5 (int) must be text."),
-        ({"prompt": []}, "prompt = [] must be a text, or a list with at least one."),
+        ({"prompt": []}, "prompt = [] must be text, or a list of at least one text."),
         ({"stop": [""]}, "stop = ('',) must be at most 16 texts of 1 to 1000 characters."),
         ({"dtype": "int8"}, "dtype = 'int8' must be auto, fp32, bf16 or fp16."),
         (

@@ -214,7 +214,8 @@ def test_a_name_that_cannot_be_one(folder):
         merge("bad_NAME", [pair(folder, "one", [[1, 2]]), pair(folder, "two", [[3]])])
     assert str(caught.value) == (
         "bad_NAME: the name of a new dataset must be 1 to 53 lower case letters, digits and inner dashes, "
-        "e.g. gpt-125m-2xdp; a prefix elsewhere has a folder, e.g. ./bad_NAME."
+        "e.g. gpt-125m-2xdp. To write files with another name, pass a prefix that includes a folder, e.g. "
+        "./bad_NAME."
     )
 
 
@@ -298,8 +299,8 @@ def test_levels_are_not_mixed(folder):
     """A dataset split into sentences is not merged with one that is not."""
     documents, sentences = pair(folder, "a_document", [[1, 2]]), pair(folder, "a_sentence", [[1], [2]])
     refuses(
-        "data/a_sentence: its sequences are sentences, but data/a_document holds documents. Only pairs of "
-        "one level can be merged: encode one again with the other's data.split_sentences.",
+        "data/a_sentence: its sequences are sentences, but those of data/a_document are documents. The two "
+        "cannot be merged: encode one of them again with the other's data.split_sentences.",
         folder / "all",
         [documents, sentences],
     )

@@ -106,7 +106,9 @@ def test_a_folder_in_the_root_of_the_workspace_is_not_the_name_of_a_run(folder, 
     assert open_start(load(config, {"init_from": "small"}), run).path == workspace / "small"
     other = import_model("small", "other").config
     assert open_start(other).path == workspace / "small"
-    with pytest.raises(CheckpointError, match=r"^small is a run and also small\. Write output/small, or \./"):
+    with pytest.raises(
+        CheckpointError, match=r"^small is both a run and the path small\. Write output/small "
+    ):
         open_start(load(other, {"init_from": "small"}))
 
 

@@ -160,10 +160,10 @@ def test_a_run_whose_files_others_name_is_refused(run, workspace):
     with pytest.raises(JobError) as refused:
         delete(run)
     assert str(refused.value) == (
-        "output/run: its files are named elsewhere:\n"
+        "output/run: other configuration files refer to this run:\n"
         "  output/other/config.yaml: data.sources.1.path = output/run/export/text.jsonl\n"
         f"  examples/megatron-gpt/training/mine.yaml: start.from = {run.path}/model/global_step4\n"
-        "Nothing was deleted. Change these, or delete it anyway: `nbtrain delete --force run`."
+        "Nothing was deleted. Change these files, or delete the run anyway: `nbtrain delete --force run`."
     )
     delete(run, force=True)
     assert not run.path.exists()

@@ -91,8 +91,8 @@ def test_a_name_that_is_no_run(tiny, base, workspace):
     ]
     (workspace / "tiny").mkdir()
     assert said(starting(tiny)) == [
-        "override init_from=tiny: init_from: tiny is a run and also tiny. Write output/tiny, or ./tiny for "
-        "the other."
+        "override init_from=tiny: init_from: tiny is both a run and the path tiny. Write output/tiny "
+        "for the run, or ./tiny for the path."
     ]
     assert said(starting(tiny, init_from="output/tiny")) == []
 

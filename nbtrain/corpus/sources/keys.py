@@ -79,7 +79,7 @@ def is_weight(value: Any) -> bool:
 def is_mark(value: Any) -> bool:
     """Return whether a value could mark what is trained on: a flag, a number or a list.
 
-    This includes true and 1, because the key's name may mean that the text is masked.
+    Unlike is_weight(), this accepts true and 1: under some keys they mean that the text is masked.
     """
     return is_weight(value) or number_of(value) is not None
 

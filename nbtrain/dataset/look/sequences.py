@@ -80,7 +80,7 @@ class TrainingSequence:
         return "\n".join(lines)
 
     def to_html(self) -> str:
-        """Return the same as to_text() as HTML, with the strip as a picture."""
+        """Return the content of to_text() as HTML; the strip of positions is an SVG image."""
         look = "white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:2px 0 6px 0"
         parts = "".join(
             f"<div>positions {part.first:,} to {part.last:,}</div>"

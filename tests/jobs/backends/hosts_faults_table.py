@@ -193,7 +193,7 @@ def little_memory(scene: Scene) -> Iterator[None]:
 
 
 def host_killed(scene: Scene) -> Row:
-    """Switch a host off for a while; each attempt names it until it is back."""
+    """Switch a host off for a while: until it is back, each attempt fails with a cause that names it."""
     scene.submit(300)
     scene.until_step(20)
     scene.fault()

@@ -28,7 +28,10 @@ EXPONENT = re.compile("[-−]?[1-9]")
 
 
 def french(text: str) -> str | None:
-    """Return a number as {{unité}} takes it (point or comma before decimals, spaces or not) in French."""
+    """Format a number of {{unité}} in the French way; None if the text is not a number or is ambiguous.
+
+    The text may have a point or a comma before its decimals, and spaces between its digits.
+    """
     text = text.replace("\u00a0", " ").replace("&nbsp;", " ").replace("−", "-").strip()
     if not NUMBER.fullmatch(text):
         return None

@@ -15,7 +15,9 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object, its manifest and its way to pause."""
+    """A kind of Kubernetes object that runs a job, with the functions that build its manifest and the patch
+    that pauses it.
+    """
 
     name: str
     group: str

@@ -136,7 +136,7 @@ def read_json(path: Path) -> Any | None:
 
 def _read_bytes(path: Path) -> bytes | None:
     try:
-        return _read_current(Path(path))
+        return read_current(Path(path))
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -145,7 +145,7 @@ def _read_bytes(path: Path) -> bytes | None:
         raise RecordError(f"{path}: is a folder, but must be a file.") from error
 
 
-def _read_current(path: Path) -> bytes:
+def read_current(path: Path) -> bytes:
     """Read a file; if NFS 3 fails because another host has just replaced the file, open it again."""
     for _ in range(STALE_TRIES - 1):
         try:

@@ -50,6 +50,8 @@ class MetricsFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = _next_file(folder)
         self._lines: list[str] = []
+        # The rest of the content that a flush could not write.
+        self._unwritten = memoryview(b"")
         self._add(
             {
                 "format": FORMAT,
@@ -68,13 +70,19 @@ class MetricsFile:
         self._add(dict(zip(KEYS, (step, round(wall_time, 6), tokens, samples))) | values)
 
     def flush(self) -> None:
-        """Write the lines so far to the file. Raises OSError if the disk is full."""
-        content, self._lines = memoryview("".join(self._lines).encode()), []
-        if content:
+        """Write the lines so far to the file.
+
+        Raises OSError if the disk is full. The next call then writes the rest, and so ends a line that was
+        written in part.
+        """
+        if self._lines:
+            self._unwritten = memoryview(bytes(self._unwritten) + "".join(self._lines).encode())
+            self._lines = []
+        if self._unwritten:
             # Unbuffered, so that the lines are one write.
             with self._path.open("ab", buffering=0) as stream:
-                while content:
-                    content = content[stream.write(content) :]
+                while self._unwritten:
+                    self._unwritten = self._unwritten[stream.write(self._unwritten) :]
 
     def _add(self, value: dict[str, Any]) -> None:
         self._lines.append(json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n")

@@ -15,10 +15,12 @@ in which older points are merged (usage.RESOLUTIONS), so that a month takes 2 MB
 disk cut off does not count; a new owner begins a new section.
 """
 
+import contextlib
 import itertools
 import json
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -95,6 +97,8 @@ class UsageWriter:
         self._boot_id = ""
         # A file of an earlier owner is merged before the first sample.
         self._until_merge = 0
+        # A sampler's thread may be blocked by a slow disk here while the next sampler already writes.
+        self._lock = threading.Lock()
 
     def add(
         self,
@@ -108,24 +112,38 @@ class UsageWriter:
         columns = [(subject, name) for subject, figures in sample.items() for name in figures]
         values = [sample[subject][name] for subject, name in columns]
         clock = {"time": time.time() if now is None else now, "stamp": stamp.seconds}
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._until_merge == 0:
-                self._merge(clock)
-                self._until_merge = SAMPLES_BETWEEN_MERGES
-            content = encoded(Point(stamp.seconds, 1, values, values))
-            exists = self._path.exists()
-            if (columns, about, stamp.boot_id) != (self._columns, self._about, self._boot_id) or not exists:
-                # An empty line ends one that a kill or a full disk cut off.
-                content = ("\n" if exists else "") + self._header(columns, about, stamp, clock) + content
-            with self._path.open("ab", buffering=0) as stream:
-                if stream.write(content.encode()) < len(content.encode()):
-                    raise OSError(f"{self._path}: the disk is full")
-            self._columns, self._about, self._boot_id = columns, about, stamp.boot_id
-            self._until_merge -= 1
-        except OSError:
-            # A new section begins after what may have been written partly.
-            self._columns = []
+        with self._lock:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                if self._until_merge == 0:
+                    self._until_merge = SAMPLES_BETWEEN_MERGES
+                    # A disk without room for the new file may have room for samples until the next merge.
+                    with contextlib.suppress(OSError):
+                        self._merge(clock)
+                self._append(Point(stamp.seconds, 1, values, values), columns, about, stamp, clock)
+                self._until_merge -= 1
+            except OSError:
+                # A new section begins after what may have been written partly.
+                self._columns = []
+
+    def _append(
+        self,
+        point: Point,
+        columns: Columns,
+        about: Mapping[str, Any],
+        stamp: Stamp,
+        clock: Mapping[str, float],
+    ) -> None:
+        """Append the line of a sample, after a header if a section begins. Raises OSError."""
+        text, exists = encoded(point), self._path.exists()
+        if (columns, about, stamp.boot_id) != (self._columns, self._about, self._boot_id) or not exists:
+            # An empty line ends one that a kill or a full disk cut off.
+            text = ("\n" if exists else "") + self._header(columns, about, stamp, clock) + text
+        content = text.encode()
+        with self._path.open("ab", buffering=0) as stream:
+            if stream.write(content) < len(content):
+                raise OSError(f"{self._path}: the disk is full")
+        self._columns, self._about, self._boot_id = columns, about, stamp.boot_id
 
     def _header(
         self, columns: Columns, about: Mapping[str, Any], stamp: Stamp, clock: Mapping[str, float]
@@ -246,10 +264,11 @@ def usage_files(folder: Path) -> list[tuple[int, Path]]:
 def read_sections(path: Path, loads: Callable[[bytes], Any] = json.loads) -> list[Section]:
     """Return a file's sections, without lines that were cut off; empty if the file was removed meanwhile.
 
-    `loads` parses a line.
+    `loads` parses a line. Raises OSError if the file exists and cannot be read.
     """
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        # The owner, perhaps on another host, replaces the file at each merge.
+        lines = files.read_current(path).split(b"\n")[:-1]
     except FileNotFoundError:
         return []
     sections: list[Section] = []
@@ -271,19 +290,28 @@ def read_sections(path: Path, loads: Callable[[bytes], Any] = json.loads) -> lis
 
 
 def _point(value: dict[str, Any], num_columns: int) -> Point | None:
-    """Return the point of a line; None if the line does not have a value for each column."""
+    """Return the point of a line; None if the line does not have a stamp and a value for each column."""
+    at, num_samples = value.get("at"), value.get("samples", 1)
+    if not isinstance(at, int | float) or not isinstance(num_samples, int) or num_samples < 1:
+        return None
     means: Any = value.get("mean")
     maxima: Any = value.get("max", means)
     for values in (means, maxima):
         if not isinstance(values, list) or len(values) != num_columns:
             return None
-    return Point(value["at"], value.get("samples", 1), means, maxima) if "at" in value else None
+    return Point(at, num_samples, means, maxima)
 
 
 def _section(head: dict[str, Any]) -> Section | None:
-    """Return an empty section; None for a header of another version."""
+    """Return an empty section; None for a header of another version or with values of other types."""
     if (head["format"], head.get("version")) != (FORMAT, FORMAT_VERSION):
         return None
     if not {"host", "boot_id", "time", "stamp", "columns", "about"} <= head.keys():
         return None
-    return Section(head, [(subject, name) for subject, names in head["columns"] for name in names])
+    if not all(isinstance(head[key], int | float) for key in ("time", "stamp")):
+        return None
+    try:
+        columns = [(subject, name) for subject, names in head["columns"] for name in names]
+    except (TypeError, ValueError):
+        return None
+    return Section(head, columns)

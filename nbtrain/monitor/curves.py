@@ -268,10 +268,11 @@ class CurveReader(ScalarReader):
         inside = ScalarReader(self.folder, tags, lambda: _Range(first, last))
         deadline = time.monotonic() + seconds
         for _, file in sorted(self.files.items()):
-            # Steps of one file only increase, so the parts before and after the range are skipped.
+            # The parts before and after the range are skipped. Steps are slightly out of order, so one more
+            # block is read after the first line with a later step.
             begin = max((offset for offset, step in file.places if step < first), default=0)
-            after = (offset for offset, step in file.places if step > last and offset > begin)
-            inside.read_range(file, begin, min(after, default=file.offset), deadline)
+            after = [offset for offset, step in file.places if step > last and offset > begin]
+            inside.read_range(file, begin, after[1] if len(after) > 1 else file.offset, deadline)
         return {tag: curve for tag, curve in inside.series.items() if len(curve)}
 
 

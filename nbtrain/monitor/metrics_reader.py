@@ -39,6 +39,8 @@ class _OpenFile:
     """Reading position in one metrics file."""
 
     path: Path
+    header: bytes
+    """First line, which has the time of writing: another one means that the file was replaced."""
     offset: int = 0
     """Number of bytes that were read; only complete lines count."""
     seen_bytes: int = 0
@@ -51,8 +53,12 @@ class _OpenFile:
     """Offset of the first line that was skipped."""
     refused: str | None = None
     """Reason why the file is not read; None if it is read."""
+    highest_step: int = 0
+    """Highest step of the lines that were read and count. Steps may be slightly out of order: a GPU's steps
+    are written when a log line is due, after lines of later steps.
+    """
     places: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs (offset, a step just before it), one about every BLOCK_BYTES, to read a range of steps without
+    """Pairs (offset, highest step before it), one about every BLOCK_BYTES, to read a range of steps without
     reading the whole file.
     """
 
@@ -78,7 +84,6 @@ class ScalarReader:
         self._points = points
         wanted = tags if tags is None or callable(tags) else frozenset(tags).__contains__
         self._wanted = functools.cache(wanted) if wanted is not None else lambda tag: True
-        self._step = 0
         self.files: dict[int, _OpenFile] = {}
         """The files that were opened, by number."""
 
@@ -126,7 +131,14 @@ class ScalarReader:
 
     def _start_again(self, sizes: dict[int, tuple[Path, int]]) -> bool:
         """Start again if files were removed or replaced, because the folder then belongs to another run."""
-        if all(number in sizes and sizes[number][1] >= file.offset for number, file in self.files.items()):
+
+        def continues(number: int, file: _OpenFile) -> bool:
+            if number not in sizes:
+                return False
+            path, size = sizes[number]
+            return size >= file.offset and (size <= file.seen_bytes or _first_line(path)[0] == file.header)
+
+        if all(continues(number, file) for number, file in self.files.items()):
             return False
         self.files.clear()
         self.series.clear()
@@ -138,20 +150,19 @@ class ScalarReader:
         for number, (path, _) in sizes.items():
             if number in self.files:
                 continue
-            with path.open("rb") as stream:
-                line, newline, _ = stream.read(_HEADER_BYTES).partition(b"\n")
-            if not newline and len(line) < _HEADER_BYTES:
+            line, is_complete = _first_line(path)
+            if not is_complete:
                 # Its writer is about to write the header.
                 continue
             step = _resumed_from_step(line)
             if step is None:
                 self.files[number] = _OpenFile(
-                    path, refused=f"its first line is not a header of version {FORMAT_VERSION}"
+                    path, line, refused=f"its first line is not a header of version {FORMAT_VERSION}"
                 )
                 continue
             later = [file for other, file in self.files.items() if other > number and not file.refused]
             last_step = min((file.resumed_from_step for file in later), default=math.inf)
-            self.files[number] = _OpenFile(path, len(line) + 1, 0, step, last_step)
+            self.files[number] = _OpenFile(path, line, len(line) + 1, 0, step, last_step)
             for other, file in self.files.items():
                 if other < number:
                     file.last_step = min(file.last_step, step)
@@ -177,7 +188,7 @@ class ScalarReader:
                 content, before = stream.read(num_bytes), file.offset
                 changed |= self._take_block(file, content)
                 if file.offset - (file.places[-1][0] if file.places else 0) >= BLOCK_BYTES // 2:
-                    file.places.append((file.offset, self._step))
+                    file.places.append((file.offset, file.highest_step))
                 if len(content) < num_bytes:
                     file.seen_bytes = before + len(content)
                     return changed
@@ -188,7 +199,7 @@ class ScalarReader:
 
     def read_range(self, file: _OpenFile, begin: int, end: int, deadline: float) -> None:
         """Read the lines of a file from one offset to another; both are ends of lines."""
-        part = _OpenFile(file.path, begin, last_step=file.last_step)
+        part = _OpenFile(file.path, file.header, begin, last_step=file.last_step)
         num_bytes = BLOCK_BYTES
         with part.path.open("rb") as stream:
             while part.offset < end and time.monotonic() <= deadline:
@@ -213,7 +224,7 @@ class ScalarReader:
         file.offset = at
         if not rows:
             return False
-        self._step = rows[-1]["step"]
+        file.highest_step = max(file.highest_step, max(row["step"] for row in rows))
         return self._take_rows(rows)
 
     def _take_rows(self, rows: list[Row]) -> bool:
@@ -281,6 +292,15 @@ def parsed(line: bytes) -> Row | None:
 def _numbers(values: Sequence[Any]) -> Sequence[float]:
     """Return the values of a tag as floats; NaN and infinities are strings in the file."""
     return values if set(map(type, values)) == {float} else list(map(float, values))
+
+
+def _first_line(path: Path) -> tuple[bytes, bool]:
+    """Return the beginning of a file up to its first line end, and whether the line is complete or too long
+    for a header.
+    """
+    with path.open("rb") as stream:
+        line, newline, _ = stream.read(_HEADER_BYTES).partition(b"\n")
+    return line, bool(newline) or len(line) == _HEADER_BYTES
 
 
 def _resumed_from_step(header: bytes) -> int | None:

@@ -1,14 +1,18 @@
 """Files with the resource usage of a node over time: merged points, torn lines, full disks, file sizes."""
 
+import errno
 import itertools
+import json
 import math
 import random
 import resource
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
+from nbtrain.base import files
 from nbtrain.base.records import Stamp
 from nbtrain.base.usage import FIGURES, PROCESS_FIGURES
 from nbtrain.base.usage_files import MOST_SECTIONS, Point, UsageWriter, encoded, merged, read_sections
@@ -128,6 +132,30 @@ def test_a_file_of_another_version_has_no_points(tmp_path: Path) -> None:
     assert read_sections(tmp_path / "1.jsonl") == []
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"columns": [["replica"]]},
+        {"columns": 5},
+        {"columns": None},
+        {"time": "now"},
+        {"stamp": None},
+    ],
+)
+def test_a_damaged_header_costs_only_its_section(tmp_path: Path, damage: dict) -> None:
+    """A header with values of other types is skipped with the points after it, and so is a damaged point."""
+    node = Node(tmp_path)
+    node.sample(1.0)
+    path = tmp_path / "0.jsonl"
+    head = json.loads(path.read_bytes().splitlines()[0])
+    with path.open("a") as stream:
+        stream.write('{"at":"soon","mean":[1]}\n{"at":1,"samples":0,"mean":[1],"max":[1]}\n')
+        stream.write(json.dumps(head | damage) + '\n{"at":1,"mean":[9]}\n')
+    Node(tmp_path, seconds=node.seconds).sample(2.0)
+    [read] = read_usage(tmp_path)
+    assert read.points("replica", "cpu_cores").means == [1.0, 2.0]
+
+
 def test_order_is_that_of_writing_whatever_the_clock_says(tmp_path: Path) -> None:
     """Frames are read in the order of writing, even after the clock was set back or the machine rebooted."""
     node = Node(tmp_path)
@@ -180,6 +208,62 @@ def test_a_full_disk_cuts_a_line_off_and_the_next_ones_count(tmp_path: Path) -> 
     assert (tmp_path / "0.jsonl").stat().st_size == size + 10
     node.sample(4.0)
     assert [point.means for point in points_of(node)] == [[1], [4]]
+
+
+def test_samples_are_kept_if_a_disk_has_no_room_for_a_merged_file(tmp_path: Path, monkeypatch) -> None:
+    """A merge that fails is tried again after an hour of samples, and samples are appended meanwhile."""
+    Node(tmp_path).sample(1.0)
+    tries = []
+
+    def full(path: Path, content: str) -> None:
+        tries.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("nbtrain.base.files.write_text", full)
+    node = Node(tmp_path, seconds=60_002.0)
+    for number in range(20):
+        node.sample(float(number))
+    assert tries == [tmp_path / "0.jsonl"]
+    assert [point.means for point in points_of(node)] == [[1], *([number] for number in range(20))]
+
+
+def test_a_sample_during_a_slow_merge_is_kept(tmp_path: Path, monkeypatch) -> None:
+    """A sampler that a slow disk blocks in its merge does not drop what the next sampler writes."""
+    Node(tmp_path).sample(1.0)
+    node, write_text = Node(tmp_path, seconds=60_002.0), files.write_text
+    next_sampler = threading.Thread(target=lambda: node.sample(3.0, after=0.0, subject="rank 1"))
+
+    def slow(path: Path, content: str) -> None:
+        monkeypatch.undo()
+        next_sampler.start()
+        # Without a lock, the other thread ends here.
+        next_sampler.join(0.1)
+        write_text(path, content)
+
+    monkeypatch.setattr("nbtrain.base.files.write_text", slow)
+    node.sample(2.0)
+    next_sampler.join()
+    assert [section.columns[0][0] for section in read_sections(tmp_path / "0.jsonl")] == [
+        "replica",
+        "replica",
+        "rank 1",
+    ]
+    assert [point.means for point in points_of(node)] == [[1], [2], [3]]
+
+
+def test_a_file_that_another_host_has_just_replaced_is_read_again(tmp_path: Path, monkeypatch) -> None:
+    """NFS 3 answers ESTALE once after a merge on another host."""
+    Node(tmp_path).sample(1.0)
+    read_bytes, answers = Path.read_bytes, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def stale(path: Path) -> bytes:
+        if answers:
+            raise answers.pop()
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    [section] = read_sections(tmp_path / "0.jsonl")
+    assert not answers and len(section.points) == 1
 
 
 def test_a_job_that_restarts_for_ever_keeps_few_sections(tmp_path: Path) -> None:

@@ -149,6 +149,23 @@ def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
     assert sum(read) < (tmp_path / "metrics.jsonl").stat().st_size / 8
 
 
+def test_a_range_has_the_steps_that_were_written_late(tmp_path, monkeypatch):
+    """Steps of a GPU are written after a line of a later step, which may end a block."""
+    monkeypatch.setattr(metrics_reader, "BLOCK_BYTES", 1000)
+    file = MetricsFile(tmp_path, 0)
+    for first in range(0, 400, 10):
+        file.write(first + 10, 0.0, 0, 0, {TOKENS: 1.0})
+        for step in range(first, first + 10):
+            file.write(step, 0.0, 0, 0, {LOSS: float(step)})
+    file.flush()
+    reader = CurveReader(tmp_path, [LOSS])
+    reader.refresh()
+    assert len(reader.files[1].places) > 10
+    for first in range(0, 397, 3):
+        found = reader.detail([LOSS], first, first + 3, 60.0)[LOSS]
+        assert list(found.steps) == [*range(first, first + 4)]
+
+
 def test_reading_stops_in_time_and_goes_on(tmp_path, monkeypatch):
     """When its time limit is over, a read stops after a block and reports how much is left; later calls
     continue there.

@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,6 +206,38 @@ def test_a_replaced_folder_is_read_again(tmp_path: Path) -> None:
     assert reader.refresh() and reader.series == {}
     write(tmp_path, [1], 5.0)
     assert reader.refresh() and points(reader.series[LOSS]) == [(1, 5.0)]
+
+
+def test_a_file_of_another_run_that_is_longer_is_read_from_its_start(tmp_path: Path) -> None:
+    """A run that was deleted and made again between two looks is known by its header, not by its size."""
+    write(tmp_path, range(1, 4))
+    reader = ScalarReader(tmp_path)
+    assert reader.refresh()
+    (tmp_path / "metrics.jsonl").unlink()
+    write(tmp_path, range(1, 10), 5.0)
+    assert reader.refresh()
+    assert points(reader.series[LOSS]) == [(step, 5.0) for step in range(1, 10)] and reader.warnings == []
+
+
+def test_a_full_disk_cuts_a_line_off_and_the_next_flush_ends_it(tmp_path: Path) -> None:
+    """With a limit on the size of files, a line is written in part; the next flush loses and repeats none."""
+    file = write(tmp_path, [1])
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limit[1]))
+        for step in (2, 3):
+            with pytest.raises(OSError, match="too large"):
+                add(file, [step])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / "metrics.jsonl").stat().st_size == size + 10
+    add(file, [4])
+    reader = ScalarReader(tmp_path)
+    reader.refresh()
+    assert points(reader.series[LOSS]) == [(step, 1.0) for step in (1, 2, 3, 4)] and reader.warnings == []
 
 
 def test_tags_choose(tmp_path: Path) -> None:

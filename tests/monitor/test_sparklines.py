@@ -65,6 +65,20 @@ def test_a_restart_replaces_steps_and_a_grown_file_is_read_again(tmp_path: Path)
     assert all(value < 11 for step, value in zip(line["steps"], line["values"]) if step <= 600 and value)
 
 
+def test_lines_with_the_losses_of_many_datasets_are_sampled(tmp_path: Path) -> None:
+    """A line may be longer than the piece that is read first."""
+    run = RunDir(tmp_path / "gpt")
+    file = MetricsFile(run.tensorboard, 0)
+    tags = [sparklines.LOSS, *(f"{sparklines.LOSS}/dataset {number}" for number in range(300))]
+    for step in range(1, 101):
+        file.write(step, 1.7e9 + step, 64 * step, step, dict.fromkeys(tags, loss(step)))
+    file.flush()
+    assert (run.tensorboard / "metrics.jsonl").stat().st_size > 100 * sparklines.WINDOW_BYTES
+    line = Sparklines().of(run)
+    assert line is not None and (line["steps"][0], line["steps"][-1]) == (1, 100)
+    assert len(line["steps"]) == POINTS
+
+
 def test_a_short_run_is_read_completely(tmp_path: Path) -> None:
     """A run with few points is read completely. If it ends in NaN, the label says so."""
     run = RunDir(tmp_path / "gpt")

@@ -7,6 +7,7 @@ from typing import Any
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.findings import FATAL, Cost, Finding, Lack, Level
+from nbtrain.base.terminal import printable
 from nbtrain.config.schema import RunConfig
 
 
@@ -61,9 +62,20 @@ _PLACE = re.compile(r"(?P<place>override .+?|\S+:\d+): ")
 
 
 def findings_of(error: NbtrainError) -> list[Finding]:
-    """Return the findings that an error carries, or else one finding with the text of the error."""
+    """Return the findings that an error carries, or else one finding with the text of the error. Control
+    characters are escaped, as in the text.
+    """
     if error.findings:
-        return list(error.findings)
+        return [
+            replace(
+                finding,
+                key=printable(finding.key),
+                place=printable(finding.place),
+                message=printable(finding.message),
+                fix=printable(finding.fix),
+            )
+            for finding in error.findings
+        ]
     text = str(error)
     place = match["place"] if (match := _PLACE.match(text)) else ""
     return [Finding("error", "load", "", place, text.removeprefix(f"{place}: "), cost=FATAL)]

@@ -9,7 +9,7 @@ names it with its file and line. Settings that say nothing about the run are lis
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,8 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     for word in source.arguments.ascend:
         source.note(word.place, f"{word.text}: {ASCEND_REASON}.")
     for complaint in source.arguments.complaints:
-        source.fail("", complaint.place, complaint.message)
+        # The key of a failure is a field, and no field replaces a wrong flag.
+        source.failures.append(replace(complaint, key=""))
     for one, other in exclusive(source):
         source.fail(
             "",

@@ -231,7 +231,7 @@ def length_is_not_reached(facts: RunFacts, config: RunConfig) -> Checks:
     run = facts.run
     # mode: eval and perf also count checkpoints on the nodes' own disks, whether or not they still exist.
     step = facts.checkpoint_step if config.mode == "full" else facts.saved_step
-    if step is None and config.mode == "eval":
+    if step is None and config.mode == "eval" and not run.checkpoint_steps():
         yield mistake(
             config,
             "mode",

@@ -14,7 +14,7 @@ from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
-from nbtrain.config.findings import mistake
+from nbtrain.config.findings import mistake, run_checks
 from nbtrain.config.load import load, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.extension import ids_differ
@@ -60,7 +60,7 @@ def findings_of_weights(config: RunConfig) -> list[Finding]:
 
     A run may be checked before the run that it starts from is trained.
     """
-    found = list(initial_weights_fit(config))
+    found = run_checks([initial_weights_fit], config)
     if not found or is_there(config):
         return found
     return [replace(finding, level="warning", cost=Cost()) for finding in found]

@@ -49,7 +49,7 @@ from nbtrain.config.rules.check import check_config
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import backend_of, status_of
-from nbtrain.jobs.changes import typed_changes
+from nbtrain.jobs.changes import changes_between, typed_changes
 from nbtrain.jobs.control import ask_priority, asked_pause, asked_priority, cancel, end_cut_off, unpause
 from nbtrain.jobs.existing_run import (
     CONTINUES,
@@ -169,6 +169,8 @@ def resume(
         )
     if active := _joined(facts, config, new_job=True):
         return active
+    # A paused job that was ended for a new one may have saved, or succeeded.
+    facts = RunFacts(run)
     if "mode" not in given and before.mode != "full":
         config = _mode_of_resume(run, before, config)
     # The steps of a run whose last job has succeeded; other modes than full leave them as they were.
@@ -235,7 +237,7 @@ def _after_pause(facts: RunFacts, job: JobDir, config: RunConfig, new_job: bool)
     """Continue a paused job if its settings are unchanged. If they changed, end it if `new_job`, else raise
     SubmitError.
     """
-    changes = facts.changes(config)
+    changes = changes_between(facts.config or load_resolved(facts.run.config_yaml), config)
     if not changes:
         unpause(job)
         return job

@@ -193,7 +193,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
         (["--num-layers-per-virtual-pipeline-stage=2"], "changes the run"),
         (["--optimizer=sgd"], "--optimizer sgd: changes the run"),
         (["--qk-l2-norm"], "no such flag"),
-        (["--nccl-timeout=30"], "no such flag. Nearest: --distributed-timeout-minutes."),
+        (["--nccl-timeout=30"], "Nearest: --distributed-timeout-minutes. Remove it, or correct "),
         (["--finetune"], "--finetune: changes the run"),
         (["--load=other"], "--load other and job.yaml:48: --save output/gpt-125m/model differ"),
         (

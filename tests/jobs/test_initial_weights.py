@@ -104,7 +104,7 @@ def test_check_looks_at_the_weights_that_are_there(tiny, base, workspace):
     assert nb.check(starting(tiny)).works
     wrong = nb.check(starting(tiny, init_step=5))
     (finding,) = [entry for entry in wrong.findings if entry.key == "init_from"]
-    assert (finding.level, wrong.works) == ("error", False)
+    assert (finding.level, finding.rule, wrong.works) == ("error", "initial_weights_fit", False)
     assert finding.message.endswith("there is no such checkpoint. Checkpoints there: 4, 8, 12.")
     later = nb.check(starting(tiny, init_from="tinny"))
     (finding,) = [entry for entry in later.findings if entry.key == "init_from"]

@@ -292,6 +292,10 @@ def test_no_whole_checkpoint_is_refused_before_launch(tiny):
         "global_step4: manifest.json is not JSON. Remove the folder to train from the start, or put a good "
         "copy there."
     )
+    reasons = str(refused.value)
+    with pytest.raises(SubmitError) as refused:
+        resume(job.run, {"mode": "eval"})
+    assert str(refused.value) == reasons
     assert job.run.job_ids() == [job.job_id]
 
 
@@ -967,6 +971,24 @@ def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspac
     assert "its job is paused, and the submitted run has other settings" in capsys.readouterr().err
     assert asked_pause(job) and job.run.job_ids() == [job.job_id]
     assert submit(tiny()).job_id == job.job_id and not asked_pause(job)
+
+
+def test_a_paused_job_without_its_settings_is_refused(tiny):
+    """Without config.yaml the settings cannot be compared, so the paused job does not continue."""
+    ask_pause(job := submit(tiny()), True)
+    job.run.config_yaml.unlink()
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        submit(tiny(**{"lr_schedule.lr": 1e-4}))
+    assert asked_pause(job)
+
+
+def test_a_paused_job_that_succeeds_as_it_is_ended_is_finished(tiny, monkeypatch):
+    """A pausing job may make its last step before it is ended for a new one: no job without steps follows."""
+    ask_pause(job := submit(tiny()), True)
+    monkeypatch.setattr("nbtrain.jobs.submit.cancel", end)
+    with pytest.raises(SubmitError, match="all 10 steps are done, and the run ends at step 10"):
+        resume(job.run, {"logging.log_interval_steps": 7})
+    assert job.run.job_ids() == [job.job_id]
 
 
 def test_a_paused_job_is_not_ended_for_one_that_could_not_start(tiny, monkeypatch):

@@ -354,7 +354,11 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
             f"{has}. Set fp8: false.",
         )
     parallel, shape = config.parallel, shape_of(config)
-    yield from problems_of(config, limits.fp8_sides(shape, parallel.tensor_parallel_size))
+    sides = limits.fp8_sides(shape, parallel.tensor_parallel_size)
+    if config.model.kv_channels is None:
+        # heads_fill_the_width reports heads that do not fill hidden_size.
+        sides = (side for side in sides if side.key != "model.kv_channels")
+    yield from problems_of(config, sides)
     # FPDT's MLP multiplies a chunk at a time.
     name = "fpdt_chunk_tokens" if parallel.fpdt_chunk_tokens else "seq_length"
     length = parallel.fpdt_chunk_tokens or shape.seq_length

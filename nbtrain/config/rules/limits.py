@@ -176,7 +176,7 @@ def fp8_sides(shape: Shape, tensor: int) -> Iterator[Broken]:
         "model.num_query_groups": shape.query_width + 2 * shape.kv_width,
     }
     # Sides that follow from hidden_size and num_attention_heads are not reported a second time.
-    if shape.kv_channels == shape.hidden_size // shape.num_attention_heads:
+    if shape.query_width == shape.hidden_size:
         del sides["model.kv_channels"]
     if shape.num_query_groups == shape.num_attention_heads:
         del sides["model.num_query_groups"]

@@ -130,6 +130,11 @@ def test_what_just_passes(rule, overrides):
         ),
         (
             "fp8_has_its_units",
+            [*FP8, "model={hidden_size: 1040, ffn_hidden_size: 4096, kv_channels: 86}"],
+            "model.kv_channels = 86\n  gives matrices a side of 1032 on a rank of tensor_parallel_size(1)",
+        ),
+        (
+            "fp8_has_its_units",
             [*FP8, "model={kv_channels: 68, num_query_groups: 1}"],
             "model.num_query_groups = 1\n  gives matrices a side of 952 on a rank of tensor_parallel_size(1)",
         ),

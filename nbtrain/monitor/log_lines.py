@@ -62,7 +62,7 @@ class LineNumbers:
         if not offset_bytes:
             return 0
         last = offset_bytes // BLOCK_BYTES
-        with self._lock, path.open("rb") as stream:
+        with path.open("rb") as stream:
             before = self._counted(path, stream)
             for _ in range(min(last + 1 - len(before), most_bytes // BLOCK_BYTES)):
                 self._count_block(stream, before)
@@ -79,7 +79,7 @@ class LineNumbers:
             stream = path.open("rb")
         except FileNotFoundError:
             return None
-        with self._lock, stream:
+        with stream:
             before = self._counted(path, stream)
             while before[-1] < line - 1 and self._count_block(stream, before):
                 pass
@@ -95,25 +95,35 @@ class LineNumbers:
 
     def _counted(self, path: Path, stream: BinaryIO) -> list[int]:
         """Return the cached counts of a log, or new ones if its file was replaced or truncated."""
-        found, status = self._logs.get(path), os.fstat(stream.fileno())
-        if (
-            found is None
-            or found.inode != status.st_ino
-            or len(found.before) - 1 > status.st_size // BLOCK_BYTES
-        ):
-            found = self._logs[path] = _Counted(status.st_ino)
-        self._logs.move_to_end(path)
-        while len(self._logs) > MOST_LOGS:
-            self._logs.popitem(last=False)
-        return found.before
+        status = os.fstat(stream.fileno())
+        with self._lock:
+            found = self._logs.get(path)
+            if (
+                found is None
+                or found.inode != status.st_ino
+                or len(found.before) - 1 > status.st_size // BLOCK_BYTES
+            ):
+                found = self._logs[path] = _Counted(status.st_ino)
+            self._logs.move_to_end(path)
+            while len(self._logs) > MOST_LOGS:
+                self._logs.popitem(last=False)
+            return found.before
 
     def _count_block(self, stream: BinaryIO, before: list[int]) -> bool:
-        """Count the next complete block; return whether there was one."""
-        stream.seek((len(before) - 1) * BLOCK_BYTES)
+        """Count the next complete block; return whether there was one.
+
+        The lock is not held while the block is read: a log of gigabytes must not keep other readers waiting.
+        """
+        at = len(before) - 1
+        stream.seek(at * BLOCK_BYTES)
         block = stream.read(BLOCK_BYTES)
         if len(block) < BLOCK_BYTES:
             return False
-        before.append(before[-1] + block.count(b"\n"))
+        line_ends = block.count(b"\n")
+        with self._lock:
+            # Another thread may have counted this block meanwhile.
+            if len(before) == at + 1:
+                before.append(before[at] + line_ends)
         return True
 
 

@@ -9,13 +9,14 @@ A progress bar is shown as it was when it had the text.
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor.logs import log_attempts
 
@@ -27,6 +28,8 @@ SHOWN_BYTES = 2000
 MOST_SPANS = 50
 # Python's regular expressions can take hours for a line, and hold the interpreter meanwhile.
 PATTERN_SECONDS = 10.0
+# The process of a search ends itself this long after its time, if the process that started it was killed.
+ORPHAN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -97,17 +100,29 @@ def search_in_time(
     """Search for a regular expression in another process that is ended after `seconds`.
 
     Returns at most `most` hits, and whether the search came to its end. Raises ConfigError if the pattern is
-    not a regular expression.
+    not a regular expression, and JobError if the other process fails.
     """
     compiled(pattern, ignore_case)
     paths = [str(job.path) for job in jobs]
-    asked = {"jobs": paths, "pattern": pattern, "rank": rank, "ignore_case": ignore_case, "most": most}
+    asked = {
+        "jobs": paths,
+        "pattern": pattern,
+        "rank": rank,
+        "ignore_case": ignore_case,
+        "most": most,
+        "seconds": seconds,
+    }
     command = [sys.executable, "-m", "nbtrain.monitor.log_search"]
     try:
         done = subprocess.run(
             command, input=json.dumps(asked).encode(), stdout=subprocess.PIPE, timeout=seconds
         )
-        content, is_complete = done.stdout, done.returncode == 0
+        if done.returncode != 0:
+            raise JobError(
+                f"the search for {pattern[:80]!r} ended with exit code {done.returncode}; the log of this "
+                "process has the error."
+            )
+        content, is_complete = done.stdout, True
     except subprocess.TimeoutExpired as error:
         content, is_complete = error.stdout or b"", False
     # A process that is ended may have written a part of its last line.
@@ -216,6 +231,8 @@ def _shown(block: bytes, found: int, end: int) -> str:
 def main() -> None:
     """Run the search that search_in_time() sends on stdin, and write each hit as one line of JSON."""
     asked = json.load(sys.stdin)
+    # The signal's default action ends the process within a match too.
+    signal.setitimer(signal.ITIMER_REAL, asked["seconds"] + ORPHAN_SECONDS)
     folders = [Path(path) for path in asked["jobs"]]
     jobs = [RunDir(folder.parent.parent).job(folder.name) for folder in folders]
     hits = search(jobs, asked["pattern"], asked["rank"], asked["ignore_case"], is_pattern=True)

@@ -109,7 +109,9 @@ class Routes:
         # A model whose configuration cannot be read is refused when it is used.
         with contextlib.suppress(NbtrainError, OSError):
             described["chat"] = await asyncio.to_thread(self.models.can_chat, name)
-        described["checkpoints"] = await asyncio.to_thread(self.models.checkpoints, name)
+        # A checkpoint may be removed while it is read.
+        with contextlib.suppress(OSError):
+            described["checkpoints"] = await asyncio.to_thread(self.models.checkpoints, name)
         return JSONAnswer(described)
 
     def _described(self, name: str, step: int) -> dict[str, Any]:

@@ -139,11 +139,12 @@ class Models:
         """Return the step of RUN@STEP, None for RUN. Raises Refusal if there is no such checkpoint."""
         if "@" not in name:
             return None
-        steps = self.checkpoints(run_name)
-        if not (text.isascii() and text.isdigit()) or int(text) not in steps:
+        # A model has one name: RUN@0100 is not RUN@100.
+        steps = {str(step): step for step in self.checkpoints(run_name)}
+        if text not in steps:
             listed = ", ".join(f"{run_name}@{step}" for step in steps)
             raise unknown_model(name, f"Checkpoints of {run_name}: {listed or 'none'}.")
-        return int(text)
+        return steps[text]
 
     async def load(self, folder: Path, step: int | None = None) -> Served:
         """Load a run's model, by default of its newest checkpoint. Raises NbtrainError if that fails."""

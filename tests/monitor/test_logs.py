@@ -259,7 +259,7 @@ def test_a_pattern_that_takes_for_ever_is_ended(tmp_path: Path) -> None:
     hits, is_complete = log_search.search_in_time([job], "(a+)+$", seconds=2.0)
     # On a busy machine, the process may not have started by then.
     assert [hit.line_number for hit in hits] in ([1], []) and not is_complete
-    hits, is_complete = log_search.search_in_time([job], "a+b?", most=1)
+    hits, is_complete = log_search.search_in_time([job], "a+b?", most=1, seconds=60.0)
     assert (len(hits), is_complete) == (1, True)
 
 

@@ -116,8 +116,8 @@ class SparklinesHandler(NbtrainHandler):
 def _sparklines(names: list[str]) -> dict[str, Any]:
     lines = {}
     for name in names:
-        # A run may have been deleted since the page listed it.
-        with contextlib.suppress(NoRun, OutsideError):
+        # A run may have been deleted since the page listed it, or is being deleted.
+        with contextlib.suppress(NoRun, OutsideError, FileNotFoundError):
             lines[name] = sparklines().of(run_of(name))
     return {"runs": {name: line for name, line in lines.items() if line is not None}}
 

@@ -94,6 +94,7 @@ export class Chart {
     this.log = false;
     /** [lowest, highest] of the vertical axis as the user chose them; null leaves an end to the values. */
     this.ends = [null, null];
+    this.isLarge = isLarge;
     this.large = null;
     group.charts.add(this);
     this.node = element("div", "nbt-chart");
@@ -146,6 +147,7 @@ export class Chart {
 
   /** Show the chart in the whole window, with its own ranges, smoothing and axis; Escape closes it. */
   enlarge() {
+    if (!this.spec) return;
     const dialog = element("dialog", "nbt-large"), tools = element("div", "nbt-tools");
     const chart = new Chart(Math.max(220, Math.round(window.innerHeight * 0.7)), { name: this.fileName, isLarge: true });
     chart.log = this.log;
@@ -480,7 +482,8 @@ export class Chart {
       0: () => this.group.zoom(null),
       Escape: () => this.group.zoom(null),
     };
-    if (!acts[event.key]) return;
+    // Escape closes an enlarged chart that is not zoomed.
+    if (!acts[event.key] || (event.key === "Escape" && this.isLarge && !this.group.range)) return;
     event.preventDefault();
     event.stopPropagation();
     acts[event.key]();

@@ -6,6 +6,8 @@
 import { button, element } from "./words.js";
 
 const PUBLISHED_KEY = "nbtrain-published-figures";
+// Answers to a file that is too large or wrong.
+const REFUSED = [400, 413, 422];
 const PUBLISHED_TITLE = "A YAML of names and figures, such as 345M on 8 NPUs: {samples/s: 59.7}";
 
 export class PublishedFigures {
@@ -54,18 +56,20 @@ export class PublishedFigures {
 
   /** The tables of the runs `names`, with the published figures unless the server refuses them. */
   async tables(names) {
-    const { server } = this.compare, query = new URLSearchParams({ runs: names.join(",") });
-    if (this.kept) {
+    const { server } = this.compare, query = new URLSearchParams({ runs: names.join(",") }), published = this.kept;
+    if (published) {
       try {
-        return await server.call("compare", "POST", { runs: names, published: this.kept });
+        return await server.call("compare", "POST", { runs: names, published });
       } catch (error) {
-        const isRefused = error.status >= 400 && error.status < 500 && error.status !== 403;
-        if (!isRefused) throw error;
-        const { file } = this.kept;
-        this.kept = null;
-        if (!this.isGiven) keepPublished(null);
-        this.draw();
-        this.problem.textContent = `The figures of ${file} are not shown: ${error.message}`;
+        // Another error, such as that of a run that is being deleted, is not the file's.
+        if (!REFUSED.includes(error.status)) throw error;
+        // The user may have removed or replaced the file meanwhile.
+        if (this.kept === published) {
+          this.kept = null;
+          if (!this.isGiven) keepPublished(null);
+          this.draw();
+          this.problem.textContent = `The figures of ${published.file} are not shown: ${error.message}`;
+        }
       }
     }
     return server.call(`compare?${query}`);

@@ -79,7 +79,7 @@ export class Logs {
     this.goLine.title = "The number of a line; Enter shows it";
     this.goLine.addEventListener("keydown", (event) => {
       const line = Number(this.goLine.value.replace(/[,\s]/g, ""));
-      if (event.key === "Enter" && line > 0) this.goTo({ ...this.asked, job: this.job, line });
+      if (event.key === "Enter" && Number.isSafeInteger(line) && line > 0 && this.choice.value) this.goTo({ ...this.asked, job: this.job, line });
     });
     this.link = copyButton("Copy link", "Copy a link to the chosen line", () => this.linkToLine());
     const tools = element("div", "nbt-tools");
@@ -233,7 +233,10 @@ export class Logs {
       this.say("");
       this.add(part, rank);
     } catch (error) {
-      if (this.reading === reading) this.say(refused(error, `the log of ${whoseLog(rank)}`));
+      if (this.reading !== reading) return;
+      this.say(refused(error, `the log of ${whoseLog(rank)}`));
+      // The part around a line is read once; if the server did not answer, the next snapshot reads it again.
+      if (this.around !== null && !(error.status < 500)) this.shown = "";
     } finally {
       if (this.reading === reading) this.reading = null;
     }

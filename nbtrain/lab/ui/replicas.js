@@ -16,7 +16,7 @@ export class Replicas {
     const options = { pageSize: REPLICAS_ON_A_PAGE, choose: true, hide: LESS_READ, act };
     this.replicas = new DataTable("replicas", options);
     this.ranks = new DataTable("ranks", options);
-    this.strip = new Strip(run, (rank) => this.logs(this.rowOf(rank)));
+    this.strip = new Strip(run, (rank) => this.rowOf(rank), act);
     this.empty = element("p", "nbt-empty", "Reading the run's files...");
     this.replicas.tool(element("h4", "", "Replicas"));
     this.ranks.tool(element("h4", "", "All ranks"));

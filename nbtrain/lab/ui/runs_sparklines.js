@@ -56,7 +56,8 @@ export class RunSparklines {
     try {
       lines = (await server.call(`sparklines?${new URLSearchParams(wanted.map(({ name }) => ["name", name]))}`)).runs;
     } catch {
-      // The list reports a server that does not answer; a curve that is missing says nothing wrong.
+      // The list reports a server that does not answer. The curves stay, and the list's next answer asks again.
+      return;
     } finally {
       this.reading = false;
     }

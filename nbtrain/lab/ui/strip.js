@@ -14,9 +14,9 @@ const RANK_CHART_HEIGHT = 120;
 const SIGNS = { bad: "!", good: "\u2713", wait: "\u2026", calm: "\u2013" };
 
 export class Strip {
-  /** `logsOf(rank)` returns the elements that open a rank's logs. */
-  constructor(run, logsOf) {
-    Object.assign(this, { run, logsOf });
+  /** `rowOf(rank)` returns a rank's row in the table of ranks, and `logsOf(row)` the elements that open its logs. */
+  constructor(run, rowOf, logsOf) {
+    Object.assign(this, { run, rowOf, logsOf });
     this.node = element("section", "nbt-strip");
     this.measure = element("select");
     this.measure.setAttribute("aria-label", "what the cells show");
@@ -33,6 +33,7 @@ export class Strip {
     this.detail.setAttribute("role", "region");
     this.detail.setAttribute("aria-label", "the chosen rank");
     this.detail.hidden = true;
+    this.title = element("b");
     this.node.append(tools, this.cells, this.note, this.detail);
     this.chosen = null;
     this.buttons = new Map();
@@ -44,6 +45,8 @@ export class Strip {
     this.note.hidden = !strip.left_out;
     this.note.textContent = `${strip.left_out} more ranks are in the table below.`;
     this.paint();
+    // The curves go on, or another job is shown now.
+    if (this.chosen !== null) this.readCharts();
   }
 
   /** Draw the cells; a button is kept, so that the focus stays where it is. */
@@ -131,7 +134,7 @@ export class Strip {
   choose(rank) {
     this.chosen = this.chosen === rank ? null : rank;
     for (const [each, node] of this.buttons) node.setAttribute("aria-pressed", String(each === this.chosen));
-    this.focus(this.buttons.get(rank));
+    if (this.buttons.has(rank)) this.focus(this.buttons.get(rank));
     this.detail.hidden = this.chosen === null;
     this.forgetCharts();
     this.detail.state = "";
@@ -142,12 +145,15 @@ export class Strip {
 
   drawDetail() {
     const cell = this.strip.cells.find(({ rank }) => rank === this.chosen);
-    if (!cell) return void (this.detail.hidden = true);
-    const state = JSON.stringify([cell.words, cell.message, this.chosen]);
+    this.detail.hidden = !cell;
+    if (!cell) return;
+    this.title.textContent = `${cell.words} \u00b7 ${cell.group}`;
+    // The buttons stay while only the step advances, so that the focus and an open menu stay too.
+    const row = this.rowOf(this.chosen), state = JSON.stringify([this.chosen, cell.message, row.logs]);
     if (this.detail.state === state) return;
     this.detail.state = state;
     const head = element("div", "nbt-tools");
-    head.append(element("b", "", `${cell.words} \u00b7 ${cell.group}`), ...this.logsOf(this.chosen));
+    head.append(this.title, ...this.logsOf(row));
     head.append(button("Close", "", () => this.choose(this.chosen)));
     const message = cell.message ? [Clamped.of(cell.message)] : [];
     this.curves = this.curves || element("div", "nbt-usage");
@@ -158,18 +164,22 @@ export class Strip {
     (this.charts || []).forEach((chart) => chart.dispose());
     this.charts = [];
     this.curves = element("div", "nbt-usage");
+    this.group = new ChartGroup();
+    this.reading = null;
   }
 
   /** Read the resources of the chosen rank over time. */
   async readCharts() {
-    const { run } = this, rank = this.chosen;
-    if (!run.server) return;
-    this.readAt = Date.now();
+    const { run } = this, rank = this.chosen, reading = `${rank} ${run.job}`;
+    if (!run.server || this.reading === reading) return;
+    this.reading = reading;
     try {
       const words = new URLSearchParams({ rank, ...(run.job ? { job: run.job } : {}) });
       const { charts } = await run.server.call(`run/${run.name}/job/rank?${words}`);
-      if (rank !== this.chosen) return;
-      const group = new ChartGroup();
+      // Another rank or job was chosen meanwhile.
+      if (this.reading !== reading) return;
+      const { group } = this;
+      while (this.charts.length > charts.length) this.charts.pop().dispose();
       while (this.charts.length < charts.length) {
         const name = `${run.name}-rank-${rank}-${this.charts.length}`;
         this.charts.push(new Chart(RANK_CHART_HEIGHT, { group, name }));
@@ -179,7 +189,9 @@ export class Strip {
       charts.forEach((chart, at) => this.charts[at].show(usageSpec(chart)));
       if (!charts.length) this.curves.textContent = "Nothing was measured for this rank alone.";
     } catch (error) {
-      if (rank === this.chosen) this.curves.textContent = refused(error, `the curves of rank ${rank}`);
+      if (this.reading === reading) this.curves.textContent = refused(error, `the curves of rank ${rank}`);
+    } finally {
+      if (this.reading === reading) this.reading = null;
     }
   }
 

@@ -51,7 +51,7 @@ export class View {
       if (page && page.resize) page.resize();
     });
     this.resized.observe(root);
-    this.tabs.select(PAGES[tab] ? tab : "overview");
+    this.tabs.select(Object.hasOwn(PAGES, tab) ? tab : "overview");
   }
 
   page(key) {

@@ -98,7 +98,9 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         curve = running.get_by_role("img", name="loss 8 at step 1")
         curve.wait_for()
         assert curve.locator("path").get_attribute("d").count("M") == 2
-        assert page.locator("tr[data-run=gpt-0004] svg").count() == 0 and len(server.curves_of) == 1
+        assert page.locator("tr[data-run=gpt-0004] svg").count() == 0
+        # Rows in sight are asked for together; after 15 seconds an active run is asked for again.
+        assert len(server.curves_of) < len(server.rows)
         words = page.get_by_label("show only runs that contain this text")
         words.fill("out of memory")
         assert names(page) == ["gpt-0002"]

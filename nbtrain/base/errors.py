@@ -18,17 +18,19 @@ the base class, and IPython asks `_render_traceback_`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.findings import Finding
 from nbtrain.base.terminal import printable
+
+if TYPE_CHECKING:
+    from nbtrain.base.findings import Finding
 
 
 class NbtrainError(Exception):
     """Base of every error that the user can fix."""
 
     exit_code = 1
-    findings: Sequence[Finding] = ()
+    findings: "Sequence[Finding]" = ()
     """The findings that the message consists of, if refuse raised the error."""
 
     def __str__(self) -> str:
@@ -116,7 +118,7 @@ class RollbackError(StabilityError):
 
 
 def refuse(
-    findings: Iterable[Finding], kind: type[NbtrainError], heading: str = "", ending: str = ""
+    findings: "Iterable[Finding]", kind: type[NbtrainError], heading: str = "", ending: str = ""
 ) -> None:
     """Raise an error of class `kind` that lists all findings of level error; do nothing if there are none.
 

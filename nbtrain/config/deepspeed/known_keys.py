@@ -1,10 +1,10 @@
 """Keys, types and bounds that DeepSpeed accepts inside the sections of its configuration.
 
-tests/config/deepspeed_table.py makes the table tables/deepspeed-0.19.8.json from the installed DeepSpeed;
-tests/config/deepspeed/test_known_keys.py compares both, so that a new version is noticed. DeepSpeed refuses
-an unknown key of most sections when the ranks start, minutes after a launch; at the top and in aio,
-flops_profiler, autotuning and activation_checkpointing it reads the keys that it knows, says nothing of
-others and converts no value, so that "false" in quotes is true.
+tests/config/deepspeed/deepspeed_table.py makes the table tables/deepspeed-0.19.8.json from the installed
+DeepSpeed, and test_known_keys.py next to it compares both, so that a new version is noticed. DeepSpeed
+refuses an unknown key of most sections when the ranks start, minutes after a launch. At the top and in aio,
+flops_profiler, autotuning and activation_checkpointing it reads the keys that it knows, ignores others and
+converts no value, so that "false" in quotes is true.
 """
 
 import difflib

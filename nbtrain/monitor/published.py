@@ -3,7 +3,7 @@
     345M on 8 NPUs:
       samples/s: 59.7
       validation perplexity: 26.485
-      source: https://example.com/results
+      source: arXiv:2104.04473, table 1
 
 A key is the name of a row of the comparison, without ", mean of 100 steps", or any other text, which then
 gets a row at the end. Numbers are in the row's unit (docs/runs.md).

@@ -356,7 +356,7 @@ def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
         "Life of the job",
     ]
     memory = charts["Memory"]
-    assert memory.get_legend_handles_labels()[1] == ["all", "rank 0", "rank 1", "limit"]
+    assert memory.get_legend_handles_labels()[1] == ["all ranks", "rank 0", "rank 1", "limit"]
     assert list(memory.get_lines()[-1].get_ydata()) == [8 * GIB, 8 * GIB]
     assert list(memory.get_lines()[0].get_ydata())[-1] == 5 * GIB
     page.limits["memory_bytes"] = 4096 * GIB

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -148,7 +149,7 @@ def test_body_is_checked(server: Server, run: RunDir) -> None:
     for body, message in (
         ({"notes": 3}, "notes = 3 must be a text."),
         ({"archived": "yes"}, 'archived = "yes" must be true or false.'),
-        ({"tags": []}, "'tags' is not a key of this request; there are: labels, notes, archived."),
+        ({"tags": []}, "'tags' is not a key of this request; its keys are: labels, notes, archived."),
         ([], "the body of the request must be a JSON object."),
         (b"{", "the body of the request is not JSON."),
         (b"[" * 100_000, "the body of the request is not JSON."),
@@ -185,7 +186,12 @@ def test_a_damaged_run_and_a_folder_that_is_no_run_say_so(server: Server) -> Non
         (server.output / name).mkdir()
         (server.output / name / "run.json").write_text(record)
     (server.output / "no-run").mkdir()
-    listed = {row["name"]: row for row in server.get("runs")["runs"]}
+    deadline, listed = time.monotonic() + 60, {}
+    # The server answers with the last list for a moment.
+    while not {"nameless", "torn"} <= listed.keys():
+        assert time.monotonic() < deadline
+        listed = {row["name"]: row for row in server.get("runs")["runs"]}
+        time.sleep(0.05)
     assert listed["nameless"]["state"] == listed["torn"]["state"] == "DAMAGED" and "no-run" not in listed
     answer = server.ask("run/nameless")
     assert answer.status == 404

@@ -64,7 +64,7 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
         assert tiles == ["New Run", "Runs", "TensorBoard", "Try a model"]
         assert page.locator(".jp-LauncherCard", has_text="TensorBoard").count() == 1
         # Our section is first in the document too, so that Tab reaches it first.
-        page.locator(".jp-Launcher .jp-LauncherCard").first.and_(page.get_by_text("New Run")).wait_for()
+        page.locator(".jp-Launcher .jp-LauncherCard").first.filter(has_text="New Run").wait_for()
         screenshot(page, "extension-launcher")
 
         page.locator(".nbtrain-Sidebar [data-run=gpt-sidebar] .nbt-open").click()

@@ -134,4 +134,4 @@ def test_changed_and_damaged_checkpoints_are_refused(place, forked):
     files.write_json(copy / "model" / f"global_step{HALF}" / "manifest.json", manifest)
     launch.new_job(run)
     ended = forked.end(run)
-    assert "has changed since the run was submitted: the checkpoint's files are" in ended.last_words(40)
+    assert "has changed since the run was submitted: the checkpoint's files differ" in ended.last_words(40)

@@ -688,7 +688,7 @@ def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
     with locked_directory(folder):
         waiting = threading.Thread(target=lambda: order.append(_held(folder)))
         waiting.start()
-        while "waiting until it ends" not in caplog.text:
+        while "waiting for that process" not in caplog.text:
             time.sleep(0.01)
         folder.rmdir()
     waiting.join(timeout=600)

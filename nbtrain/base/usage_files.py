@@ -7,8 +7,8 @@
 
 A header (one line) begins a section: the columns of the lines after it, and the clock, `time` in seconds
 since the epoch at `stamp` in seconds since boot. Other lines are points: `at` is the stamp of a sample, or of
-the last of the `samples` that were merged into their mean and maximum. null: not known. Order is that of the
-lines, never of a clock, so that clocks of different hosts cannot mix up what happened.
+the last of the `samples` that were merged into their mean and maximum. null: not known. Points are ordered
+by their lines and never by a clock, because clocks of different hosts differ.
 
 One process owns a node's file. It appends a line per sample, and once an hour it replaces the file with one
 in which older points are merged (usage.RESOLUTIONS), so that a month takes 2 MB. A line that a kill or a full

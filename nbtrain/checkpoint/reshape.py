@@ -74,8 +74,8 @@ def load_masters(
 def load_frozen(
     engine: Any, weights: Weights, tensor: tuple[int, int], padded_vocab_size: int, piece_elements: int
 ) -> None:
-    """Load the rounded `weights` into the frozen parameters of `engine`; the arguments are those of
-    load_masters.
+    """Load the rounded `weights` into the frozen parameters of `engine`. load_masters() describes the
+    arguments.
 
     Raises the errors of load_into.
     """

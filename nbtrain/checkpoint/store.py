@@ -11,7 +11,7 @@ and exp_avg_sq, for Muon momentum_buffer. The parameter's group says which optim
 
     ZeRO 0                  not at all: the model's file holds torch's own optimizer state
     ZeRO 1, 2               all parameters of a group, concatenated, split into equal parts; each file lists
-    (and BF16_Optimizer)    the parameters of which it has a fragment (param_slice_mappings)
+    (and BF16_Optimizer)    the parameters in it, complete or in part (param_slice_mappings)
     ZeRO 3                  each parameter split into equal, padded parts, concatenated in the order of
                             param_shapes
 

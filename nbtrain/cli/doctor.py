@@ -185,6 +185,6 @@ def has_cuda_build() -> bool:
 
 
 def cpu_has_bf16() -> bool:
-    """Return those of the CPU's flags avx512_bf16 and amx_bf16 that it has."""
+    """Return whether the CPU computes bf16 itself: it has the flag avx512_bf16 or amx_bf16."""
     flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), flags=re.M)
     return bool(flags and {"avx512_bf16", "amx_bf16"} & set(flags[1].split()))

@@ -125,7 +125,7 @@ class SlurmConfig(ConfigModel):
 
 
 class BackendConfig(ConfigModel):
-    """Where the ranks run, and how the job restarts after failures."""
+    """Place where the ranks run, and restarts after failures."""
 
     kind: Literal["local", "hosts", "slurm", "kubernetes"] = "local"
     """Place where the ranks run. local: processes on this machine, watched by a detached supervisor. hosts:

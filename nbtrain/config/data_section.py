@@ -128,7 +128,7 @@ class CleaningConfig(ConfigModel):
     are dropped. null sets no limit.
     """
     exact_dedup: bool = True
-    """Whether a document is dropped if its text equals that of an earlier document."""
+    """Whether a document is dropped if an earlier document has the same text."""
     near_dedup: NearDedupConfig = NearDedupConfig()
     """Near duplicates: documents that are nearly the same as an earlier one, which are dropped."""
 
@@ -172,7 +172,7 @@ class DataConfig(ConfigModel):
     """Number of processes that extract and encode; 0 means one per core. The result is the same for any
     number."""
     workers: Annotated[WorkersConfig, WithoutEffect()] = WorkersConfig()
-    """Where the prepare processes run: on this machine, or on the workers of a Dask scheduler."""
+    """Place where the prepare processes run: this machine, or the workers of a Dask scheduler."""
     split: Annotated[Word, Binds("data_state.split")] = "949,50,1"
     """Relative sizes of the training, validation and test splits."""
     split_rule: Annotated[Literal["megatron-deepspeed", "megatron-core"], Binds("data_state.split_rule")] = (

@@ -40,8 +40,8 @@ class Generation:
     all tokens, and 0 takes the most likely one (greedy).
     """
     min_p: float = 0.0
-    """Smallest probability of a token to choose among, relative to that of the most likely one
-    (arXiv:2407.01082); 0 means no limit.
+    """Smallest probability of a token to choose among, as a fraction of the most likely token's
+    probability (arXiv:2407.01082); 0 means no limit.
     """
     repetition_penalty: float = 1.0
     """Penalty for tokens that the text already contains: positive logits are divided by it, negative ones

@@ -17,8 +17,8 @@ from nbtrain.config.yaml_source import Located
 
 @functools.cache
 def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[str, type[BaseModel] | None]:
-    """Return all dotted keys of the schema, read-only. The value of a section is its model; that of a single
-    field is None.
+    """Return all dotted keys of the schema, read-only. A section's value is its model; a single field's
+    value is None.
     """
     keys: dict[str, type[BaseModel] | None] = {}
     for name, info in model.model_fields.items():

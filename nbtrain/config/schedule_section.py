@@ -75,7 +75,7 @@ class BatchConfig(ConfigModel):
     tokens and then with 320. It is an alternative to rampup.
     """
     max_steps: Annotated[PositiveSteps | None, WithoutEffect()] = None
-    """Number of steps after which the run stops, for a trial: all schedules stay those of the full run. null
+    """Number of steps after which the run stops, for a trial; the schedules stay as in the full run. null
     trains to the end.
     """
     exit_interval_steps: Annotated[PositiveSteps | None, WithoutEffect()] = None

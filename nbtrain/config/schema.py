@@ -62,7 +62,7 @@ class RopeScalingConfig(ConfigModel):
     the angles of slowly rotating pairs (Llama 3.1; arXiv:2309.00071).
     """
     factor: Annotated[float, Field(ge=1, le=1e6)]
-    """Sequence length of this training divided by that of the earlier training."""
+    """Ratio of this training's sequence length to the earlier training's."""
     original_max_position_embeddings: SequenceTokens | None = None
     """Sequence length of the earlier training, in tokens; required by llama3 and yarn."""
     low_freq_factor: PositiveRatio = 1.0
@@ -262,7 +262,7 @@ class RunConfig(ConfigModel):
     """
     init_step: Annotated[CheckpointStep, Binds()] = "newest"
     """Checkpoint to use of the run that init_from names: the newest, the best (with the lowest validation
-    loss, among those saved at a step with a validation), or that of a step.
+    loss, among those saved at a step with a validation), or the checkpoint of the given step.
     """
     lora: Annotated[LoraConfig | None, Binds()] = None
     """Adapters that are trained next to the frozen weights of init_from; null trains all weights."""

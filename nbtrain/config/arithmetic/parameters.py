@@ -57,8 +57,8 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
 
 
 def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> Parameters:
-    """Return the parameters of one rank with `layers` layers; with `first` or `last`, also those of the
-    model's first or last part.
+    """Return the parameters of one rank with `layers` layers; `first` and `last` include the parameters of
+    the model's first and last part.
 
     If stages are cut, the first and the last one each hold a copy of tied word embeddings. Column-parallel
     biases are cut, row-parallel biases, norms and positions are on every rank (arXiv:1909.08053, section 3).

@@ -98,7 +98,7 @@ class Shape:
 
     @property
     def norms_of_a_layer(self) -> int:
-        """Number of norms in a layer: those of its two inputs, and those of queries and keys."""
+        """Number of norms in a layer: of attention's and the MLP's input, and two more with qk_layernorm."""
         return 4 if self.qk_layernorm else 2
 
     @property

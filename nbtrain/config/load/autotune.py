@@ -88,7 +88,7 @@ def micro_batch_sizes(config: RunConfig) -> list[int]:
 
 
 def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -> list[int]:
-    """Return those of the values with which the run breaks no rule."""
+    """Return the values with which the run breaks no rule."""
     found = []
     for value in values:
         try:

@@ -13,10 +13,10 @@ from nbtrain.config.load.autotune import SAME_NAME
 from nbtrain.config.rules.zero import DECIDED_ELSEWHERE
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
+from nbtrain.foreign.conversion import Reading
 from nbtrain.foreign.json_comments import Document
 from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE
 from nbtrain.foreign.rows_model import value_of
-from nbtrain.foreign.sides import Reading
 
 ZERO = "zero_optimization"
 # {field: key}; the value is the same on both sides.

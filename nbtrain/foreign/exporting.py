@@ -18,13 +18,13 @@ from nbtrain.base.terminal import nearest
 from nbtrain.config.load import flatten
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value, spelled
+from nbtrain.foreign.conversion import Writing
 from nbtrain.foreign.deepspeed_keys import write_json
 from nbtrain.foreign.flags import VERSIONS, Table, find_table
 from nbtrain.foreign.importing import read_job, read_json_alone, said_by, write_once
 from nbtrain.foreign.mapping import ROWS
 from nbtrain.foreign.read import give_json, jobs_of_script
 from nbtrain.foreign.shell import read_script
-from nbtrain.foreign.sides import Writing
 
 PROGRAM_FILE = "pretrain_gpt.py"
 JSON_FILE = "ds_config.json"

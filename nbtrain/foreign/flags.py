@@ -18,7 +18,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.terminal import nearest
-from nbtrain.foreign.words import OUTSIDE, Word
+from nbtrain.foreign.located import OUTSIDE, Word
 
 TABLES = Path(__file__).with_name("tables")
 

@@ -26,6 +26,7 @@ from nbtrain.config.rules.check import check_config
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES, why_reserved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
+from nbtrain.foreign.conversion import Reading
 from nbtrain.foreign.deepspeed_keys import drop_auto, drop_wrong, read_alone, read_keys, two_formats
 from nbtrain.foreign.flags import (
     ASCEND_REASON,
@@ -39,11 +40,10 @@ from nbtrain.foreign.flags import (
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import read_json
 from nbtrain.foreign.lint_flags import exclusive
+from nbtrain.foreign.located import Word
 from nbtrain.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
 from nbtrain.foreign.read import read_files
 from nbtrain.foreign.rows_model import clean_name
-from nbtrain.foreign.sides import Reading
-from nbtrain.foreign.words import Word
 from nbtrain.planner.run_file import not_written, path_of
 
 # A field that flags cannot express, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000", or

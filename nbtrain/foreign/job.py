@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from nbtrain.foreign.json_comments import Document
-from nbtrain.foreign.words import Value, Word
+from nbtrain.foreign.located import Value, Word
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from nbtrain.foreign.words import Word
+from nbtrain.foreign.located import Word
 
 LAUNCHERS = {"torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "accelerate", "python", "python3"}
 # Commands that start the command after them; containers and shells use -c.

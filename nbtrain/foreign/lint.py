@@ -18,12 +18,12 @@ from nbtrain.config.load import Overrides, flatten, override_layer, validate
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
+from nbtrain.foreign.conversion import Reading
 from nbtrain.foreign.importing import nested, read_job
 from nbtrain.foreign.lint_flags import FLAG_RULES, number, ranks_of
 from nbtrain.foreign.lint_json import JSON_RULES
 from nbtrain.foreign.read import read_files
 from nbtrain.foreign.rows_model import GPT2_VOCABULARY
-from nbtrain.foreign.sides import Reading
 
 RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_RULES)
 

@@ -9,11 +9,11 @@ from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
 from nbtrain.config.deepspeed.known_keys import key_problems, unknown_optimizer
 from nbtrain.config.rules.wording import join
+from nbtrain.foreign.conversion import Reading
 from nbtrain.foreign.deepspeed_keys import field_of, two_formats
 from nbtrain.foreign.json_comments import Document
 from nbtrain.foreign.lint_flags import data_parallel_size, number
 from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE, other_format
-from nbtrain.foreign.sides import Reading
 
 STAGE = "zero_optimization.stage"
 

@@ -16,8 +16,8 @@ from nbtrain.base.terminal import shortened
 from nbtrain.config.other_files import JOB_KINDS
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.launch import Launch, find_launch
+from nbtrain.foreign.located import Value, Word, quantity
 from nbtrain.foreign.shell import read_script
-from nbtrain.foreign.words import Value, Word, quantity
 
 MOST_NODES = 100_000
 # The label of NVIDIA's GPU feature discovery: the device's name with dashes instead of spaces.

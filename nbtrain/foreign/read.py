@@ -16,9 +16,9 @@ from nbtrain.foreign.flags import VERSIONS, tables
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import Document, read_json
 from nbtrain.foreign.launch import Launch, find_launch, sbatch
+from nbtrain.foreign.located import Value, Word
 from nbtrain.foreign.manifests import read_documents, read_manifest
 from nbtrain.foreign.shell import Script, read_script
-from nbtrain.foreign.words import Value, Word
 
 
 def _path(file: str | Path) -> Path:

@@ -3,8 +3,8 @@
 import ast
 from typing import Any
 
+from nbtrain.foreign.conversion import Reading, Writing
 from nbtrain.foreign.rows_model import Row
-from nbtrain.foreign.sides import Reading, Writing
 
 
 def _read_groups(source: Reading) -> None:

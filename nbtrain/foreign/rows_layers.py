@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from nbtrain.foreign.conversion import Reading, Writing
 from nbtrain.foreign.rows_model import Row
-from nbtrain.foreign.sides import Reading, Writing
 
 
 def _read_normalization(source: Reading) -> None:

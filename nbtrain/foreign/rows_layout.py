@@ -2,9 +2,9 @@
 
 import math
 
+from nbtrain.foreign.conversion import Reading, Writing
+from nbtrain.foreign.located import whole
 from nbtrain.foreign.rows_model import Row
-from nbtrain.foreign.sides import Reading, Writing
-from nbtrain.foreign.words import whole
 
 # DeepSpeed's own defaults (runtime/fp16, DeepSpeedFP16Config of 0.19.8).
 DEEPSPEED_SCALE = {

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nbtrain.base.workspace import NAME_PATTERN, workspace
-from nbtrain.foreign.sides import Reading, Writing
+from nbtrain.foreign.conversion import Reading, Writing
 
 
 @dataclass(frozen=True, slots=True)

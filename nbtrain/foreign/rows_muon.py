@@ -4,8 +4,8 @@ Its settings match NVIDIA's emerging optimizers, with nesterov off and momentum 
 calls the coefficients of nbtrain's Newton-Schulz iteration `simple`.
 """
 
+from nbtrain.foreign.conversion import Reading, Writing
 from nbtrain.foreign.rows_model import Row
-from nbtrain.foreign.sides import Reading, Writing
 
 COEFFICIENTS = "simple"
 # {field: the program's value}

@@ -11,8 +11,8 @@ import re
 from nbtrain.config.batch_schedule import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.schedule_section import given_unit
 from nbtrain.config.schema import RunConfig
+from nbtrain.foreign.conversion import Reading, Writing
 from nbtrain.foreign.rows_model import Row
-from nbtrain.foreign.sides import Reading, Writing
 
 ITERATIONS = {"tokens": "tokens", "samples": "samples", "steps": "iters"}
 GROWTH = ("start_batch_size", "batch_size_increment", "ramp_samples")

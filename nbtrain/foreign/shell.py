@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.foreign.located import OUTSIDE, Word
 from nbtrain.foreign.shell_answers import chain, evaluate, joined, succeeds
 from nbtrain.foreign.shell_sets import DECLARING, names_set, without_options
 from nbtrain.foreign.shell_words import HereDocument, Operator, Piece, RawWord, Reader, Token
-from nbtrain.foreign.words import OUTSIDE, Word
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 NAME = re.compile(r"(!?)(\w+|[@*#?!$-])(?:\[([^\]]*)\])?(?:(:?[-=])(.*))?$", re.DOTALL)

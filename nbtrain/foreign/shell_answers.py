@@ -4,7 +4,7 @@ import ast
 import fnmatch
 from collections.abc import Sequence
 
-from nbtrain.foreign.words import Word
+from nbtrain.foreign.located import Word
 
 _OPERATIONS = {
     ast.Add: lambda a, b: a + b,

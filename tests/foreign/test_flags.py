@@ -7,7 +7,7 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.foreign.flags import VERSIONS, choose_table, find_table, load_table, parse
-from nbtrain.foreign.words import Word
+from nbtrain.foreign.located import Word
 
 SHARED = Path(__file__).parents[3] / "shared"
 TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for version in versions]

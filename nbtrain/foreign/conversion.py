@@ -1,4 +1,4 @@
-"""The two sides of the mapping: a job that is read into fields, and fields that are written as flags."""
+"""Both directions of a conversion: a job that is read into fields, and fields that are written as flags."""
 
 from dataclasses import dataclass, field
 from typing import Any

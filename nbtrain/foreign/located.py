@@ -1,4 +1,4 @@
-"""Words of files from the user, each with its place, so that every message names file and line."""
+"""Words and values of the user's files with their places, so that every message names file and line."""
 
 import re
 from dataclasses import dataclass

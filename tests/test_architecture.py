@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.jobstate import RUN_MEANING
+
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "nbtrain"
 
@@ -497,3 +499,29 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         "advise",
     ):
         assert "no-such-run" in answer[name]
+
+
+# Words of others that are spelled like a state, by the module that has them.
+OTHER_WORDS = {
+    "nbtrain.jobs.backends.slurm.words": "names of Slurm's own states",
+    "nbtrain.monitor.twin_picture": "the verdict of a twin",
+    "nbtrain.proof.report": "the verdict of a twin",
+}
+SCRIPTS = ("lab/ui/*.js", "lab/widgets/*.js", "lab/labextension/src/*.ts", "serving/**/*.js", "**/*.html")
+
+
+def test_no_other_module_spells_a_state():
+    """Only base/jobstate.py contains the names of states as strings. Scripts of pages use what the server
+    reports about a state: its tone, and whether the job is active, queued or failed.
+    """
+    spelled = {module for module, path in MODULES.items() if RUN_MEANING.keys() & set(strings_of(path))}
+    assert spelled == {"nbtrain.base.jobstate", *OTHER_WORDS}
+    scripts = [path for pattern in SCRIPTS for path in PACKAGE.glob(pattern) if "prebuilt" not in path.parts]
+    in_quotes = re.compile(rf"""["'`]({"|".join(RUN_MEANING)})["'`]""")
+    literals = [
+        f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for path in scripts
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if in_quotes.search(line)
+    ]
+    assert len(scripts) > 60 and literals == []

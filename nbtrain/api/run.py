@@ -150,7 +150,7 @@ class Run:
             say(line)
         if (panel := sys.modules.get("nbtrain.lab.widgets.panel")) is not None:
             panel.finish_pictures(self.view)
-        if self.state in (jobstate.FAILED, jobstate.LOST):
+        if self.state in jobstate.FAILURES:
             raise JobFailed(self.failure())
         self._stopped = self.unfinished or ""
         if waited and self._stopped:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.jobstate import ACTIVE, read_state
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import Heartbeat, JobRecord, Record, Rollback, TrainingProgress
 from nbtrain.base.rundir import MANIFEST, RunDir
 

@@ -82,7 +82,8 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
 def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
     """Return the checkpoints that, by the run's record, are complete and only on the nodes' local disks."""
     from nbtrain.base.checkpoint_files import kept_on_nodes
-    from nbtrain.base.jobstate import SUCCEEDED, read_state
+    from nbtrain.base.jobstate import SUCCEEDED
+    from nbtrain.base.observed_state import read_state
     from nbtrain.config.load import load_resolved
 
     job = run.newest_job()

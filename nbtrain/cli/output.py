@@ -16,6 +16,8 @@ from nbtrain.base import terminal
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 """Colours of ANSI terminals, which every theme keeps readable on its own background."""
 
+TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": YELLOW, "calm": YELLOW, "bad": RED}
+"""Colours of the tones of states (base/jobstate.py)."""
 LEVELS = {"ok": GREEN, "note": BLUE, "warning": YELLOW, "error": RED}
 """Levels of findings."""
 VERDICTS = {
@@ -83,11 +85,9 @@ def colored(text: str) -> str:
 @functools.cache
 def _patterns() -> tuple[tuple[re.Pattern[str], Mapping[str, int]], ...]:
     """Return (pattern with one group for a word, {word: colour}); other words are names of errors, in red."""
-    from nbtrain.base import jobstate  # loading it takes as long as the rest of `nbtrain help`
+    from nbtrain.base import jobstate
 
-    states = dict.fromkeys(jobstate.ACTIVE, YELLOW) | dict.fromkeys(jobstate.FINAL, RED)
-    states |= {jobstate.STARTING: BLUE, jobstate.RUNNING: BLUE}
-    states |= {jobstate.SUCCEEDED: GREEN, jobstate.CANCELLED: YELLOW}
+    states = {state: TONE_COLORS[jobstate.tone_of(state)] for state in jobstate.MEANING}
     # The job page writes them like this, after the run's name in its first line.
     phases = {state.capitalize(): color for state, color in states.items()}
     return (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, JobFailed, SubmitError
-from nbtrain.base.jobstate import ACTIVE, FAILED, MEANING, QUEUED, SUCCEEDED
+from nbtrain.base.jobstate import ACTIVE, FAILED, QUEUED, RUN_MEANING, SUCCEEDED
 from nbtrain.cli import completers
 from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import (
@@ -63,7 +63,7 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", default="", help="A part of a name, or a pattern.")
     text = "List runs in these states, for example failed,lost; active and ended each mean several states."
     states = parser.add_argument("--state", default="", metavar="STATES", help=text)
-    complete(states, lambda **_: [*map(str.lower, MEANING), "active", "ended"])
+    complete(states, lambda **_: [*map(str.lower, RUN_MEANING), "active", "ended"])
     text = (
         "List runs with these labels: team=nlp,stage!=trial; `team` means any value, `!team` runs without "
         "the label. May be repeated."

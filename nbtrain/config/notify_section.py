@@ -1,9 +1,10 @@
 """The section `notify:` of a run YAML: the notification at the end of a job."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from nbtrain.base.jobstate import RECORDED_ENDS, RecordedEnd
 from nbtrain.config.fields import ConfigModel, PathText, PositiveSeconds
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
@@ -19,7 +20,7 @@ class NotifyConfig(ConfigModel):
     url_variable: VariableName | None = None
     """Name of the environment variable with the address (http or https) to which summary.json is posted. The
     address, which may contain a secret, is not written to any file."""
-    states: list[Literal["SUCCEEDED", "FAILED", "CANCELLED"]] = ["SUCCEEDED", "FAILED", "CANCELLED"]
+    states: list[RecordedEnd] = [*RECORDED_ENDS]
     """States that are reported. LOST cannot be reported, because a lost job has no supervisor."""
     timeout_seconds: PositiveSeconds = 30.0
     """Seconds that the program may run before it is killed, and seconds to wait for the address to answer."""

@@ -11,17 +11,8 @@ from typing import Any, TypeVar, cast
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import (
-    ACTIVE,
-    CUT_OFF,
-    ENGINES,
-    FAILED,
-    LOST,
-    QUEUED,
-    SUCCEEDED,
-    SUSPENDED,
-    at_rest,
-)
+from nbtrain.base.jobstate import ACTIVE, FAILED, LOST, QUEUED, SUCCEEDED, SUSPENDED
+from nbtrain.base.observed_state import CUT_OFF, ENGINES, at_rest
 from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display

@@ -31,7 +31,8 @@ from nbtrain.base.checkpoint_files import (
 )
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.events import EventWriter
-from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
+from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED
+from nbtrain.base.observed_state import at_rest
 from nbtrain.base.records import JobRecord, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id, runs_like, time_of_job
 from nbtrain.base.workspace import display

@@ -8,7 +8,8 @@ import threading
 import time
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.jobstate import ACTIVE, ENGINES
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.observed_state import ENGINES
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.jobs.attempt.backend import backend_of

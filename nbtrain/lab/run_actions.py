@@ -17,12 +17,11 @@ from typing import Any
 
 from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_step
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.jobstate import ACTIVE, NO_JOB, QUEUED, SUCCEEDED, SUSPENDED
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load.resolved_cache import kept_config
 from nbtrain.jobs.attempt.backend import capabilities_of_job
 from nbtrain.jobs.attempt.phases import patience_seconds
-from nbtrain.monitor.run_summary import NO_JOB
 from nbtrain.monitor.run_view import RunView
 
 SLOTS = {"pause": ("pause", "resume"), "clone": ("clone",), "delete": ("kill", "delete"), "stop": ("stop",)}
@@ -52,16 +51,16 @@ def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str,
     """Return the actions on a run that are possible now, in the order of their places."""
     clone = _action("clone", "Clone", "Open the form with this run's settings under a new name.")
     if state not in ACTIVE:
-        resume = [] if state in ("SUCCEEDED", NO_JOB) else [_resume(run)]
+        resume = [] if state in (SUCCEEDED, NO_JOB) else [_resume(run)]
         return [*resume, clone, _delete(run)]
-    if state == "SUSPENDED":
+    if state == SUSPENDED:
         saved = newest_saved_step(run)
         start = "from its beginning" if saved is None else f"from the checkpoint of step {saved:,}"
         return [_action("resume", "Resume", f"Continue this job {start}."), clone, _stop(run)]
     if asked is not None:
         title = "End the job now. Everything trained since the newest checkpoint is lost."
         return [clone, _action("kill", "Kill", title, f"Kill {run.name} without waiting for its checkpoint?")]
-    if state == "QUEUED":
+    if state == QUEUED:
         waits = "Stay without devices until Resume puts it back into the queue."
         return [*_pause(run, waits), clone, _action("stop", "Stop", "Remove it from the queue.")]
     return [*_pause(run), clone, _stop(run)]
@@ -74,7 +73,7 @@ def off(
     active, there = state in ACTIVE, {action["key"] for action in possible}
     asked_words = {"stop": "The job is already stopping.", "pause": "The job is already pausing."}
     nothing = "No job was submitted." if state == NO_JOB else "The job has ended."
-    ended = "The run has trained all its tokens." if state == "SUCCEEDED" else nothing
+    ended = "The run has trained all its tokens." if state == SUCCEEDED else nothing
     buttons = {
         "pause": _action(*(("pause", "Pause") if active else ("resume", "Resume")), ended),
         "delete": _action("delete", "Delete", "Stop the job before you delete its run."),

@@ -13,6 +13,7 @@ from typing import Any
 from nbtrain.base import amounts
 from nbtrain.base.checkpoint_files import newest_saved_step
 from nbtrain.base.files import read_json
+from nbtrain.base.jobstate import FAILED, FAILURES, LOST, RESTARTING
 from nbtrain.base.records import ControlRequest, JobRecord, Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 
@@ -35,7 +36,7 @@ def asked_of(job: JobDir) -> str | None:
 
 def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
     """Return what to do about a job that has failed or is lost; "" for any other state."""
-    if state not in ("FAILED", "LOST"):
+    if state not in FAILURES:
         return ""
     saved = newest_saved_step(run)
     if saved is None:
@@ -44,7 +45,7 @@ def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
         again = max(0, (step or 0) - saved)
         lost = f"; {amounts.counted(again, 'step')} since then are trained again" if again else ""
         going_on = f"A resume continues from the checkpoint of step {saved:,}{lost}."
-    if state == "LOST":
+    if state == LOST:
         return going_on
     first = "Remove the cause first. " if _NOT_TRIED_AGAIN.search(cause or "") else ""
     return f"{first}The tab Logs begins with the last traceback, if there is one. {going_on}"
@@ -66,7 +67,7 @@ def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> li
 
     [{"words" of a button, "title", "overrides" of the resume}], empty after any other end.
     """
-    if state != "FAILED":
+    if state != FAILED:
         return []
     ends = [event for event in events if event.get("kind") == "error" and event.get("bad") in _CURES]
     if not ends or _SCALE in ends[-1]["message"]:
@@ -111,7 +112,7 @@ def waiting(run: RunDir, state: str, events: Sequence[Mapping[str, Any]], now: f
     """Return text that says what a job between two attempts waits for, and for how long at most; "" for any
     other job.
     """
-    if state != "RESTARTING":
+    if state != RESTARTING:
         return ""
     for event in reversed(events):
         if event.get("kind") == "warning" and "needed_bytes" in event:
@@ -119,7 +120,7 @@ def waiting(run: RunDir, state: str, events: Sequence[Mapping[str, Any]], now: f
         if event.get("kind") == "restart" and "wait_seconds" in event:
             left = max(0.0, event["time"] + event["wait_seconds"] - now)
             return f"The next attempt starts by itself in {amounts.elapsed(left)}."
-        if event.get("kind") == "state" and event.get("state") not in ("RESTARTING", None):
+        if event.get("kind") == "state" and event.get("state") not in (RESTARTING, None):
             break
     return "The next attempt starts by itself."
 

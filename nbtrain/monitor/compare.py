@@ -24,7 +24,7 @@ from typing import Any
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
 from nbtrain.base.evaluation_files import EvaluationRecord, newest_evaluations
-from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.jobstate import ACTIVE, NO_JOB
 from nbtrain.base.order import natural
 from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import RunDir
@@ -35,7 +35,7 @@ from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.monitor.published import Published, row_of
-from nbtrain.monitor.run_summary import NO_JOB, RunSummary
+from nbtrain.monitor.run_summary import RunSummary
 from nbtrain.monitor.runs import job_with_end, summary_or_damage
 
 # Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.

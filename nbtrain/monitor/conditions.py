@@ -9,18 +9,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base.jobstate import MEANING
+from nbtrain.base.jobstate import (
+    CANCELLED,
+    FAILED,
+    LOST,
+    MEANING,
+    QUEUED,
+    RESTARTING,
+    RUNNING,
+    STARTING,
+    SUCCEEDED,
+    SUSPENDED,
+)
 
 REASONS = {
-    "QUEUED": "Submitted",
-    "STARTING": "RanksStarted",
-    "RUNNING": "Rank0Trains",
-    "RESTARTING": "RankFailed",
-    "SUSPENDED": "PausedOnRequest",
-    "SUCCEEDED": "AllTokensDone",
-    "FAILED": "Error",
-    "CANCELLED": "StoppedOnRequest",
-    "LOST": "NoSignOfLife",
+    QUEUED: "Submitted",
+    STARTING: "RanksStarted",
+    RUNNING: "Rank0Trains",
+    RESTARTING: "RankFailed",
+    SUSPENDED: "PausedOnRequest",
+    SUCCEEDED: "AllTokensDone",
+    FAILED: "Error",
+    CANCELLED: "StoppedOnRequest",
+    LOST: "NoSignOfLife",
 }
 """The reason of a state if nothing more is known."""
 # Reason in a restart's event (verdict.py) -> reason of the condition.
@@ -87,13 +98,13 @@ def conditions(
         state = event.get("state") if event.get("kind") == "state" else None
         if not isinstance(state, str) or state not in MEANING:
             continue
-        reason = restart_reason if state == "RESTARTING" else None
+        reason = restart_reason if state == RESTARTING else None
         message = str(event.get("cause") or MEANING[state])
         current = _enter(found, current, state, event["time"], reason, message)
     state, cause, since, reason = final
     if state in MEANING and type_of(state) != current:
         # A job that its supervisor has paused says so in an event.
-        reason = "HeldByEngine" if state == "SUSPENDED" else reason
+        reason = "HeldByEngine" if state == SUSPENDED else reason
         _enter(found, current, state, since, reason, cause or MEANING[state])
     elif reason and current in found:
         known = found[current]
@@ -103,10 +114,10 @@ def conditions(
 
 def failure_reason(state: str, cause: str | None, exit_codes: Iterable[int | None]) -> str | None:
     """Return the reason of a failed job: its deadline, else the exit code of the first rank that failed."""
-    if state == "FAILED" and (cause or "").startswith("deadline:"):
+    if state == FAILED and (cause or "").startswith("deadline:"):
         return "DeadlineExceeded"
     code = next((code for code in exit_codes if code is not None), None)
-    return None if state != "FAILED" or code is None else f"ExitCode{code}"
+    return None if state != FAILED or code is None else f"ExitCode{code}"
 
 
 def _enter(

@@ -7,7 +7,19 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, LOST
+from nbtrain.base.jobstate import (
+    ACTIVE,
+    CANCELLED,
+    FAILED,
+    FAILURES,
+    LOST,
+    QUEUED,
+    RESTARTING,
+    RUNNING,
+    STARTING,
+    SUCCEEDED,
+    SUSPENDED,
+)
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage import rank_subject
@@ -30,15 +42,15 @@ from nbtrain.monitor.usage import NodeUsage, read_usage
 # Metrics that are measured only for the whole machine or pod, and shown along with its replica's own.
 OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")
 PHASES = {
-    "QUEUED": "Pending",
-    "STARTING": "Starting",
-    "RUNNING": "Running",
-    "RESTARTING": "Running",
-    "SUSPENDED": "Suspended",
-    "SUCCEEDED": "Succeeded",
-    "FAILED": "Error",
-    "CANCELLED": "Cancelled",
-    "LOST": "Lost",
+    QUEUED: "Pending",
+    STARTING: "Starting",
+    RUNNING: "Running",
+    RESTARTING: "Running",
+    SUSPENDED: "Suspended",
+    SUCCEEDED: "Succeeded",
+    FAILED: "Error",
+    CANCELLED: "Cancelled",
+    LOST: "Lost",
 }
 """Phase of a job's state on a cluster's job page."""
 ENDS = {"finished": "Succeeded"}
@@ -62,7 +74,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     events = read_events(job)
     since = now if active else (record.ended_at or now)
     engine = files.read_json_unsynced(job.engine_json)
-    if state == "SUSPENDED" and engine:
+    if state == SUSPENDED and engine:
         since = engine["asked_at"]
     asked = {
         "cpu_cores": config.resources.cpus_per_node,
@@ -74,7 +86,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     parent = (run.record() or {}).get("parent")
     codes = [row.exit_code for replica in replicas for row in replica.ranks if row.phase == "Error"]
     said_by_engine = reason_of_failure(job) or (engine or {}).get("ended_as")
-    reason = (state in ("FAILED", LOST) and said_by_engine) or failure_reason(state, cause, codes)
+    reason = (state in FAILURES and said_by_engine) or failure_reason(state, cause, codes)
     return JobPage(
         name=run.name,
         job_id=job.job_id,
@@ -259,7 +271,7 @@ def _end(record: ExitRecord) -> RankEnd:
 
 def _replica_phase(rows: list[RankRow], state: str) -> str:
     phases = {row.phase for row in rows}
-    if state in ACTIVE and state not in ("QUEUED", "STARTING", "RUNNING"):
+    if state in ACTIVE and state not in (QUEUED, STARTING, RUNNING):
         return PHASES[state]
     for phase in ("Error", "Running", "Starting", "Pending", "Gone", "Stopped"):
         if phase in phases:

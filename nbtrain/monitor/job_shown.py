@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nbtrain.base import amounts
-from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.jobstate import ACTIVE, FAILURES
 from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.conditions import type_of
 from nbtrain.monitor.job_facts import job_page
 from nbtrain.monitor.job_page import (
     UNKNOWN,
@@ -60,6 +61,8 @@ RANK_HEADS = (
         "message",
     ),
 )
+FAILED_TYPES = frozenset(type_of(state) for state in FAILURES)
+"""Types of the conditions that are shown as failures."""
 # Ranks of a replica whose logs are in its menu; all are in the table of ranks.
 MOST_IN_MENU = 32
 FIGURE_HEADS = ("replica", "figure", "newest", "mean", "peak", "request", "limit")
@@ -129,7 +132,7 @@ def conditions_shown(page: JobPage) -> dict[str, Any]:
     rows = (
         (
             "bad"
-            if condition.status and condition.type in ("Failed", "Lost")
+            if condition.status and condition.type in FAILED_TYPES
             else ""
             if condition.status
             else "past",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.jobstate import QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
 from nbtrain.base.look import BLUE, GREEN, LINE, OLIVE, ORANGE, PINK, PURPLE, RED, TEAL
 
 KINDS = {
@@ -37,11 +38,11 @@ COLORS = {
 }
 """Colors of the kinds, as in lab/ui/style.js."""
 _OF_STATES = {
-    "QUEUED": "waiting",
-    "STARTING": "starting",
-    "RUNNING": "training",
-    "RESTARTING": "restarting",
-    "SUSPENDED": "paused",
+    QUEUED: "waiting",
+    STARTING: "starting",
+    RUNNING: "training",
+    RESTARTING: "restarting",
+    SUSPENDED: "paused",
 }
 _OF_PHASES = {
     "build": "building",
@@ -102,7 +103,7 @@ def elapsed_words(elapsed_seconds: float, paused: float) -> str:
 
 
 def _states(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> list[Span]:
-    changes = [("QUEUED", created_at)]
+    changes = [(QUEUED, created_at)]
     changes += [
         (event["state"], min(max(event["time"], created_at), now))
         for event in events

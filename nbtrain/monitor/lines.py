@@ -6,18 +6,8 @@ from typing import Any
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import (
-    ACTIVE,
-    LOST,
-    QUEUED,
-    RESTARTING,
-    RUNNING,
-    STARTING,
-    SUSPENDED,
-    ranks_run,
-    read_state,
-    seconds_left,
-)
+from nbtrain.base.jobstate import ACTIVE, LOST, QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
+from nbtrain.base.observed_state import ranks_run, read_state, seconds_left
 from nbtrain.base.records import JobRecord, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, JobDir, RunDir
 from nbtrain.base.terminal import printable

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtrain.base.jobstate import ACTIVE, read_state
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.rundir import JobDir, RunDir
 
 SUPERVISOR = "supervisor"

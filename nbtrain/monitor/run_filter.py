@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.jobstate import ACTIVE, MEANING
+from nbtrain.base.jobstate import ACTIVE, FINAL, RUN_MEANING
 from nbtrain.base.order import natural
 from nbtrain.base.terminal import nearest, shortened
-from nbtrain.monitor.run_summary import DAMAGED, NO_JOB, RunSummary
+from nbtrain.monitor.run_summary import RunSummary
 
-STATES = (*MEANING, NO_JOB, DAMAGED)
-GROUPS = {"active": ACTIVE, "ended": frozenset(MEANING) - ACTIVE}
+STATES = tuple(RUN_MEANING)
+GROUPS = {"active": ACTIVE, "ended": FINAL}
 """Names for groups of states."""
 
 # {word after --sort: (field of RunSummary, whether the largest comes first)}

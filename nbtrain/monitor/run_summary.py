@@ -4,11 +4,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-NO_JOB = "NEW"
-"""State of a run before its first job."""
-DAMAGED = "DAMAGED"
-"""State of a run with an unreadable record."""
-
 
 @dataclass(frozen=True)
 class RunSummary:

@@ -12,9 +12,10 @@ from typing import Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, MEANING, read_state
+from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, LOST, NO_JOB, QUEUED, RUN_MEANING, RUNNING
 from nbtrain.base.metrics import BY_NAME, name_of
 from nbtrain.base.metrics import scalar as scalar_named
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.order import natural
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
@@ -23,7 +24,6 @@ from nbtrain.monitor.advice import advice, asked_of, marks, nan_words, remedies,
 from nbtrain.monitor.metrics_reader import ScalarReader
 from nbtrain.monitor.prediction import prediction
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler
-from nbtrain.monitor.run_summary import NO_JOB
 from nbtrain.monitor.runs import job_with_end
 from nbtrain.monitor.series import Series
 from nbtrain.monitor.shown import shown
@@ -102,7 +102,7 @@ class RunView:
 
     @property
     def state(self) -> str:
-        """State of the newest job (jobstate.py), or "NEW"."""
+        """State of the newest job (jobstate.py), or NEW."""
         return self._state_and_cause()[0]
 
     @property
@@ -173,9 +173,11 @@ class RunView:
             "run_id": self.run.run_id,
             "time": now,
             "state": state,
-            "meaning": MEANING.get(state, "no job was submitted"),
+            "meaning": RUN_MEANING[state],
             "cause": cause,
             "active": active,
+            "queued": state == QUEUED,
+            "failed": state == FAILED,
             "asked": asked_of(job) if job and active else None,
             "advice": advice(self.run, state, cause, progress["step"] if progress else None),
             "remedies": remedies(self.run, state, events),
@@ -191,7 +193,7 @@ class RunView:
             "reading": self.read_fraction(),
             "resources": resources,
             "ranks": self._ranks(job, record, heartbeats, resources, now, active),
-            "failed_rank": _first_failed(job, record) if state == "FAILED" else None,
+            "failed_rank": _first_failed(job, record) if state == FAILED else None,
             "log": self._log(job, state),
             "events": [event_part(event) for event in in_sight(events, NUM_EVENTS)],
             "alerts": alerts_part(events),
@@ -352,7 +354,7 @@ class RunView:
         if job is None:
             return {"source": None, "lines": []}
         lines = logs.tail_lines(logs.log_path(job), LOG_LINES)
-        if lines or state == "RUNNING":
+        if lines or state == RUNNING:
             return {"source": "rank 0", "lines": lines}
         lines = logs.tail_lines(job.supervisor_log, LOG_LINES)
         if not lines and (said := logs.tail_lines(job.node_log(0), LOG_LINES)):

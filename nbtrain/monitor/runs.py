@@ -19,7 +19,8 @@ import orjson
 from nbtrain.base import files, last_words
 from nbtrain.base.amounts import utc
 from nbtrain.base.errors import RecordError
-from nbtrain.base.jobstate import ACTIVE, ENGINES, FINAL, LOST, read_job, seconds_left
+from nbtrain.base.jobstate import ACTIVE, DAMAGED, FINAL, LOST, NO_JOB
+from nbtrain.base.observed_state import ENGINES, read_job, seconds_left
 from nbtrain.base.records import Heartbeat, JobRecord
 from nbtrain.base.rundir import JOB_ID_PATTERN, JobDir, RunDir
 from nbtrain.base.table import aligned
@@ -27,7 +28,7 @@ from nbtrain.base.workspace import display, output_root
 from nbtrain.monitor.advice import asked_of
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
-from nbtrain.monitor.run_summary import DAMAGED, NO_JOB, RunSummary
+from nbtrain.monitor.run_summary import RunSummary
 
 # One or two sentences of a cause; the job page has all of it.
 CAUSE_LENGTH = 140

@@ -4,16 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.jobstate import FAILURES, SUSPENDED, tone_of
 from nbtrain.monitor.chart_data import charts
 from nbtrain.monitor.life import elapsed_words
 
-TONES = {
-    "RUNNING": "live",
-    "SUCCEEDED": "good",
-    **dict.fromkeys(("QUEUED", "STARTING", "RESTARTING"), "wait"),
-    **dict.fromkeys(("FAILED", "LOST"), "bad"),
-}
-"""Tones of states; all other states are calm."""
 UNKNOWN = "\N{EN DASH}"
 MOST_GPUS = 8
 # Above this value amounts.count has no unit: the perplexity of a run that has diverged.
@@ -60,7 +54,7 @@ def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     alerts      the title of the events' page
     job         [[label, text], ...]
     """
-    bad = snapshot["state"] in ("FAILED", "LOST")
+    bad = snapshot["state"] in FAILURES
     raised = (
         [alert["message"] for alert in snapshot["alerts"] if alert["raised"]] if snapshot["active"] else []
     )
@@ -101,9 +95,9 @@ def pill(state: str, asked: str | None = None) -> tuple[str, str]:
     """Return the text and tone of a state: "Stopping..." from a stop request until the job has ended."""
     if asked == "stop":
         return "Stopping...", "wait"
-    if asked == "pause" and state != "SUSPENDED":
+    if asked == "pause" and state != SUSPENDED:
         return "Pausing...", "wait"
-    return state, TONES.get(state, "calm")
+    return state, tone_of(state)
 
 
 def _about(snapshot: Mapping[str, Any]) -> str:

@@ -10,13 +10,25 @@ from typing import Any
 
 import orjson
 
-from nbtrain.base.jobstate import ACTIVE, ranks_run, seconds_left
+from nbtrain.base.jobstate import ACTIVE, RESTARTING, STARTING
+from nbtrain.base.observed_state import ranks_run, seconds_left
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.monitor.curves import finite_mean
 from nbtrain.monitor.life import paused_seconds
 from nbtrain.monitor.series import Gaps
 
-OWN_KEYS = ("schema_version", "name", "run_id", "time", "state", "meaning", "cause", "active")
+OWN_KEYS = (
+    "schema_version",
+    "name",
+    "run_id",
+    "time",
+    "state",
+    "meaning",
+    "cause",
+    "active",
+    "queued",
+    "failed",
+)
 PARTS = (
     "asked",
     "advice",
@@ -177,7 +189,7 @@ def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         kind, state = event.get("kind"), event.get("state")
         if kind == "alert":
             found.append({**event_part(event), "name": event.get("alert"), "raised": True})
-        elif kind == "alert_over" or (kind == "state" and state in ("STARTING", "RESTARTING")):
+        elif kind == "alert_over" or (kind == "state" and state in (STARTING, RESTARTING)):
             for alert in found:
                 alert["raised"] &= kind == "alert_over" and alert["name"] != event.get("alert")
     return found[-NUM_EVENTS:]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.base import amounts
-from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, MEANING
+from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, QUEUED, RUN_MEANING
 from nbtrain.base.workspace import display
 from nbtrain.monitor.run_summary import RunSummary
 from nbtrain.monitor.runs import summary_in
@@ -147,10 +147,10 @@ def row_of(run: RunSummary) -> dict[str, Any]:
     eta = "" if run.eta_seconds is None else amounts.elapsed(run.eta_seconds)
     size = [(run.nodes, "replica"), (run.world_size, "rank")]
     counts = ", ".join(amounts.counted(number, word) for number, word in size if number)
-    meaning = MEANING.get(run.state, "no job was submitted" if run.cause is None else "cannot be read")
     return value | {
-        "meaning": meaning,
+        "meaning": RUN_MEANING[run.state],
         "active": run.state in ACTIVE,
+        "queued": run.state == QUEUED,
         "pill": list(pill(run.state, run.asked)),
         "words": {"step": step, **losses, "eta": eta, "size": counts},
     }

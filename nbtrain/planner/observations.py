@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from nbtrain.base import amounts
+from nbtrain.base.jobstate import FAILURES
 
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "bytes": 1}
 # Message of torch's OutOfMemoryError (c10/cuda/CUDACachingAllocator.cpp).
@@ -63,7 +64,7 @@ class Observations:
     @property
     def failed(self) -> bool:
         """Whether the newest job ended in an error."""
-        return self.state in ("FAILED", "LOST")
+        return self.state in FAILURES
 
     @property
     def out_of_device_memory(self) -> bool:

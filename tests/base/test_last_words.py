@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nbtrain.base import files, jobstate, last_words
+from nbtrain.base import files, last_words, observed_state
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import RunDir, new_job_id
 
@@ -38,13 +38,16 @@ def ended(job):
 
 def test_status_reports_the_last_words(job, temporary):
     """The status is the recorded end instead of LOST, until a newer job of the run removes the record."""
-    assert jobstate.read_state(job, time.time())[0] == "LOST"
+    assert observed_state.read_state(job, time.time())[0] == "LOST"
     path = last_words.keep(ended(job))
     assert path.parent == temporary / f"nbtrain-{os.getuid()}"
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert jobstate.read_state(job, time.time()) == ("FAILED", "the run directory is on a read-only disk")
+    assert observed_state.read_state(job, time.time()) == (
+        "FAILED",
+        "the run directory is on a read-only disk",
+    )
     last_words.forget(ended(job))
-    assert jobstate.read_state(job, time.time())[0] == "LOST"
+    assert observed_state.read_state(job, time.time())[0] == "LOST"
 
 
 def test_what_job_json_says_itself_counts_more(job, temporary):
@@ -52,7 +55,7 @@ def test_what_job_json_says_itself_counts_more(job, temporary):
     record = JobRecord.read(job.job_json)
     record.state, record.cause = "SUCCEEDED", "done"
     record.write(job.job_json)
-    assert jobstate.read_state(job, time.time()) == ("SUCCEEDED", "done")
+    assert observed_state.read_state(job, time.time()) == ("SUCCEEDED", "done")
 
 
 @pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
@@ -67,7 +70,7 @@ def test_a_folder_that_others_could_have_made_is_not_used(job, temporary, tmp_pa
         folder.symlink_to(real) if trap == "a link" else folder.write_text("")
     assert last_words.kept(ended(job)) is None
     assert last_words.keep(ended(job)) is None
-    assert jobstate.read_state(job, time.time())[0] == "LOST"
+    assert observed_state.read_state(job, time.time())[0] == "LOST"
 
 
 def test_words_about_another_job_and_damaged_ones_are_not_believed(job, temporary):
@@ -84,8 +87,8 @@ def test_words_about_another_job_and_damaged_ones_are_not_believed(job, temporar
 
 def test_a_lost_job_on_a_read_only_disk_says_so(job, temporary, monkeypatch):
     """The cause of a LOST job mentions that its disk is read-only, even without a final record."""
-    monkeypatch.setattr(jobstate, "is_read_only", lambda folder: True)
-    state, cause = jobstate.read_state(job, time.time())
+    monkeypatch.setattr(observed_state, "is_read_only", lambda folder: True)
+    state, cause = observed_state.read_state(job, time.time())
     assert state == "LOST"
     assert cause.endswith(
         "(killed, out of memory, or the machine was restarted); output/tiny is on a read-only disk"

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nbtrain.base import files, jobstate, rundir
+from nbtrain.base import files, jobstate, observed_state, rundir
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.events import EventWriter, read_events
 from nbtrain.base.locks import locked_directory
@@ -122,18 +122,18 @@ def test_states_of_a_dead_supervisor(job):
     """An active job is LOST if its supervisor is dead; a job in a final state keeps it."""
     gone = ProcessIdentity(2**22 + 1, 1, boot_id())
     now = time.time()
-    state, cause = jobstate.observed_state(record(job, supervisor=gone), now)
+    state, cause = observed_state.observed_state(record(job, supervisor=gone), now)
     assert state == jobstate.LOST
     assert "died without a word while the job was RUNNING" in cause
-    assert jobstate.observed_state(record(job, supervisor=gone, state="FAILED", cause="x"), now) == (
+    assert observed_state.observed_state(record(job, supervisor=gone, state="FAILED", cause="x"), now) == (
         "FAILED",
         "x",
     )
     alive = ProcessIdentity.of(os.getpid())
-    assert jobstate.observed_state(record(job, supervisor=alive), now)[0] == jobstate.RUNNING
+    assert observed_state.observed_state(record(job, supervisor=alive), now)[0] == jobstate.RUNNING
     queued = record(job, state=jobstate.QUEUED, created_at=now)
-    assert jobstate.observed_state(queued, now + 1)[0] == jobstate.QUEUED
-    assert jobstate.observed_state(queued, now + 31)[0] == jobstate.LOST
+    assert observed_state.observed_state(queued, now + 1)[0] == jobstate.QUEUED
+    assert observed_state.observed_state(queued, now + 31)[0] == jobstate.LOST
 
 
 def test_a_process_of_another_host_is_neither_alive_nor_gone():
@@ -154,13 +154,13 @@ def test_a_job_of_another_host_is_not_lost_because_its_pid_is_not_here(job):
     other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
     record(job, supervisor=other).write(job.job_json)
     now = job.job_json.stat().st_mtime
-    assert jobstate.read_state(job, now + jobstate.SILENCE_SECONDS - 1) == ("RUNNING", None)
-    assert jobstate.read_state(job, now + jobstate.SILENCE_SECONDS + 1) == (
+    assert observed_state.read_state(job, now + observed_state.SILENCE_SECONDS - 1) == ("RUNNING", None)
+    assert observed_state.read_state(job, now + observed_state.SILENCE_SECONDS + 1) == (
         "LOST",
         "no sign of life from its supervisor (pid 4194305 on other) for 901 s while the job was RUNNING",
     )
     record(job, supervisor=other, state="FAILED", cause="x").write(job.job_json)
-    assert jobstate.read_state(job, now + 2 * jobstate.SILENCE_SECONDS) == ("FAILED", "x")
+    assert observed_state.read_state(job, now + 2 * observed_state.SILENCE_SECONDS) == ("FAILED", "x")
 
 
 def test_records_without_a_host_open_as_before(job):
@@ -169,7 +169,7 @@ def test_records_without_a_host_open_as_before(job):
     value = asdict(record(job)) | {"supervisor": identity}
     files.write_json(job.job_json, value)
     assert JobRecord.read(job.job_json).supervisor == ProcessIdentity(**identity)
-    assert jobstate.read_state(job, time.time())[0] == "LOST"
+    assert observed_state.read_state(job, time.time())[0] == "LOST"
 
 
 def test_records_survive_the_disk(job):
@@ -177,7 +177,7 @@ def test_records_survive_the_disk(job):
     written = record(job, supervisor=ProcessIdentity.of(os.getpid()))
     written.write(job.job_json)
     assert JobRecord.read(job.job_json) == written
-    assert jobstate.read_state(job, time.time())[0] == jobstate.RUNNING
+    assert observed_state.read_state(job, time.time())[0] == jobstate.RUNNING
 
 
 def test_an_event_that_was_cut_or_holds_ends_of_lines_hides_no_other(job):

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import FINAL, read_state
+from nbtrain.base.jobstate import FINAL
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load

@@ -24,7 +24,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.cgroup import cgroup_file
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import read_state
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load, to_yaml

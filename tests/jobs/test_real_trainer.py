@@ -14,7 +14,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import read_state
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import to_yaml

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.cgroup import cgroup_file
-from nbtrain.base.jobstate import read_state
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import ExitRecord, JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from nbtrain.base.errors import JobError
 from nbtrain.base.events import read_events
 from nbtrain.base.findings import Finding
-from nbtrain.base.jobstate import read_state
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig

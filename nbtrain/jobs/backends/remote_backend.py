@@ -11,8 +11,9 @@ import time
 from dataclasses import replace
 
 from nbtrain.base.errors import JobError, SubmitError
-from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED, at_rest, read_state
+from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED
 from nbtrain.base.node_records import Ask, EngineWord
+from nbtrain.base.observed_state import at_rest, read_state
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display

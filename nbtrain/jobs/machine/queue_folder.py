@@ -24,8 +24,9 @@ from pathlib import Path
 
 from nbtrain.base.amounts import counted
 from nbtrain.base.errors import JobError, RecordError, SubmitError
-from nbtrain.base.jobstate import LOST, read_state
+from nbtrain.base.jobstate import LOST
 from nbtrain.base.node_records import STOPS, Ask
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import JobRecord, ProcessIdentity, Record, boot_id
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, queue_folder

@@ -8,7 +8,8 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, JobError
-from nbtrain.base.jobstate import ACTIVE, QUEUED, read_state
+from nbtrain.base.jobstate import ACTIVE, QUEUED
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.table import aligned
 from nbtrain.base.terminal import shortened

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nbtrain.base.jobstate import QUEUED, read_state
+from nbtrain.base.jobstate import QUEUED
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.machine.environment import kept_variables

@@ -18,15 +18,8 @@ from nbtrain.base.checkpoint_files import newest_saved_step, on_nodes_words, onl
 from nbtrain.base.errors import RecordError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.files import is_read_only
-from nbtrain.base.jobstate import (
-    CANCELLED,
-    FAILED,
-    QUEUED,
-    RUNNING,
-    SIGN_OF_LIFE_SECONDS,
-    STARTING,
-    SUCCEEDED,
-)
+from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, STARTING, SUCCEEDED
+from nbtrain.base.observed_state import SIGN_OF_LIFE_SECONDS
 from nbtrain.base.records import (
     AttemptRecord,
     ControlRequest,

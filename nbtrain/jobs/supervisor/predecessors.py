@@ -5,7 +5,8 @@ import signal
 import time
 
 from nbtrain.base import last_words
-from nbtrain.base.jobstate import RESTARTING, SIGN_OF_LIFE_SECONDS
+from nbtrain.base.jobstate import RESTARTING
+from nbtrain.base.observed_state import SIGN_OF_LIFE_SECONDS
 from nbtrain.base.records import JobRecord
 from nbtrain.jobs.attempt import leftovers
 from nbtrain.jobs.attempt.ranks import Patience

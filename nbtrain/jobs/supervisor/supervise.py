@@ -26,17 +26,9 @@ from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.files import is_read_only
-from nbtrain.base.jobstate import (
-    CANCELLED,
-    FAILED,
-    FINAL,
-    RESTARTING,
-    STARTING,
-    SUCCEEDED,
-    SUSPENDED,
-    at_rest,
-)
+from nbtrain.base.jobstate import CANCELLED, FAILED, FINAL, RESTARTING, STARTING, SUCCEEDED, SUSPENDED
 from nbtrain.base.node_records import STOPS, Ask
+from nbtrain.base.observed_state import at_rest
 from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage_files import UsageWriter

@@ -6,7 +6,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import NbtrainError, SubmitError
-from nbtrain.base.jobstate import at_rest
+from nbtrain.base.observed_state import at_rest
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import read_state
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.pace import PAGES
 from nbtrain.lab.server.requests import NbtrainHandler

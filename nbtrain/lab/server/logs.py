@@ -13,7 +13,7 @@ from typing import Any
 
 from tornado.iostream import StreamClosedError
 
-from nbtrain.base.jobstate import read_state
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.jobs import job_named
 from nbtrain.lab.server.requests import NbtrainHandler, Refusal, in_pool

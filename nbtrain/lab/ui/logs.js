@@ -417,7 +417,7 @@ export class Logs {
     const { run } = this, state = `${this.job} ${snap.state}`;
     if (this.tracebackOf === state) return;
     this.tracebackOf = state;
-    if (!run.job && snap.state !== "FAILED") {
+    if (!run.job && !snap.failed) {
       this.traceback.hidden = true;
       return;
     }

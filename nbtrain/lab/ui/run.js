@@ -116,7 +116,7 @@ class Run {
     const action = ((this.view.snap && this.view.snap.actions) || []).find((one) => one.key === key);
     if (action && action.ask && !(await this.view.head.confirm(action.ask, action.words))) return;
     if (key === "stop" && !(await this.undoable())) return;
-    const before = this.view.snap && this.view.snap.state;
+    const before = this.view.snap && this.view.snap.state, queued = this.view.snap && this.view.snap.queued;
     this.busy(key);
     this.say(BEGUN[key] || "");
     try {
@@ -134,8 +134,8 @@ class Run {
       const asked = "Asked the kernel to stop the job; it does so when its running cell finishes.";
       // If the job ended before the answer, there is nothing to wait for.
       const ended = this.view.snap && this.view.snap.state !== before;
-      this.say(ended ? "" : this.served ? askedWords(key, before) : asked);
-      this.answered = askedWords(key, before) && !ended ? before : null;
+      this.say(ended ? "" : this.served ? askedWords(key, queued) : asked);
+      this.answered = askedWords(key, queued) && !ended ? before : null;
       // A stop is shown as pending until the snapshot shows it.
       if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
       this.soonUntil = Date.now() + SOON_MS;
@@ -151,7 +151,7 @@ class Run {
 
   /** Wait for a moment in which the stop can be undone; resolves to whether the job is to be stopped. */
   async undoable() {
-    const queued = this.view.snap && this.view.snap.state === "QUEUED";
+    const queued = this.view.snap && this.view.snap.queued;
     this.busy("wait");
     const wanted = await this.view.head.undoable(`${this.name} ${queued ? "leaves the queue" : "stops"}`, UNDO_MS);
     this.busy("");

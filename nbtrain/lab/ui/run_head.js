@@ -203,7 +203,7 @@ export class RunHead {
     this.note.node.className = `nbt-clamped nbt-note ${shown.tone && `nbt-${shown.tone}`}`;
     this.failure.hidden = !failed;
     if (!failed) return;
-    this.failed.textContent = snap.state === "LOST" ? "The job is lost" : "The job has failed";
+    this.failed.textContent = snap.failed ? "The job has failed" : "The job is lost";
     this.cause.show(snap.cause);
     this.advice.show(shown.advice);
     const resume = (snap.actions || []).find(({ key }) => key === "resume" && this.run.can(key));

@@ -359,7 +359,7 @@ class RunsList extends RunsFrame {
         this.model.send({ kind: "stop", name });
       }
       // The kernel receives it when it is idle.
-      const said = this.server ? askedWords(key, run.state) : RUNS_OF_KERNEL;
+      const said = this.server ? askedWords(key, run.queued) : RUNS_OF_KERNEL;
       this.say(`${name}: ${key === "delete" ? "deleted." : said}`);
       // The message stays until the list shows the result.
       this.answered = key === "delete" ? "" : name;

@@ -105,7 +105,7 @@ export class RunRow {
     this.fill.style.width = `${(100 * fraction).toFixed(1)}%`;
     this.stop.hidden = !run.active || !this.list.can("stop");
     this.stop.disabled = Boolean(busy) || run.asked === "stop";
-    this.stop.title = run.state === "QUEUED" ? "Remove the job from the queue."
+    this.stop.title = run.queued ? "Remove the job from the queue."
       : "The ranks save a checkpoint at the next step and exit; Resume continues from it.";
     if (this.list.compact) return this.drawLine(run, now);
     this.drawCells(run, now);

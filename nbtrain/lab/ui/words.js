@@ -34,8 +34,8 @@ const ASKED = {
 };
 
 /** The message for a request that the server accepted; a queued job has no ranks yet. */
-export const askedWords = (key, state) =>
-  key === "stop" && state === "QUEUED" ? "Removal from the queue requested." : ASKED[key] || "";
+export const askedWords = (key, queued) =>
+  key === "stop" && queued ? "Removal from the queue requested." : ASKED[key] || "";
 
 export const plain = (line) => line.replace(/\x1b\[[0-9;?]*[A-Za-z]/g, "");
 

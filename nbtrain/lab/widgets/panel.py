@@ -21,7 +21,7 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.jobstate import ACTIVE, NO_JOB
 from nbtrain.base.notebook import is_watched
 from nbtrain.lab.run_actions import run_shown
 from nbtrain.lab.run_pages import run_pages
@@ -29,7 +29,6 @@ from nbtrain.lab.ui.script import panel_script
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.static import run_html, run_text
 from nbtrain.monitor.job_shown import job_shown
-from nbtrain.monitor.run_summary import NO_JOB
 from nbtrain.monitor.run_view import RunView
 
 PUSH_SECONDS = 1.0

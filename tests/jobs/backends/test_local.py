@@ -6,8 +6,8 @@ import time
 import pytest
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import read_state
 from nbtrain.base.node_records import Ask
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml

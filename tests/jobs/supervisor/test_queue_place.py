@@ -18,8 +18,8 @@ from nbtrain.api.run import open_run
 from nbtrain.base import files
 from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
-from nbtrain.base.jobstate import read_state
 from nbtrain.base.nvml import Gpu
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.workspace import output_root
 from nbtrain.cli.__main__ import main

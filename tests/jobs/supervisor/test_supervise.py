@@ -17,8 +17,8 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import read_state
 from nbtrain.base.node_records import Ask
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control

@@ -17,7 +17,8 @@ from nbtrain.api import verbs as api
 from nbtrain.api.run import open_run
 from nbtrain.base import files
 from nbtrain.base.errors import JobError, JobFailed, SubmitError
-from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED, read_state
+from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED
+from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli

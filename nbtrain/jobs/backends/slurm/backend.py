@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import JobError
 from nbtrain.base.findings import Finding
-from nbtrain.base.jobstate import ACTIVE, QUEUED, SUSPENDED, at_rest
+from nbtrain.base.jobstate import ACTIVE, QUEUED, SUSPENDED
 from nbtrain.base.node_records import EngineWord
+from nbtrain.base.observed_state import at_rest
 from nbtrain.base.records import JobRecord, Record
 from nbtrain.base.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display, workspace

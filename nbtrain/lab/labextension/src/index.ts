@@ -21,9 +21,7 @@ import { Status } from "./status";
 import { chosenTexts, trainOn } from "./text";
 import { Tabs, modelsFrame, only, tensorBoardFrame } from "./tabs";
 import { compareView, formView, runView, runsView } from "./views";
-import { RunsWatch, type RunEntry } from "./watch";
-
-const BAD_ENDS = ["FAILED", "LOST"];
+import { RunsWatch, toneOf, type RunEntry } from "./watch";
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: PLUGIN,
@@ -178,7 +176,7 @@ function activate(
   });
   for (const [command, action, label, open] of [
     [ids.stopRun, "stop", "Stop Run...", (run: RunEntry) => run.active],
-    [ids.resumeRun, "resume", "Resume Run...", (run: RunEntry) => !run.active && run.state !== "SUCCEEDED"],
+    [ids.resumeRun, "resume", "Resume Run...", (run: RunEntry) => !run.active && toneOf(run) !== "good"],
   ] as const)
     commands.addCommand(command, {
       label,
@@ -230,9 +228,9 @@ function activate(
 
   let notifyWhen = "ended";
   watch.ended.connect((_, run) => {
-    const bad = BAD_ENDS.includes(run.state);
+    const bad = toneOf(run) === "bad";
     if (notifyWhen === "never" || (notifyWhen === "failed" && !bad)) return;
-    const kind = bad ? "error" : run.state === "SUCCEEDED" ? "success" : "info";
+    const kind = bad ? "error" : toneOf(run) === "good" ? "success" : "info";
     notify(`${run.name}: ${run.state}${run.cause ? `, ${run.cause}` : ""}`, kind, () => host.openRun(run.name));
   });
 

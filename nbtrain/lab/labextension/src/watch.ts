@@ -19,6 +19,9 @@ export interface RunEntry {
 
 type Feed = ReturnType<ReturnType<typeof runsFeed>["join"]>;
 
+/** The tone of a run's state: live, good, wait, bad or calm. The server decides it (base/jobstate.py). */
+export const toneOf = (run: RunEntry) => run.pill[1];
+
 const LONGEST_MS = 300_000;
 // The runs that were active when this page last heard of them, so that an end during a reload is reported after it.
 const ACTIVE_KEY = "nbtrain:active-runs";

@@ -13,15 +13,7 @@ from typing import Any
 import pytest
 
 from nbtrain.base.errors import JobError, SubmitError
-from nbtrain.base.jobstate import (
-    CANCELLED,
-    FAILED,
-    QUEUED,
-    RUNNING,
-    STARTING,
-    SUCCEEDED,
-    SUSPENDED,
-)
+from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, STARTING, SUCCEEDED, SUSPENDED
 from nbtrain.base.node_records import Ask, EngineWord
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir

@@ -145,15 +145,23 @@ def _read_bytes(path: Path) -> bytes | None:
         raise RecordError(f"{path}: is a folder, but must be a file.") from error
 
 
-def read_current(path: Path) -> bytes:
-    """Read a file; if NFS 3 fails because another host has just replaced the file, open it again."""
+def read_current(path: Path, offset: int = 0) -> bytes:
+    """Read a file from an offset on; if NFS 3 fails because another host has just replaced the file, open it
+    again.
+    """
     for _ in range(STALE_TRIES - 1):
         try:
-            return path.read_bytes()
+            return _read_from(path, offset)
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-    return path.read_bytes()
+    return _read_from(path, offset)
+
+
+def _read_from(path: Path, offset: int) -> bytes:
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read()
 
 
 def _json_value(path: Path, content: bytes) -> Any:

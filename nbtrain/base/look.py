@@ -14,12 +14,22 @@ LINE = "#8d939c"
 SERIES = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f8fa0", "#8f8f18")
 """Curves and areas, in this order: blue, orange, green, purple, brown, pink, teal, olive."""
 BLUE, ORANGE, GREEN, PURPLE, BROWN, PINK, TEAL, OLIVE = SERIES
+LINE_COLORS = 4
+"""Number of the colors of SERIES that lines of a chart use: the first four differ for color-blind readers."""
+DASHES = ("", "7 3", "2 3")
+"""Dashes of a chart's lines, as in SVG: the first LINE_COLORS lines are solid, the next ones dashed."""
 RED = "#e04444"
 PARTS = (BLUE, "#5b93c4", "#6573c9", PURPLE, ORANGE, "#b8862b", GREEN, OLIVE, "#bc6c9b", GREY, LINE)
 """Colors for the parts of a whole, such as the parts of memory; lab/widgets/what_if.js repeats them."""
 TIME_PARTS = (BLUE, "#5b93c4", LINE, ORANGE, PURPLE)
 WORD_COLORS = {"good": GREEN, "tight": ORANGE, "bad": RED}
 BAR_HEIGHT_PIXELS = 6
+
+
+def line_look(number: int) -> dict[str, str]:
+    """Return {"color": "c0" to "c3", "dash"} of a chart's line; lab/ui/chart_spec.js repeats it."""
+    dash = DASHES[number // LINE_COLORS % len(DASHES)]
+    return {"color": f"c{number % LINE_COLORS}", "dash": dash}
 
 
 def progress_bar(fraction: float, color: str = BLUE) -> str:

@@ -29,11 +29,14 @@ from typing import Any, NamedTuple
 
 from nbtrain.base import files
 from nbtrain.base.records import Stamp, host_name
+from nbtrain.base.terminal import shortened
 from nbtrain.base.usage import RESOLUTIONS, SAMPLE_SECONDS
 
 FORMAT, FORMAT_VERSION = "nbtrain usage", 1
 # Sections that are kept however short they are, because a job may be restarted very often.
 MOST_SECTIONS = 64
+# Bytes at the end of what was read that recognize a file again: about one line, whose stamp is unique.
+TAIL_BYTES = 256
 # An hour of samples: then older ones are merged.
 SAMPLES_BETWEEN_MERGES = int(3600 / SAMPLE_SECONDS)
 _NAME = re.compile(r"(\d{1,6})\.jsonl")
@@ -261,32 +264,81 @@ def usage_files(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
-def read_sections(path: Path, loads: Callable[[bytes], Any] = json.loads) -> list[Section]:
+def read_sections(path: Path) -> list[Section]:
     """Return a file's sections, without lines that were cut off; empty if the file was removed meanwhile.
 
-    `loads` parses a line. Raises OSError if the file exists and cannot be read.
+    Raises OSError if the file exists and cannot be read.
     """
-    try:
-        # The owner, perhaps on another host, replaces the file at each merge.
-        lines = files.read_current(path).split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    sections: list[Section] = []
-    section: Section | None = None
-    for line in lines:
+    reader = UsageReader(path)
+    reader.refresh()
+    return reader.sections
+
+
+class UsageReader:
+    """Reads a usage file repeatedly: each refresh parses only the lines that were appended meanwhile."""
+
+    def __init__(self, path: Path, loads: Callable[[bytes], Any] = json.loads):
+        """`loads` parses a line."""
+        self.path = path
+        self._loads = loads
+        self._forget()
+
+    def _forget(self) -> None:
+        self.sections: list[Section] = []
+        """Sections of the file, oldest first. A caller may take the points out of a section."""
+        self.refused: list[str] = []
+        """The versions of sections that are not read, as text; "" for a damaged header."""
+        self.num_bytes = 0
+        """Number of bytes that were read: complete lines."""
+        # The end of what was read. Another end at this place means that the file was replaced.
+        self._tail = b""
+        self._section: Section | None = None
+
+    def refresh(self) -> bool:
+        """Read the appended lines, or all lines of a file that was replaced; return whether there were any.
+
+        Raises OSError if the file exists and cannot be read.
+        """
+        begin = self.num_bytes - len(self._tail)
         try:
-            value = loads(line)
+            content = files.read_current(self.path, begin)
+            if content.startswith(self._tail):
+                content = content[len(self._tail) :]
+            else:
+                # The owner, perhaps on another host, replaces the file at each merge.
+                self._forget()
+                content = files.read_current(self.path)
+        except FileNotFoundError:
+            changed = self.num_bytes > 0
+            self._forget()
+            return changed
+        content = content[: content.rfind(b"\n") + 1]
+        if not content:
+            return False
+        self.num_bytes += len(content)
+        self._tail = (self._tail + content)[-TAIL_BYTES:]
+        for line in content.split(b"\n")[:-1]:
+            self._take(line)
+        return True
+
+    def _take(self, line: bytes) -> None:
+        try:
+            value = self._loads(line)
         except ValueError:
-            continue
+            return
         if not isinstance(value, dict):
-            continue
+            return
         if "format" in value:
-            section = _section(value)
-            if section is not None:
-                sections.append(section)
-        elif section is not None and (point := _point(value, len(section.columns))) is not None:
-            section.points.append(point)
-    return sections
+            self._section = _section(value)
+            if self._section is not None:
+                self.sections.append(self._section)
+            else:
+                is_other = value.get("version") != FORMAT_VERSION
+                self.refused.append(shortened(str(value.get("version"))) if is_other else "")
+        elif self._section is not None:
+            point = _point(value, len(self._section.columns))
+            if point is not None:
+                self._section.points.append(point)
 
 
 def _point(value: dict[str, Any], num_columns: int) -> Point | None:

@@ -113,9 +113,15 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> Any:
     for key, _ in node.value:
         if refuse := _OF_YAML_1_1.get(key.tag):
             refuse(loader, key)
-    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-    if again := next((key for number, key in enumerate(keys) if key in keys[:number]), None):
-        raise yaml.constructor.ConstructorError(None, None, f"{shortened(again)} is written twice; keep one")
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{shortened(key.value)} is written twice; keep one"
+            )
+        seen.add(key.value)
     return loader.construct_yaml_map(node)
 
 

@@ -37,7 +37,7 @@ from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.pods import cluster_events, pods_of, reason_of_failure
 from nbtrain.monitor.run_ids import name_of
 from nbtrain.monitor.runs import job_with_end, lost_words
-from nbtrain.monitor.usage import NodeUsage, read_usage
+from nbtrain.monitor.usage import NodeUsage, read_usage, usage_warnings
 
 # Metrics that are measured only for the whole machine or pod, and shown along with its replica's own.
 OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")
@@ -127,6 +127,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         replicas=replicas,
         life=life(events, record.created_at, now if active else record.ended_at or now, _doing(job, active)),
         usage=usage,
+        usage_warnings=usage_warnings(job.resources),
     )
 
 

@@ -164,6 +164,8 @@ class JobPage:
     """Life of the job as spans over time (monitor/life.py)."""
     usage: list[NodeUsage]
     """Resource use over time, one entry for each replica with measurements."""
+    usage_warnings: list[str]
+    """Sentences about measurements that cannot be read, such as those of another version of nbtrain."""
 
     def to_dict(self, most_points: int = MOST_POINTS) -> dict[str, Any]:
         """Return the page as JSON: base units, seconds since the epoch, None if not known; thinned curves."""
@@ -210,6 +212,8 @@ def job_text(page: JobPage, num_events: int = NUM_EVENTS) -> str:
         last = "LAST" if page.ended_at else "NOW"
         titles: tuple[str, ...] = ("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT")
         parts.append(_titled("Resources", titles, measured))
+    if page.usage_warnings:
+        parts.append("\n".join(f"warning: {warning}" for warning in page.usage_warnings))
     events = page.events[-num_events:] if num_events else []
     if events:
         when = [amounts.utc(event.time) for event in events]

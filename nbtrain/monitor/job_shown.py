@@ -80,6 +80,7 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
                     time is the first column's time in seconds since the epoch, shown in the reader's time
                     zone; logs of a replica or rank as below
     charts          usage_charts.drawn()
+    warnings        sentences about measurements that cannot be read
     strip           monitor/rank_strip.py
     logs            [[rank, attempt, description], ...]: the logs that the log viewer can show
     yaml            the run's resolved configuration
@@ -113,6 +114,7 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
             FIGURE_HEADS, (("", None, row) for replica in page.replicas for row in resource_rows(replica))
         ),
         "charts": [drawn(chart, page.created_at) for chart in usage_charts(page, CHART_POINTS)],
+        "warnings": page.usage_warnings,
         "strip": rank_strip(page),
         "logs": _logs(page),
         "yaml": page.yaml,

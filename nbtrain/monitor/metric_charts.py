@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nbtrain.base.look import line_look
 from nbtrain.monitor.chart_data import SMOOTHING, ChartKind, chart
 
 TOGETHER: dict[str, tuple[str, ...]] = {
@@ -58,8 +59,6 @@ NOT_FROM_ZERO = re.compile(
     "^(?!task/.* acc|loss_s(cale|pikes)$|steps_without_loss$).*(loss|perplexity|norm|reward)"
 )
 COUNTED = ("steps", "ranks", "sequences", "tokens")
-# More lines than this get one colour and no names.
-MOST_NAMED = 8
 
 
 def form_of(name: str, unit: str) -> str:
@@ -117,16 +116,14 @@ def drawn(one: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[dict[str, 
     """Return a chart of metric_charts() with its curves, for static_charts; `answer` comes from metrics()."""
     rows = {row["tag"]: row for row in answer["tags"]}
     names = [name for name in one["names"] if answer["series"].get(name, {}).get("value")]
-    named = len(names) <= MOST_NAMED
     lines, curves = [], {}
     for number, name in enumerate(names):
         row, part = rows[name], answer["series"][name]
-        color = f"c{number}" if named else "c0"
-        lines.append({"name": name, "label": row["title"], "color": color, "dots": row["dots"]})
+        lines.append({"name": name, "label": row["title"], **line_look(number), "dots": row["dots"]})
         curves[name] = {"steps": part["step"], "values": _drawable(part["value"])}
         curves[name] |= {key: _drawable(part[key]) for key in ("low", "high") if key in part}
         curves[name] |= {"bad": part["bad"]} if "bad" in part else {}
     first = rows[one["names"][0]]
     weight = SMOOTHING if first["smooth"] else 0.0
     kind = ChartKind(lines, first["y_name"], first["form"], first["from_zero"], weight)
-    return chart(curves, kind) | {"title": one["title"], "named": named}, curves
+    return chart(curves, kind) | {"title": one["title"]}, curves

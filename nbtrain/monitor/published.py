@@ -16,10 +16,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import printable, shortened
 from nbtrain.config.yaml_source import Located, parse_yaml, read_yaml, show
 
+# Checked before the YAML is parsed, which takes a second per megabyte.
+MOST_BYTES = 64 << 10
 MOST_ENTRIES = 24
 MOST_FIGURES = 100
 MOST_NAME_CHARS = 80
@@ -44,12 +47,24 @@ class Published:
 
 def read_published(path: Path) -> list[Published]:
     """Return the entries of a file. Raises ConfigError with the place of the first problem."""
+    # read_yaml() refuses a path that is not a file.
+    if path.is_file():
+        _refuse_large(path.stat().st_size, path.name)
     return _entries(read_yaml(path, shape=SHAPE), path.name)
 
 
 def parse_published(text: str, label: str) -> list[Published]:
     """Return the entries of a text, like read_published(); messages call the text `label`."""
+    _refuse_large(len(text.encode()), label)
     return _entries(parse_yaml(text, printable(shortened(label)), shape=SHAPE), label)
+
+
+def _refuse_large(num_bytes: int, label: str) -> None:
+    if num_bytes > MOST_BYTES:
+        raise ConfigError(
+            f"{label}: has {amounts.size(num_bytes)}; published figures may have at most "
+            f"{amounts.size(MOST_BYTES)}. Keep the entries that you compare with, at most {MOST_ENTRIES}."
+        )
 
 
 def _entries(located: Located, label: str) -> list[Published]:

@@ -8,14 +8,26 @@ import bisect
 import itertools
 import math
 import operator
+import threading
+import time
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from nbtrain.base import amounts
 from nbtrain.base.usage import FIGURES
-from nbtrain.base.usage_files import Section, read_sections, usage_files
+from nbtrain.base.usage_files import FORMAT_VERSION, Section, UsageReader, usage_files
+
+# Bytes of files whose points are kept for the next request. A month of a node with 8 GPUs takes 3 MB; its
+# points take about twice as much memory.
+MOST_KEPT_BYTES = 64 << 20
+# A page is requested every few seconds while it is open.
+UNUSED_SECONDS = 120.0
+RESOURCES = "resources"
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ class Points:
         parts = self._rising(most) if self.times == sorted(self.times) else self._parts(most)
         return Points(
             [self.times[part][-1] for part in parts],
-            [math.fsum(self.means[part]) / (part.stop - part.start) for part in parts],
+            [sum(self.means[part]) / (part.stop - part.start) for part in parts],
             [max(self.maxima[part]) for part in parts],
         )
 
@@ -70,38 +82,83 @@ class Points:
         return parts
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """Points of a section, column by column. NaN: not known."""
+
+    section: Section
+    stamps: "array[float]"
+    num_samples: "array[int]"
+    means: "list[array[float]]"
+    maxima: "list[array[float]]"
+
+    @classmethod
+    def of(cls, section: Section) -> "_Columns":
+        empty = [array("d") for _ in section.columns]
+        return cls(section, array("d"), array("q"), empty, empty)
+
+    def with_new(self) -> "_Columns":
+        """Return the columns with the section's points, which are taken out of the section."""
+        points, self.section.points = self.section.points, []
+        if not points:
+            return self
+        stamps, num_samples, means, maxima = zip(*points)
+        return _Columns(
+            self.section,
+            self.stamps + array("d", stamps),
+            self.num_samples + array("q", num_samples),
+            [before + _numbers(column) for before, column in zip(self.means, zip(*means))],
+            [before + _numbers(column) for before, column in zip(self.maxima, zip(*maxima))],
+        )
+
+
+def _numbers(column: Sequence[Any]) -> "array[float]":
+    """Return the values of a column, with NaN for those that are not known or not numbers."""
+    try:
+        return array("d", column)
+    except (TypeError, OverflowError):
+        return array("d", [value if isinstance(value, float) else _number(value) for value in column])
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, int) else math.nan
+    except OverflowError:
+        return math.nan
+
+
 class NodeUsage:
     """Measurements of one node."""
 
-    def __init__(self, node: int, sections: list[Section]):
+    def __init__(self, node: int, parts: list[_Columns]):
         self.node = node
-        self._sections = sections
+        self._parts = parts
         self._places = [
-            {column: place for place, column in enumerate(section.columns)} for section in sections
+            {column: place for place, column in enumerate(part.section.columns)} for part in parts
         ]
         # The clock is read once, in the newest section of a boot, so a clock that was set meanwhile does not
         # reorder anything: the stamps of one boot only rise.
-        self._offsets = {section.boot_id: section.clock_offset for section in sections}
-        self._by_column: dict[int, tuple[Any, Any, Any, Any]] = {}
+        offsets = {part.section.boot_id: part.section.clock_offset for part in parts}
+        self._times = [[stamp + offsets[part.section.boot_id] for stamp in part.stamps] for part in parts]
         self._points: dict[tuple[str, str], Points] = {}
         self._num_samples: dict[tuple[str, str], list[int]] = {}
 
     @property
     def host(self) -> str:
-        return self._sections[-1].host
+        return self._parts[-1].section.host
 
     @property
     def about(self) -> dict[str, Any]:
         """Return the newest description that the node wrote of itself: requests, limits, GPUs."""
-        return self._sections[-1].about
+        return self._parts[-1].section.about
 
     def subjects(self) -> list[str]:
         """Return every subject that was ever measured, in the order of the newest file."""
-        names = (subject for section in reversed(self._sections) for subject, _ in section.columns)
+        names = (subject for part in reversed(self._parts) for subject, _ in part.section.columns)
         return list(dict.fromkeys(names))
 
     def figures(self, subject: str) -> list[str]:
-        pairs = (pair for section in reversed(self._sections) for pair in section.columns)
+        pairs = (pair for part in reversed(self._parts) for pair in part.section.columns)
         return list(dict.fromkeys(name for found, name in pairs if found == subject))
 
     def points(self, subject: str, figure: str) -> Points:
@@ -113,29 +170,26 @@ class NodeUsage:
 
     def _read_points(self, key: tuple[str, str]) -> Points:
         points, num_samples = Points([], [], []), self._num_samples.setdefault(key, [])
-        for number, section in enumerate(self._sections):
-            place, offset = self._places[number].get(key), self._offsets[section.boot_id]
+        for part, times, places in zip(self._parts, self._times, self._places):
+            place = places.get(key)
             if place is None:
                 continue
-            stamps, samples, all_means, all_maxima = self._columns(number)
-            means, maxima = all_means[place], all_maxima[place]
-            if None in means or None in maxima:
-                known = [at for at, mean in enumerate(means) if mean is not None and maxima[at] is not None]
-                stamps, samples, means, maxima = (
-                    [values[at] for at in known] for values in (stamps, samples, means, maxima)
+            means, maxima, samples = (
+                part.means[place].tolist(),
+                part.maxima[place].tolist(),
+                part.num_samples.tolist(),
+            )
+            known = [math.isfinite(mean) and math.isfinite(most) for mean, most in zip(means, maxima)]
+            if not all(known):
+                samples = list(itertools.compress(samples, known))
+                times, means, maxima = (
+                    list(itertools.compress(values, known)) for values in (times, means, maxima)
                 )
-            points.times.extend([stamp + offset for stamp in stamps])
+            points.times.extend(times)
             points.means.extend(means)
             points.maxima.extend(maxima)
             num_samples.extend(samples)
         return points
-
-    def _columns(self, number: int) -> tuple[Any, Any, Any, Any]:
-        """Return a section's points as columns: stamps, numbers of samples, and means and maxima by place."""
-        if number not in self._by_column:
-            stamps, samples, means, maxima = zip(*self._sections[number].points)
-            self._by_column[number] = stamps, samples, list(zip(*means)), list(zip(*maxima))
-        return self._by_column[number]
 
     def mean(self, subject: str, figure: str) -> float | None:
         """Return the mean over all samples."""
@@ -149,14 +203,88 @@ class NodeUsage:
         return max(self.points(subject, figure).maxima, default=None)
 
 
+class _KeptFile:
+    """A node's file whose parsed points are kept for the next request. Thread-safe."""
+
+    def __init__(self, node: int, path: Path):
+        self._node = node
+        self._reader = UsageReader(path, orjson.loads)
+        self._parts: list[_Columns] = []
+        self._usage: NodeUsage | None = None
+        self._lock = threading.Lock()
+        self.used_at = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._reader.num_bytes
+
+    def usage(self) -> NodeUsage | None:
+        """Return the node's measurements; None without points. Raises OSError if the file cannot be read."""
+        with self._lock:
+            self.used_at = time.monotonic()
+            if self._reader.refresh():
+                kept = {id(part.section): part for part in self._parts}
+                self._parts = [
+                    kept.get(id(section), _Columns.of(section)).with_new()
+                    for section in self._reader.sections
+                ]
+                measured = [part for part in self._parts if part.stamps]
+                self._usage = NodeUsage(self._node, measured) if measured else None
+            return self._usage
+
+    def warning(self) -> str | None:
+        """Return a sentence about the sections that are not read; None if all are."""
+        with self._lock:
+            refused = [*self._reader.refused]
+        if not refused:
+            return None
+        others = sorted({version for version in refused if version})
+        name = f"{RESOURCES}/{self._reader.path.name}"
+        what, verb = amounts.counted(len(refused), "section"), "is" if len(refused) == 1 else "are"
+        if not others:
+            return f"{name}: {what} with a damaged header {verb} not shown."
+        return (
+            f"{name}: {what} of version {', '.join(others)} {verb} not shown, because this nbtrain reads "
+            f"version {FORMAT_VERSION}."
+        )
+
+
+_kept: dict[Path, _KeptFile] = {}
+_kept_lock = threading.Lock()
+
+
+def _kept_file(node: int, path: Path) -> _KeptFile:
+    """Return the kept file of a path; a new one is kept only while there is room for its points."""
+    with _kept_lock:
+        file = _kept.get(path)
+        if file is None:
+            file = _KeptFile(node, path)
+            if sum(other.num_bytes for other in _kept.values()) >= MOST_KEPT_BYTES:
+                # Drop the files of jobs whose page was closed. Those of an open page stay: they are always
+                # read in the same order, so dropping the oldest one would drop the next one to be read.
+                old = time.monotonic() - UNUSED_SECONDS
+                for other, known in list(_kept.items()):
+                    if known.used_at < old:
+                        del _kept[other]
+            if sum(other.num_bytes for other in _kept.values()) < MOST_KEPT_BYTES:
+                _kept[path] = file
+        return file
+
+
 def read_usage(folder: Path) -> list[NodeUsage]:
     """Read the measurements of each node with points in a job's `resources`, by node number."""
-    nodes = []
+    found = (_kept_file(node, path).usage() for node, path in usage_files(folder))
+    return [usage for usage in found if usage is not None]
+
+
+def usage_warnings(folder: Path) -> list[str]:
+    """Return a sentence for each file with parts that are not read, such as those of another version."""
+    found = []
     for node, path in usage_files(folder):
-        sections = [section for section in read_sections(path, orjson.loads) if section.points]
-        if sections:
-            nodes.append(NodeUsage(node, sections))
-    return nodes
+        file = _kept_file(node, path)
+        file.usage()
+        found.append(file.warning())
+    return [warning for warning in found if warning]
 
 
 def usage_part(node: NodeUsage, most_points: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.look import line_look
 from nbtrain.base.usage import FIGURES, rank_subject
 from nbtrain.monitor.chart_data import LEAST_BYTES, byte_ticks, share, ticks
 from nbtrain.monitor.job_page import MOST_POINTS, JobPage
@@ -245,7 +246,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
     form     the unit, a form of lab/ui/numbers.js
     begin    seconds since the epoch
     bounds   [{"word", "value"}]: lines across
-    lines    [{"name", "label", "color": c0 to c7}]
+    lines    [{"name", "label", "color", "dash"}], as in base/look.py
     curves   {name: {"steps": seconds since begin, "values", "maxima", "minima"? of a group's mean, "words":
              each value with its unit}}
     x, y     [lowest, highest value]; x_ticks, y_ticks: [[value, label], ...]
@@ -256,8 +257,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
     top = max(top, LEAST_BYTES) if binary else top
     lines, curves = [], {}
     for number, line in enumerate(chart.lines):
-        color = f"c{number % MOST_NAMED}"
-        lines.append({"name": str(number), "label": line.label, "color": color, "dots": False})
+        lines.append({"name": str(number), "label": line.label, **line_look(number), "dots": False})
         curves[str(number)] = {
             "steps": [round(at - begin, 1) for at in line.points.times],
             # A picture shows at most six digits.

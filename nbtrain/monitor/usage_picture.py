@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from nbtrain.base.look import GREEN, GREY, RED, SERIES, themed
+from nbtrain.base.look import GREEN, GREY, LINE_COLORS, RED, SERIES, line_look, themed
 from nbtrain.base.usage import FIGURES
 from nbtrain.monitor.job_page import JobPage
 from nbtrain.monitor.life import COLORS as LIFE_COLORS
@@ -67,8 +67,9 @@ def _chart(axes: "Axes", page: JobPage, chart: UsageChart) -> None:
     seconds, unit = unit_of(last)
     for number, line in enumerate(chart.lines):
         times = [(at - page.created_at) / seconds for at in line.points.times]
-        color = COLORS[number % len(COLORS)]
-        axes.plot(times, line.points.means, color=color, linewidth=1.3, label=line.label)
+        color, dashes = COLORS[number % LINE_COLORS], line_look(number)["dash"].split()
+        style = (0.0, tuple(map(float, dashes))) if dashes else "-"
+        axes.plot(times, line.points.means, color=color, linestyle=style, linewidth=1.3, label=line.label)
         low = line.minima or line.points.means
         axes.fill_between(times, low, line.points.maxima, color=color, alpha=0.15, linewidth=0)
     for bound in chart.bounds:

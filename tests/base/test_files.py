@@ -62,14 +62,14 @@ def test_a_file_that_another_host_replaces_is_opened_again(tmp_path, monkeypatch
     """ESTALE of NFS 3 is retried a few times and then raised; other errors are raised immediately."""
     path = tmp_path / "0.json"
     files.write_json(path, {"step": 1})
-    refused, read_bytes = [getattr(errno, code)] * times, Path.read_bytes
+    refused, opened = [getattr(errno, code)] * times, Path.open
 
-    def read(self):
+    def open_(self, *arguments):
         if refused:
             raise OSError(refused.pop(), code, str(self))
-        return read_bytes(self)
+        return opened(self, *arguments)
 
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(Path, "open", open_)
     if fails:
         with pytest.raises(OSError, match=code):
             files.read_json(path)

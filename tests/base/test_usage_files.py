@@ -15,8 +15,16 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.records import Stamp
 from nbtrain.base.usage import FIGURES, PROCESS_FIGURES
-from nbtrain.base.usage_files import MOST_SECTIONS, Point, UsageWriter, encoded, merged, read_sections
-from nbtrain.monitor.usage import read_usage
+from nbtrain.base.usage_files import (
+    MOST_SECTIONS,
+    Point,
+    UsageReader,
+    UsageWriter,
+    encoded,
+    merged,
+    read_sections,
+)
+from nbtrain.monitor.usage import read_usage, usage_warnings
 
 EPOCH = 1_800_000_000.0
 
@@ -129,7 +137,29 @@ def test_a_line_that_was_cut_off_does_not_count_and_a_new_owner_continues(
 def test_a_file_of_another_version_has_no_points(tmp_path: Path) -> None:
     (tmp_path / "0.jsonl").write_text('{"format": "nbtrain usage", "version": 2}\n{"at": 1.0, "mean": []}\n')
     assert read_sections(tmp_path / "0.jsonl") == [] and read_usage(tmp_path) == []
+    assert usage_warnings(tmp_path) == [
+        "resources/0.jsonl: 1 section of version 2 is not shown, because this nbtrain reads version 1."
+    ]
     assert read_sections(tmp_path / "1.jsonl") == []
+
+
+def test_a_reader_parses_appended_lines_only_and_a_replaced_file_again(tmp_path: Path) -> None:
+    """A file that was replaced by one with other content is read from its start, whatever its size."""
+    node, parsed = Node(tmp_path), []
+    reader = UsageReader(tmp_path / "0.jsonl", lambda line: parsed.append(line) or json.loads(line))
+    values = lambda: [point.means[0] for section in reader.sections for point in section.points]  # noqa: E731
+    node.sample(1.0)
+    assert reader.refresh() and values() == [1] and len(parsed) == 2
+    assert not reader.refresh()
+    node.sample(2.0)
+    assert reader.refresh() and values() == [1, 2] and len(parsed) == 3
+    assert read_usage(tmp_path)[0].points("replica", "cpu_cores").means == [1.0, 2.0]
+    text = (tmp_path / "0.jsonl").read_text()
+    files.write_text(tmp_path / "0.jsonl", text.replace('"mean":[2]', '"mean":[5]'))
+    assert reader.refresh() and values() == [1, 5] and len(parsed) == 6
+    assert read_usage(tmp_path)[0].points("replica", "cpu_cores").means == [1.0, 5.0]
+    (tmp_path / "0.jsonl").unlink()
+    assert reader.refresh() and values() == [] and not reader.refresh()
 
 
 @pytest.mark.parametrize(
@@ -254,14 +284,14 @@ def test_a_sample_during_a_slow_merge_is_kept(tmp_path: Path, monkeypatch) -> No
 def test_a_file_that_another_host_has_just_replaced_is_read_again(tmp_path: Path, monkeypatch) -> None:
     """NFS 3 answers ESTALE once after a merge on another host."""
     Node(tmp_path).sample(1.0)
-    read_bytes, answers = Path.read_bytes, [OSError(errno.ESTALE, "Stale file handle")]
+    opened, answers = Path.open, [OSError(errno.ESTALE, "Stale file handle")]
 
-    def stale(path: Path) -> bytes:
+    def stale(path: Path, *arguments):
         if answers:
             raise answers.pop()
-        return read_bytes(path)
+        return opened(path, *arguments)
 
-    monkeypatch.setattr(Path, "read_bytes", stale)
+    monkeypatch.setattr(Path, "open", stale)
     [section] = read_sections(tmp_path / "0.jsonl")
     assert not answers and len(section.points) == 1
 

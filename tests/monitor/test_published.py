@@ -65,6 +65,10 @@ def test_published_figures_are_columns(run):
             "\n".join(f"a{number}: {{loss: 2}}" for number in range(25)),
             f"at most {MOST_ENTRIES}. Remove",
         ),
+        (
+            "a:\n" + "  loss: 2\n" * 8000,
+            "others.yaml: has 78.1 KiB; published figures may have at most 64.0 KiB",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_the_fix(run, text, words):

@@ -28,6 +28,8 @@ MOST_TEXT = 1000
 PIECE_BYTES = 1 << 20
 # A log may have gigabytes: a search must not keep other readers waiting.
 SEARCHERS = ThreadPoolExecutor(2, "nbtrain-search")
+# Searches that run or wait. A page has one at a time.
+MOST_SEARCHES = 16
 
 
 class OneLogHandler(NbtrainHandler):
@@ -83,8 +85,10 @@ class LogSearchHandler(NbtrainHandler):
 
     The search covers all jobs, the newest first, or one job; case=0 ignores case. With regex=1, q is a
     regular expression of Python. `more`: whether there are more hits than the limit. `complete` is false if
-    the search was ended after log_search.PATTERN_SECONDS.
+    the search was ended after log_search.PATTERN_SECONDS. More than MOST_SEARCHES at a time are refused.
     """
+
+    num_searches = 0
 
     async def get(self, name: str) -> None:
         view, text = await self.view(name), self.get_argument("q", "", strip=False)
@@ -96,7 +100,15 @@ class LogSearchHandler(NbtrainHandler):
         rank, case = self.number("rank"), self.switch("case")
         job_id = self.get_argument("job", None)
         asked = (view.run, job_id, text, rank, case is False, limit, self.switch("regex") or False)
-        self.answer(await in_pool(SEARCHERS, _search, *asked))
+        if LogSearchHandler.num_searches >= MOST_SEARCHES:
+            raise Refusal(
+                409, f"{MOST_SEARCHES} searches of logs are running or waiting already; try again later."
+            )
+        LogSearchHandler.num_searches += 1
+        try:
+            self.answer(await in_pool(SEARCHERS, _search, *asked))
+        finally:
+            LogSearchHandler.num_searches -= 1
 
 
 def _search(

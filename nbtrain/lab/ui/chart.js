@@ -2,7 +2,7 @@
 //
 //   spec   {title, lines: [{name, label, color, dots, x, y, low?, high?, bad?, words?, note?, dash?}],
 //           bounds: [{word, value}], marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, top?,
-//           smoothing?, begin?, named?, namedAbove?, endNames?, where?}
+//           smoothing?, begin?, namedAbove?, endNames?, where?}
 //
 // A thinned line has the mean of each interval as y, and its lowest and highest value as low and high, which are
 // drawn as a band. `bad` are the ranges of x whose values are NaN or Inf: the line has a gap there, which is
@@ -42,6 +42,8 @@ const finite = Number.isFinite;
 const GAP_PIXELS = 3;
 // Number of gaps that are labelled.
 const MOST_GAP_LABELS = 3;
+// Number of names in the legend of a chart until the user asks for all.
+const MOST_NAMES_SHOWN = 8;
 // Number of lines in the readout of a chart.
 const MOST_TIP_ROWS = 12;
 // Distance of the readout from the pointer, in pixels.
@@ -201,14 +203,15 @@ export class Chart {
     const same = Boolean(only) && only.toLowerCase() === (spec.title || "").toLowerCase();
     // Names that are shown once above all charts are not repeated; the notes of a line are.
     const named = spec.namedAbove ? spec.lines.filter((line) => line.note) : spec.lines;
-    const marks = spec.named === false
-      ? [element("i", "", `${spec.lines.length} lines`)]
-      : same && !spec.lines[0].note ? [] : named.map((line) => {
-          const mark = element("i", line.dash ? "nbt-dashed" : "", line.label);
-          if (line.note) mark.append(`, ${line.note}`);
-          mark.style.setProperty("--c", stroke(line));
-          return mark;
-        });
+    const marks = same && !spec.lines[0].note ? [] : named.map((line) => {
+      const mark = element("i", line.dash ? "nbt-dashed" : "", line.label);
+      if (line.note) mark.append(`, ${line.note}`);
+      mark.style.setProperty("--c", stroke(line));
+      if (line.dash) mark.style.setProperty("--dash", `${line.dash.split(" ")[0]}px`);
+      return mark;
+    });
+    const rest = marks.splice(this.allNames || marks.length <= MOST_NAMES_SHOWN + 1 ? marks.length : MOST_NAMES_SHOWN).length;
+    if (rest || this.allNames) marks.push(this.namesButton(rest));
     for (const bound of spec.bounds || []) marks.push(element("i", boundClass(bound), bound.word));
     if (spec.title) marks.unshift(element("b", "", spec.title));
     const words = marks.map((mark) => mark.textContent).join("\n");
@@ -216,6 +219,16 @@ export class Chart {
     this.legendWords = words;
     this.draw();
     if (this.large) this.large.show();
+  }
+
+  /** Show the names of all lines, or only the first ones. */
+  namesButton(rest) {
+    const words = rest ? `and ${rest} more` : "fewer names";
+    return button(words, "", () => {
+      this.allNames = !this.allNames;
+      this.show(this.spec);
+      this.legend.querySelector("button").focus();
+    }, "nbt-more");
   }
 
   // --- axes ---

@@ -28,7 +28,7 @@ export function chartCsv(spec) {
 export function legendRows(spec, measure, width) {
   const named = ({ label, note, color, dash }) => ({ words: note ? `${label}, ${note}` : label, color, dash });
   const bound = ({ word }) => ({ words: word, color: word === "request" ? "good" : "bad", dash: "5 4" });
-  const lines = spec.named === false ? [{ words: `${spec.lines.length} lines` }] : spec.lines.map(named);
+  const lines = spec.lines.map(named);
   const title = spec.title ? [{ words: spec.title, bold: true }] : [], rows = [[]];
   let x = LEGEND_MARGIN;
   for (const one of [...title, ...lines, ...(spec.bounds || []).map(bound)]) {

@@ -50,12 +50,12 @@ export const usageSpec = (chart) => ({
   title: chart.title,
   begin: chart.begin,
   bounds: chart.bounds,
-  lines: toldApart(chart.lines.map((line) => {
+  lines: toldApart(equalTogether(chart.lines.map((line) => {
     const curve = chart.curves[line.name];
     // Its band reaches from each mean, or from a group's lowest value, up to the largest sample of its interval.
     const band = curve.maxima ? { low: curve.minima || curve.values, high: curve.maxima } : {};
     return { ...line, x: curve.steps, y: curve.values, ...band, words: curve.words };
-  })),
+  }))),
   xName: "time",
   xForm: "seconds",
   yName: "",
@@ -65,7 +65,16 @@ export const usageSpec = (chart) => ({
   top: chart.form === "share" ? 1 : null,
 });
 
-const MOST_NAMED = 8;
+// Four colours that differ for colour-blind readers too; further lines repeat them with dashes (base/look.py).
+const LINE_COLORS = 4;
+const LINE_DASHES = ["", "7 3", "2 3"];
+
+/** Colour and dashes of a chart's line. */
+export const lineLook = (at) => ({
+  color: `c${at % LINE_COLORS}`,
+  dash: LINE_DASHES[Math.floor(at / LINE_COLORS) % LINE_DASHES.length],
+});
+
 const X_FORMS = { step: "whole", tokens: "count", time: "seconds", flops: "count", cost: "number" };
 
 /**
@@ -75,7 +84,7 @@ const X_FORMS = { step: "whole", tokens: "count", time: "seconds", flops: "count
  */
 export function metricSpec(chart, { tags, series, marks }, { axis, begin, smoothing }) {
   const rows = new Map(tags.map((row) => [row.tag, row]));
-  const first = rows.get(chart.of || chart.names[0]), named = chart.names.length <= MOST_NAMED;
+  const first = rows.get(chart.of || chart.names[0]);
   const x = (part) => (axis === "time" ? part.time.map((at) => at - begin) : part[axis]);
   const longer = (one, two) => (two.step.length > one.step.length ? two : one);
   const longest = Object.values(series).reduce(longer, { step: [], tokens: [] });
@@ -89,7 +98,7 @@ export function metricSpec(chart, { tags, series, marks }, { axis, begin, smooth
   const lines = chart.names.flatMap((name, at) => {
     const part = series[name], row = chart.of ? { ...first, title: name } : rows.get(name);
     if (!part || !x(part).length) return [];
-    const look = { label: row.title, color: named ? `c${at}` : "c0", dots: row.dots };
+    const look = { label: row.title, ...lineLook(at), dots: row.dots };
     const last = part.step[part.step.length - 1], bad = part.bad && part.bad.map((ends) => ends.map(xOf(part)));
     const band = { low: numbers(part.low), high: numbers(part.high), bad, ...gapNote(part.bad, last) };
     return [{ name, ...look, x: x(part), y: numbers(part.value), part, ...band }];
@@ -97,7 +106,6 @@ export function metricSpec(chart, { tags, series, marks }, { axis, begin, smooth
   return {
     title: chart.title,
     lines,
-    named,
     marks: marks.map((mark) => ({ ...mark, x: placed(mark) })),
     begin: axis === "time" ? begin : undefined,
     xName: axis,
@@ -118,12 +126,28 @@ function nearestStep(steps, step) {
 
 // The note of a curve that is identical to another one and therefore covers it.
 const DASH_PIXELS = 6;
+const MOST_EQUAL = 3;
 
 /** Return how many points two lines share if one is the beginning of the other, else 0. */
 function commonPoints(one, two) {
   const length = Math.min(one.x.length, two.x.length);
   const same = (at) => one.x[at] === two.x[at] && Object.is(one.y[at], two.y[at]);
   return length > 1 && Array.from({ length }, (_, at) => at).every(same) ? length : 0;
+}
+
+/** Draw more than MOST_EQUAL lines with the same points as one, such as the idle GPUs of eight replicas. */
+export function equalTogether(lines) {
+  const groups = [];
+  for (const line of lines) {
+    const same = groups.find(([first]) => first.x.length === line.x.length && commonPoints(first, line));
+    if (same) same.push(line);
+    else groups.push([line]);
+  }
+  return groups.flatMap((group) => {
+    if (group.length <= MOST_EQUAL) return group;
+    const names = group.map(({ label }) => label), rest = names.length - 2;
+    return [{ ...group[0], label: `${names.length} equal lines: ${names[0]}, ${names[1]} and ${rest} more` }];
+  });
 }
 
 /** Dash lines that cover an earlier one exactly, so that both are visible, and explain it in `note`. */

@@ -4,8 +4,8 @@
 // A run that cannot be read keeps its chip, with the reason; the others are compared without it.
 
 import { Chart, ChartGroup } from "./chart.js";
-import { metricSpec, toldApart } from "./chart_spec.js";
-import { CompareChips, MOST_COMPARED, runLook } from "./compare_chips.js";
+import { lineLook, metricSpec, toldApart } from "./chart_spec.js";
+import { CompareChips, MOST_COMPARED } from "./compare_chips.js";
 import { PublishedFigures } from "./compare_published.js";
 import { comparedResults, comparedSettings, TABLE_FORMATS, tablesText } from "./compare_tables.js";
 import { refused } from "./server.js";
@@ -100,7 +100,7 @@ class Compare {
   /** Colour and dashes of a run's lines: its own, or those of its group. */
   lookOf(name) {
     const group = this.groups.find((names) => names.includes(name));
-    return runLook(this.names.indexOf(group ? group[0] : name));
+    return lineLook(this.names.indexOf(group ? group[0] : name));
   }
 
   // --- controls ---
@@ -339,7 +339,7 @@ function hasAxis(axis, scale) {
  * groups        runs that are drawn as one line with a band: [[name, ...], ...]
  */
 export function comparedSpecs(names, curves, options) {
-  const { axis, smoothing, all, looks = (name) => runLook(names.indexOf(name)), scales = {} } = options;
+  const { axis, smoothing, all, looks = (name) => lineLook(names.indexOf(name)), scales = {} } = options;
   const { groups = [] } = options;
   const shown = names.filter((name) => curves.has(name)).map((name) => curves.get(name)), tags = new Map();
   for (const answer of shown) for (const row of answer.tags) tags.set(row.tag, row);
@@ -367,9 +367,8 @@ export function comparedSpecs(names, curves, options) {
     const currencies = new Set(having.map((name) => scale(name).currency).filter(Boolean));
     const xName = axis === "cost" ? `cost, ${[...currencies].join(" or ")}` : AXIS_NAMES[axis] || spec.xName;
     // Curves that would cover each other get different dashes.
-    const lines = toldApart(spec.lines).map((line) =>
-      ({ ...line, ...looks(line.name), ...(line.dash ? { dash: line.dash } : {}) }));
-    const shape = { xName, named: true, namedAbove: true, endNames: true, begin: undefined, where: undefined };
+    const lines = toldApart(spec.lines.map((line) => ({ ...line, ...looks(line.name) })));
+    const shape = { xName, namedAbove: true, endNames: true, begin: undefined, where: undefined };
     return [tag, { ...spec, ...shape, lines: seedBands(lines, groups) }];
   });
 }

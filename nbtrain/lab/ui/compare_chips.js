@@ -4,16 +4,6 @@ import { button, element, menu } from "./words.js";
 
 /** The most runs of one comparison; MOST_RUNS of monitor/compare.py. */
 export const MOST_COMPARED = 12;
-// Four colours that differ for colour-blind readers too; further runs repeat them with dashes.
-const RUN_COLORS = 4;
-const RUN_DASHES = ["", "7 3", "2 3"];
-
-/** Colour and dashes of the run at a place among the chips. */
-export const runLook = (at) => ({
-  color: `c${at % RUN_COLORS}`,
-  dash: RUN_DASHES[Math.floor(at / RUN_COLORS) % RUN_DASHES.length],
-});
-
 export class CompareChips {
   /** `compare` is the page of compare.js. */
   constructor(compare) {

@@ -101,6 +101,9 @@ export class Logs {
     this.traceback.hidden = true;
     this.hits = element("div", "nbt-hits");
     this.hits.hidden = true;
+    /** The search whose hits are awaited or shown, {text, regex, job}; null without one. */
+    this.wanted = null;
+    this.isSearching = false;
     /** The lines that the last search found. */
     this.found = [];
     this.pre = element("pre", "nbt-numbered");
@@ -440,7 +443,7 @@ export class Logs {
 
   closeHits() {
     this.hits.hidden = true;
-    this.searched = null;
+    this.searched = this.wanted = null;
     this.sayWrong("");
     if (!this.found.length) return;
     this.found = [];
@@ -463,22 +466,37 @@ export class Logs {
     else this.search();
   }
 
+  /** Search for the text in the field. One search runs at a time; when it ends, the newest wish is searched for. */
   async search() {
-    const { run } = this, text = this.find.value, regex = this.regex.input.checked;
+    const { run } = this, text = this.find.value, regex = this.regex.input.checked, { job } = run;
     if (!text || !run.server) return;
+    const { wanted } = this, isRunning = this.isSearching && wanted;
+    if (isRunning && wanted.text === text && wanted.regex === regex && wanted.job === job) return;
     this.closeHits();
     this.searched = text;
     this.hits.hidden = false;
     // Make room for the hits and their log.
     this.traceback.open = false;
     this.hits.replaceChildren(element("p", "nbt-empty", `Searching for "${text}"...`));
+    this.wanted = { text, regex, job };
+    if (this.isSearching) return;
+    this.isSearching = true;
+    for (let last = null; this.wanted && this.wanted !== last; ) {
+      last = this.wanted;
+      await this.searchFor(last);
+    }
+    this.isSearching = false;
+  }
+
+  async searchFor(wanted) {
+    const { run } = this, { text, regex, job } = wanted;
     try {
       const words = new URLSearchParams({ q: text, case: 0, limit: SEARCH_LIMIT, regex: Number(regex) });
-      if (run.job) words.set("job", run.job);
+      if (job) words.set("job", job);
       const answer = await run.server.call(`run/${run.name}/log/search?${words}`);
-      if (this.searched === text) this.showHits(text, answer);
+      if (this.wanted === wanted) this.showHits(text, answer);
     } catch (error) {
-      if (this.searched !== text) return;
+      if (this.wanted !== wanted) return;
       const isPattern = regex && error.status === NOT_A_PATTERN;
       this.hits.hidden = isPattern;
       if (isPattern) this.sayWrong(error.message);

@@ -139,8 +139,8 @@ const CSS = `
 .nbt-root .nbt-legend i{font-style:normal;overflow-wrap:anywhere;min-width:0}
 .nbt-root .nbt-legend i::before{content:"";display:inline-block;width:10px;height:2px;margin-right:5px;
  vertical-align:middle;background:var(--c)}
-.nbt-root .nbt-legend i.nbt-dashed::before{background:repeating-linear-gradient(90deg,var(--c) 0 3px,
- transparent 3px 5px)}
+.nbt-root .nbt-legend i.nbt-dashed::before{width:16px;background:repeating-linear-gradient(90deg,
+ var(--c) 0 var(--dash,3px),transparent var(--dash,3px) calc(var(--dash,3px) + 2px))}
 .nbt-root .nbt-legend b{color:var(--nbt-fg);font-weight:600}
 .nbt-root .nbt-legend i.nbt-request::before{background:var(--nbt-good)}
 .nbt-root .nbt-legend i.nbt-limit::before{background:var(--nbt-bad)}

@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, SERIES
+from nbtrain.base.look import BLUE, DASHES, GREEN, GREY, LINE, ORANGE, RED, SERIES
 from nbtrain.monitor.chart_data import smoothed
 
 COLORS = {"a": BLUE, "b": ORANGE} | {f"c{number}": color for number, color in enumerate(SERIES)}
@@ -39,11 +39,9 @@ def chart_image(
     if not chart["x"]:
         return ""
     lines = chart["lines"]
-    if chart.get("named") is False:
-        lines = [{**lines[0], "label": f"{len(lines)} lines"}]
     data = base64.b64encode(chart_svg(chart, curves, width, height, marks).encode()).decode()
     names = "  ".join(
-        f'<span style="color:{COLORS[line["color"]]}">&#9644;</span> {html.escape(line["label"])}'
+        f'<span style="color:{COLORS[line["color"]]}">{_sample(line)}</span> {html.escape(line["label"])}'
         for line in lines
     )
     bounds = "".join(
@@ -56,6 +54,14 @@ def chart_image(
         f'<div style="color:{GREY};font-size:11px">{title}{names}{bounds}</div>'
         f'<img alt="{said}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
     )
+
+
+def _sample(line: Mapping[str, Any]) -> str:
+    """Return the sample of a line in the legend: a bar, or dashes as long as the line's."""
+    dash = line.get("dash")
+    if not dash:
+        return "&#9644;"
+    return "&#9472;&nbsp;&#9472;" if dash == DASHES[1] else "&#8943;"
 
 
 def charts_in_rows(
@@ -149,6 +155,7 @@ def _line(
     line: Mapping[str, Any], curve: Mapping[str, Any], chart: Mapping[str, Any], across: Any, up: Any
 ) -> list[str]:
     color, steps = COLORS[line["color"]], curve["steps"]
+    dash = f'stroke-dasharray="{line["dash"]}" ' if line.get("dash") else ""
     # A gap is between two points if the curve was thinned, and at a point without a value otherwise.
     broken = {bisect.bisect_left(steps, first) for first, _ in curve.get("bad") or ()}
 
@@ -166,7 +173,7 @@ def _line(
 
     def paths(values: Sequence[float | None], look: str) -> list[str]:
         return [
-            f'<polyline points="{corners(segment)}" fill="none" stroke="{color}" {look}/>'
+            f'<polyline points="{corners(segment)}" fill="none" stroke="{color}" {dash}{look}/>'
             for segment in segments(values)
             if len(segment) > 1
         ]

@@ -135,6 +135,7 @@ RampSamples = _number(1, 10**12)
 WorkerCount = _number(0, 1024)
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 # Learning rates, weight decays, epsilons and standard deviations: usual values are below 1.
 Rate = Annotated[float, Field(ge=0, le=1000)]

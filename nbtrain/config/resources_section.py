@@ -2,7 +2,15 @@
 
 from typing import Annotated, Literal
 
-from nbtrain.config.fields import ConfigModel, PathText, PositiveBytes, PositiveSmallCount, SmallCount, Word
+from nbtrain.config.fields import (
+    ConfigModel,
+    PathText,
+    PositiveBytes,
+    PositiveFraction,
+    PositiveSmallCount,
+    SmallCount,
+    Word,
+)
 from nbtrain.config.markers import SbatchOption
 
 
@@ -20,6 +28,18 @@ class ResourcesConfig(ConfigModel):
     gpus_per_node: SmallCount = 1
     """Number of GPUs on each machine; each GPU gets one rank. Not read on device: cpu, where ranks are
     distributed evenly.
+    """
+    network: Word | None = None
+    """Name of the network between machines in the network table, e.g. efa-400, ib-8x400 or ethernet-25, from
+    which the plan takes its bandwidth. null assumes the network of a usual machine with this type of GPU.
+    """
+    network_bytes_per_second: PositiveBytes | None = None
+    """Bandwidth of the network between machines: bytes per second, one way, of all devices of a machine
+    together. It stands for a network that the table does not have; `network` is then null.
+    """
+    network_reached_fraction: PositiveFraction | None = None
+    """Fraction of the network's bandwidth that collectives reach; null takes the network table's, 0.80, or
+    0.85 for EFA.
     """
     cpus_per_node: Annotated[PositiveSmallCount | None, SbatchOption(("--cpus-per-task", "-c"))] = None
     """Number of CPU cores requested on each machine; null leaves it to the backend."""

@@ -25,8 +25,9 @@ from nbtrain.planner.memory import MemoryEstimate, estimate_memory
 from nbtrain.planner.memory.lora import USUAL_RANK, estimate_lora
 from nbtrain.planner.second_opinion import second_opinion
 from nbtrain.planner.setup.setup import setup_of
-from nbtrain.planner.time.duration import DurationEstimate, estimate_duration
+from nbtrain.planner.time.duration import DurationEstimate, estimate_duration, rates_of_run
 from nbtrain.planner.time.explain import traffic
+from nbtrain.planner.time.network_use import NetworkUse, network_use
 
 if TYPE_CHECKING:
     from nbtrain.planner.why import Why
@@ -73,6 +74,8 @@ class Plan:
     """
     use_measured: bool = True
     """Whether rates measured on this machine are used."""
+    network: NetworkUse | None = None
+    """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
 
     @property
     def warnings(self) -> list[str]:
@@ -243,6 +246,8 @@ class Plan:
         time_rows.update(self.cost.rows())
         titles = ("Model", "Training", "Memory", "Time", "Disk")
         made = dict(zip(titles, (size, training, memory_rows, time_rows, disk_rows)))
+        if self.network is not None:
+            made["Network"] = self.network.rows()
         return made | ({"Last job": compared_rows(self.compared)} if self.compared else {})
 
     def why(self) -> "Why":
@@ -295,6 +300,7 @@ class Plan:
             "duration": asdict(self.duration),
             "disk": _record(self.disk, "checkpoints_bytes", "total_bytes"),
             "cost": {**asdict(self.cost), "money": self.cost.money},
+            "network": self.network.to_dict() if self.network else None,
             "measured": [asdict(one) for one in self.compared],
             "epochs": self.epochs,
             "warnings": self.warnings,
@@ -323,7 +329,10 @@ def plan(config: RunConfig, use_measured: bool = True) -> Plan:
     memory, disk = estimate_memory(config), estimate_disk(config)
     duration = estimate_duration(config, use_measured)
     cost = estimate_cost(config, duration.seconds)
-    subject = Subject(config, memory, duration, disk, cost)
+    network = None
+    if config.resources.nodes > 1:
+        network = network_use(setup_of(config), rates_of_run(config, use_measured))
+    subject = Subject(config, memory, duration, disk, cost, network)
     findings = findings_of(subject)
     compared = []
     if use_measured:
@@ -332,5 +341,15 @@ def plan(config: RunConfig, use_measured: bool = True) -> Plan:
         compared = compare(config, step.seconds if step else None, memory.total_bytes, bubble)
     counted = count_parameters(config)
     return Plan(
-        config, counted, memory, duration, disk, subject.epochs, cost, findings, compared, use_measured
+        config,
+        counted,
+        memory,
+        duration,
+        disk,
+        subject.epochs,
+        cost,
+        findings,
+        compared,
+        use_measured,
+        network,
     )

@@ -41,7 +41,8 @@ from nbtrain.planner.memory import SPARE_FRACTION, MemoryEstimate, estimate
 from nbtrain.planner.setup.setup import Place, Setup
 from nbtrain.planner.time.calibrated_rates import calibrated_rates
 from nbtrain.planner.time.duration import estimate_duration
-from nbtrain.planner.time.rates import Rates, rates_of_device
+from nbtrain.planner.time.network_rates import with_network
+from nbtrain.planner.time.rates import Rates, rates_of_setup
 from nbtrain.planner.time.step import StepTime, estimate_step
 
 # A layout that leaves less than this share of the GPU free ranks as slower: if the plan errs, the run fails.
@@ -436,8 +437,11 @@ def rates_of(space: Space) -> Rates | None:
     if "rates" not in space.memo:
         device, base = space.base.device, space.base
         known = device is not None and device.peak(base.dtype) is not None
-        rates = rates_of_device(device, base.fabric_bytes_per_second) if device and known else None
-        space.memo["rates"] = calibrated_rates(rates, base) if rates else None
+        rates = rates_of_setup(base) if known else None
+        rates = calibrated_rates(rates, base) if rates else None
+        if rates is not None and space.config is not None:
+            rates = with_network(rates, space.config, use_measured=True)
+        space.memo["rates"] = rates
     return space.memo["rates"]
 
 

@@ -19,7 +19,15 @@ from nbtrain.base.table import aligned
 from nbtrain.planner.legal import PLAIN, RECOMPUTATIONS, Cut, Layout, Options
 from nbtrain.planner.reasons import Reason, reasons
 from nbtrain.planner.run_file import write_run
-from nbtrain.planner.search import ROOMY_FRACTION, Refused, Scored, SearchResult, run_seconds, why_not
+from nbtrain.planner.search import (
+    ROOMY_FRACTION,
+    Refused,
+    Scored,
+    SearchResult,
+    rates_of,
+    run_seconds,
+    why_not,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,10 +102,16 @@ class FoundLayouts:
         device = base.device.name if base.device else "GPU"
         world = f"{base.nodes * base.devices_per_node:,} x {device}"
         if base.nodes > 1:
-            world += f" on {base.nodes:,} machines"
+            world += f" on {base.nodes:,} machines ({self.network})"
         return (
             f"Layouts of {self.result.name} on {world}: {len(self)} fit of {self.result.estimated} estimated"
         )
+
+    @property
+    def network(self) -> str:
+        """Description of the network between machines."""
+        rates = rates_of(self.result.space)
+        return rates.network if rates else "the network is not known"
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the cells of the table, in the order of HEADS."""
@@ -163,6 +177,7 @@ class FoundLayouts:
             "nodes": base.nodes,
             "gpus_per_node": base.devices_per_node,
             "gpu_type": base.device.name if base.device else None,
+            "network": self.network if base.nodes > 1 else None,
             "fitting": len(self),
             "estimated": self.result.estimated,
             "layouts": [self._record(number) for number in range(1, len(self._shown) + 1)],

@@ -460,6 +460,7 @@ def test_every_rule_finds_something_in_a_case():
     computed = {"memory_fits", "host_memory_fits", "bubble_is_small", "validations_are_few"}
     computed |= {
         "data_traffic_is_hidden",
+        "network_keeps_up",  # tests/planner/test_network.py
         "fragmentation_leaves_room",
         "sequence_ranks_hold_all_weights",
         "full_saves_more_than_selective",

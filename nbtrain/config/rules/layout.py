@@ -5,6 +5,7 @@ from collections.abc import Callable
 from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION, FLASH_HEAD_SIZE, lengths_problem
 from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_device_names
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
+from nbtrain.config.arithmetic.networks import NETWORK_BY_NAME, find_network, nearest_network_names
 from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.findings import mistake
@@ -275,6 +276,29 @@ def gpu_type_is_known(config: RunConfig) -> Problems:
     )
 
 
+def network_is_known(config: RunConfig) -> Problems:
+    """resources.network is in the network table, and only one of its fields gives the bandwidth."""
+    resources = config.resources
+    if resources.network is None:
+        return
+    if resources.network_bytes_per_second is not None:
+        yield broken(
+            config,
+            "resources.network_bytes_per_second",
+            f"and resources.network = {resources.network} both give the bandwidth between machines. Set one "
+            "of them to null.",
+        )
+    if find_network(resources.network) is None:
+        near = nearest_network_names(resources.network)
+        which = f"Nearest: {', '.join(near)}" if near else f"Known: {', '.join(NETWORK_BY_NAME)}"
+        yield broken(
+            config,
+            "resources.network",
+            f"is not in the network table. {which}. For another network set null and "
+            "resources.network_bytes_per_second: the bytes per second, one way, of all devices of a machine.",
+        )
+
+
 def format_has_its_units(config: RunConfig) -> Problems:
     """The named GPU supports the number format in hardware; torch would emulate bf16, many times slower."""
     resources, dtype = config.resources, config.precision.dtype
@@ -378,6 +402,7 @@ LAYOUT_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     fpdt_has_its_kernels,
     layout_fits_resources,
     gpu_type_is_known,
+    network_is_known,
     format_has_its_units,
     attention_backend_serves,
     fp8_has_its_units,

@@ -14,13 +14,17 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.planner.lint.remedies import MICRO_BATCH, with_changes
 from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.memory import estimate
-from nbtrain.planner.setup.setup import setup_of
+from nbtrain.planner.setup.setup import network_of, setup_of
 from nbtrain.planner.time.duration import bubble_fraction, rates_of_run
+from nbtrain.planner.time.network_use import PAYS_FRACTION, gigabytes
+from nbtrain.planner.time.rates import INFINITE
 from nbtrain.planner.time.step import estimate_step
 
 # A bubble from this fraction of each step on is worth a change.
 LARGE_BUBBLE_FRACTION = 0.1
 EQUAL = "equal stages"
+# Fraction of each step that waits for other machines.
+LARGE_WAIT_FRACTION = 0.15
 # Fraction of each step in which FPDT waits for its chunks.
 LARGE_CHUNKS_FRACTION = 0.1
 # Fraction of each step spent waiting for gradients and ZeRO's weights; logging.alerts has the same limit in a
@@ -88,7 +92,8 @@ def tensor_ranks_share_a_machine(subject: Subject) -> Iterator[Finding]:
     device = find_device(config.resources.gpu_type)
     speeds = ""
     if device:
-        network = device.network_bytes_per_second / device.devices_per_node
+        fabric, _ = network_of(config.resources)
+        network = fabric / gpus if fabric else device.network_bytes_per_second / device.devices_per_node
         slower = device.link_bytes_per_second / 2 / network
         speeds = (
             f" {device.name}: {device.link_bytes_per_second / 2e9:,.0f} GB/s inside a machine, "
@@ -152,6 +157,47 @@ def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
         f"{config.accumulation_steps:,} micro batches of {micro} in a step.",
         fix,
         subject.share(saved, "time without computation"),
+    )
+
+
+def network_keeps_up(subject: Subject) -> Iterator[Finding]:
+    """Check that the network between machines is fast enough: a step waits for what computation does not
+    hide.
+
+    The price is what the same machines would save with links as fast as those between their own devices.
+    """
+    config, network = subject.config, subject.network
+    if network is None or network.waiting < LARGE_WAIT_FRACTION:
+        return
+    setup, rates = setup_of(config), rates_of_run(config, use_measured=False)
+    inside = rates and replace(rates, across=replace(rates.across, bytes_per_second=INFINITE))
+    faster = estimate_step(setup, inside) if inside else None
+    if faster is None:
+        return
+    fix = []
+    key = "resources.network"
+    changed = with_changes(config, {"parallel.zero_hpz": True})
+    gain = network.hpz
+    pays = gain and not network.has_hpz and gain.saved >= PAYS_FRACTION and gain.fits is not False
+    if gain and pays and not find_problems(changed):
+        key = "parallel.zero_hpz"
+        fix.append(
+            f"Set parallel.zero_hpz: true: a step then takes {amounts.step(gain.step_seconds)} instead of "
+            f"{amounts.step(network.step_seconds)}, with {amounts.size(gain.more_bytes)} more memory."
+        )
+    fix.append(
+        "`nbtrain search` ranks layouts for this network; a pipeline sends the least between machines."
+    )
+    if network_of(config.resources)[0] is None:
+        fix.append("If yours is another network, set resources.network.")
+    yield finding_of(
+        config,
+        "network_keeps_up",
+        key,
+        f"{network.waiting:.0%} of each step waits for the network between machines ({network.network}): "
+        f"a machine sends {gigabytes(network.total_bytes)} in a step.",
+        " ".join(fix),
+        subject.share(max(1 - faster.seconds / network.step_seconds, 0.0), "time without computation"),
     )
 
 
@@ -236,6 +282,7 @@ def fpdt_chunks_are_large_enough(subject: Subject) -> Iterator[Finding]:
 LAYOUT_RULES = (
     bubble_is_small,
     data_traffic_is_hidden,
+    network_keeps_up,
     tensor_ranks_share_a_machine,
     hpz_stays_inside_a_machine,
     quantized_gradients_cross_machines,

@@ -9,6 +9,7 @@ from nbtrain.planner.budget.cost import CostEstimate
 from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.memory import MemoryEstimate
 from nbtrain.planner.time.duration import DurationEstimate
+from nbtrain.planner.time.network_use import NetworkUse
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Subject:
     duration: DurationEstimate
     disk: DiskEstimate
     cost: CostEstimate
+    network: NetworkUse | None = None
+    """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
 
     @cached_property
     def hours(self) -> float:

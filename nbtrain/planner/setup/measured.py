@@ -32,7 +32,7 @@ _OF_ADAPTERS = frozenset(
 # Fields of a setup that do not change the speed of a step: available memory, saving, buffers.
 _WITHOUT_EFFECT = frozenset(
     (
-        "shape", "host_memory_bytes", "saves_in_background", "fabric_bytes_per_second", "cpus_per_node",
+        "shape", "host_memory_bytes", "saves_in_background", "fabric_reached", "cpus_per_node",
         "reduce_bucket_elements", "allgather_bucket_elements", "sub_group_elements", "max_live_elements",
         "prefetch_elements", "persistence_elements", "nvme_buffer_elements", "nvme_buffer_count",
     )
@@ -89,6 +89,9 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
         for field in fields(wanted)
         if field.name not in _WITHOUT_EFFECT and getattr(found, field.name) != getattr(wanted, field.name)
     ]
+    if None in (found.fabric_bytes_per_second, wanted.fabric_bytes_per_second):
+        # The network is the same whether or not the run names it.
+        names = [name for name in names if name != "fabric_bytes_per_second"]
     shape = [
         field.name
         for field in fields(wanted.shape)

@@ -11,9 +11,11 @@ from typing import Literal
 from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes, trained_row_elements
 from nbtrain.config.arithmetic.attention_kernels import keeps_scores, masks_windows
 from nbtrain.config.arithmetic.devices import Device, find_device
+from nbtrain.config.arithmetic.networks import USUAL_REACHED, find_network
 from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
 from nbtrain.config.deepspeed.ds_config import bucket_elements, nvme_buffer_elements
+from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.schema import RunConfig
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -35,7 +37,11 @@ class Setup:
     nodes: int = 1
     devices_per_node: int = 1
     fabric_bytes_per_second: float | None = None
-    """Bandwidth between nodes, one way, of all devices of a node together; None if it is not known."""
+    """Bandwidth between nodes, one way, of all devices of a node together; None assumes the device's usual
+    network.
+    """
+    fabric_reached: float | None = None
+    """Fraction of that bandwidth that collectives reach; None assumes the one of planner/time/rates.py."""
     host_memory_bytes: int | None = None
     """Host memory of a node; None if it is not known."""
     cpus_per_node: int | None = None
@@ -179,16 +185,30 @@ class Setup:
         return tuple(cut_evenly(self.shape, self.pipeline_parallel_size, self.recompute == "full"))
 
 
+def network_of(resources: ResourcesConfig) -> tuple[float | None, float | None]:
+    """Return (bytes per second of the network that the run names, the fraction of it that is reached).
+
+    Each is None if the run does not say, and leaves it to planner/time/rates.py.
+    """
+    network = find_network(resources.network)
+    fabric = network.bytes_per_second if network else resources.network_bytes_per_second
+    usual = network.reached if network else USUAL_REACHED if fabric else None
+    return fabric, resources.network_reached_fraction or usual
+
+
 def setup_of(config: RunConfig) -> Setup:
     """Return the setup of a run."""
     parallel, precision, resources = config.parallel, config.precision, config.resources
     on_gpu = resources.device == "gpu"
+    fabric, reached = network_of(resources)
     return Setup(
         shape=shape_of(config),
         device=find_device(resources.gpu_type) if on_gpu else None,
         on_gpu=on_gpu,
         nodes=resources.nodes,
         devices_per_node=config.ranks_per_node,
+        fabric_bytes_per_second=fabric,
+        fabric_reached=reached,
         host_memory_bytes=resources.memory_per_node_bytes,
         cpus_per_node=resources.cpus_per_node,
         micro_batch_size=config.batch.micro_batch_size,

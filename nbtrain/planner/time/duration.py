@@ -28,7 +28,8 @@ from nbtrain.planner.setup.measured import LARGEST_RATIO, measured_rate
 from nbtrain.planner.setup.setup import Setup, setup_of
 from nbtrain.planner.time.calibrated_rates import calibrated_rates
 from nbtrain.planner.time.cores import rates_of_cores
-from nbtrain.planner.time.rates import Rates, rates_of_device
+from nbtrain.planner.time.network_rates import with_network
+from nbtrain.planner.time.rates import Rates, rates_of_setup
 from nbtrain.planner.time.step import StepTime, estimate_step, forward_seconds
 
 
@@ -72,7 +73,7 @@ def estimate_duration(
         return DurationEstimate(None, None, 0.0, _unknown(config, setup))
     factor, basis = 1.0, _basis(setup, step, rates)
     if found is not None:
-        other = estimate_step(found.setup, rates)
+        other = estimate_step(found.setup, _rates_then(rates, setup, found.setup))
         assert other is not None
         scale = setup.tokens_per_step / step.seconds / (found.setup.tokens_per_step / other.seconds)
         if 1 / LARGEST_RATIO <= scale <= LARGEST_RATIO:
@@ -89,6 +90,15 @@ def estimate_duration(
     return DurationEstimate(sum(parts.values()), rate, step.bubble_fraction, basis, step, parts, *save)
 
 
+def _rates_then(rates: Rates, setup: Setup, then: Setup) -> Rates:
+    """Return the rates of an earlier job: those of this run, with the network that the job's run named."""
+    fabric, reached = then.fabric_bytes_per_second, then.fabric_reached
+    if setup.fabric_bytes_per_second in (None, fabric) or fabric is None:
+        return rates
+    across = replace(rates.across, bytes_per_second=fabric * (reached or rates.network_reached))
+    return replace(rates, across=across)
+
+
 def bubble_fraction(config: RunConfig) -> float:
     """Return the share of a step in which a rank waits for other stages; 0 without a pipeline."""
     setup = setup_of(config)
@@ -103,13 +113,15 @@ def rates_of_run(config: RunConfig, use_measured: bool, measure_cores: bool = Tr
     `use_measured` applies this machine's calibration; without one, `measure_cores` measures a CPU's cores.
     """
     setup = setup_of(config)
+    rates: Rates | None
     if config.resources.device == "cpu":
         rates = rates_of_cores(config, matmul_flops_per_core() if use_measured and measure_cores else None)
     elif setup.device is None or setup.device.peak(config.precision.dtype) is None:
         return None
     else:
-        rates = rates_of_device(setup.device)
-    return calibrated_rates(rates, setup) if use_measured else rates
+        rates = rates_of_setup(setup)
+    assert rates is not None
+    return with_network(calibrated_rates(rates, setup) if use_measured else rates, config, use_measured)
 
 
 def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dict[str, float]:

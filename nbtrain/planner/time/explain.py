@@ -12,11 +12,12 @@ from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.setup.terms import Term
 from nbtrain.planner.time import compute
 from nbtrain.planner.time.fpdt import chunks_of, number_of_chunks
-from nbtrain.planner.time.rates import Rates, rates_of_device
+from nbtrain.planner.time.rates import Rates, rates_of_setup
 from nbtrain.planner.time.step import OVERLAPPED_TENSOR, estimate_step, rank_parameters
 from nbtrain.planner.time.traffic import (
     DTYPE_BYTES,
     Group,
+    boundary_bytes,
     gradient_element,
     group_of,
     muon_bytes,
@@ -32,8 +33,7 @@ _TENSOR = "arXiv:1909.08053, section 3"
 
 def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
     """Return the Terms of one step; [] if neither the device nor other rates are known."""
-    if rates is None and setup.device is not None:
-        rates = rates_of_device(setup.device, setup.fabric_bytes_per_second)
+    rates = rates or rates_of_setup(setup)
     step = estimate_step(setup, rates) if rates else None
     if rates is None or step is None:
         return []
@@ -67,7 +67,7 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
         ),
         "pipeline": (
             f"{micro + stages - 1:,} slots x 4 x {setup.virtual_stages} messages of "
-            f"{_megabytes(_boundary_bytes(setup))}, {1 - engine.hidden_pipeline:.0%} of them not hidden",
+            f"{_megabytes(boundary_bytes(setup))}, {1 - engine.hidden_pipeline:.0%} of them not hidden",
             _PTD,
         ),
         "data": (_data(setup, rates), _ZERO),
@@ -154,7 +154,7 @@ def traffic(setup: Setup) -> list[Term]:
         "arXiv:2310.01889, section 3",
     )
     if stages > 1:
-        boundary = _boundary_bytes(setup)
+        boundary = boundary_bytes(setup)
         term(
             "pipeline",
             2 * micro * setup.virtual_stages * boundary,
@@ -328,12 +328,6 @@ def _optimizer(setup: Setup, rates: Rates) -> str:
 def _trained(setup: Setup) -> int:
     """Return the number of a rank's parameters that the optimizer steps: all, or the adapters."""
     return setup.adapter_parameters if setup.lora_rank else rank_parameters(setup)
-
-
-def _boundary_bytes(setup: Setup) -> float:
-    sent = DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * setup.shape.hidden_size
-    cut = setup.sequence_parallel or ENGINES[setup.engine].scatters_pipeline
-    return sent / setup.tensor_parallel_size if cut else sent
 
 
 def _layers(setup: Setup) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbtrain.config.arithmetic.devices import BY_NAME, Device
+from nbtrain.config.arithmetic.networks import gigabits
+from nbtrain.planner.setup.setup import Setup
 
 if TYPE_CHECKING:
     from nbtrain.planner.calibration.calibration import Calibration
@@ -48,6 +50,10 @@ class Rates:
     """Link between the devices of a machine."""
     across: Link
     """Link between machines; bytes_per_second is for all devices of a machine together."""
+    network_reached: float = 1.0
+    """Fraction of the network's nominal bandwidth that `across` has."""
+    network: str = ""
+    """Description of the network between machines, with its source: named, measured or assumed."""
     inside_devices: int = 8
     """Number of devices connected by `inside`."""
     host_bytes_per_second: float = 25e9
@@ -113,6 +119,13 @@ _RAMP_BYTES = 5 << 20
 _LATENCY_INSIDE, _LATENCY_ACROSS = 3.4e-6, 14e-6
 
 
+def rates_of_setup(setup: Setup) -> Rates | None:
+    """Return the rates of a setup's device and network; None if the device is not known."""
+    if setup.device is None:
+        return None
+    return rates_of_device(setup.device, setup.fabric_bytes_per_second, setup.fabric_reached)
+
+
 def generation(device: Device) -> str:
     """Return the generation that decides a device's fractions."""
     if device.vendor != "NVIDIA":
@@ -123,21 +136,25 @@ def generation(device: Device) -> str:
     return {7: "V100", 9: "Hopper"}.get(major, "Blackwell")
 
 
-def rates_of_device(device: Device, fabric_bytes_per_second: float | None = None) -> Rates:
-    """Return the rates of a device of the table; `fabric_bytes_per_second` replaces the usual bandwidth of a
-    machine.
+def rates_of_device(
+    device: Device, fabric_bytes_per_second: float | None = None, fabric_reached: float | None = None
+) -> Rates:
+    """Return the rates of a device of the table.
+
+    `fabric_bytes_per_second` replaces the usual bandwidth between machines, and `fabric_reached` the fraction
+    of it that is reached.
     """
     if BY_NAME.get(device.name) is device:
-        return _rates_of_row(device.name, fabric_bytes_per_second)
-    return _rates(device, fabric_bytes_per_second)
+        return _rates_of_row(device.name, fabric_bytes_per_second, fabric_reached)
+    return _rates(device, fabric_bytes_per_second, fabric_reached)
 
 
 @functools.lru_cache(maxsize=256)
-def _rates_of_row(name: str, fabric: float | None) -> Rates:
-    return _rates(BY_NAME[name], fabric)
+def _rates_of_row(name: str, fabric: float | None, reached: float | None) -> Rates:
+    return _rates(BY_NAME[name], fabric, reached)
 
 
-def _rates(device: Device, fabric: float | None) -> Rates:
+def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates:
     kind = generation(device)
     shares = SHARES[kind]
     capped = min(device.tdp_watts / _FULL_POWER.get(kind, device.tdp_watts), 1.0) ** 0.5
@@ -150,13 +167,18 @@ def _rates(device: Device, fabric: float | None) -> Rates:
     peak = device.peak("fp16") or max(device.peak_flops.values())
     pcie = device.link_bytes_per_second < _PCIE_BELOW
     link = device.link_bytes_per_second / 2 * (_PCIE_SHARE if pcie else shares.inside)
-    across = (fabric or device.network_bytes_per_second) * shares.across
+    network_reached = reached or shares.across
+    network = fabric or device.network_bytes_per_second
+    across = network * network_reached
+    basis = "" if fabric else f"assumed, as a usual machine with {device.name} has: "
     return Rates(
         matmul_flops=matmul,
         attention_flops={number: peak * share * capped for number, share in kernels.items()},
         memory_bytes_per_second=device.memory_bytes_per_second * shares.memory,
         inside=Link(link, _RAMP_BYTES, _LATENCY_INSIDE),
         across=Link(across, _RAMP_BYTES, _LATENCY_ACROSS),
+        network_reached=network_reached,
+        network=f"{basis}{gigabits(network)}, one way, of which {network_reached:.0%} are reached",
         inside_devices=device.link_devices,
         source=f"{device.name}'s datasheet, and the shares of it that published runs reached",
     )

@@ -29,9 +29,10 @@ from nbtrain.planner.time.compute import (
     optimizer_seconds,
 )
 from nbtrain.planner.time.fpdt import chunk_seconds, number_of_chunks
-from nbtrain.planner.time.rates import Rates, rates_of_device
+from nbtrain.planner.time.rates import Rates, rates_of_setup
 from nbtrain.planner.time.traffic import (
     DTYPE_BYTES,
+    boundary_bytes,
     gradient_element,
     group_of,
     muon_bytes,
@@ -91,9 +92,9 @@ class StepTime:
 def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
     """Estimate the seconds of one step; None if neither the device nor other rates are known."""
     if rates is None:
-        if setup.device is None:
-            return None
-        rates = rates_of_device(setup.device, setup.fabric_bytes_per_second)
+        rates = rates_of_setup(setup)
+    if rates is None:
+        return None
     if rates.calibration is not None:
         parts = calibrated_step(setup, rates.calibration)
         if parts is not None:
@@ -143,9 +144,9 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
     bubble = micro_batches * (slowest - mean) + (whole - slowest) / setup.virtual_stages
     pipeline = 0.0
     if stages > 1:
-        group = group_of(setup, rates, 2, setup.world_size // stages)
-        message = sent / tensor if setup.sequence_parallel or engine.scatters_pipeline else sent
-        once = message / group.bytes_per_second + group.latency_seconds
+        # The slowest boundary sets the pace: one between machines, if the stages are on several.
+        group = group_of(setup, rates, stages, setup.world_size // stages)
+        once = boundary_bytes(setup) / group.bytes_per_second + group.latency_seconds
         shown = 1 - engine.hidden_pipeline
         pipeline = shown * 4 * setup.virtual_stages * once * (micro_batches + stages - 1)
 

@@ -22,6 +22,7 @@ section 7, arXiv:1909.08053 section 3, arXiv:2306.10209, arXiv:2309.14509.
 import math
 from dataclasses import dataclass
 
+from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.rates import Rates
 
@@ -58,13 +59,23 @@ def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
     machine's network.
     """
     inside, across = rates.inside, rates.across
+    in_node = ranks_together(setup, rates, size, stride)
+    if in_node == size:
+        return Group(size, inside.bytes_per_second, inside.ramp_bytes, inside.latency_seconds)
+    rate = across.bytes_per_second / max(setup.devices_per_node, 1) * in_node
+    return Group(size, min(rate, inside.bytes_per_second), across.ramp_bytes, across.latency_seconds)
+
+
+def ranks_together(setup: Setup, rates: Rates, size: int, stride: int) -> int:
+    """Return how many of a group's `size` ranks share the devices' own link; `size` if all of them do.
+
+    Neighbours in the group are `stride` ranks apart.
+    """
     per_node = max(setup.devices_per_node, 1)
     joined = max(per_node, rates.inside_devices) if rates.inside_devices > 8 else per_node
     if size * stride <= joined or setup.nodes == 1:
-        return Group(size, inside.bytes_per_second, inside.ramp_bytes, inside.latency_seconds)
-    in_node = max(joined // stride, 1)
-    rate = across.bytes_per_second / per_node * in_node
-    return Group(size, min(rate, inside.bytes_per_second), across.ramp_bytes, across.latency_seconds)
+        return size
+    return max(joined // stride, 1)
 
 
 def gradient_element(setup: Setup) -> float:
@@ -95,6 +106,13 @@ def traded_bytes(setup: Setup) -> float:
     shape, ulysses = setup.shape, setup.ulysses_size
     keys = shape.kv_width * (ulysses // math.gcd(shape.num_query_groups, ulysses))
     return DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * (shape.query_width + keys) / 2
+
+
+def boundary_bytes(setup: Setup) -> float:
+    """Return the bytes of a micro batch that a rank sends to the next pipeline stage."""
+    sent = DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * setup.shape.hidden_size
+    is_cut = setup.sequence_parallel or ENGINES[setup.engine].scatters_pipeline
+    return sent / setup.tensor_parallel_size if is_cut else sent
 
 
 def muon_bytes(setup: Setup) -> float:

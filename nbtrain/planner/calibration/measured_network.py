@@ -1,0 +1,132 @@
+"""Measurements of networks between machines, by `nbtrain calibrate --network`, in network.json of the data
+directory.
+
+    {"schema_version": 1, "networks": {"<place>": {"date", "nodes", "ranks", "figures": [{"collective",
+    "bytes", "seconds", "spread"}, ...]}}}
+
+A place (place_of) is where a run's ranks would be: the backend with the settings that choose its machines,
+the kind of device, and the ranks of a machine. Plans of runs on several machines use the entry of their place
+for OLDEST_DAYS, unless the run says which network it has.
+"""
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import RecordError
+from nbtrain.base.workspace import data_home, display
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.calibration.calibration import OLDEST_DAYS, Figure
+
+SCHEMA_VERSION = 1
+KEYS = ("date", "nodes", "ranks", "figures")
+# Bus bandwidth over algorithm bandwidth is (n - 1) / n for a gather (NVIDIA/nccl-tests doc/PERFORMANCE.md).
+GATHER, REDUCE = "all_gather", "all_reduce"
+
+
+@dataclass(frozen=True)
+class MeasuredNetwork:
+    """Collectives over all ranks of a run on several machines, by the bytes of the whole array."""
+
+    place: str
+    date: str
+    """ISO date of the measurement."""
+    nodes: int
+    ranks: int
+    figures: list[Figure]
+
+    def bus_bandwidth(self, figure: Figure) -> float:
+        """Return the bytes per second that crossed the slowest link of a ring, as nccl-tests counts them."""
+        factor = 2 if figure["collective"] == REDUCE else 1
+        return factor * (self.ranks - 1) / self.ranks * figure["bytes"] / figure["seconds"]
+
+    def of(self, collective: str) -> list[Figure]:
+        """Return the measurements of one collective, the smallest array first."""
+        found = [figure for figure in self.figures if figure["collective"] == collective]
+        return sorted(found, key=lambda figure: figure["bytes"])
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bandwidth of a machine's network, one way: that of the all-gather of the largest array.
+
+        One ring passes through all ranks, so that a machine's cards carry the bus bandwidth.
+        """
+        return self.bus_bandwidth(self.of(GATHER)[-1])
+
+    @property
+    def latency_seconds(self) -> float:
+        """Seconds of one hop of a ring, from the smallest gather."""
+        return self.of(GATHER)[0]["seconds"] / max(self.ranks - 1, 1)
+
+
+def network_path() -> Path:
+    """Return the path of network.json in the data directory."""
+    return data_home() / "network.json"
+
+
+def place_of(config: RunConfig) -> str:
+    """Return the place where the run's ranks communicate: equal places have the same network."""
+    backend, resources = config.backend, config.resources
+    words: list[str] = [backend.kind]
+    if backend.kind == "hosts":
+        section = backend.hosts
+        where = sorted(section.hosts) if section.hosts else [f"hostfile {section.hostfile}"]
+        words += [", ".join(where), section.network_interface or ""]
+    elif backend.kind == "slurm":
+        slurm = backend.slurm
+        words += [f"partition {slurm.partition or 'of the cluster'}", slurm.constraint or ""]
+        words += [slurm.network_interface or ""]
+    elif backend.kind == "kubernetes":
+        kubernetes = backend.kubernetes
+        words += [f"namespace {kubernetes.namespace or 'of the context'}"]
+        words += [f"{key}={value}" for key, value in sorted(kubernetes.node_selector.items())]
+    device = resources.gpu_type or "GPUs" if resources.device == "gpu" else "CPUs"
+    words += [f"{config.ranks_per_node} x {device} a machine"]
+    return "; ".join(word for word in words if word)
+
+
+def read_networks() -> dict[str, MeasuredNetwork]:
+    """Return the measured networks by place; {} without a readable file."""
+    try:
+        content = files.read_json(network_path())
+    except RecordError:
+        return {}
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        return {}
+    found = {}
+    for place, entry in (content.get("networks") or {}).items():
+        try:
+            found[place] = MeasuredNetwork(place, **{key: entry[key] for key in KEYS})
+        except (KeyError, TypeError):
+            continue  # a damaged entry is as good as none
+    return found
+
+
+def measured_network(config: RunConfig, today: datetime.date | None = None) -> MeasuredNetwork | None:
+    """Return the network that was measured where this run is to run; None if it was not, or too long ago."""
+    if config.resources.nodes == 1 or config.backend.kind == "local":
+        return None
+    network = read_networks().get(place_of(config))
+    if network is None or not network.of(GATHER):
+        return None
+    age = (today or datetime.date.today()) - datetime.date.fromisoformat(network.date)
+    return network if age.days <= OLDEST_DAYS else None
+
+
+def write_network(network: MeasuredNetwork) -> Path:
+    """Write the measurement of one place to network.json and return its path; other places stay."""
+    path = network_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entries: dict[str, Any] = {
+        place: {key: getattr(known, key) for key in KEYS} for place, known in read_networks().items()
+    }
+    entries[network.place] = {key: getattr(network, key) for key in KEYS}
+    files.write_json(path, {"schema_version": SCHEMA_VERSION, "networks": entries})
+    return path
+
+
+def source_of(network: MeasuredNetwork) -> str:
+    """Return a phrase that says where and when a network was measured."""
+    return f"measured on {network.date} over {network.nodes} machines ({display(network_path())})"

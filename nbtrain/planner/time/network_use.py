@@ -1,0 +1,239 @@
+"""The network of a planned run: bytes that a machine sends, the share of a step that waits, the gain of hpZ.
+
+network_use(setup, rates) -> NetworkUse: the section Network of a plan, and the rows of search and what-if
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.networks import gigabits
+from nbtrain.config.arithmetic.parameters import count_layers
+from nbtrain.planner.memory import estimate
+from nbtrain.planner.setup.engines import ENGINES
+from nbtrain.planner.setup.setup import Setup
+from nbtrain.planner.time.between_machines import DATA_KINDS, between_machines
+from nbtrain.planner.time.rates import Rates
+from nbtrain.planner.time.step import estimate_step
+from nbtrain.planner.time.traffic import ranks_together
+
+# hpZ costs memory on every GPU: it pays if a step is shorter by this fraction.
+PAYS_FRACTION = 0.05
+# Networks between which the limit of hpZ is searched, bytes per second.
+_SLOWEST, _FASTEST = 1e7, 1e13
+# ZeRO 3 moves each parameter three times a micro batch, in 16 bits: gathered forward, gathered backward, its
+# gradient scattered (stas00/ml-engineering, model-parallelism, "Inter-node speed requirements to use ZeRO").
+RULE_OF_THUMB_BITS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class HpzGain:
+    """Effect of ZeRO++'s second copy of the weights on each machine (parallel.zero_hpz; arXiv:2306.10209)."""
+
+    step_seconds: float
+    """Seconds of a step with hpZ."""
+    saved: float
+    """Fraction of the step without hpZ that it saves."""
+    more_bytes: int
+    """Device memory that it needs in addition, on the fullest GPU."""
+    fits: bool | None
+    """Whether the run fits its memory with hpZ; None if that is not known."""
+    pays_below: float | None
+    """Bandwidth of the network, in bytes per second, below which hpZ saves PAYS_FRACTION of a step: 0 if it
+    never does, infinite if it always does.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkUse:
+    """Use of the network between machines in one optimizer step."""
+
+    network: str
+    """Description of the network, with its source."""
+    nominal_bytes_per_second: float
+    reached_bytes_per_second: float
+    """Bandwidth of a machine that collectives reach, one way."""
+    sent_bytes: dict[str, float]
+    """Bytes that leave one machine in a step, by kind of traffic."""
+    step_seconds: float
+    waiting_seconds: float
+    """Seconds of the step in which ranks wait for other machines, after what computation hides."""
+    program_share: float
+    """Fraction of the reached bandwidth that this program's ZeRO collectives reach (setup/engines.py)."""
+    rule_of_thumb_bytes: float | None
+    """48 bits x parameters / machines, for ZeRO 3 and one micro batch; None for other layouts."""
+    micro_batches: int
+    has_hpz: bool
+    hpz: HpzGain | None
+    """None if the layout cannot have hpZ: it needs ZeRO 3 over several machines."""
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.sent_bytes.values())
+
+    @property
+    def waiting(self) -> float:
+        """Fraction of a step that waits for other machines."""
+        return self.waiting_seconds / self.step_seconds
+
+    def rows(self) -> dict[str, str]:
+        """Return the rows of the plan."""
+        kinds = ", ".join(f"{kind} {gigabytes(sent)}" for kind, sent in self.sent_bytes.items())
+        full_speed = self.total_bytes / self.reached_bytes_per_second
+        sends = f"{gigabytes(self.total_bytes)} a step"
+        if kinds:
+            sends += f": {kinds}; {amounts.step(full_speed)} at the reached bandwidth"
+        if self.program_share < 1 and DATA_KINDS.intersection(self.sent_bytes):
+            sends += f", of which DeepSpeed's ZeRO reaches {self.program_share:.0%}"
+        rows = {
+            "network": self.network,
+            "a machine sends": sends,
+            "waits for it": f"{self.waiting:.0%} of a step, {amounts.step(self.waiting_seconds)} of "
+            f"{amounts.step(self.step_seconds)}",
+        }
+        if self.rule_of_thumb_bytes is not None:
+            rows["rule of thumb"] = (
+                f"{gigabytes(self.rule_of_thumb_bytes)} a machine and micro batch: {RULE_OF_THUMB_BITS} bits "
+                f"x parameters / machines; {gigabytes(self.total_bytes / self.micro_batches)} here, because "
+                "a ring passes nearly every array through every machine"
+            )
+        if self.hpz is not None:
+            rows["hpZ"] = self.hpz_words
+        return rows
+
+    @property
+    def hpz_words(self) -> str:
+        """Description of what hpZ saves or would save, and below which bandwidth it pays."""
+        gain = self.hpz
+        if gain is None:
+            return ""
+        effect = "saves" if self.has_hpz else "would save"
+        room = "" if gain.fits is not False else ", which does not fit"
+        words = f"{effect} {gain.saved:.0%} of a step and needs {amounts.size(gain.more_bytes)} more{room}"
+        if not gain.pays_below:
+            return f"{words}; it pays on no network"
+        if math.isinf(gain.pays_below):
+            return f"{words}; it pays on any network"
+        return f"{words}; it pays below {gigabits(gain.pays_below)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry `network` of plan.json."""
+        gain = self.hpz
+        limit = gain.pays_below if gain else None
+        return {
+            "network": self.network,
+            "nominal_bytes_per_second": self.nominal_bytes_per_second,
+            "reached_bytes_per_second": self.reached_bytes_per_second,
+            "sent_bytes": self.sent_bytes,
+            "step_seconds": self.step_seconds,
+            "waiting_seconds": self.waiting_seconds,
+            "rule_of_thumb_bytes": self.rule_of_thumb_bytes,
+            "hpz": {
+                "step_seconds": gain.step_seconds,
+                "saved": gain.saved,
+                "more_bytes": gain.more_bytes,
+                "fits": gain.fits,
+                "pays_below_bytes_per_second": limit if limit is None or math.isfinite(limit) else None,
+            }
+            if gain
+            else None,
+        }
+
+
+def network_use(setup: Setup, rates: Rates | None) -> NetworkUse | None:
+    """Return what a step of this setup asks of the network; None on one machine or without known rates."""
+    if setup.nodes == 1 or rates is None:
+        return None
+    step = estimate_step(setup, rates)
+    if step is None:
+        return None
+    between = between_machines(setup, rates, step)
+    thumb = None
+    if setup.zero_stage == 3:
+        shape = setup.shape
+        parameters = count_layers(shape, shape.num_layers, first=True, last=True, tensor=1).total
+        thumb = RULE_OF_THUMB_BITS / 8 * parameters / setup.nodes
+    reached = rates.across.bytes_per_second
+    return NetworkUse(
+        network=rates.network or f"{gigabits(reached)} reached, one way, {rates.source}",
+        nominal_bytes_per_second=reached / rates.network_reached,
+        reached_bytes_per_second=reached,
+        sent_bytes=between.sent_bytes,
+        step_seconds=step.seconds,
+        waiting_seconds=between.waiting_seconds,
+        program_share=ENGINES[setup.engine].zero_share if setup.zero_stage and setup.on_gpu else 1.0,
+        rule_of_thumb_bytes=thumb,
+        micro_batches=setup.accumulation_steps,
+        has_hpz=setup.hpz_size > 1,
+        hpz=hpz_gain(setup, rates),
+    )
+
+
+def on_network(rates: Rates, bytes_per_second: float) -> Rates:
+    """Return `rates` with another network, of which the same fraction is reached."""
+    across = replace(rates.across, bytes_per_second=bytes_per_second * rates.network_reached)
+    words = f"{gigabits(bytes_per_second)}, one way, of which {rates.network_reached:.0%} are reached"
+    return replace(rates, across=across, network=words)
+
+
+def hpz_gain(setup: Setup, rates: Rates) -> HpzGain | None:
+    """Return what hpZ saves in a step; None if no weights are gathered over several machines."""
+    tensor = setup.tensor_parallel_size
+    copies = setup.devices_per_node // tensor
+    if setup.zero_stage != 3 or setup.pipeline_parallel_size > 1 or copies < 2:
+        return None
+    if ranks_together(setup, rates, setup.zero_size, tensor) == setup.zero_size:
+        return None
+    without, with_hpz = replace(setup, hpz_size=1), replace(setup, hpz_size=copies)
+
+    def saved(network: float) -> float:
+        """Return the fraction of a step that hpZ saves on a network of these bytes per second."""
+        there = on_network(rates, network)
+        before, after = estimate_step(without, there), estimate_step(with_hpz, there)
+        assert before is not None and after is not None
+        return 1 - after.seconds / before.seconds
+
+    after = estimate_step(with_hpz, rates)
+    assert after is not None
+    memory, larger = estimate(without), estimate(with_hpz)
+    return HpzGain(
+        step_seconds=after.seconds,
+        saved=saved(rates.across.bytes_per_second / rates.network_reached),
+        more_bytes=larger.total_bytes - memory.total_bytes,
+        fits=larger.fits,
+        pays_below=_limit(saved),
+    )
+
+
+def _limit(saved: Any) -> float:
+    """Return the fastest network on which hpZ saves PAYS_FRACTION of a step; 0 if none, infinite if all."""
+    if saved(_FASTEST) >= PAYS_FRACTION:
+        return math.inf
+    # Slow networks gain the most, but on the slowest the wait for the gradients dominates: search downwards.
+    networks = list(_networks())
+    paying = next((at for at, network in enumerate(networks) if saved(network) >= PAYS_FRACTION), None)
+    if paying is None:
+        return 0.0
+    slow, fast = networks[paying], networks[paying - 1] if paying else _FASTEST
+    for _ in range(12):
+        middle = math.sqrt(slow * fast)
+        slow, fast = (middle, fast) if saved(middle) >= PAYS_FRACTION else (slow, middle)
+    return slow
+
+
+def _networks() -> Iterator[float]:
+    network = _FASTEST
+    while network > _SLOWEST:
+        network /= 2
+        yield network
+
+
+def gigabytes(num_bytes: float) -> str:
+    """Format bytes in decimal units, as networks count them."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if num_bytes >= unit:
+            value = num_bytes / unit
+            return f"{value:,.3g} {name}" if value < 1000 else f"{value:,.0f} {name}"
+    return f"{num_bytes:,.0f} bytes"

@@ -1,0 +1,150 @@
+"""Traffic between machines, waits and hpZ on networks of several speeds; the network that a run names."""
+
+import datetime
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.networks import NETWORKS, find_network
+from nbtrain.config.load import load
+from nbtrain.planner.calibration.measured_network import MeasuredNetwork, place_of, write_network
+from nbtrain.planner.plan import plan
+from nbtrain.planner.search import search
+from nbtrain.planner.setup.setup import setup_of
+from nbtrain.planner.time.duration import rates_of_run
+from nbtrain.planner.time.network_use import network_use
+
+# 39.5B parameters with ZeRO 3 on two machines of eight H200, four micro batches of 8 sequences on a rank.
+FORTY_BILLION = {
+    "model": {"num_layers": 48, "hidden_size": 8192, "num_attention_heads": 64},
+    "parallel": {
+        "zero_stage": 3,
+        "data_parallel_size": 16,
+        "pipeline_parallel_size": 1,
+        "activation_checkpointing": {"granularity": "full"},
+    },
+    "batch": {"micro_batch_size": 8, "global_batch_size": 512},
+    "resources": {"nodes": 2, "gpus_per_node": 8, "gpu_type": "H200"},
+}
+
+
+@pytest.fixture(autouse=True)
+def an_empty_workspace(workspace):
+    """Use an empty data directory, without measurements."""
+
+
+def forty_billion(**resources):
+    overrides = {**FORTY_BILLION, "resources": {**FORTY_BILLION["resources"], **resources}}
+    return load("gpt-13b-4xdp-4xpp", overrides)
+
+
+def use_of(config):
+    return network_use(setup_of(config), rates_of_run(config, use_measured=True))
+
+
+def test_bytes_of_zero_3_by_hand():
+    """A ring over 16 ranks sends 15/16 of the 16-bit weights twice and of the fp32 gradients once."""
+    config = forty_billion(network="ib-8x400")
+    use, parameters = use_of(config), plan(config, use_measured=False).parameters.total
+    once = 4 * 15 / 16 * parameters
+    assert use.sent_bytes == {
+        "gradients": pytest.approx(4 * once),
+        "weights, forward": pytest.approx(2 * once),
+        "weights, backward": pytest.approx(2 * once),
+    }
+    assert use.rule_of_thumb_bytes == pytest.approx(48 / 8 * parameters / 2)
+    assert use.reached_bytes_per_second == pytest.approx(0.8 * 400e9)
+
+
+def test_tensor_and_pipeline_traffic_by_hand():
+    """Tensor ranks inside a machine send nothing to others; a stage sends its boundary both ways."""
+    config = load("gpt-13b-4xdp-4xpp", {"resources.nodes": 2, "resources.gpus_per_node": 8})
+    setup = setup_of(config)
+    boundary = 2 * setup.tokens_per_micro_batch * setup.shape.hidden_size
+    use = use_of(config)
+    # Stages of four ranks: two stages on a machine, and four ranks send over its one boundary.
+    assert use.sent_bytes == {"pipeline": pytest.approx(2 * setup.accumulation_steps * 4 * boundary)}
+    assert use.rule_of_thumb_bytes is None and use.hpz is None
+
+
+def test_slower_networks_wait_longer_and_gain_more_from_hpz():
+    uses = [use_of(forty_billion(network_bytes_per_second=gb * 10**9 // 8)) for gb in (25, 100, 400, 3200)]
+    assert len({use.total_bytes for use in uses}) == 1
+    waits = [use.waiting for use in uses]
+    assert waits == sorted(waits, reverse=True) and waits[0] > 0.9 and waits[-1] < 0.1
+    saved = [use.hpz.saved for use in uses]
+    assert saved == sorted(saved, reverse=True)
+    limit = uses[0].hpz.pays_below
+    assert all(use.hpz.pays_below == pytest.approx(limit, rel=1e-3) for use in uses)
+    # On both sides of the limit, hpZ is on that side of 5 %.
+    for factor, pays in ((0.95, True), (1.05, False)):
+        there = use_of(forty_billion(network_bytes_per_second=int(factor * limit)))
+        assert (there.hpz.saved >= 0.05) is pays
+    on = use_of(load(forty_billion(network="ethernet-100"), {"parallel.zero_hpz": True}))
+    assert on.step_seconds == pytest.approx(uses[1].hpz.step_seconds)
+    assert "weights, backward" not in on.sent_bytes
+
+
+def test_the_search_ranks_for_the_network():
+    """On a slow network a pipeline is first; ZeRO 3 over both machines is not."""
+    slow, fast = (search(forty_billion(network=name)).best for name in ("ethernet-25", "ib-8x400"))
+    assert slow.seconds > fast.seconds
+    assert slow.layout.cut.pipeline > 1 and slow.layout.options.zero_stage < 3
+
+
+def test_a_slow_network_is_found_with_its_price():
+    planned = plan(forty_billion(network="ethernet-100"), use_measured=False)
+    found = next(finding for finding in planned.findings if finding.rule == "network_keeps_up")
+    assert found.message.startswith(f"{planned.network.waiting:.0%} of each step waits for the network")
+    assert "ethernet-100: 100 Gb/s, one way, of which 80% are reached" in found.message
+    assert 0.5 * planned.duration.seconds < 3600 * found.cost.hours < planned.duration.seconds
+    fast = plan(forty_billion(network="ib-8x400"), use_measured=False)
+    assert not [finding for finding in fast.findings if finding.rule == "network_keeps_up"]
+    assert planned.duration.seconds > 5 * fast.duration.seconds
+    assert "it pays below" in planned.sections()["Network"]["hpZ"]
+
+
+def test_the_default_is_assumed_and_says_so():
+    assumed = use_of(forty_billion())
+    assert assumed.network.startswith("assumed, as a usual machine with H200 has: 3,200 Gb/s")
+    assert assumed.reached_bytes_per_second == pytest.approx(0.73 * 400e9)
+    reached = use_of(forty_billion(network="efa-3200", network_reached_fraction=0.9))
+    assert reached.reached_bytes_per_second == pytest.approx(0.9 * 400e9)
+
+
+def test_a_measured_network_is_used_unless_the_run_names_one():
+    places = {"kind": "hosts", "hosts": {"hosts": ["a", "b"]}}
+    config = load(forty_billion(), {"backend": places})
+    today = datetime.date.today()
+    figures = [
+        {"collective": "all_gather", "bytes": size, "seconds": size * 15 / 16 / 3e9 + 1e-4}
+        for size in (4096, 1 << 30)
+    ]
+    write_network(MeasuredNetwork(place_of(config), today.isoformat(), 2, 16, figures))
+    use = use_of(config)
+    assert use.reached_bytes_per_second == pytest.approx(3e9, rel=1e-3)
+    assert use.network.startswith(f"24 Gb/s reached, one way, measured on {today} over 2 machines")
+    named = use_of(load(config, {"resources.network": "ib-8x400"}))
+    assert named.reached_bytes_per_second == pytest.approx(320e9)
+    elsewhere = use_of(load(config, {"backend.hosts.hosts": ["a", "c"]}))
+    assert elsewhere.network.startswith("assumed")
+    old = (today - datetime.timedelta(days=200)).isoformat()
+    write_network(MeasuredNetwork(place_of(config), old, 2, 16, figures))
+    assert use_of(config).network.startswith("assumed")
+
+
+def test_the_table_of_networks():
+    assert len({network.name for network in NETWORKS}) == len(NETWORKS)
+    assert find_network("EFA-400").bytes_per_second == 50e9
+    assert find_network("ib-4x200").bytes_per_second == 100e9
+    assert find_network("efa-3200").bytes_per_second == find_network("ib-8x400").bytes_per_second == 400e9
+    assert all(0.8 <= network.reached <= 0.85 and network.source for network in NETWORKS)
+
+
+def test_a_wrong_network_is_refused():
+    with pytest.raises(ConfigError, match=r"resources.network = infiniband\n.*not in the network table"):
+        load("gpt-125m", ["resources.network=infiniband"])
+    with pytest.raises(ConfigError, match="Nearest: ib-8x400"):
+        load("gpt-125m", ["resources.network=ib-8x40"])
+    with pytest.raises(ConfigError, match="both give the bandwidth"):
+        load("gpt-125m", ["resources.network=efa-400", "resources.network_bytes_per_second=5e10"])

@@ -12,6 +12,8 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import data_home, display
+from nbtrain.config.other_programs import ACCELERATE, has_keys, program_of_file
+from nbtrain.config.schema import RunConfig
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 TEXTS = (
@@ -38,9 +40,11 @@ DEEPSPEED = {"zero_optimization", "train_batch_size", "train_micro_batch_size_pe
 
 
 def refuse_script(path: Path) -> None:
-    """Raise ConfigError if the file is a shell script, before it is read as YAML."""
+    """Raise ConfigError if the file is a script or a program, before it is read as YAML."""
     if path.suffix in SCRIPTS:
         raise _other(path, "a shell script", _import(path))
+    if path.suffix == ".py":
+        raise _other(path, "a Python program", "Name a run YAML, or import the shell script that starts it.")
 
 
 def refuse_text(path: Path) -> None:
@@ -79,9 +83,19 @@ def refuse_other(path: Path, value: Mapping[str, Any]) -> None:
         other = f"nbtrain reads manifests of kind {', '.join(JOB_KINDS)}."
         fix = _import(path) if kind in JOB_KINDS else other
         raise _other(path, f"a manifest of Kubernetes ({kind})", fix)
+    onto = f"`nbtrain import {path.name} --onto gpt-125m -o run.yaml` combines it with a run."
     if path.suffix in (".json", ".jsonc") and keys & DEEPSPEED:
-        fix = f"`nbtrain import {path.name} --onto gpt-125m -o run.yaml` combines it with a run."
-        raise _other(path, "a DeepSpeed JSON", fix)
+        raise _other(path, "a DeepSpeed JSON", onto)
+    if has_keys(value, ACCELERATE):
+        raise _other(path, "a configuration of Accelerate", onto)
+    if not is_run(value) and (program := program_of_file(value)):
+        raise _other(path, f"a configuration of {program}", "nbtrain does not read it.")
+
+
+def is_run(value: Mapping[str, Any]) -> bool:
+    """Return whether a mapping is a run YAML, judging by its top keys."""
+    keys = {str(key) for key in value}
+    return "extends" in keys or (("model" in keys or "batch" in keys) and keys <= {*RunConfig.model_fields})
 
 
 def is_price_table(keys: Iterable[object]) -> bool:

@@ -31,6 +31,7 @@ from nbtrain.config.fields import (
     WideSeed,
     Width,
 )
+from nbtrain.config.imported import ImportedFile
 from nbtrain.config.kubernetes_section import LabelKey, LabelValue
 from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.markers import Architecture, Binds, SameMathematics, WithoutEffect
@@ -250,6 +251,8 @@ class RunConfig(ConfigModel):
     recipe: Annotated[Literal["gpt3", "modern"], WithoutEffect()] = "gpt3"
     """Name of a set of fields of `model`, `optimizer` and `lr_schedule` that work well together. A field that
     a YAML or an override sets keeps its value."""
+    imported_from: Annotated[list[ImportedFile], WithoutEffect()] = []
+    """Files of other programs from which `nbtrain import` made this run."""
     labels: Annotated[dict[LabelKey, LabelValue], WithoutEffect()] = {}
     """Labels to find the run by, e.g. {team: nlp}. They are shown on its page and in `nbtrain runs --label
     team=nlp`, and are set on its Kubernetes objects and in the comment of its Slurm job. They have the format
@@ -309,7 +312,10 @@ class RunConfig(ConfigModel):
 
     def __eq__(self, other: object) -> bool:
         # Two runs are equal if their values are, wherever the values were written.
-        return isinstance(other, RunConfig) and self.model_dump() == other.model_dump()
+        where = {"imported_from"}
+        return isinstance(other, RunConfig) and self.model_dump(exclude=where) == other.model_dump(
+            exclude=where
+        )
 
     def __hash__(self) -> int:
         return hash(self.name)

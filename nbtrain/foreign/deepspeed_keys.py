@@ -270,6 +270,32 @@ def read_alone(source: Reading, document: Document) -> None:
     read_keys(source, document)
 
 
+def accumulation_contradicts(source: Reading, ranks: Any) -> str:
+    """Return a sentence if batch, micro batch, accumulation steps and data-parallel ranks contradict each
+    other, which DeepSpeed asserts; "" if not. What the JSON leaves open, the flags set.
+    """
+    document = source.job.deepspeed
+    if document is None or not isinstance(steps := document.get("gradient_accumulation_steps"), int):
+        return ""
+    sizes, names = [], []
+    for name, dest in (
+        ("train_batch_size", "global_batch_size"),
+        ("train_micro_batch_size_per_gpu", "micro_batch_size"),
+    ):
+        value = document.get(name)
+        given = source.value(dest) if value is None and source.job.program is not None else value
+        sizes.append(given)
+        names.append(name if value is not None else f"--{dest.replace('_', '-')}")
+    batch, micro = sizes
+    if not all(type(number) is int and number > 0 for number in (batch, micro, steps, ranks)):
+        return ""
+    product = micro * steps * ranks
+    if batch == product:
+        return ""
+    parts = f"{names[1]}({micro}) * gradient_accumulation_steps({steps}) * data-parallel({ranks})"
+    return f"{names[0]}({batch}) is not {parts} = {product}."
+
+
 def _read_accumulation(source: Reading, document: Document) -> None:
     """Compute the batch from the accumulation steps and the number of replicas, which a JSON alone does not
     give.

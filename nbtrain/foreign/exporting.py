@@ -79,6 +79,8 @@ def export(config: RunConfig, target: str) -> Exported:
         hint = nearest(target, known)
         raise ConfigError(f"{target}: no such target; known: {', '.join(known)}.{hint}")
     table = find_table(target)
+    # The files of an earlier import are not where this script comes from.
+    config = config.model_copy(update={"imported_from": []})
     writing = Writing(config, table)
     for row in ROWS:
         row.write(writing)

@@ -27,10 +27,16 @@ from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES, why_re
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
 from nbtrain.foreign.conversion import Reading
-from nbtrain.foreign.deepspeed_keys import drop_auto, drop_wrong, read_alone, read_keys, two_formats
+from nbtrain.foreign.deepspeed_keys import (
+    accumulation_contradicts,
+    drop_auto,
+    drop_wrong,
+    read_alone,
+    read_keys,
+    two_formats,
+)
 from nbtrain.foreign.flags import (
     ASCEND_REASON,
-    UNKNOWN_FLAG,
     Arguments,
     Table,
     choose_table,
@@ -42,13 +48,19 @@ from nbtrain.foreign.json_comments import read_json
 from nbtrain.foreign.lint_flags import exclusive
 from nbtrain.foreign.located import Word
 from nbtrain.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
+from nbtrain.foreign.programs import other_program
 from nbtrain.foreign.read import read_files
+from nbtrain.foreign.rows_layout import stage_for_format
 from nbtrain.foreign.rows_model import clean_name
 from nbtrain.planner.run_file import not_written, path_of
 
 # A field that flags cannot express, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000", or
 # "# nbtrain: KEY=VALUE <- OTHER" for a field that the flags set to OTHER.
 HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: <- (.*))?$")
+
+
+# Kinds of files that hold a layout only, for a run that has a model.
+ALONE = ("DeepSpeed JSON", "Accelerate configuration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +120,10 @@ def import_files(
     source = read_job(jobs[0], dict(flatten(layer.value)), target)
     if onto is not None:
         return _onto(source, layer, onto)
-    if jobs[0].kind == "DeepSpeed JSON":
+    if jobs[0].kind in ALONE:
+        raise_failures(source)
         raise ConfigError(
-            f"{jobs[0].label}: a DeepSpeed JSON holds no model, no data and no length of training. Name a "
+            f"{jobs[0].label}: a {jobs[0].kind} holds no model, no data and no length of training. Name a "
             "run that it is put on: nbtrain import FILE --onto gpt-125m."
         )
     raise_failures(source)
@@ -125,16 +138,58 @@ def import_files(
 def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
     raise_failures(source)
     base = load(onto, check=False)
+    stage_for_format(source, base.precision.dtype)
+    _ranks_of_layout(source, base)
     values = {key: value for key, value in source.values.items() if key != "name"}
     merged = Located(base.model_dump(), dict(base._origins)).merged_with(
         Located(nested(values), {key: source.origins[key] for key in values})
     )
     config = validate(merged.merged_with(expanded(layer, merged)), source.job.label)
     check_config(config)
+    _accumulation_is_the_runs(source, config)
     written = Located(nested(values)).merged_with(layer).value
     head = f"Made by nbtrain import from {source.job.label}, on {base.name}."
     text = _yaml(source, {"name": config.name, "extends": str(onto), **written}, head)
     return Imported(config, text, tuple(source.notes), "DeepSpeed")
+
+
+def _ranks_of_layout(source: Reading, base: RunConfig) -> None:
+    """Set the data-parallel ranks of a run that gets other machines from a layout."""
+    keys = ("resources.nodes", "resources.gpus_per_node")
+    if not any(key in source.values for key in keys):
+        return
+    nodes = source.said(keys[0], base.resources.nodes)
+    ranks = nodes * source.said(keys[1], base.resources.gpus_per_node)
+    model = 1
+    for name in ("tensor", "pipeline", "ds_sequence"):
+        model *= source.said(
+            f"parallel.{name}_parallel_size", getattr(base.parallel, f"{name}_parallel_size")
+        )
+    place = source.origins.get(keys[1]) or source.origins[keys[0]]
+    if ranks % model:
+        raise ConfigError(
+            f"{place}: {ranks} ranks are not a multiple of tensor x pipeline x Ulysses = {model} ranks of "
+            f"{base.name}. Add resources.nodes=... to the command."
+        )
+    comment = f"{ranks} ranks over tensor x pipeline"
+    source.set("parallel.data_parallel_size", ranks // model, comment=comment, place=place)
+
+
+def _accumulation_is_the_runs(source: Reading, config: RunConfig) -> None:
+    """Raise ConfigError if the JSON's accumulation steps are not the run's, which DeepSpeed asserts."""
+    document, key = source.job.deepspeed, "gradient_accumulation_steps"
+    steps = document.get(key) if document is not None else None
+    if "train_batch_size" in source.auto:
+        return  # the run's batch stays, whatever the steps
+    if document is None or not isinstance(steps, int) or steps == config.accumulation_steps:
+        return
+    micro, ranks = config.batch.micro_batch_size, config.parallel.data_parallel_size
+    raise ConfigError(
+        f"{document.place(key)}: {key}({steps}) * micro_batch_size({micro}) * data_parallel_size({ranks}) = "
+        f"{steps * micro * ranks}, but the batch is {config.batch.global_batch_size} "
+        f"({config.where('batch.global_batch_size')}): that needs {config.accumulation_steps} steps. Remove "
+        f"{key}, or add batch.global_batch_size={steps * micro * ranks} to the command."
+    )
 
 
 def raise_failures(source: Reading) -> None:
@@ -152,12 +207,12 @@ def raise_failures(source: Reading) -> None:
 
 def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") -> Reading:
     """Read fields, notes and failures of a job; `given` holds the overrides by field."""
-    table = _table(job, target)
-    arguments = parse(table, job.flags)
-    if job.program is not None and _is_another_program(job.program, arguments):
-        job.other_program, job.program, job.flags = job.program, None, []
-        arguments = parse(table, [])
-    source = Reading(job, arguments, dict(given or {}))
+    if job.program is not None and (other := other_program(job.program, job.flags)):
+        job.other_program, job.program, job.flags = other, None, []
+    source = Reading(job, parse(_table(job, target), job.flags), dict(given or {}))
+    if job.other_program is not None:
+        source.fail("", *job.other_program)
+        return source
     hints = read_hints(job)
     source.given = {key: value for key, (value, _, _) in hints.items()} | source.given
     if "name" in hints:
@@ -169,9 +224,14 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
         drop_wrong(source, job.deepspeed)
         if words := two_formats(job.deepspeed):
             source.fail("precision.dtype", job.deepspeed.place("fp16.enabled"), f"fp16.enabled: {words}")
-    if job.kind == "DeepSpeed JSON":
-        assert job.deepspeed is not None
-        read_alone(source, job.deepspeed)
+    for place, words in job.refused:
+        source.fail("", place, words)
+    for key, place, words in job.asked:
+        source.fail(key, place, words)
+    if job.kind in ALONE:
+        if job.deepspeed is not None:
+            read_alone(source, job.deepspeed)
+        _place(source)
         return source
     if job.program is None:
         _no_program(source)
@@ -180,11 +240,11 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     for complaint in source.arguments.complaints:
         # The key of a failure is a field, and no field replaces a wrong flag.
         source.failures.append(replace(complaint, key=""))
-    for one, other in exclusive(source):
+    for first, second in exclusive(source):
         source.fail(
             "",
-            one.place,
-            f"{one.text} with {other.text} ({other.place}): the program refuses to start with "
+            first.place,
+            f"{first.text} with {second.text} ({second.place}): the program refuses to start with "
             "both. Remove one of them.",
         )
     _lists(source)
@@ -195,28 +255,13 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
         read_keys(source, job.deepspeed)
     _other_flags(source)
     _machine(source)
+    _place(source)
     _take_hints(source, hints)
     return source
 
 
-def _is_another_program(program: Word, arguments: Arguments) -> bool:
-    """Return whether a program is not Megatron: its name is different, and it takes flags that Megatron does
-    not have.
-    """
-    unknown = sum(complaint.rule == UNKNOWN_FLAG for complaint in arguments.complaints)
-    return "pretrain" not in program.text and unknown > len(arguments.settings)
-
-
 def _no_program(source: Reading) -> None:
     """Fail the import because the command launches no known program, and name the command."""
-    if other := source.job.other_program:
-        source.fail(
-            "",
-            other.place,
-            f"runs {other.text}, most of whose flags Megatron does not have. nbtrain reads "
-            "the flags of pretrain_gpt.py of Megatron-LM and Megatron-DeepSpeed.",
-        )
-        return
     missing = source.job.script_missing
     if missing is None:
         source.fail("", source.job.label, "no training program was found in the command.")
@@ -313,17 +358,10 @@ def _compare_batch(source: Reading) -> None:
             source.fail(
                 key, document.place(dotted), f"{dotted} = {value}, but {place}: {source.comments[key]}."
             )
-    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    numbers = [document.get(name) for name in names] + [source.said("parallel.data_parallel_size")]
-    if all(isinstance(number, int) for number in numbers):
-        batch, micro, steps, ranks = numbers
-        product = f"{names[1]}({micro}) * {names[2]}({steps}) * data-parallel({ranks})"
-        if batch != micro * steps * ranks:
-            source.fail(
-                "batch.global_batch_size",
-                document.place(names[2]),
-                f"train_batch_size({batch}) is not {product} = {micro * steps * ranks}. Remove {names[2]}.",
-            )
+    if words := accumulation_contradicts(source, source.said("parallel.data_parallel_size")):
+        place = document.place("gradient_accumulation_steps")
+        text = f"{words} Remove gradient_accumulation_steps."
+        source.fail("batch.global_batch_size", place, text)
 
 
 def _machine(source: Reading) -> None:
@@ -356,6 +394,18 @@ def _machine(source: Reading) -> None:
             environment[name] = word.text
     if environment:
         source.set("backend.env", environment, comment=job.kind)
+
+
+def _place(source: Reading) -> None:
+    """Read where the job runs, and list the settings of the place that no field takes."""
+    job = source.job
+    for key, value in job.settings.items():
+        source.set(key, value.value, comment=job.kind, place=value.place)
+    for place, text in job.left:
+        source.note(place, text)
+    if job.files:
+        files = [file.model_dump(exclude_none=True) for file in job.files]
+        source.set("imported_from", files, place=job.label)
 
 
 def read_hints(job: Job) -> dict[str, tuple[Any, str | None, str]]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from nbtrain.config.imported import ImportedFile
 from nbtrain.foreign.json_comments import Document
 from nbtrain.foreign.located import Value, Word
 
@@ -11,7 +12,9 @@ class Job:
     """The settings of a manifest, a script or a DeepSpeed JSON; None for those that it does not set."""
 
     kind: str
-    """ "DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob", "shell script" or "DeepSpeed JSON"."""
+    """ "DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob", "shell script", "DeepSpeed JSON" or "Accelerate
+    configuration".
+    """
     label: str
     """File name."""
     name: Word | None = None
@@ -19,8 +22,18 @@ class Job:
     """Scripts of ConfigMaps by name, which a container may mount."""
     script_missing: Word | None = None
     """A script that the command runs but that no file contains."""
-    other_program: Word | None = None
-    """A program that the command runs and whose flags show that it is not Megatron."""
+    other_program: tuple[str, str] | None = None
+    """Place and sentence, if the command runs a program that trains no GPT with Megatron's flags."""
+    files: list[ImportedFile] = field(default_factory=list)
+    """All files of the import, with their hashes."""
+    settings: dict[str, Value] = field(default_factory=dict)
+    """{field: value} of settings that need no table of flags: the place where the job runs, or a layout."""
+    left: list[tuple[str, str]] = field(default_factory=list)
+    """(place, text) of settings that no field takes, for the notes of the import."""
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    """(field, place, text) of what only the cluster knows; the command may set the field instead."""
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    """(place, text) of settings with which the job cannot be imported."""
     workers: Value | None = None
     """Number of machines that the manifest requests, if the command starts ranks on fewer machines
     (`nodes`).

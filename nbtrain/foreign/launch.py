@@ -96,20 +96,3 @@ def _without_prefixes(words: Sequence[Word]) -> tuple[Sequence[Word], dict[str, 
 def _parts(word: Word) -> tuple[str, Word | None]:
     option, equals, value = word.text.partition("=")
     return option, Word(value, word.place) if equals else None
-
-
-# Options in a Slurm script: `#SBATCH --nodes=16`.
-SBATCH = re.compile(r"#SBATCH\s+(--?[\w-]+)[ =]+(\S+)")
-
-
-def sbatch(comments: Sequence[tuple[str, str]]) -> dict[str, Word]:
-    """Return a Slurm script's options by name: nodes, gpus-per-node, ntasks-per-node, cpus-per-task, mem."""
-    found: dict[str, Word] = {}
-    for place, text in comments:
-        if match := SBATCH.match(text):
-            option = {"-N": "--nodes", "-n": "--ntasks"}.get(match.group(1), match.group(1))
-            value = match.group(2)
-            if option in ("--gres", "--gpus-per-node"):  # gpu:a100:8
-                option, value = "--gpus-per-node", value.rpartition(":")[2]
-            found[option.lstrip("-")] = Word(value, place)
-    return found

@@ -19,7 +19,7 @@ from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
 from nbtrain.foreign.conversion import Reading
-from nbtrain.foreign.importing import nested, read_job
+from nbtrain.foreign.importing import ALONE, nested, read_job
 from nbtrain.foreign.lint_flags import FLAG_RULES, number, ranks_of
 from nbtrain.foreign.lint_json import JSON_RULES
 from nbtrain.foreign.read import read_files
@@ -38,6 +38,9 @@ def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str =
     sources = [read_job(job, given, target) for job in read_files(paths)]
     findings = [*names_are_their_own(sources), *folders_are_their_own(sources)]
     for source in sources:
+        if source.job.other_program is not None:
+            findings += [replace(failure, rule="a_program_is_known") for failure in source.failures]
+            continue
         own = [finding for rule in RULES for finding in rule(source)]
         own += states_fit_the_cluster(source, given)
         findings += [*own, *_as_run(source, layer, own)]
@@ -58,6 +61,8 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
     """
     if source.job.kind == "DeepSpeed JSON":
         return []
+    if source.job.kind in ALONE:
+        return [replace(failure, rule="a_layout_is_read") for failure in source.failures if not failure.key]
     findings: list[Finding] = []
     if source.job.program is None:
         return [replace(source.failures[0], rule="a_program_is_launched")]

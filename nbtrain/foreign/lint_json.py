@@ -10,7 +10,7 @@ from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
 from nbtrain.config.deepspeed.known_keys import key_problems, unknown_optimizer
 from nbtrain.config.rules.wording import join
 from nbtrain.foreign.conversion import Reading
-from nbtrain.foreign.deepspeed_keys import field_of, two_formats
+from nbtrain.foreign.deepspeed_keys import accumulation_contradicts, field_of, two_formats
 from nbtrain.foreign.json_comments import Document
 from nbtrain.foreign.lint_flags import data_parallel_size, number
 from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE, other_format
@@ -92,6 +92,10 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
             name = f"--{dest.replace('_', '-')}"
             text = f"{value}, but {name} is {flag} ({source.place(dest)}): DeepSpeed asserts that they agree."
             yield _error(document, "json_batch_agrees", key, text, f"Set both to {flag}.")
+    if data and (words := accumulation_contradicts(source, data)):
+        fix = "Remove gradient_accumulation_steps, or make the four agree."
+        yield _error(document, "json_batch_agrees", "gradient_accumulation_steps", words, fix)
+        return
     if not all(isinstance(one, int) and one for one in (batch, micro)):
         return
     if not data:
@@ -104,14 +108,7 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
             fix = f"Nearest: {join(nearest_multiples(batch, micro * steps))}."
             yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
         return
-    if isinstance(steps, int) and batch != micro * steps * data:
-        text = (
-            f"{batch} is not train_micro_batch_size_per_gpu({micro}) * gradient_accumulation_steps({steps}) "
-            f"* data-parallel({data}) = {micro * steps * data}."
-        )
-        fix = f"Set it to {micro * steps * data}, or remove gradient_accumulation_steps."
-        yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
-    elif steps is None and batch % (micro * data):
+    if steps is None and batch % (micro * data):
         text = (
             f"{batch} is not a multiple of train_micro_batch_size_per_gpu({micro}) * data-parallel({data}) "
             f"= {micro * data}."

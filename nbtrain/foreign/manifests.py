@@ -4,122 +4,45 @@ Fields follow their operators' definitions: batch.tensorstack.dev/v1beta1 (DeepS
 v2beta1 (PyTorchJob, MPIJob), trainer.kubeflow.org/v1alpha1 (TrainJob).
 """
 
-import re
-import sys
+from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
-
-import yaml
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.terminal import shortened
 from nbtrain.config.other_files import JOB_KINDS
 from nbtrain.foreign.job import Job
+from nbtrain.foreign.kubernetes_place import is_gpu, read_place
 from nbtrain.foreign.launch import Launch, find_launch
-from nbtrain.foreign.located import Value, Word, quantity
+from nbtrain.foreign.located import Value, Word, quantity, whole
 from nbtrain.foreign.shell import read_script
+from nbtrain.foreign.yaml_tree import Tree
 
-MOST_NODES = 100_000
 # The label of NVIDIA's GPU feature discovery: the device's name with dashes instead of spaces.
 PRODUCT = "nvidia.com/gpu.product"
 
 
-class Tree:
-    """A YAML document with the place of every value."""
+def read_manifests(
+    trees: Sequence[Tree], scripts: dict[str, Word] | None = None
+) -> tuple[list[Job], dict[str, Word]]:
+    """Return the jobs of all documents, and the JSON files of their ConfigMaps by name.
 
-    def __init__(self, node: yaml.Node | None, label: str):
-        self.label, self.node, self.count = label, node, 0
-        self.places: dict[str, str] = {}
-        self.texts: dict[str, str] = {}
-        self.scripts: dict[str, Word] = {}
-        self.value = self._construct(node, "") if node is not None else None
-
-    def _construct(self, node: yaml.Node, prefix: str) -> Any:
-        self.count += 1
-        if self.count > MOST_NODES:
-            raise ConfigError(
-                f"{self.label}: more than {MOST_NODES:,} values; this is not the manifest of a job."
-            )
-        # A block of text begins on the line after its mark.
-        block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
-        self.places[prefix] = f"{self.label}:{node.start_mark.line + 1 + block}"
-        if isinstance(node, yaml.MappingNode):
-            return {
-                str(key.value): self._construct(value, f"{prefix}.{key.value}".lstrip("."))
-                for key, value in node.value
-            }
-        if isinstance(node, yaml.ScalarNode):
-            self.texts[prefix] = node.value
-        if isinstance(node, yaml.SequenceNode):
-            return [self._construct(item, f"{prefix}.{at}") for at, item in enumerate(node.value)]
-        rules = {
-            "int": f"a whole number of at most {sys.get_int_max_str_digits():,} digits",
-            "bool": "true or false",
-        }
-        rule = rules.get(node.tag.rpartition(":")[2])
-        if rule is None:
-            return node.value
-        try:
-            return yaml.SafeLoader("").construct_object(node)
-        except (ValueError, LookupError):  # of a text with a tag (!!int x), and of too many digits
-            found = f"{self.places[prefix]}: {prefix} = {shortened(node.value)}"
-            raise ConfigError(f"{found}: must be {rule}.") from None
-
-    def find(self, dotted: str) -> Value | None:
-        """Return the value of a dotted key, with its place; None if the key is missing."""
-        value = self.value
-        for part in dotted.split("."):
-            if isinstance(value, dict) and part in value:
-                value = value[part]
-            elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
-                value = value[int(part)]
-            else:
-                return None
-        return Value(value, self.places[dotted])
-
-    def first(self, *dotted: str) -> Value | None:
-        """Return the value of the first of several keys that exists."""
-        return next((found for key in dotted if (found := self.find(key)) is not None), None)
-
-    def word(self, dotted: str) -> Word | None:
-        found = self.find(dotted)
-        return None if found is None or found.value is None else Word(str(found.value), found.place)
-
-    def words(self, dotted: str) -> list[Word]:
-        """Return a list of words. A single text becomes a list of one word."""
-        found = self.find(dotted)
-        if found is None or found.value is None:
-            return []
-        if not isinstance(found.value, list):
-            return [Word(str(found.value), found.place)]
-        return [Word(_text(item), self.places[f"{dotted}.{at}"]) for at, item in enumerate(found.value)]
-
-
-def _text(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
-
-
-def read_documents(text: str, label: str) -> list[Tree]:
-    """Return the YAML documents of a file. Raises ConfigError if it is not YAML."""
-    try:
-        return [Tree(node, label) for node in yaml.compose_all(text, Loader=yaml.SafeLoader)]
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{label}{line}: not YAML: {getattr(error, 'problem', error)}.") from None
-    except RecursionError:
-        raise ConfigError(f"{label}: not a manifest: nested too deeply.") from None
-
-
-def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
-    """Return the jobs of a file, and the JSON files of its ConfigMaps by name."""
+    `scripts` are shell scripts by name that a container may mount, in addition to those of the ConfigMaps.
+    """
     jobs: list[Job] = []
     files: dict[str, Word] = {}
     claims: dict[str, Value] = {}
-    trees = read_documents(text, label)
-    scripts = _mounted(trees)
+    mounted = (scripts or {}) | _mounted(trees)
+    maps = {
+        name.text: tree
+        for tree in trees
+        if _kind(tree) == "ConfigMap" and (name := tree.word("metadata.name"))
+    }
+    runtimes = {
+        name.text: tree
+        for tree in trees
+        if _kind(tree).endswith("TrainingRuntime") and (name := tree.word("metadata.name"))
+    }
     for tree in trees:
-        tree.scripts = scripts
+        tree.scripts, tree.maps, tree.runtimes = mounted, maps, runtimes
         kind = tree.word("kind")
         if kind is None:
             continue
@@ -133,7 +56,7 @@ def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
             if name and size:
                 claims[name.text] = Value(int(quantity(size, "storage")), size.place)
         elif kind.text in JOB_KINDS:
-            jobs.append(_READERS[kind.text](tree))
+            jobs.append(_job_of(tree, kind.text))
         elif meant := next((one for one in JOB_KINDS if one.lower() == kind.text.lower()), None):
             raise ConfigError(f"{kind.place}: kind = {kind.text}: the kind is spelled {meant}.")
     for job in jobs:
@@ -143,19 +66,54 @@ def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
     return jobs, files
 
 
-def _mounted(trees: list[Tree]) -> dict[str, Word]:
-    """Return the contents of a file's ConfigMaps by name, except JSON files."""
+def _kind(tree: Tree) -> str:
+    kind = tree.word("kind")
+    return kind.text if kind else ""
+
+
+def _job_of(tree: Tree, kind: str) -> Job:
+    job = _READERS[kind](tree)
+    read_place(tree, job, tuple(_pods(tree, kind)), MAIN_CONTAINER[kind])
+    return job
+
+
+# Names of the containers that train.
+MAIN_CONTAINER = {"DeepSpeedJob": "worker", "PyTorchJob": "pytorch", "MPIJob": "", "TrainJob": "node"}
+PODS = {
+    "DeepSpeedJob": ("spec.worker.template.spec",),
+    "PyTorchJob": tuple(f"spec.pytorchReplicaSpecs.{role}.template.spec" for role in ("Master", "Worker")),
+    "MPIJob": tuple(f"spec.mpiReplicaSpecs.{role}.template.spec" for role in ("Worker", "Launcher")),
+}
+PATCHES = ("spec.runtimePatches.", "spec.podTemplateOverrides.", "spec.podSpecOverrides.")
+OF_PODS = ("nodeSelector", "tolerations", "volumes", "containers", "serviceAccountName")
+
+
+def _pods(tree: Tree, kind: str) -> list[str]:
+    """Return the dotted keys of a job's pod specs. A TrainJob has them in patches of its runtime."""
+    if kind in PODS:
+        return [pod for pod in PODS[kind] if tree.find(pod) is not None]
+    found = [
+        dotted.rpartition(".")[0]
+        for dotted in tree.places
+        if dotted.startswith(PATCHES) and dotted.rpartition(".")[2] in OF_PODS
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _mounted(trees: Sequence[Tree]) -> dict[str, Word]:
+    """Return the contents of the ConfigMaps by name, except JSON files."""
     found: dict[str, Word] = {}
     for tree in trees:
-        kind, data = tree.word("kind"), tree.find("data")
-        if kind and kind.text == "ConfigMap" and data and isinstance(data.value, dict):
+        data = tree.find("data")
+        if _kind(tree) == "ConfigMap" and data and isinstance(data.value, dict):
             found |= {name: Word(str(text), tree.places[f"data.{name}"]) for name, text in data.value.items()}
     return {name: word for name, word in found.items() if not name.endswith(".json")}
 
 
 def _deepspeed_job(tree: Tree) -> Job:
     job = _job(tree, "DeepSpeedJob")
-    job.nodes = tree.find("spec.worker.replicas") or Value(1, tree.label)
+    replicas = tree.find("spec.worker.replicas")
+    job.nodes = Value(whole(replicas, "replicas"), replicas.place) if replicas else Value(1, tree.label)
     job.gpus_per_node = tree.find("spec.config.slotsPerWorker")
     _container(tree, job, "spec.worker.template.spec", "worker")
     for form in ("python", "module", "exec"):
@@ -179,7 +137,7 @@ def _pytorch_job(tree: Tree) -> Job:
     for role in ("Master", "Worker"):
         if tree.find(f"spec.pytorchReplicaSpecs.{role}"):
             found = tree.find(f"spec.pytorchReplicaSpecs.{role}.replicas")
-            replicas += int(found.value) if found else 1
+            replicas += whole(found, "replicas") if found else 1
             job.nodes = Value(replicas, found.place if found else tree.label)
             _container(tree, job, f"spec.pytorchReplicaSpecs.{role}.template.spec", "pytorch")
             _same_flags(master, job.flags)
@@ -229,15 +187,27 @@ def _mpi_job(tree: Tree) -> Job:
 
 def _train_job(tree: Tree) -> Job:
     job = _job(tree, "TrainJob")
-    job.nodes = tree.find("spec.trainer.numNodes") or Value(1, tree.label)
+    runtime = tree.word("spec.runtimeRef.name")
+    policy = tree.runtimes.get(runtime.text) if runtime else None
+    job.nodes = tree.find("spec.trainer.numNodes") or (
+        policy.find("spec.mlPolicy.numNodes") if policy else None
+    )
     job.image = tree.find("spec.trainer.image")
     _environment(tree, job, "spec.trainer.env")
     _resources(tree, job, "spec.trainer.resourcesPerNode")
     _take_words(job, [*tree.words("spec.trainer.command"), *tree.words("spec.trainer.args")])
-    job.gpus_per_node = tree.find("spec.trainer.numProcPerNode") or job.gpus_per_node or job.gpus_asked
+    ranks = tree.find("spec.trainer.numProcPerNode")
+    if ranks is not None and str(ranks.value) in ("auto", "gpu"):
+        ranks = job.gpus_asked  # torchrun counts the GPUs of the container
+        job.gpus_per_node = ranks
+    elif ranks is not None and not str(ranks.value).isdigit():
+        words = f"numProcPerNode = {ranks.value}: only the cluster knows how many ranks that are."
+        job.asked.append(("resources.gpus_per_node", ranks.place, words))
+        ranks = None
+    job.gpus_per_node = ranks or job.gpus_per_node or job.gpus_asked
     # Pods are patched under runtimePatches, or under podTemplateOverrides in earlier versions.
     for dotted in tree.places:
-        if dotted.startswith(("spec.runtimePatches.", "spec.podTemplateOverrides.")):
+        if dotted.startswith(PATCHES):
             value = Value(tree.texts.get(dotted, ""), tree.places[dotted])
             if dotted.endswith(f".nodeSelector.{PRODUCT}"):
                 job.gpu_product = value
@@ -290,6 +260,31 @@ def _environment(tree: Tree, job: Job, dotted: str) -> None:
         elif name and (source := tree.find(f"{dotted}.{at}.valueFrom")):
             # A secret, a ConfigMap or a field of the pod, which only the cluster knows.
             job.environment[name.text] = Word(f"${{{name.text}}}", source.place)
+    _environment_from(tree, job, f"{dotted}From")
+
+
+def _environment_from(tree: Tree, job: Job, dotted: str) -> None:
+    """Read envFrom: the variables of a ConfigMap that the files hold. Those of a Secret are never read."""
+    found = tree.find(dotted)
+    for at in range(len(found.value) if found and isinstance(found.value, list) else 0):
+        prefix = tree.word(f"{dotted}.{at}.prefix")
+        name = tree.word(f"{dotted}.{at}.configMapRef.name")
+        if name is None:
+            continue
+        source = tree.maps.get(name.text)
+        data = source.find("data") if source else None
+        if source is None or data is None or not isinstance(data.value, dict):
+            words = (
+                f"envFrom: the variables are in the ConfigMap {name.text}, which no file holds. Name its "
+                "file too, or add backend.env={NAME: VALUE} to the command."
+            )
+            job.asked.append(("backend.env", name.place, words))
+            continue
+        for key in data.value:
+            text = source.texts.get(f"data.{key}", str(data.value[key]))
+            job.environment[f"{prefix.text if prefix else ''}{key}"] = Word(
+                text, source.places[f"data.{key}"]
+            )
 
 
 def _resources(tree: Tree, job: Job, dotted: str) -> None:
@@ -302,8 +297,8 @@ def _resources(tree: Tree, job: Job, dotted: str) -> None:
                 job.cpus = Value(max(int(quantity(one, "cpu")), 1), one.place)
             elif resource == "memory":
                 job.memory_bytes = Value(int(quantity(one, "memory")), one.place)
-            elif re.search("gpu|ascend", resource.rpartition("/")[2].lower()):
-                job.gpus_asked = one
+            elif is_gpu(resource):
+                job.gpus_asked = Value(whole(one, resource), one.place)
 
 
 def _take_words(job: Job, words: list[Word]) -> None:

@@ -5,20 +5,37 @@ A DeepSpeed JSON belongs to the job that names it (--deepspeed_config), if a job
 """
 
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.git_lfs import pointer_problem
+from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import typed_path, workspace
-from nbtrain.config.other_files import JOB_KINDS, begins_array
-from nbtrain.foreign.flags import VERSIONS, tables
+from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
+from nbtrain.config.imported import ImportedFile
+from nbtrain.config.other_files import JOB_KINDS, OTHER_ENDINGS, SCRIPTS, begins_array, is_run
+from nbtrain.config.other_programs import (
+    ACCELERATE,
+    MODEL_CONFIG,
+    has_keys,
+    program_of_command,
+    program_of_file,
+)
+from nbtrain.foreign.accelerate import accelerate_job
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import Document, read_json
-from nbtrain.foreign.launch import Launch, find_launch, sbatch
+from nbtrain.foreign.launch import Launch, find_launch
 from nbtrain.foreign.located import Value, Word
-from nbtrain.foreign.manifests import read_documents, read_manifest
+from nbtrain.foreign.manifests import read_manifests
+from nbtrain.foreign.programs import FEWEST_FLAGS, READS, knows_flags
+from nbtrain.foreign.provenance import imported_file
 from nbtrain.foreign.shell import Script, read_script
+from nbtrain.foreign.slurm_options import SbatchLine, count, gpus_per_node, sbatch_lines, tasks_per_node
+from nbtrain.foreign.slurm_place import read_slurm
+from nbtrain.foreign.yaml_tree import Tree, read_documents
 
 
 def _path(file: str | Path) -> Path:
@@ -31,32 +48,43 @@ def _path(file: str | Path) -> Path:
 
 FILES = "a manifest, a shell script or a DeepSpeed JSON"
 MOST_BYTES = 10_000_000
-# Least number of known flags: another program may share a flag or two of Megatron's.
-FEWEST_FLAGS = 5
-# A key of GPT-NeoX's configuration files, which separate words by _ or -.
-NEOX = r"(?m)^\W*(pipe|model)[_-]parallel[_-]size\b"
-# Sections of our own run YAMLs.
-OURS = r"(?m)^(extends|model|batch|lr_schedule|parallel):"
 # kubectl writes manifests as JSON too, with this key first.
 JSON_MANIFEST = re.compile(r'\s*\{\s*"apiVersion"\s*:')
 SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
+JSON, YAML = (".json", ".jsonc"), (".yaml", ".yml")
+# Kinds of files that start with a job, read without the files next to it.
+SHEBANG = re.compile(r"#!.*\b(sh|bash|dash|zsh|ksh)\b")
 
 
 def is_foreign(path: str | Path) -> bool:
-    """Return whether a file belongs to another program: a script, a JSON, or a manifest of Kubernetes."""
+    """Return whether a file belongs to another program: a script, a JSON, a manifest of Kubernetes, or a
+    configuration of a program that the table names.
+    """
     file = _path(path)
     if not file.is_file():
         return False
     if file.suffix == ".json" and begins_array(file):
         return False  # records of text
-    if file.suffix in (".sh", ".bash", ".slurm", ".sbatch", ".json", ".jsonc"):
+    if file.suffix in (*SCRIPTS, *JSON, ".toml", ".py", ".ipynb"):
         return True
-    if file.suffix not in (".yaml", ".yml"):
+    if file.suffix not in YAML:
         return False
     text = _text(file)
     job = re.search(r"^kind:\s*(ConfigMap|\w*Job)\b", text, re.MULTILINE | re.IGNORECASE)
-    return bool(job or (re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text)))
+    if job or (re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text)):
+        return True
+    value = _top(text)
+    return has_keys(value, ACCELERATE) or (not is_run(value) and bool(program_of_file(value)))
+
+
+def _top(text: str) -> Mapping[str, Any]:
+    """Return the mapping of a YAML's first document; {} if it holds none."""
+    try:
+        trees = read_documents(text, "")
+    except ConfigError:
+        return {}
+    return trees[0].value if trees and isinstance(trees[0].value, dict) else {}
 
 
 def read_files(files: Sequence[str | Path]) -> list[Job]:
@@ -65,35 +93,102 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
         raise ConfigError(f"no file is named; give {FILES}.")
     jobs: list[Job] = []
     texts: dict[str, Word] = {}
+    trees: list[Tree] = []
+    given: list[ImportedFile] = []
     for file in files:
         path = _path(file)
         text, label = _text(path), path.name
-        if path.suffix in (".json", ".jsonc") and not JSON_MANIFEST.match(text):
+        given.append(imported_file(path))
+        if path.suffix in JSON and not JSON_MANIFEST.match(text):
             texts[label] = Word(text, f"{label}:1")
-        elif path.suffix in (".yaml", ".yml", ".json", ".jsonc"):
-            found, maps = read_manifest(text, label)
-            if not found and not maps:
-                known = ", ".join(JOB_KINDS)
-                words = [tree.word("kind") for tree in read_documents(text, label)]
-                kinds = list(dict.fromkeys(word.text for word in words if word))
-                if re.search(NEOX, text):
-                    raise ConfigError(
-                        f"{label}: is a configuration of GPT-NeoX, which nbtrain does not read. It reads "
-                        f"{known}, shell scripts of Megatron-LM and Megatron-DeepSpeed, and a DeepSpeed JSON."
-                    )
-                if re.search(OURS, text):
-                    raise ConfigError(f"{label}: is a run YAML already: `nbtrain check {label}` checks it.")
-                what = f"is a manifest of Kubernetes ({', '.join(kinds)}) and " if kinds else ""
-                raise ConfigError(f"{label}: {what}contains no job; supported kinds: {known}, and ConfigMap.")
-            jobs += found
-            texts |= maps
+        elif path.suffix in (*YAML, *JSON):
+            found = read_documents(text, label)
+            if has_keys(value := _mapping(found), ACCELERATE):
+                jobs.append(accelerate_job(found[0]))
+            else:
+                _refuse_without_job(found, value, label)
+                trees += found
         else:
-            jobs += jobs_of_script(read_script(text, label))
+            _refuse_other_text(path, text)
+            jobs += jobs_of_script(read_script(text, label), sbatch_lines(text, label))
+    found_jobs, maps = read_manifests(trees)
+    jobs += found_jobs
+    texts |= maps
+    if not jobs and not texts:
+        kinds = ", ".join(JOB_KINDS)
+        raise ConfigError(f"{trees[0].label}: contains no job; supported kinds: {kinds}, and ConfigMap.")
     if not jobs:
-        return [Job("DeepSpeed JSON", label, deepspeed=_json(word, [])) for label, word in texts.items()]
+        for label, word in texts.items():
+            job = Job("DeepSpeed JSON", label, deepspeed=_json(word, []))
+            assert job.deepspeed is not None
+            _refuse_other_json(job.deepspeed)
+            jobs.append(job)
+    else:
+        for job in jobs:
+            give_json(job, texts, files)
     for job in jobs:
-        give_json(job, texts, files)
+        job.files = given
     return jobs
+
+
+def _mapping(trees: Sequence[Tree]) -> Mapping[str, Any]:
+    return trees[0].value if trees and isinstance(trees[0].value, dict) else {}
+
+
+def _refuse_without_job(trees: Sequence[Tree], value: Mapping[str, Any], label: str) -> None:
+    """Raise ConfigError if a YAML file holds nothing that an import reads, and name what it is."""
+    kinds = list(dict.fromkeys(word.text for tree in trees if (word := tree.word("kind"))))
+    if any(kind.lower() in READ_KINDS for kind in kinds):
+        return
+    known = ", ".join(JOB_KINDS)
+    if kinds:
+        what = f"is a manifest of Kubernetes ({', '.join(kinds)}) and contains no job"
+        raise ConfigError(f"{label}: {what}; supported kinds: {known}, and ConfigMap.")
+    if is_run(value):
+        raise ConfigError(f"{label}: is a run YAML already: `nbtrain check {label}` checks it.")
+    if program := program_of_file(value):
+        raise ConfigError(f"{label}: is a configuration of {program}, which nbtrain does not read: {READS}.")
+    keys = f" (its keys: {shortened(', '.join(map(str, value)))})" if value else ""
+    raise ConfigError(f"{label}: contains no job; supported kinds: {known}, and ConfigMap{keys}.")
+
+
+READ_KINDS = {kind.lower() for kind in (*JOB_KINDS, "ConfigMap", "PersistentVolumeClaim")}
+
+
+def _refuse_other_json(document: Document) -> None:
+    """Raise ConfigError if a JSON is not DeepSpeed's: none of its keys is one that DeepSpeed reads."""
+    keys = document.value
+    if not keys or any(key in KNOWN_KEYS for key in keys):
+        return
+    label = document.label
+    if has_keys(keys, MODEL_CONFIG):
+        raise ConfigError(
+            f"{label}: is the configuration of a model, not a DeepSpeed JSON: `nbtrain import-model FOLDER` "
+            "reads it with its weights."
+        )
+    if program := program_of_file(keys):
+        raise ConfigError(f"{label}: is a configuration of {program}, which nbtrain does not read: {READS}.")
+    first = shortened(", ".join(keys))
+    hint = nearest(next(iter(keys)), KNOWN_KEYS)
+    raise ConfigError(f"{label}: DeepSpeed reads none of its keys ({first}).{hint} Give a DeepSpeed JSON.")
+
+
+def _refuse_other_text(path: Path, text: str) -> None:
+    """Raise ConfigError for a file that is not a shell script, and name what it is."""
+    if path.suffix in (".py", ".ipynb"):
+        kind = "a notebook" if path.suffix == ".ipynb" else "a Python program"
+        raise ConfigError(
+            f"{path.name}: is {kind}, which is never run here. Give the shell script that starts it."
+        )
+    if path.suffix == ".toml":
+        try:
+            program = program_of_file(tomllib.loads(text))
+        except tomllib.TOMLDecodeError:
+            program = ""
+        what = f"a configuration of {program}" if program else "a TOML file"
+        raise ConfigError(f"{path.name}: is {what}, which nbtrain does not read: {READS}.")
+    if path.suffix not in SCRIPTS and path.suffix in OTHER_ENDINGS and not SHEBANG.match(text):
+        raise ConfigError(f"{path.name}: is text, not a script; give {FILES}.")
 
 
 def _text(path: Path) -> str:
@@ -146,8 +241,10 @@ def _json(word: Word, substitutions: list[tuple[str, str]]) -> Document:
     return read_json(text, label, int(line))
 
 
-def jobs_of_script(script: Script) -> list[Job]:
-    """Return the jobs that a script launches. Raises ConfigError if it launches none."""
+def jobs_of_script(script: Script, lines: Sequence[SbatchLine] = ()) -> list[Job]:
+    """Return the jobs that a script launches; `lines` are its options of sbatch. Raises ConfigError if it
+    launches none.
+    """
     launches: list[Launch] = []
     substitutions = []
     for command in script.commands:
@@ -161,45 +258,52 @@ def jobs_of_script(script: Script) -> list[Job]:
     training = [launch for launch in launches if _trains(launch)]
     launches = training or launches
     if not launches:
+        for command in script.commands:
+            if program := program_of_command([word.text for word in command.words]):
+                words = " ".join(word.text for word in command.words[:3])
+                raise ConfigError(f"{command.place}: runs {words}, which belongs to {program}: {READS}.")
         raise ConfigError(
             f"{script.label}: launches no training: no command of torchrun, deepspeed, srun, mpirun or "
             "python with a .py program was found. Give the script that starts the training."
         )
-    asked = sbatch(script.comments)
-    return [_job_of(script, launch, asked, substitutions) for launch in launches]
+    return [_job_of(script, launch, lines, substitutions) for launch in launches]
 
 
 def _trains(launch: Launch) -> bool:
     """Return whether a program receives flags of Megatron. A script may call other programs before the
     training.
     """
-    flags = {word.text.partition("=")[0] for word in launch.flags}
-    known = {flag for program in VERSIONS for table in tables(program) for flag in table.by_flag}
-    return len(flags & known) >= FEWEST_FLAGS
+    return knows_flags(launch.flags) >= FEWEST_FLAGS
 
 
 def _job_of(
-    script: Script, launch: Launch, asked: dict[str, Word], substitutions: list[tuple[str, str]]
+    script: Script, launch: Launch, lines: Sequence[SbatchLine], substitutions: list[tuple[str, str]]
 ) -> Job:
     job = Job("shell script", script.label, program=launch.program, flags=launch.flags)
-    job.nodes = _value(launch.nodes) or _value(asked.get("nodes"))
-    if launch.one_machine and "nodes" not in asked:
+    allocated = count(lines, "--nodes")
+    job.nodes = _value(launch.nodes) or allocated
+    if launch.one_machine and allocated is None:
         job.nodes = Value(1, launch.program.place)  # torchrun's own default
-    ranks = (launch.gpus_per_node, asked.get("gpus-per-node"), asked.get("ntasks-per-node"))
-    job.gpus_per_node = next((value for word in ranks if (value := _value(word))), None)
-    world = _value(launch.world_size)
     nodes = job.nodes.value if job.nodes else 0
+    tasks = tasks_per_node(lines, nodes)
+    job.gpus_per_node = _value(launch.gpus_per_node) or gpus_per_node(lines, nodes) or tasks
+    world = _value(launch.world_size)
     if world and nodes and not job.gpus_per_node and world.value % nodes == 0:
         job.gpus_per_node = Value(world.value // nodes, world.place)
-    if cpus := _value(asked.get("cpus-per-task")):
-        tasks, every = _value(asked.get("ntasks-per-node")), _value(asked.get("ntasks"))
-        if tasks is None and every and nodes and every.value % nodes == 0:
-            tasks = Value(every.value // nodes, every.place)
+    if cpus := count(lines, "--cpus-per-task"):
         job.cpus = Value(cpus.value * (tasks.value if tasks else 1), cpus.place)
+    before = [
+        command.words for command in script.commands if _line(command.place) < _line(launch.program.place)
+    ]
+    read_slurm(job, lines, [words for words in before if find_launch(words) is None])
     job.environment = script.exported | launch.environment
     job.documents = {PurePosixPath(name).name: word for name, word in script.documents.items()}
     job.substitutions, job.comments, job.undecided = substitutions, script.comments, script.undecided
     return job
+
+
+def _line(place: str) -> int:
+    return int(place.rpartition(":")[2])
 
 
 def _value(word: Word | None) -> Value | None:

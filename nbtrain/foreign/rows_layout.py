@@ -140,10 +140,20 @@ def _read_zero(source: Reading) -> None:
             "zero_stage is 1.",
         )
         stage, comment = 1, f"{comment}, which a pipeline cannot have"
-    if stage == 0 and source.values.get("precision.dtype") != "fp32":
-        source.note(place, "ZeRO 0 with 16-bit weights: zero_stage is 1, with the same numbers.")
-        stage, comment = 1, f"{comment}: ZeRO 0, which is for fp32 only here"
     source.set("parallel.zero_stage", stage, comment=comment, place=place)
+    stage_for_format(source)
+
+
+def stage_for_format(source: Reading, dtype: str | None = None) -> None:
+    """Replace ZeRO 0 by ZeRO 1 if the weights have 16 bits: DeepSpeed's stage 0 trains wrongly then. `dtype`
+    is the format of the run that a layout is put on.
+    """
+    key, dtype = "parallel.zero_stage", source.said("precision.dtype", dtype)
+    if source.values.get(key) != 0 or dtype == "fp32":
+        return
+    place, comment = source.origins[key], source.comments[key]
+    source.note(place, "ZeRO 0 with 16-bit weights: zero_stage is 1, with the same numbers.")
+    source.set(key, 1, comment=f"{comment}: ZeRO 0, which is for fp32 only here", place=place)
 
 
 def _stage(source: Reading) -> tuple[int, str, str] | None:

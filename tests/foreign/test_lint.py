@@ -269,11 +269,10 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             {"gradient_accumulation_steps": 8},
             "json_batch_agrees",
             [
-                "error, cannot run: ds_config_125m.json:2: train_batch_size",
-                "  256 is not train_micro_batch_size_per_gpu(16) * gradient_accumulation_steps(8) * "
-                "data-parallel(1) = "
-                "128.",
-                "  Set it to 128, or remove gradient_accumulation_steps.",
+                "error, cannot run: ds_config_125m.json:20: gradient_accumulation_steps",
+                "  train_batch_size(256) is not train_micro_batch_size_per_gpu(16) * "
+                "gradient_accumulation_steps(8) * data-parallel(1) = 128.",
+                "  Remove gradient_accumulation_steps, or make the four agree.",
             ],
         ),
         (

@@ -119,8 +119,8 @@ def test_another_program_is_named(tmp_path):
     path = tmp_path / "a.sh"
     path.write_text("python train.py --epochs 3 --lr 0.1 --batch 5\n")
     message = (
-        "runs train.py, most of whose flags Megatron does not have. nbtrain reads the flags of "
-        "pretrain_gpt.py of Megatron-LM and Megatron-DeepSpeed."
+        "runs train.py, which has only 1 of Megatron's flags: nbtrain imports only GPT models of "
+        "Megatron-LM and Megatron-DeepSpeed."
     )
     assert [one.message for one in lint([path])] == [message]
     with pytest.raises(ConfigError) as error:

@@ -9,8 +9,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.errors import DataError
+from nbtrain.base.git import ask_git
 from nbtrain.base.nvml import CUDA_DEVICES
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.version import PACKAGE, __version__
@@ -185,20 +184,10 @@ def package_version(name: str) -> str | None:
 
 def source_commit() -> str | None:
     """Return the git commit of nbtrain's source, "+changes" if modified; None for an installed wheel."""
-    git = shutil.which("git")
-    if git is None or not (PACKAGE.parent / ".git").exists():
+    if not (PACKAGE.parent / ".git").exists():
         return None
-
-    def ask(*arguments: str) -> str | None:
-        command = [git, "-C", str(PACKAGE), *arguments]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
-        except subprocess.TimeoutExpired:
-            return None
-        return answer.stdout.strip() if answer.returncode == 0 else None
-
-    commit = ask("rev-parse", "HEAD")
-    changed = ask("status", "--porcelain", "--untracked-files=no", "--", ".")
+    commit = ask_git(PACKAGE, "rev-parse", "HEAD")
+    changed = ask_git(PACKAGE, "status", "--porcelain", "--untracked-files=no", "--", ".")
     return f"{commit}+changes" if commit and changed else commit
 
 

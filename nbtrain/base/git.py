@@ -1,0 +1,40 @@
+"""Questions to git about a work tree, answered without running anything that the work tree configures."""
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+SECONDS = 20
+
+
+def ask_git(folder: Path, *arguments: str) -> str | None:
+    """Return git's answer about a folder; None without git, outside a work tree, or if git refuses."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "-C", str(folder), *arguments]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def commit_of_file(path: Path, content: bytes) -> str | None:
+    """Return the commit of the work tree that holds a file, "+changes" if the file is not in it with this
+    content; None outside a work tree.
+
+    Only names are resolved: `git status` could run a program that an untrusted work tree configures.
+    """
+    path = path.absolute()
+    commit = ask_git(path.parent, "rev-parse", "--verify", "HEAD")
+    if not commit:
+        return None
+    digest = hashlib.sha256 if len(commit) == 64 else hashlib.sha1
+    blob = digest(b"blob %d\0" % len(content) + content).hexdigest()
+    return (
+        commit
+        if ask_git(path.parent, "rev-parse", "--verify", f"HEAD:./{path.name}") == blob
+        else f"{commit}+changes"
+    )

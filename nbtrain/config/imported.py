@@ -1,0 +1,23 @@
+"""The section `imported_from:` of a run YAML: the files of other programs that an import read."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from nbtrain.config.fields import ConfigModel
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?(\+changes)?$")]
+
+
+class ImportedFile(ConfigModel):
+    """A file that `nbtrain import` read."""
+
+    file: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Name of the file."""
+    sha256: Sha256
+    """SHA-256 of its bytes."""
+    commit: Commit | None = None
+    """Commit of the git work tree that holds the file, "+changes" if the file differs from it; null outside a
+    work tree.
+    """

@@ -1,0 +1,15 @@
+"""Hashes and commits of the files that an import reads, for the run's record."""
+
+import hashlib
+from pathlib import Path
+
+from nbtrain.base.git import commit_of_file
+from nbtrain.config.imported import ImportedFile
+
+
+def imported_file(path: Path) -> ImportedFile:
+    """Return the name, hash and commit of a file."""
+    content = path.read_bytes()
+    return ImportedFile(
+        file=path.name, sha256=hashlib.sha256(content).hexdigest(), commit=commit_of_file(path, content)
+    )

@@ -303,6 +303,12 @@ def _first_line(path: Path) -> tuple[bytes, bool]:
     return line, bool(newline) or len(line) == _HEADER_BYTES
 
 
+def resumed_from_step(path: Path) -> int | None:
+    """Return the step from which the job of a metrics file resumed; None for a file that is not read."""
+    line, is_complete = _first_line(path)
+    return _resumed_from_step(line) if is_complete else None
+
+
 def _resumed_from_step(header: bytes) -> int | None:
     """Return the step in a file's first line; None if that line is not a header of a known version."""
     try:

@@ -18,7 +18,7 @@ from typing import Any
 from nbtrain.base.metrics import scalar
 from nbtrain.base.metrics_files import metrics_files
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.metrics_reader import ScalarReader, parsed
+from nbtrain.monitor.metrics_reader import ScalarReader, parsed, resumed_from_step
 from nbtrain.monitor.snapshot import band, six_digits
 
 POINTS = 20
@@ -58,7 +58,7 @@ class Sparklines:
 def sampled_loss(folder: Path, files: list[Path], num_bytes: int) -> list[tuple[int, float]]:
     """Return at most about POINTS pairs (step, loss) of a folder with `files` of `num_bytes` in total.
 
-    Steps that a restart trained again count once, with the values of the later file.
+    Steps after the one from which a later file resumed do not count, as in ScalarReader.
     """
     if num_bytes <= WHOLE_BYTES:
         reader = ScalarReader(folder, [LOSS])
@@ -70,10 +70,12 @@ def sampled_loss(folder: Path, files: list[Path], num_bytes: int) -> list[tuple[
         return [(series.steps[at], value) for at, value in zip(thinned.at, thinned.values)]
     points: list[tuple[int, float]] = []
     for path in files:
-        own = _sampled(path, max(2, round(POINTS * path.stat().st_size / num_bytes)))
-        while own and points and points[-1][0] >= own[0][0]:
+        begin = resumed_from_step(path)
+        if begin is None:
+            continue
+        while points and points[-1][0] > begin:
             points.pop()
-        points += own
+        points += _sampled(path, max(2, round(POINTS * path.stat().st_size / num_bytes)))
     return points
 
 

@@ -63,6 +63,10 @@ def test_a_restart_replaces_steps_and_a_grown_file_is_read_again(tmp_path: Path)
     assert line is not None and line["steps"] == sorted(set(line["steps"])) and line["steps"][-1] == 1200
     assert all(value > 5 for step, value in zip(line["steps"], line["values"]) if step > 600)
     assert all(value < 11 for step, value in zip(line["steps"], line["values"]) if step <= 600 and value)
+    # A restart drops steps before it has logged any.
+    MetricsFile(run.tensorboard, 700).flush()
+    line = lines.of(run)
+    assert line is not None and 600 < line["steps"][-1] <= 700
 
 
 def test_lines_with_the_losses_of_many_datasets_are_sampled(tmp_path: Path) -> None:

@@ -288,6 +288,7 @@ def _field(draft: Draft, one: Field) -> dict[str, Any]:
     return {
         "key": one.key,
         "label": one.label,
+        "title": one.title,
         "group": group_of(one.section),
         "kind": one.kind,
         "choices": [show(choice) for choice in one.choices],

@@ -25,6 +25,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.sources import kind_of as kind_of_source
 from nbtrain.config.yaml_source import show, spelled
+from nbtrain.lab.form.titles import title_of
 
 # The form's pages, divided like the job form of a cluster platform. Each section of the schema has one page.
 GROUPS = {
@@ -108,6 +109,11 @@ class Field:
     def label(self) -> str:
         """The key without its section."""
         return self.key.partition(".")[2] or self.key
+
+    @property
+    def title(self) -> str:
+        """The plain label."""
+        return title_of(self.key)
 
     @property
     def unit(self) -> str:

@@ -25,7 +25,7 @@ let fieldsMade = 0;
 
 export class FormField {
   /**
-   * `changed(key, text)` is called for an edit, `reset(key)` to undo it. `whole` puts the section into the label;
+   * `changed(key, text)` is called for an edit, `reset(key)` to undo it. `whole` shows the key with its section;
    * `base` names the source of the unchanged values: "YAML", or "parent" in a clone's form.
    */
   constructor(spec, { changed, reset, whole = false, base = "YAML" }) {
@@ -35,9 +35,7 @@ export class FormField {
     this.node = element("div", "nbf-field");
     this.node.dataset.key = spec.key;
     const label = element("label", "nbf-label");
-    if (whole && spec.key !== spec.label)
-      label.append(element("i", "", spec.key.slice(0, -spec.label.length)));
-    label.append(spec.label);
+    label.append(spec.title, " ", element("i", "", whole ? spec.key : spec.label));
     label.htmlFor = this.id;
     this.badge = element("span", "nbf-badge");
     const back = `reset ${spec.key} to the ${base}'s value`;

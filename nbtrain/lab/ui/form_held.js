@@ -39,6 +39,7 @@ export class FormHeld extends FormFrame {
   changed(key, text) {
     this.hold(key, text);
     if (this.pages.specs.get(key).kind === "section") this.pages.wake();
+    if (key === "backend.kind") this.pages.showBackend();
     this.touched(TYPED_MS);
   }
 

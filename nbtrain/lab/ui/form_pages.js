@@ -23,11 +23,35 @@ export class FormPages {
     this.described = described;
     this.specs = new Map(described.fields.map((spec) => [spec.key, spec]));
     this.fields.clear();
-    this.title.textContent = `All fields (${described.fields.length - 1})`;
     this.first.replaceChildren(...described.essentials.map((key) => this.field(key, "first").node));
+    this.backend = this.form.text("backend.kind");
     if (!this.tabs) this.makeTabs(described.groups);
     else this.open();
+    this.countFields();
     this.count();
+  }
+
+  /** Whether a field is read: those of other backends than the chosen one are not, and are shown only if changed. */
+  applies(key) {
+    const [section, kind, rest] = key.split("."), own = this.specs.get("backend.kind");
+    if (section !== "backend" || !rest || !own.choices.includes(kind)) return true;
+    const mark = this.marks[key] || {};
+    return kind === this.form.text("backend.kind") || Boolean(mark.changed) || (mark.problems || []).length > 0;
+  }
+
+  countFields() {
+    // The name has its own place above.
+    const applying = [...this.specs.keys()].filter((key) => key !== "name" && this.applies(key));
+    this.title.textContent = `All fields (${applying.length})`;
+  }
+
+  /** Show the fields of the backend that was chosen. */
+  showBackend() {
+    const backend = this.form.text("backend.kind");
+    if (backend === this.backend) return;
+    this.backend = backend;
+    this.open();
+    this.countFields();
   }
 
   makeTabs(groups) {
@@ -56,7 +80,7 @@ export class FormPages {
     for (const { title, sections } of this.described.groups) {
       if (!wanted && title !== this.tabs.key) continue;
       for (const { name, keys } of sections) {
-        const found = keys.filter((key) => !wanted || this.found(key, wanted));
+        const found = keys.filter((key) => this.applies(key) && (!wanted || this.found(key, wanted)));
         if (!found.length) continue;
         hits += found.length;
         const grid = element("div", "nbf-grid");
@@ -74,8 +98,8 @@ export class FormPages {
   }
 
   found(key, wanted) {
-    const { description } = this.specs.get(key);
-    return `${key} ${description}`.toLowerCase().replace(/\s+/g, " ").includes(wanted);
+    const { title, description } = this.specs.get(key);
+    return `${key} ${title} ${description}`.toLowerCase().replace(/\s+/g, " ").includes(wanted);
   }
 
   /** The field of a key in one place. An essential field is shown in two places, which stay in step. */
@@ -107,6 +131,7 @@ export class FormPages {
   refill() {
     for (const field of this.fields.values()) field.text = this.form.text(field.spec.key);
     this.wake();
+    this.showBackend();
   }
 
   /** Whether a field belongs to a section that is off. */

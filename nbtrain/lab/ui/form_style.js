@@ -26,7 +26,7 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-field{border-left:3px solid transparent;padding:2px 0 2px 8px;min-width:0}
 .nbtrain-form .nbf-head{display:flex;align-items:center;gap:6px;min-height:24px}
 .nbtrain-form .nbf-label{font-size:12px;font-weight:500;color:var(--nbt-fg);overflow-wrap:anywhere}
-.nbtrain-form .nbf-label i{font-style:normal;font-weight:400;color:var(--nbt-dim)}
+.nbtrain-form .nbf-label i{display:block;font-style:normal;font-weight:400;font-size:11px;color:var(--nbt-dim)}
 .nbtrain-form .nbf-meta{font-size:11px;line-height:1.35;min-height:1.35em;color:var(--nbt-dim);
  white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .nbtrain-form .nbf-badge{color:var(--nbt-fg);font-weight:600}

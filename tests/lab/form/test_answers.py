@@ -35,13 +35,14 @@ def at(fields: list[dict[str, Any]], key: str) -> dict[str, Any]:
 
 def test_a_yaml_is_described(workspace: Path) -> None:
     """Each field comes with its page, description, unit, default, and its values in the YAML and in the form.
-    The 13 most important fields come first.
+    The 12 most important fields come first.
     """
     found = answer("form", {"yaml": "gpt-tiny", "overrides": "batch.max_steps=400"})
     assert json.loads(json.dumps(found)) == found
     assert at(found["fields"], "batch.max_steps") == {
         "key": "batch.max_steps",
         "label": "max_steps",
+        "title": "Stop after steps",
         "group": "Training",
         "kind": "yaml",
         "choices": [],

@@ -158,6 +158,7 @@ def test_what_comes_of_the_fields_and_submit_stay_in_sight(
         assert (box["x"] > fields["x"] + fields["width"]) == (width == 1100)
         # The space for a problem with the name is reserved, so nothing moves.
         boxes = [page.get_by_label("run YAML"), page.locator("[aria-label='Essential fields']")]
+        page.get_by_label("name", exact=True).scroll_into_view_if_needed()
         before = [one.bounding_box() for one in boxes]
         page.get_by_label("name", exact=True).fill("My Run")
         page.locator(".nbf-name-help", has_text="Must be 1 to 53 lower case letters").wait_for()
@@ -208,6 +209,15 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
             page.locator(".nbf-line", has_text=words).filter(visible=True).wait_for()
 
         page.get_by_text("All fields").click()
+        # Only the fields of the chosen backend are shown.
+        partition = field("backend.slurm.partition")
+        assert (
+            field("backend.kind").locator("label").inner_text() == "Backend\nkind" and partition.count() == 0
+        )
+        field("backend.kind").locator("select").select_option("slurm")
+        assert partition.locator("label").inner_text() == "Partition\nslurm.partition"
+        field("backend.kind").locator("select").select_option("local")
+        assert partition.count() == 0
         page.get_by_role("tab", name="Model").click()
         line('{"init_from": "base", "lora.rank": 8}')
         assert field("lora.rank").locator("input").input_value() == "8"

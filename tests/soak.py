@@ -364,7 +364,7 @@ PARTS = (
     ),
     Part(
         "local-checkpoints",
-        "two hosts that save on their own disks first: a rank killed, then a host's disk lost; bit for bit",
+        "two hosts that save on their own disks first: a rank killed, then a disk lost; two jobs on them",
         _pytest("--soak", "tests/jobs/backends/test_hosts_cluster.py"),
         _evidence(
             (

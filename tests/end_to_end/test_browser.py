@@ -118,6 +118,7 @@ WATCHED = (
 )
 
 
+@pytest.mark.soak
 def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, page: Any) -> None:
     """In 03_launch, the job's panel advances while the cell waits and after a
     reload; Stop saves a checkpoint.

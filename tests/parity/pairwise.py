@@ -1,5 +1,5 @@
-"""A small set of cases that covers every pair of compatible choices, because most faults need only two
-choices.
+"""A small set of cases that covers every pair of compatible choices of the layout, because most faults need
+only two choices, and every value of the other choices. `make parity` compares every combination of them all.
 """
 
 import itertools
@@ -26,6 +26,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "model": ("gpt", "all"),
     "optimizer": ("adamw", "muon"),
 }
+# The choices of the layout, of which every pair occurs in a case.
+LAYOUT = frozenset({"dp", "tensor", "pp", "us", "zero", "precision"})
 TRIES = 150
 
 
@@ -51,8 +53,10 @@ def goes_together(row: Row) -> bool:
     )
 
 
-def pairs_of(row: Row) -> set[Pair]:
-    return {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
+def covered(row: Row) -> set[Pair]:
+    """Return the pairs of choices in a row, and each choice alone."""
+    singles = {frozenset({choice}) for choice in row.items()}
+    return singles | {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
 
 
 @cache
@@ -68,18 +72,33 @@ def all_pairs() -> frozenset[Pair]:
 
 
 @cache
+def wanted() -> frozenset[Pair]:
+    """Return what the cases have to cover: each pair of all_pairs() within LAYOUT, and each value of the
+    other choices.
+    """
+    pairs = {pair for pair in all_pairs() if {key for key, _ in pair} <= LAYOUT}
+    values = {
+        frozenset({(key, value)})
+        for key, choices in CHOICES.items()
+        if key not in LAYOUT
+        for value in choices
+    }
+    return frozenset(pairs | values)
+
+
+@cache
 def cover() -> tuple[Case, ...]:
-    """Return a small set of cases that together cover all_pairs(); every call returns the same set."""
-    generator, missing, rows = random.Random(42), set(all_pairs()), []
+    """Return a small set of cases that together cover wanted(); every call returns the same set."""
+    generator, missing, rows = random.Random(42), set(wanted()), []
     while missing:
         seed = dict(min(missing, key=lambda pair: sorted(map(repr, pair))))
         candidates = [_completed(seed, generator) for _ in range(TRIES)]
         best = max(
             (row for row in candidates if row is not None),
             # Among rows with equally many new pairs, the one with the fewest ranks.
-            key=lambda row: len(pairs_of(row) & missing) - case_of(row).ranks / 2,
+            key=lambda row: len(covered(row) & missing) - case_of(row).ranks / 2,
         )
-        missing -= pairs_of(best)
+        missing -= covered(best)
         rows.append(best)
     return tuple(case_of(row) for row in rows)
 

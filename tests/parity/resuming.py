@@ -187,13 +187,11 @@ def resume_cases() -> list[Case]:
 
 
 def resume_cases_of_ci() -> list[Case]:
-    """Return a few cases that together cover every kind of layout, every ZeRO stage and every way of
-    saving.
+    """Return a few cases that together have every ZeRO stage from 1, tensor and pipeline parallelism, and
+    both ways of saving. `make parity` has the others.
     """
     return [
-        Case(zero=0, data="masked"),
         Case(dp=2, zero=3, precision="bf16", data="ramp"),
         Case(tp=2, sp=True, dp=2, zero=2, data="packed", recompute="selective", optimizer="muon"),
         Case(tp=2, pp=2, precision="bf16", extra={"checkpoint.async_save": True}, note="async"),
-        Case(us=2, data="documents", offload="optimizer"),
     ]

@@ -78,6 +78,7 @@ def test_two_hosts_train_to_the_end(on_hosts: Callable[..., JobDir]) -> None:
     assert (job.path / "hostfile").read_text() == "hosta slots=1\nhostb slots=1\n"
 
 
+@pytest.mark.soak
 def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
     on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

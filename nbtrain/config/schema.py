@@ -33,6 +33,7 @@ from nbtrain.config.fields import (
 )
 from nbtrain.config.imported import ImportedFile
 from nbtrain.config.kubernetes_section import LabelKey, LabelValue
+from nbtrain.config.limits_section import LimitsConfig
 from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.markers import Architecture, Binds, SameMathematics, WithoutEffect
 from nbtrain.config.notify_section import NotifyConfig
@@ -301,6 +302,8 @@ class RunConfig(ConfigModel):
     """Profiling with torch.profiler."""
     notify: Annotated[NotifyConfig, WithoutEffect()] = NotifyConfig()
     """Command to run or address to call when a job has ended."""
+    limits: Annotated[LimitsConfig, WithoutEffect()] = LimitsConfig()
+    """Limits of GPU hours, money, energy, days, epochs and disk that the plan must keep."""
     resources: Annotated[ResourcesConfig, WithoutEffect()] = ResourcesConfig()
     """Machines and devices."""
     backend: Annotated[BackendConfig, WithoutEffect()] = BackendConfig()

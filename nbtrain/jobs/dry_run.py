@@ -10,6 +10,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import backend_of
+from nbtrain.jobs.limits import refuse_run_over_limits
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ def dry_run(config: RunConfig, path: Path) -> Path:
             f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}: a dry run writes what a "
             "scheduler receives, and this backend has none. Set backend.kind to hosts, slurm or kubernetes."
         )
+    refuse_run_over_limits(config)
     try:
         _refuse_to_overwrite(path)
         files.write_output(path, text)

@@ -36,7 +36,7 @@ BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
 # Fields that a resume of a finished run may set again: how long to train.
 LENGTH = ("mode", "batch.max_steps", *(f"batch.train_{unit}" for unit in UNITS))
 # Fields that say where and how a run is started and what is reported of it; training does not depend on them.
-NOT_TRAINED = ("schema_version", "name", "labels", "backend", "logging", "profile", "notify")
+NOT_TRAINED = ("schema_version", "name", "labels", "backend", "logging", "profile", "notify", "limits")
 
 
 class RunFacts:

@@ -65,6 +65,7 @@ from nbtrain.jobs.existing_run import (
     training_is_the_same,
 )
 from nbtrain.jobs.initial_weights import record_initial, with_new_tokens
+from nbtrain.jobs.limits import refuse_over_limits, refuse_run_over_limits
 from nbtrain.jobs.machine.device_needs import warnings_here
 from nbtrain.jobs.machine.environment import environment_record
 from nbtrain.jobs.machine.queue_folder import Queue
@@ -136,6 +137,7 @@ def refuse_hopeless(config: RunConfig) -> None:
     config = with_new_tokens(config)
     refuse_submission(RunFacts(run), config, is_not_finished, *CONTINUES)
     refuse_to_start(config, [finding for finding in preflight(config) if finding.lacks != "data"])
+    refuse_run_over_limits(config)
 
 
 def resume(
@@ -248,6 +250,7 @@ def _after_pause(facts: RunFacts, job: JobDir, config: RunConfig, new_job: bool)
     # Every check runs before the paused job is ended for a new one.
     refuse_submission(facts, config, data_is_the_same)
     refuse_to_start(config, preflight(config))
+    refuse_run_over_limits(config)
     said = f"resumed with other settings while it was paused: {'; '.join(map(str, changes))}"
     EventWriter(job, "submit").write("state", f"{said}. This job ends, and a new one follows")
     cancel(job)
@@ -306,6 +309,7 @@ def _launch(
     problems = preflight_in_allocation(config) if started else preflight(config)
     refuse_to_start(config, problems, started=started is not None)
     plan = make_plan(config)
+    refuse_over_limits(plan)
     if config.backend.kind == "local" and not config.backend.share_devices:
         Queue().make()
     make_folder(run)

@@ -19,6 +19,7 @@ from nbtrain.planner.actual import Comparison, compare
 from nbtrain.planner.actual import rows as compared_rows
 from nbtrain.planner.budget.cost import CostEstimate, estimate_cost
 from nbtrain.planner.budget.disk import DiskEstimate, estimate_disk
+from nbtrain.planner.budget.limits import Limit, limits_of
 from nbtrain.planner.lint.rules import findings_of
 from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
@@ -74,6 +75,8 @@ class Plan:
     """
     use_measured: bool = True
     """Whether rates measured on this machine are used."""
+    limits: list[Limit] = field(default_factory=list)
+    """Limits of the run and of its workspace, with the plan's figures."""
     network: NetworkUse | None = None
     """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
 
@@ -246,6 +249,8 @@ class Plan:
         time_rows.update(self.cost.rows())
         titles = ("Model", "Training", "Memory", "Time", "Disk")
         made = dict(zip(titles, (size, training, memory_rows, time_rows, disk_rows)))
+        if self.limits:
+            made["Limits"] = {limit.key.replace("_", " "): limit.words for limit in self.limits}
         if self.network is not None:
             made["Network"] = self.network.rows()
         return made | ({"Last job": compared_rows(self.compared)} if self.compared else {})
@@ -300,6 +305,7 @@ class Plan:
             "duration": asdict(self.duration),
             "disk": _record(self.disk, "checkpoints_bytes", "total_bytes"),
             "cost": {**asdict(self.cost), "money": self.cost.money},
+            "limits": [asdict(limit) for limit in self.limits],
             "network": self.network.to_dict() if self.network else None,
             "measured": [asdict(one) for one in self.compared],
             "epochs": self.epochs,
@@ -351,5 +357,6 @@ def plan(config: RunConfig, use_measured: bool = True) -> Plan:
         findings,
         compared,
         use_measured,
+        limits_of(config, cost, duration, disk, subject.epochs),
         network,
     )

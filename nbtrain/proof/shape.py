@@ -149,6 +149,7 @@ def make_twin(
         "evaluation": {"eval_interval_steps": EVAL_INTERVAL_STEPS, "eval_iters": 1},
         "profile": {},
         "notify": {},
+        "limits": {},
         "resources": {"device": "cpu"},
     }
     values["batch"] = small_batch(config, folded)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from nbtrain.base.findings import Finding, by_cost
 from nbtrain.planner.lint.layout import LAYOUT_RULES
+from nbtrain.planner.lint.limits import LIMIT_RULES
 from nbtrain.planner.lint.machine import MACHINE_RULES
 from nbtrain.planner.lint.memory import MEMORY_RULES
 from nbtrain.planner.lint.run_estimates import Subject
@@ -14,6 +15,7 @@ RULES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     *LAYOUT_RULES,
     *SCHEDULE_RULES,
     *MACHINE_RULES,
+    *LIMIT_RULES,
 )
 
 

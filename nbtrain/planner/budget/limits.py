@@ -1,0 +1,161 @@
+"""Limits of a run: its own (the section `limits`) and the workspace's (limits.yaml), against the plan.
+
+    <workspace>/limits.yaml     gpu_hours, money, energy_kwh, days, epochs, disk_bytes: any of them
+
+Of two limits the smaller one holds, so that a run can only tighten the workspace's. A limit that the plan
+cannot compare refuses the run if the user can supply what is missing (the type of the GPU, a price), and is a
+warning otherwise (epochs before the data are known, energy of CPUs). CPU runs use no GPU hours and cost no
+money.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
+from nbtrain.base.terminal import nearest
+from nbtrain.base.workspace import display, workspace
+from nbtrain.config.limits_section import LimitsConfig
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.schema_errors import schema_finding
+from nbtrain.config.yaml_source import Located, read_yaml
+from nbtrain.planner.budget.cost import CostEstimate, user_prices
+from nbtrain.planner.budget.disk import DiskEstimate
+from nbtrain.planner.time.duration import DurationEstimate
+
+KEYS = tuple(LimitsConfig.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit that holds for a run, and the plan's figure for it."""
+
+    key: str
+    """Field of LimitsConfig, e.g. "gpu_hours"."""
+    most: float
+    place: str
+    """Where the limit is set: "limits.yaml:2" or a place of the run."""
+    by_workspace: bool
+    """Whether the workspace sets it; else the run."""
+    looser: str
+    """Place where the run sets a larger limit, which has no effect; "" if it does not."""
+    planned: float | None
+    """The plan's figure; None if the plan does not know it."""
+    why_unknown: str = ""
+    """Why the plan does not know it, as a sentence."""
+    fix: str = ""
+    """The change that supplies the figure; "" if the user has none, so that the limit only warns."""
+
+    @property
+    def exceeded(self) -> bool:
+        return self.planned is not None and self.planned > self.most
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the run may not be submitted."""
+        return self.exceeded or (self.planned is None and bool(self.fix))
+
+    @property
+    def words(self) -> str:
+        """E.g. "49,357 of 20,000 GPU hours (limits.yaml:2)"."""
+        planned = "not known" if self.planned is None else amount_of(self.key, self.planned)
+        return f"{planned} of {amount_of(self.key, self.most)} ({self.place})"
+
+
+def amount_of(key: str, value: float) -> str:
+    """Format a value of a limit with its unit."""
+    if key == "disk_bytes":
+        return amounts.size(round(value))
+    unit = {"gpu_hours": " GPU hours", "energy_kwh": " kWh"}.get(key, "" if key == "money" else f" {key}")
+    return f"{value:,.0f}{unit}" if value >= 100 else f"{value:,.3g}{unit}"
+
+
+def limits_path() -> Path:
+    """Return the path of the workspace's limits."""
+    return workspace() / "limits.yaml"
+
+
+def workspace_limits() -> tuple[LimitsConfig, Located]:
+    """Return the workspace's limits, and where each is set. Raises ConfigError if the file is invalid."""
+    path = limits_path()
+    if not path.is_file():
+        return LimitsConfig(), Located()
+    located = read_yaml(path, display(path))
+    name, problems = display(path), []
+    for key in located.value:
+        if key not in KEYS:
+            words = f"{name} has no limit `{key}`. Known: {', '.join(KEYS)}.{nearest(key, KEYS)}"
+            problems.append(Finding("error", "limits", key, located.where(key) or name, words, cost=FATAL))
+    known = {key: value for key, value in located.value.items() if key in KEYS}
+    limits = LimitsConfig()
+    try:
+        limits = LimitsConfig.model_validate(known)
+    except ValidationError as error:
+        problems += [schema_finding(entry, located, name) for entry in error.errors(include_url=False)]
+    refuse(problems, ConfigError)
+    return limits, located
+
+
+def limits_of(
+    config: RunConfig,
+    cost: CostEstimate,
+    duration: DurationEstimate,
+    disk: DiskEstimate,
+    epochs: float | None,
+) -> list[Limit]:
+    """Return the limits that hold for a run, with the plan's figures; [] if there are none."""
+    team, located = workspace_limits()
+    planned = _figures(cost, duration, disk, epochs)
+    found = []
+    for key in KEYS:
+        own, shared = getattr(config.limits, key), getattr(team, key)
+        if own is None and shared is None:
+            continue
+        by_workspace = own is None or (shared is not None and shared <= own)
+        place = located.where(key) if by_workspace else config.where(f"limits.{key}")
+        is_looser = by_workspace and own is not None and own > shared
+        why, fix = _unknown(key, config) if planned[key] is None else ("", "")
+        found.append(
+            Limit(
+                key,
+                shared if by_workspace else own,
+                place or display(limits_path()),
+                by_workspace,
+                config.where(f"limits.{key}") if is_looser else "",
+                planned[key],
+                why,
+                fix,
+            )
+        )
+    return found
+
+
+def _figures(
+    cost: CostEstimate, duration: DurationEstimate, disk: DiskEstimate, epochs: float | None
+) -> dict[str, float | None]:
+    on_cpu = cost.device_hours == 0
+    return {
+        "gpu_hours": cost.device_hours,
+        "money": 0.0 if on_cpu else cost.money,
+        "energy_kwh": cost.energy_kwh,
+        "days": None if duration.seconds is None else duration.seconds / 86_400,
+        "epochs": epochs,
+        "disk_bytes": disk.total_bytes,
+    }
+
+
+def _unknown(key: str, config: RunConfig) -> tuple[str, str]:
+    """Return why the plan has no figure for a limit, and the fix; "" for the fix if there is none."""
+    resources = config.resources
+    if key == "epochs":
+        return "the tokens of the training data are not known before they are prepared", ""
+    if key == "energy_kwh" and resources.device == "cpu":
+        return "the plan counts no energy of CPUs", ""
+    if resources.device == "gpu" and resources.gpu_type is None:
+        return "the plan does not know the GPU", "Set resources.gpu_type."
+    if key == "money":
+        return f"there is no price for {resources.gpu_type}", f"Put it into {display(user_prices())}."
+    return "the plan has no time for this device", "Name a device of the table in resources.gpu_type."

@@ -1,0 +1,125 @@
+"""Limits of a run and of its workspace: which one holds, its figure, and limits that cannot be compared."""
+
+import dataclasses
+
+import pytest
+
+from nbtrain.base.errors import ConfigError, SubmitError
+from nbtrain.base.workspace import workspace as the_workspace
+from nbtrain.config.load import load
+from nbtrain.jobs.limits import refuse_over_limits, refuse_run_over_limits
+from nbtrain.planner.budget.limits import limits_of
+from nbtrain.planner.plan import plan
+
+RUN = "gpt-13b-4xdp-4xpp"
+
+
+@pytest.fixture(autouse=True)
+def an_empty_workspace(workspace):
+    """Use a workspace of this test alone."""
+
+
+def team(text):
+    (the_workspace() / "limits.yaml").write_text(text)
+
+
+def held(config, key):
+    """Return (the limit that holds, whether the workspace sets it, its place) of a run."""
+    found = next(limit for limit in plan(config).limits if limit.key == key)
+    return found.most, found.by_workspace, found.place
+
+
+def figure(planned, key):
+    return {
+        "gpu_hours": planned.cost.device_hours,
+        "money": planned.cost.money,
+        "energy_kwh": planned.cost.energy_kwh,
+        "days": planned.duration.seconds / 86_400,
+        "disk_bytes": planned.disk.total_bytes,
+        "epochs": planned.epochs,
+    }[key]
+
+
+@pytest.mark.parametrize("key", ["gpu_hours", "money", "energy_kwh", "days", "disk_bytes"])
+@pytest.mark.parametrize("by_team", [False, True])
+def test_each_limit_refuses_by_its_figure(key, by_team):
+    """A limit just above the plan's figure passes; one just below refuses, and names both numbers."""
+    planned = figure(plan(load(RUN)), key)
+
+    def with_limit(value):
+        value = int(value) if key == "disk_bytes" else value
+        if by_team:
+            team(f"{key}: {value}\n")
+            return load(RUN)
+        return load(RUN, {f"limits.{key}": value})
+
+    refuse_run_over_limits(with_limit(1.01 * planned))
+    with pytest.raises(SubmitError, match=f"{key} is exceeded: .* and the limit is ") as refused:
+        refuse_run_over_limits(with_limit(0.99 * planned))
+    place = "limits.yaml:1" if by_team else f"override limits.{key}="
+    assert refused.value.findings[0].place.startswith(place)
+    assert refused.value.findings[0].cost.fatal
+
+
+def test_epochs_refuse_by_their_figure():
+    """Epochs are compared once the tokens of the data are known; before, the limit warns."""
+    unprepared = {"data.sources": [{"kind": "mock"}], "limits.epochs": 2}
+    planned = plan(load(RUN, unprepared))
+    found = [finding for finding in planned.findings if finding.rule == "limits_hold"]
+    assert [(finding.level, finding.key) for finding in found] == [("warning", "limits.epochs")]
+    assert "not known before they are prepared" in found[0].message
+    refuse_over_limits(planned)
+    config = planned.config
+    limits = [
+        limits_of(config, planned.cost, planned.duration, planned.disk, epochs)[0] for epochs in (1.99, 2.01)
+    ]
+    assert [limit.exceeded for limit in limits] == [False, True]
+
+
+def test_the_smaller_limit_holds():
+    """A run tightens the workspace's limit; a looser one has no effect, and is reported."""
+    team("# of the team\ngpu_hours: 1e6\ndays: 500\n")
+    assert held(load(RUN), "gpu_hours") == (1e6, True, "limits.yaml:2")
+    tight = load(RUN, ["limits.gpu_hours=1000"])
+    assert held(tight, "gpu_hours") == (1000, False, "override limits.gpu_hours=1000")
+    loose = load(RUN, ["limits.days=5000"])
+    assert held(loose, "days") == (500, True, "limits.yaml:3")
+    reported = [finding for finding in plan(loose).findings if finding.rule == "limits_tighten"]
+    assert "limits.days(5,000 days) is looser than the workspace's, 500 days" in reported[0].message
+    assert plan(loose).sections()["Limits"]["days"] == "129 days of 500 days (limits.yaml:3)"
+
+
+def test_a_limit_without_a_figure():
+    """What the user can supply refuses: the GPU, a price. What nobody can supply warns."""
+    nameless = load("gpt-125m", {"resources.gpu_type": None, "limits.gpu_hours": 10})
+    with pytest.raises(SubmitError, match=r"the plan does not know the GPU\. Set resources\.gpu_type"):
+        refuse_run_over_limits(nameless)
+    unpriced = load("gpt-125m", {"resources.gpu_type": "H20", "limits.money": 10})
+    with pytest.raises(SubmitError, match=r"there is no price for H20\. Put it into data/prices\.yaml"):
+        refuse_run_over_limits(unpriced)
+    cpu = plan(load("gpt-tiny", {"limits": {"energy_kwh": 1, "money": 1, "gpu_hours": 1}}))
+    refuse_over_limits(cpu)
+    warned = [finding.key for finding in cpu.findings if finding.rule == "limits_hold"]
+    assert warned == ["limits.energy_kwh"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu_hour: 5\n", r"limits.yaml:1: limits.yaml has no limit `gpu_hour`.*gpu_hours"),
+        ("days: soon\n", r"limits.yaml:1: days = soon: must be"),
+        ("days: -1\n", r"limits.yaml:1: days = -1.*more than 0"),
+        ("days: [1\n", r"limits.yaml"),
+    ],
+)
+def test_a_damaged_file_closes_the_gate(text, words):
+    team(text)
+    with pytest.raises(ConfigError, match=words):
+        refuse_run_over_limits(load(RUN))
+
+
+def test_the_record_of_the_plan():
+    record = plan(load(RUN, ["limits.days=200"])).to_dict()["limits"]
+    assert record[0]["key"] == "days" and record[0]["most"] == 200
+    assert record[0]["planned"] == pytest.approx(129, rel=0.05)
+    assert dataclasses.asdict(plan(load(RUN, ["limits.days=200"])).limits[0]) == record[0]

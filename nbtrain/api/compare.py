@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from nbtrain.api.arguments import misused
 from nbtrain.api.run import RunLike, open_run
-from nbtrain.monitor.run_summary import RunSummary
+from nbtrain.monitor.run_status import RunStatus
 
 if TYPE_CHECKING:
     from nbtrain.lab.widgets.compare import Comparison
 
 
 def compare(
-    runs: "Sequence[RunLike | RunSummary]", published: str | PathLike[str] | None = None
+    runs: "Sequence[RunLike | RunStatus]", published: str | PathLike[str] | None = None
 ) -> "Comparison":
     """Compare runs: their curves overlaid, the settings that differ, and the results of each run.
 
@@ -29,5 +29,5 @@ def compare(
 
     if isinstance(runs, str | bytes) or not isinstance(runs, Sequence):
         raise misused("runs", runs, 'a list of runs, e.g. ["gpt-a", "gpt-b"] or nb.runs("gpt-*")')
-    found = [open_run(run.name if isinstance(run, RunSummary) else run).directory for run in runs]
+    found = [open_run(run.name if isinstance(run, RunStatus) else run).directory for run in runs]
     return Comparison(found, None if published is None else Path(published))

@@ -6,9 +6,8 @@ from typing import TypeVar
 
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.runs import summary_of
+from nbtrain.monitor.status_records import read_status
 
 LOOK_SECONDS = 5.0
 
@@ -50,5 +49,5 @@ def each_checkpoint(
 
 
 def _look(run: RunDir) -> tuple[bool, int | None]:
-    is_active = summary_of(run, time.time()).state in ACTIVE
+    is_active = read_status(run, time.time()).active
     return is_active, newest_checkpoint_step(run)

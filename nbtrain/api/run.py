@@ -96,14 +96,15 @@ class Run:
         """A message on how to continue, if the newest job ended before the run's last step; otherwise
         None.
         """
-        from nbtrain.monitor.runs import summary_of
+        from nbtrain.monitor.status_records import read_status
 
         job = self.directory.newest_job()
         state = _status(job)[0] if job else None
         if state in (None, jobstate.SUCCEEDED, *jobstate.ACTIVE):
             return None
-        line = summary_of(self.directory, time.time())
-        made = f"{line.step or 0:,} of {amounts.counted(line.total_steps or self.config.train_steps, 'step')}"
+        status = read_status(self.directory, time.time())
+        steps = amounts.counted(status.total_steps or self.config.train_steps, "step")
+        made = f"{status.step or 0:,} of {steps}"
         return (
             f"{self.name} is {state} after {made}: plots and texts are from an unfinished run. "
             f"`nbtrain resume {self.name}` continues it."
@@ -163,7 +164,7 @@ class Run:
         """Report what the newest attempt restored from its checkpoint, unless it equals `said`. Return the
         report.
         """
-        from nbtrain.monitor.lines import resume_lines
+        from nbtrain.monitor.status_text import resume_lines
 
         made = ResumeCertificate.read(self.job.resume_json)
         if made is not None and made != said:
@@ -247,7 +248,7 @@ class Run:
 
     def progress_line(self) -> str:
         """Return state, step, loss, throughput and time left in one line."""
-        from nbtrain.monitor.lines import progress_line
+        from nbtrain.monitor.status_text import progress_line
 
         return progress_line(self.directory)
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from nbtrain.lab.widgets.launcher import LaunchForm
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
     from nbtrain.monitor.pictures import ScalarsTable
-    from nbtrain.monitor.run_summary import RunSummary
+    from nbtrain.monitor.run_status import RunStatus
     from nbtrain.monitor.run_view import RunView
     from nbtrain.planner.advice import Advice
     from nbtrain.planner.plan import Plan
@@ -274,7 +274,7 @@ def runs(
     limit: int | None = None,
     label: str | Mapping[str, str] | Sequence[str] = (),
     archived: bool = False,
-) -> "list[RunSummary]":
+) -> "list[RunStatus]":
     """List the runs in the output directory, newest first; in a cell, the table stays live.
 
     `name` is a part of the name or a pattern (gpt-*); `state` is e.g. "failed", "active" or a list; ages are

@@ -254,6 +254,10 @@ class TrainingProgress(Record):
         return self.samples_per_second * self.consumed_tokens / self.consumed_samples
 
 
+NO_SPEED: dict[str, Any] = {"tokens_per_second": None, "samples_per_second": None, "eta_seconds": None}
+"""Fields of the progress of an ended attempt that do not apply to the next one."""
+
+
 @dataclass
 class JobRecord(Stamped):
     """job.json. States and who may set them: jobstate.py."""
@@ -308,11 +312,7 @@ class JobRecord(Stamped):
         at_step = newest is not None and beat.step == newest.first_step
         loads = not beat.step or bool(at_step and progress and not progress.consumed_tokens)
         if newest is not None and beat.attempt != newest.attempt:
-            # The speed of an ended attempt does not apply to this one.
-            if progress:
-                progress = replace(
-                    progress, tokens_per_second=None, samples_per_second=None, eta_seconds=None
-                )
+            progress = progress and replace(progress, **NO_SPEED)
             beat = replace(beat, progress=progress)
         if newest is None or not newest.first_step or (not loads and beat.attempt == newest.attempt):
             return beat

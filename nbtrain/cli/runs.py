@@ -300,9 +300,9 @@ def _waited(run: Any, options: argparse.Namespace) -> int:
 
 
 def _show_run_json(run: Any) -> None:
-    from nbtrain.monitor.runs import summary_of
+    from nbtrain.monitor.status_records import read_status
 
-    show_json(summary_of(run.directory, time.time()).to_dict())
+    show_json(read_status(run.directory, time.time()).to_dict())
 
 
 def runs(options: argparse.Namespace) -> None:
@@ -325,14 +325,14 @@ def runs(options: argparse.Namespace) -> None:
 
 def status(options: argparse.Namespace) -> None:
     """Show a run on one screen."""
-    from nbtrain.monitor.lines import status_text
+    from nbtrain.monitor.status_text import status_text
 
     run = run_of(options)
     if run.directory.newest_job():
         # The view only reads files, so query the scheduler first.
         _ = run.state
     if options.json:
-        show_json(run.view.snapshot())
+        show_json(run.view.describe().to_dict())
     else:
         show(lambda: status_text(run.view))
 
@@ -361,8 +361,8 @@ def logs(options: argparse.Namespace) -> None:
     """Show, follow or search the logs of a run."""
     from nbtrain.jobs.attempt.backend import status_of
     from nbtrain.monitor.job_facts import job_of
-    from nbtrain.monitor.lines import no_log_line, waiting_line
     from nbtrain.monitor.logs import log_path
+    from nbtrain.monitor.status_text import no_log_line, waiting_line
     from nbtrain.monitor.tracebacks import failed_rank, whose
 
     run = run_of(options)

@@ -26,7 +26,7 @@ def twin(options: argparse.Namespace) -> int:
     from nbtrain.base.rundir import RunDir
     from nbtrain.base.workspace import display
     from nbtrain.config.load import load
-    from nbtrain.monitor.snapshot import finite
+    from nbtrain.monitor.finite_json import finite
     from nbtrain.monitor.twin_picture import draw
     from nbtrain.proof.prove import run_twin
 

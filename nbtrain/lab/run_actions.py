@@ -1,6 +1,6 @@
 """Actions that a user can take on a run now, with the labels of their buttons, for views and server.
 
-    run_shown(RunView)  ->  the snapshot with "actions": [{"key", "words", "title", "ask"?}]
+    run_shown(RunView)  ->  the JSON of its description with "actions": [{"key", "words", "title", "ask"?}]
                             and "off": {slot: {"key", "words", "title"}}
 
 key names the REST route, except clone, which opens the form. `ask` is the question that the page asks first.
@@ -29,17 +29,17 @@ SLOTS = {"pause": ("pause", "resume"), "clone": ("clone",), "delete": ("kill", "
 
 
 def run_shown(view: RunView) -> dict[str, Any]:
-    """Return RunView.snapshot() with the actions that the run's state allows, and the buttons that are
-    off.
+    """Return the JSON of a run's description with the actions that the run's state allows, and the buttons
+    that are off.
     """
-    snapshot, now = view.snapshot(), time.monotonic()
-    key = (snapshot["state"], snapshot["asked"])
+    description, now = view.describe(), time.monotonic()
+    key = (description.status.state, description.status.asked)
     at, kept, buttons = _kept.get(view, (-math.inf, None, {}))
     if kept != key or now - at > KEPT_SECONDS:
         possible = actions(view.run, *key)
         buttons = {"actions": possible, "off": off(view.run, possible, *key)}
         _kept[view] = (now, key, buttons)
-    return {**snapshot, **buttons}
+    return {**description.to_dict(), **buttons}
 
 
 # Their titles name checkpoints, which are looked for on disk.

@@ -12,10 +12,9 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.checkpoint_files import newest_saved_step
-from nbtrain.base.files import read_json
 from nbtrain.base.jobstate import FAILED, FAILURES, LOST, RESTARTING
-from nbtrain.base.records import ControlRequest, JobRecord, Rollback
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.records import JobRecord, Rollback
+from nbtrain.base.rundir import RunDir
 
 # Errors that would recur with the same settings: jobs/attempt/verdict.py.
 _NOT_TRIED_AGAIN = re.compile(r"Error: |not tried again|out of (?:GPU|host) memory|the disk is full")
@@ -23,15 +22,6 @@ _NOT_TRIED_AGAIN = re.compile(r"Error: |not tried again|out of (?:GPU|host) memo
 
 # Most steps with NaN that are marked.
 MOST_BAD_STEPS = 20
-
-
-def asked_of(job: JobDir) -> str | None:
-    """Return "stop" or "pause" while the supervisor makes the ranks save and exit; None otherwise."""
-    asked = read_json(job.control_pause)
-    if asked and asked["pause"]:
-        return "pause"
-    request = ControlRequest.read(job.control_request)
-    return "stop" if request is not None and request.action == "stop" else None
 
 
 def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
@@ -88,7 +78,7 @@ def nan_words(curve: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     """Return text that says since which step the loss is NaN, with samples and ranks; "" if its newest value
     is a number.
 
-    `curve` is a snapshot's, with the steps of NaN in "bad".
+    `curve` is a description's, with the steps of NaN in "bad".
     """
     bad = [event for event in events if event.get("bad") in ("nan", "weights")]
     newest = curve["steps"][-1] if curve["steps"] else 0

@@ -1,4 +1,4 @@
-"""Charts of a snapshot: the curves of each chart, its range, and its ticks with their labels.
+"""Charts of a run's description: the curves of each chart, its range, and its ticks with their labels.
 
 The static picture draws these charts unchanged. The live view starts with them and does the same calculations
 when a reader zooms or changes an axis (lab/ui/numbers.js); tests/lab/ui/numbers.json holds results that both
@@ -86,7 +86,7 @@ def _curve(name: str, label: str, color: str = "a", dots: bool = False) -> dict[
 
 @dataclass(frozen=True)
 class ChartKind:
-    """Appearance of a chart of a snapshot (CHARTS) or of scalars (metric_charts.py)."""
+    """Appearance of a chart of a description (CHARTS) or of scalars (metric_charts.py)."""
 
     lines: list[dict[str, Any]]
     y_name: str

@@ -26,7 +26,7 @@ from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
 from nbtrain.base.evaluation_files import EvaluationRecord, newest_evaluations
 from nbtrain.base.jobstate import ACTIVE, NO_JOB
 from nbtrain.base.order import natural
-from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, TrainingProgress
+from nbtrain.base.records import AttemptRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.flops import model_flops_per_token
@@ -35,12 +35,11 @@ from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.monitor.published import Published, row_of
-from nbtrain.monitor.run_summary import RunSummary
-from nbtrain.monitor.runs import job_with_end, summary_or_damage
+from nbtrain.monitor.run_status import UNKNOWN, RunStatus
+from nbtrain.monitor.status_records import job_with_end, status_or_damage
 
 # Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
 MOST_RUNS = 12
-UNKNOWN = "\N{EN DASH}"
 # A run's own name differs by definition.
 NOT_COMPARED = ("name", "schema_version", "extends")
 HOUR_SECONDS = 3600.0
@@ -60,10 +59,9 @@ class DevicePrice:
 class Compared:
     """Data of a run for a comparison with other runs."""
 
-    summary: RunSummary
+    status: RunStatus
     config: RunConfig | None
     """Configuration of the run. None if it cannot be read; the run's settings are then not compared."""
-    progress: TrainingProgress | None
     train_seconds: float
     """Seconds of training over all attempts of all jobs."""
     device_seconds: float
@@ -117,7 +115,7 @@ def tables(
     rows = figures(read, published)
     return {
         "names": names,
-        "active": any(run.summary.state in ACTIVE for run in read),
+        "active": any(run.status.active for run in read),
         "refused": dict(refused or {}),
         "published": [entry.name for entry in published],
         "scales": {run.name: _scale(one) for run, one in zip(runs, read)},
@@ -239,7 +237,7 @@ def costs(runs: Sequence[Compared]) -> list[Row]:
 
 def of_datasets(runs: Sequence[Compared]) -> list[Row]:
     """Return validation loss and perplexity for each dataset of the runs' blends."""
-    losses = [run.progress.validation_losses if run.progress else {} for run in runs]
+    losses = [run.status.progress.validation_losses if run.status.progress else {} for run in runs]
     rows = []
     for name in sorted({name for found in losses for name in found}, key=natural):
         own = [_finite(found.get(name)) for found in losses]
@@ -320,20 +318,19 @@ def _of_config(value: Callable[[RunConfig], float]) -> Callable[[Compared], floa
 
 
 def _of_progress(key: str) -> Callable[[Compared], float | None]:
-    return lambda run: getattr(run.progress, key, None)
+    return lambda run: getattr(run.status.progress, key, None)
 
 
 def _perplexity(run: Compared) -> float | None:
     """Return the perplexity; None for a preference run, whose loss is not a loss over tokens."""
     if run.config is not None and run.config.dpo is not None:
         return None
-    loss = _finite(run.progress.validation_loss) if run.progress else None
+    loss = _finite(run.status.progress.validation_loss) if run.status.progress else None
     return None if loss is None else _perplexity_of(loss)
 
 
 def _steps(run: Compared) -> str | None:
-    step, total = run.summary.step, run.summary.total_steps
-    return None if step is None else f"{step:,} / {total:,}" if total else f"{step:,}"
+    return None if run.status.step is None else run.status.steps_text(" / ")
 
 
 def _hours_on(device: str) -> Callable[[Compared], float | None]:
@@ -346,7 +343,7 @@ def _hours_on(device: str) -> Callable[[Compared], float | None]:
 
 def _mfu(run: Compared) -> float | None:
     """Return the mean share of the devices' peak; None for a device without a known peak, such as a CPU."""
-    speed = run.progress and run.progress.mean_tokens_per_second
+    speed = run.status.progress and run.status.progress.mean_tokens_per_second
     if run.config is None or not speed or not run.devices:
         return None
     device = find_device(run.config.resources.gpu_type)
@@ -369,7 +366,7 @@ def _hours(value: float) -> str:
 
 
 FIGURES: tuple[Figure | TextFigure, ...] = (
-    TextFigure("state", lambda run: run.summary.state),
+    TextFigure("state", lambda run: run.status.state),
     Figure("parameters", _of_config(lambda config: count_parameters(config).total), amounts.count),
     Figure("sequence length", _of_config(lambda config: config.model.seq_length), "{:,} tokens".format),
     TextFigure("steps", _steps),
@@ -389,7 +386,7 @@ FIGURES: tuple[Figure | TextFigure, ...] = (
     Figure("CPU process hours", _hours_on("cpu"), _hours, "low"),
     Figure("energy", _energy_kwh, lambda value: f"about {_hours(value)} kWh", "low"),
     Figure(
-        "restarts", lambda run: None if run.summary.state == NO_JOB else run.summary.restarts, "{:,}".format
+        "restarts", lambda run: None if run.status.state == NO_JOB else run.status.restarts, "{:,}".format
     ),
 )
 """Metrics of a run, in the order of the table."""
@@ -397,17 +394,11 @@ FIGURES: tuple[Figure | TextFigure, ...] = (
 
 def read_compared(run: RunDir, now: float) -> Compared:
     """Return a run's data; a part that is damaged or missing is empty."""
-    summary = summary_or_damage(run, now)
+    status = status_or_damage(run, now)
     config = None
     # A run that is damaged or of a later version still has a state and metrics.
     with contextlib.suppress(NbtrainError, OSError):
         config = load_resolved(run.config_yaml)
-    progress = None
-    with contextlib.suppress(RecordError):
-        job = run.newest_job()
-        beat = Heartbeat.read(job.heartbeat(0)) if job else None
-        newest = JobRecord.read(job.job_json) if job and beat is None else None
-        progress = beat.progress if beat else newest.goes_on_from if newest else None
     seconds, device_seconds, devices = 0.0, 0.0, 0
     for job_id in run.job_ids():
         with contextlib.suppress(RecordError):
@@ -424,7 +415,7 @@ def read_compared(run: RunDir, now: float) -> Compared:
     with contextlib.suppress(RecordError):
         found = newest_evaluations(run)
     price, kwh_per_hour = _planned_price(run)
-    return Compared(summary, config, progress, seconds, device_seconds, devices, price, kwh_per_hour, found)
+    return Compared(status, config, seconds, device_seconds, devices, price, kwh_per_hour, found)
 
 
 def _planned_price(run: RunDir) -> tuple[DevicePrice | None, float | None]:

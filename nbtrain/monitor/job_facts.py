@@ -36,7 +36,7 @@ from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.pods import cluster_events, pods_of, reason_of_failure
 from nbtrain.monitor.run_ids import name_of
-from nbtrain.monitor.runs import job_with_end, lost_words
+from nbtrain.monitor.status_records import job_with_end, lost_words
 from nbtrain.monitor.usage import NodeUsage, read_usage, usage_warnings
 
 # Metrics that are measured only for the whole machine or pod, and shown along with its replica's own.

@@ -20,9 +20,9 @@ from nbtrain.base.table import aligned
 from nbtrain.base.terminal import printable
 from nbtrain.base.usage import FIGURES
 from nbtrain.monitor.conditions import Condition, JobEvent
+from nbtrain.monitor.finite_json import finite
 from nbtrain.monitor.job_use import Gpu, Use
 from nbtrain.monitor.pods import Pod
-from nbtrain.monitor.snapshot import finite
 from nbtrain.monitor.usage import NodeUsage, usage_part
 
 PAGE_SCHEMA_VERSION = 1

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.jobstate import FINAL, LOST
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import flatten
 from nbtrain.config.yaml_source import show
@@ -54,7 +53,7 @@ class RunColumns:
             return kept[1]
         compared = read_compared(run, time.time())
         cells = _cells_of(compared)
-        if stamps is not None and compared.summary.state in FINAL and compared.summary.state != LOST:
+        if stamps is not None and compared.status.settled:
             self._kept[name] = (stamps, cells)
         return cells
 

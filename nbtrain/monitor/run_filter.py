@@ -14,13 +14,13 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.jobstate import ACTIVE, FINAL, RUN_MEANING
 from nbtrain.base.order import natural
 from nbtrain.base.terminal import nearest, shortened
-from nbtrain.monitor.run_summary import RunSummary
+from nbtrain.monitor.run_status import RunStatus
 
 STATES = tuple(RUN_MEANING)
 GROUPS = {"active": ACTIVE, "ended": FINAL}
 """Names for groups of states."""
 
-# {word after --sort: (field of RunSummary, whether the largest comes first)}
+# {word after --sort: (field of RunStatus, whether the largest comes first)}
 SORTS = {
     "submitted": ("created_at", True),
     "ended": ("ended_at", True),
@@ -77,26 +77,26 @@ class RunFilter:
             return fnmatch.fnmatchcase(name, self.name)
         return self.name in name
 
-    def wants(self, run: RunSummary, now: float) -> bool:
+    def wants(self, run: RunStatus, now: float) -> bool:
         """Return whether the filter accepts a run whose name matches."""
         age = now - run.created_at
         return (
             (not self.states or run.state in self.states)
-            and (self.archived or not run.archived or run.state in ACTIVE)
+            and (self.archived or not run.archived or run.active)
             and (self.newer_seconds is None or age <= self.newer_seconds)
             and (self.older_seconds is None or age >= self.older_seconds)
             and all(rule.holds(run.labels) for rule in self.labels)
         )
 
-    def ordered(self, runs: Iterable[RunSummary]) -> list[RunSummary]:
+    def ordered(self, runs: Iterable[RunStatus]) -> list[RunStatus]:
         """Return at most `limit` runs in the order of `sort`. Runs without a value come last in any order."""
         field, largest_first = SORTS[self.sort]
 
-        def value_of(run: RunSummary) -> Any:
+        def value_of(run: RunStatus) -> Any:
             return natural(run.name) if field == "name" else getattr(run, field)
 
-        known: list[RunSummary] = []
-        unknown: list[RunSummary] = []
+        known: list[RunStatus] = []
+        unknown: list[RunStatus] = []
         for run in sorted(runs, key=lambda run: natural(run.name)):
             value = value_of(run)
             missing = value is None or (isinstance(value, float) and math.isnan(value))

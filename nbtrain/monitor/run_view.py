@@ -1,9 +1,9 @@
 """View of one run: state, progress, events, curves, logs, resources, read only from its directory.
 
-    RunView(RunDir)  ->  snapshot()  ->  one JSON object  ->  the live panel, static.py (papermill, HTML)
+    RunView(RunDir)  ->  describe()  ->  RunDescription (run_description.py)
 
 Files and the process table are the only sources, so that readers in another kernel, a server or a shell see
-the same run. snapshot() is the only format that is drawn; SNAPSHOT_KEYS lists its keys.
+the same run.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, LOST, NO_JOB, QUEUED, RUN_MEANING, RUNNING
+from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, RUNNING
 from nbtrain.base.metrics import BY_NAME, name_of
 from nbtrain.base.metrics import scalar as scalar_named
 from nbtrain.base.observed_state import read_state
@@ -20,44 +20,34 @@ from nbtrain.base.order import natural
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
-from nbtrain.monitor.advice import advice, asked_of, marks, nan_words, remedies, waiting
+from nbtrain.monitor.advice import advice, marks, nan_words, remedies, waiting
+from nbtrain.monitor.band import band, curve_part, thinned_means
+from nbtrain.monitor.finite_json import finite
+from nbtrain.monitor.job_status import job_status
 from nbtrain.monitor.metrics_reader import ScalarReader
 from nbtrain.monitor.prediction import prediction
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler
-from nbtrain.monitor.runs import job_with_end
+from nbtrain.monitor.run_description import RunDescription, progress_part
+from nbtrain.monitor.run_events import NUM_EVENTS, alerts_part, event_part, in_sight
 from nbtrain.monitor.series import Series
-from nbtrain.monitor.shown import shown
-from nbtrain.monitor.snapshot import (
-    NUM_EVENTS,
-    alerts_part,
-    band,
-    curve_part,
-    event_part,
-    finite,
-    in_sight,
-    job_part,
-    progress_part,
-    thinned_means,
-)
+from nbtrain.monitor.status_records import NOTHING_SUBMITTED, job_with_end, status_of
 from nbtrain.monitor.tokens import tokens_at
 
-SNAPSHOT_SCHEMA_VERSION = 1
 _PROGRESS = ("loss", "validation_loss", "learning_rate", "tokens_per_second", "grad_norm")
 CURVES = (*_PROGRESS, "host_memory_bytes", "device_memory_bytes", "mfu")
-"""Names in metrics.SCALARS of the curves in a snapshot."""
+"""Names in metrics.SCALARS of the curves in a description."""
 
-# Fields of the configuration in a snapshot.
+# Fields of the configuration in a description.
 MODEL_KEYS = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 PARALLEL_KEYS = ("zero_stage", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
 
 # A point is the mean of an interval, with its lowest and highest value.
 LARGEST_NUM_POINTS = 200
 LOG_LINES = 12
-NOTHING_SUBMITTED = (NO_JOB, "nothing was submitted yet")
 # Heartbeats are at most a second apart while steps are short, but a step may be long.
 STALE_HEARTBEAT_SECONDS = 60.0
 # Several panels and cells may request the same run: within this time they get the same answer.
-SNAPSHOT_AGE_SECONDS = 0.4
+DESCRIPTION_AGE_SECONDS = 0.4
 
 
 class RunView:
@@ -73,7 +63,7 @@ class RunView:
         """Create a view of a run.
 
         `reader` reads the run's metrics files, by default every point, for at most `read_seconds` in a
-        snapshot. `processes` is a table that several views share.
+        description. `processes` is a table that several views share.
         """
         self.run = run
         self.reader = reader or ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
@@ -82,11 +72,11 @@ class RunView:
         self._read_seconds = read_seconds
         self._processes = processes or ProcessTable()
         self._samplers: dict[str, ResourceSampler] = {}
-        # {job id: (time stamp of job.json, its entry in a snapshot)} of ended jobs
+        # {job id: (time stamp of job.json, its entry in a description)} of ended jobs
         self._ended: dict[str, tuple[int, tuple[dict[str, Any], JobRecord | None]]] = {}
         self._kept_plan: tuple[int, dict[str, Any] | None] = (0, None)
         self._events: tuple[Any, list[dict[str, Any]]] = (None, [])
-        self._snapshot: tuple[float, dict[str, Any]] | None = None
+        self._kept: tuple[float, RunDescription] | None = None
 
     def __repr__(self) -> str:
         return f"RunView({self.run!r})"
@@ -146,44 +136,31 @@ class RunView:
             }
         return [name for name in BY_NAME if name in there] + sorted(there - BY_NAME.keys(), key=natural)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return everything a panel draws, as JSON: base units, seconds since the epoch, None if unknown."""
+    def describe(self) -> RunDescription:
+        """Return everything that is shown of the run now."""
         with self.lock:
-            if self._snapshot is None or time.monotonic() - self._snapshot[0] > SNAPSHOT_AGE_SECONDS:
-                value = self._read_snapshot()
-                self._snapshot = (time.monotonic(), value)
-            return self._snapshot[1]
+            if self._kept is None or time.monotonic() - self._kept[0] > DESCRIPTION_AGE_SECONDS:
+                description = self._describe()
+                self._kept = (time.monotonic(), description)
+            return self._kept[1]
 
-    def _read_snapshot(self) -> dict[str, Any]:
+    def _describe(self) -> RunDescription:
         now, job = time.time(), self.job
         record, state, cause = job_with_end(job, now) if job else (None, *NOTHING_SUBMITTED)
-        active = state in ACTIVE
         heartbeats = self._heartbeats(job, record)
+        status = status_of(self.run, job, record, state, cause, heartbeats.get(0))
         self.reader.refresh(self._read_seconds)
-        resources = self._resources(job, record, heartbeats, active)
+        resources = self._resources(job, record, heartbeats, status.active)
         events = self.events()
         config = self._config_summary()
-        saved = record.goes_on_from if record else None
-        progress = progress_part(heartbeats.get(0), config, now, state, saved)
+        progress = progress_part(status, heartbeats.get(0), config, now)
         jobs = self._jobs(now)
         curves = {name: self._curve(name) for name in CURVES}
-        value = {
-            "schema_version": SNAPSHOT_SCHEMA_VERSION,
-            "name": self.name,
-            "run_id": self.run.run_id,
-            "time": now,
-            "state": state,
-            "meaning": RUN_MEANING[state],
-            "cause": cause,
-            "active": active,
-            "queued": state == QUEUED,
-            "failed": state == FAILED,
-            "asked": asked_of(job) if job and active else None,
+        parts = {
             "advice": advice(self.run, state, cause, progress["step"] if progress else None),
             "remedies": remedies(self.run, state, events),
             "waiting": waiting(self.run, state, events, now),
             "nan": nan_words(curves["loss"], events),
-            "job": job_part(record, now, active, events) if record else None,
             "jobs": [part for part, _ in jobs],
             "marks": marks(self.run, [known for _, known in jobs if known], events),
             "config": config,
@@ -192,15 +169,15 @@ class RunView:
             "curves": curves,
             "reading": self.read_fraction(),
             "resources": resources,
-            "ranks": self._ranks(job, record, heartbeats, resources, now, active),
-            "failed_rank": _first_failed(job, record) if state == FAILED else None,
+            "ranks": self._ranks(job, record, heartbeats, resources, now, status.active),
+            "failed_rank": _first_failed(job, record) if status.failed else None,
             "log": self._log(job, state),
             "events": [event_part(event) for event in in_sight(events, NUM_EVENTS)],
             "alerts": alerts_part(events),
             "warnings": self._warnings(),
         }
-        finite_value = finite(value)
-        return {**finite_value, "shown": shown(finite_value)}
+        newest = job_status(record, status.active, events, now) if record else None
+        return RunDescription(status, now, newest, **finite(parts))
 
     def _plan(self) -> dict[str, Any] | None:
         """Return the contents of plan.json, which every submission writes again."""
@@ -214,7 +191,7 @@ class RunView:
 
     def read_fraction(self) -> float:
         """Return the fraction of the metrics files that was read, which is below 1 shortly after the first
-        snapshot.
+        description.
         """
         if not self.reader.behind_bytes:
             return 1.0
@@ -240,7 +217,7 @@ class RunView:
         return dict(sorted(found.items()))
 
     def _jobs(self, now: float) -> list[tuple[dict[str, Any], JobRecord | None]]:
-        """Return the snapshot's entry and the record of each job, oldest first."""
+        """Return the description's entry and the record of each job, oldest first."""
         found = []
         for job_id in self.run.job_ids():
             job = self.run.job(job_id)

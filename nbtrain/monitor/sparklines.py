@@ -18,8 +18,8 @@ from typing import Any
 from nbtrain.base.metrics import scalar
 from nbtrain.base.metrics_files import metrics_files
 from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.band import band, six_digits
 from nbtrain.monitor.metrics_reader import ScalarReader, parsed, resumed_from_step
-from nbtrain.monitor.snapshot import band, six_digits
 
 POINTS = 20
 WHOLE_BYTES = 16 << 10

@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.base import amounts
-from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, QUEUED, RUN_MEANING
 from nbtrain.base.workspace import display
-from nbtrain.monitor.run_summary import RunSummary
-from nbtrain.monitor.runs import summary_in
-from nbtrain.monitor.shown import UNKNOWN, pill
-from nbtrain.monitor.snapshot import encoded
+from nbtrain.monitor.finite_json import encoded
+from nbtrain.monitor.run_status import UNKNOWN, RunStatus
+from nbtrain.monitor.status_records import listed_status
 
 # Seconds within which several open lists get the same answer.
 ANSWER_AGE_SECONDS = 0.9
 # Two changes within one tick of a file system's clock have one time stamp: a younger folder is read again.
 SETTLED_SECONDS = 2.0
 
-# Keys of a row, with the field of RunSummary.
+# Keys of a row, with the field of RunStatus.
 RENAMED = {"total_steps": "max_steps", "created_at": "created", "ended_at": "ended"}
 
 
@@ -112,16 +110,14 @@ class WatchedRuns:
         if known and known.stamps is not None and known.stamps == folder_stamps(known.folder, known.job):
             return known
         folder = str(self.root / name)
-        if (run := summary_in(self.root, name, now)) is None:
+        if (run := listed_status(self.root, name, now)) is None:
             return None
         value = row_of(run)
-        settled = run.state in FINAL and run.state != LOST
-        stamps = folder_stamps(folder, run.job_id) if settled else None
+        stamps = folder_stamps(folder, run.job_id) if run.settled else None
         if stamps and max(stamps) > 1e9 * (now - SETTLED_SECONDS):
             stamps = None
         text = encoded(value).decode()
-        active = run.state in ACTIVE
-        return Row(text, run.archived, active, run.created_at, folder, run.job_id, stamps)
+        return Row(text, run.archived, run.active, run.created_at, folder, run.job_id, stamps)
 
 
 def folder_stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
@@ -136,23 +132,20 @@ def folder_stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
         return None
 
 
-def row_of(run: RunSummary) -> dict[str, Any]:
+def row_of(run: RunStatus) -> dict[str, Any]:
     """Return a run's row: its fields, its state as a pill and as text, and its metrics as text."""
     value = {RENAMED.get(key, key): found for key, found in run.to_dict().items()}
-    of = f" / {run.total_steps:,}" if run.total_steps else ""
-    step = UNKNOWN if run.step is None else f"{run.step:,}{of}"
     losses = {
         key: UNKNOWN if value[key] is None else f"{value[key]:.4f}" for key in ("loss", "validation_loss")
     }
-    eta = "" if run.eta_seconds is None else amounts.elapsed(run.eta_seconds)
     size = [(run.nodes, "replica"), (run.world_size, "rank")]
     counts = ", ".join(amounts.counted(number, word) for number, word in size if number)
     return value | {
-        "meaning": RUN_MEANING[run.state],
-        "active": run.state in ACTIVE,
-        "queued": run.state == QUEUED,
-        "pill": list(pill(run.state, run.asked)),
-        "words": {"step": step, **losses, "eta": eta, "size": counts},
+        "meaning": run.meaning,
+        "active": run.active,
+        "queued": run.queued,
+        "pill": list(run.pill),
+        "words": {"step": run.steps_text(" / "), **losses, "eta": run.time_left, "size": counts},
     }
 
 

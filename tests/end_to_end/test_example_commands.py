@@ -21,7 +21,7 @@ from nbtrain.base.evaluation_files import newest_evaluations
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli.__main__ import parse
 from nbtrain.config.load import load
-from nbtrain.monitor.runs import summary_of
+from nbtrain.monitor.status_records import read_status
 
 README = Path(__file__).parents[2] / "examples" / "megatron-gpt" / "README.md"
 WAY = {
@@ -149,7 +149,7 @@ def wait_for_step(step: int) -> None:
     """Wait until gpt-tiny has finished this many steps."""
     end = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < end:
-        if (summary_of(RunDir.named("gpt-tiny"), time.time()).step or 0) >= step:
+        if (read_status(RunDir.named("gpt-tiny"), time.time()).step or 0) >= step:
             return
         time.sleep(1.0)
     raise AssertionError(f"gpt-tiny has not made {step} steps")

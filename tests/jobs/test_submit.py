@@ -33,10 +33,11 @@ from nbtrain.jobs.existing_run import refuse_foreign
 from nbtrain.jobs.machine.environment import dataset_sha256
 from nbtrain.jobs.submit import resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary
-from nbtrain.monitor.lines import progress_line
 from nbtrain.monitor.notes import change_notes
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.runs import list_runs, runs_table, summary_of
+from nbtrain.monitor.runs import list_runs, runs_table
+from nbtrain.monitor.status_records import read_status
+from nbtrain.monitor.status_text import progress_line
 
 
 @pytest.fixture(autouse=True)
@@ -349,13 +350,13 @@ def test_a_resumed_job_without_an_attempt_is_at_its_checkpoint(tiny, reached, lo
     job = resume(run)
     words = f"step 5/10 | tokens 640/1.28k | {'loss 4.5000 | ' if loss else ''}validation 5.2500"
     assert progress_line(run) == f"tiny RUNNING | {words}"
-    shown = RunView(run).snapshot()["progress"]
+    shown = RunView(run).describe().to_dict()["progress"]
     assert (shown["step"], shown["fraction"], shown["loss"], shown["phase"]) == (5, 0.5, loss, None)
-    assert ["step", "5 / 10"] in RunView(run).snapshot()["shown"]["line"]
+    assert ["step", "5 / 10"] in RunView(run).describe().texts["line"]
     end(job, "CANCELLED")
     assert progress_line(run) == f"tiny CANCELLED | {words} | it ended"
     [line] = list_runs()
-    assert line == summary_of(run, time.time())
+    assert line == read_status(run, time.time())
     assert (line.step, line.total_steps, line.loss, line.validation_loss) == (5, 10, loss, 5.25)
     summary = write_summary(run, tiny(), JobRecord.read(job.job_json), None)
     assert [summary[key] for key in ("steps", "consumed_tokens", "consumed_samples")] == [5, 640, 40]

@@ -13,10 +13,10 @@ from nbtrain.base.records import AttemptRecord, ControlRequest, JobRecord, Rollb
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor import advice as module
 from nbtrain.monitor.advice import advice, marks, nan_words, remedies, waiting
+from nbtrain.monitor.run_events import alerts_part
+from nbtrain.monitor.run_status import RunStatus
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.runs import summary_of
-from nbtrain.monitor.shown import pill
-from nbtrain.monitor.snapshot import alerts_part
+from nbtrain.monitor.status_records import asked_of, read_status
 from nbtrain.monitor.watched_runs import row_of
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -93,9 +93,9 @@ def test_a_stale_alert_is_in_the_list_and_not_in_the_head(tmp_path: Path) -> Non
     job = FakeJob(RunDir(tmp_path / "gpt"), steps=40)
     job.one_step()
     job.events.write("alert", "step 20: MFU 12 % is under 50 %", alert="min_mfu")
-    assert RunView(job.run).snapshot()["shown"]["note"] == "Alert: step 20: MFU 12 % is under 50 %"
+    assert RunView(job.run).describe().texts["note"] == "Alert: step 20: MFU 12 % is under 50 %"
     job.events.write("alert_over", "step 136: clear", alert="min_mfu")
-    shown = RunView(job.run).snapshot()["shown"]
+    shown = RunView(job.run).describe().texts
     assert (shown["note"], shown["tone"], shown["alerts"]) == ("", "", "Events (1 alert)")
 
 
@@ -106,18 +106,21 @@ def test_stopping_is_said_from_the_request_to_the_end(tmp_path: Path) -> None:
     job = FakeJob(RunDir(tmp_path / "gpt"), steps=40)
     job.one_step()
     ControlRequest(1, "save", "a checkpoint", 1.0).write(job.job.control_request)
-    assert RunView(job.run).snapshot()["asked"] is None
+    assert RunView(job.run).describe().to_dict()["asked"] is None
     ControlRequest(2, "stop", "stop", 2.0).write(job.job.control_request)
-    snapshot = RunView(job.run).snapshot()
+    snapshot = RunView(job.run).describe().to_dict()
     assert (snapshot["asked"], snapshot["shown"]["pill"]) == ("stop", ["Stopping...", "wait"])
-    row = row_of(summary_of(job.run, time.time()))
+    row = row_of(read_status(job.run, time.time()))
     assert (row["asked"], row["pill"], row["state"]) == ("stop", ["Stopping...", "wait"], "RUNNING")
     job.finish("CANCELLED", "stopped on request at step 1; saved")
-    snapshot = RunView(job.run).snapshot()
+    snapshot = RunView(job.run).describe().to_dict()
     assert (snapshot["asked"], snapshot["shown"]["pill"]) == (None, ["CANCELLED", "calm"])
     write_json(job.job.control_pause, {"pause": True})
-    assert module.asked_of(job.job) == "pause"
-    assert pill("RUNNING", "pause") == ("Pausing...", "wait") and pill("SUSPENDED", "pause")[0] == "SUSPENDED"
+    assert asked_of(job.job) == "pause"
+    pausing, paused = (
+        RunStatus("", state, None, 1, 0.0, asked="pause") for state in ("RUNNING", "SUSPENDED")
+    )
+    assert pausing.pill == ("Pausing...", "wait") and paused.pill == ("SUSPENDED", "calm")
 
 
 def event(kind: str, **data: object) -> dict[str, object]:

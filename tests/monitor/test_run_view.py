@@ -17,20 +17,28 @@ from nbtrain.base import files, last_words
 from nbtrain.base.records import AttemptRecord, ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.monitor import run_view
+from nbtrain.monitor.band import Band, band
+from nbtrain.monitor.finite_json import encoded, finite
 from nbtrain.monitor.job_facts import job_page
-from nbtrain.monitor.lines import progress_line, resume_lines, status_text
 from nbtrain.monitor.metrics_range import Asked, metrics
+from nbtrain.monitor.run_events import NUM_EVENTS, in_sight
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.runs import summary_of
 from nbtrain.monitor.series import Gaps
-from nbtrain.monitor.shown import _line as shown_line
-from nbtrain.monitor.snapshot import NUM_EVENTS, SNAPSHOT_KEYS, Band, band, encoded, finite, in_sight
+from nbtrain.monitor.status_records import read_status
+from nbtrain.monitor.status_text import progress_line, resume_lines, status_text
 from tests.lab.widgets.fake_run import TOKENS_PER_STEP, FakeJob
+
+KEYS = (
+    "schema_version name run_id state meaning cause active queued failed asked time job advice remedies "
+    "waiting nan jobs marks config progress prediction curves reading resources ranks failed_rank log "
+    "events alerts warnings shown"
+)
+"""Keys of a description, in order."""
 
 
 @pytest.fixture(autouse=True)
 def fresh_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_view, "SNAPSHOT_AGE_SECONDS", -1.0)
+    monkeypatch.setattr(run_view, "DESCRIPTION_AGE_SECONDS", -1.0)
 
 
 @pytest.fixture
@@ -47,8 +55,8 @@ def test_snapshot_of_a_running_job(run: RunDir) -> None:
         job.one_step()
     job.events.write("alert", "host memory 91 % is over max_host_memory_fraction = 90 %")
     view = RunView(run)
-    snapshot = view.snapshot()
-    assert tuple(snapshot) == SNAPSHOT_KEYS
+    snapshot = view.describe().to_dict()
+    assert list(snapshot) == KEYS.split()
     assert json.loads(json.dumps(snapshot, allow_nan=False)) == snapshot
     assert (snapshot["state"], snapshot["active"], snapshot["cause"]) == ("RUNNING", True, None)
     assert snapshot["run_id"] == run.record()["run_id"]
@@ -85,7 +93,7 @@ def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
     for step in range(100):
         job.events.write("alert", f"step {step}: communication is above 30%")
     view = RunView(run)
-    messages = [event["message"] for event in view.snapshot()["events"]]
+    messages = [event["message"] for event in view.describe().to_dict()["events"]]
     assert len(messages) == NUM_EVENTS
     assert [text.split(":")[0] for text in messages[:3]] == [
         "rank 1 was killed; 2 steps are lost",
@@ -115,11 +123,11 @@ def test_later_snapshots_follow_the_run(run: RunDir) -> None:
     job = FakeJob(run, steps=10)
     job.one_step()
     view = RunView(run)
-    assert view.snapshot()["progress"]["step"] == 1
+    assert view.describe().to_dict()["progress"]["step"] == 1
     for _ in range(9):
         job.one_step()
     job.finish("SUCCEEDED", "all 10,240 tokens are done and saved")
-    snapshot = view.snapshot()
+    snapshot = view.describe().to_dict()
     assert (snapshot["state"], snapshot["cause"]) == ("SUCCEEDED", "all 10,240 tokens are done and saved")
     assert snapshot["progress"]["fraction"] == 1.0
     assert snapshot["progress"]["eta_seconds"] is None
@@ -135,13 +143,13 @@ def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.Monk
     """Snapshots that are requested shortly after each other are shared, so several panels read the files only
     once.
     """
-    monkeypatch.setattr(run_view, "SNAPSHOT_AGE_SECONDS", 60.0)
+    monkeypatch.setattr(run_view, "DESCRIPTION_AGE_SECONDS", 60.0)
     job = FakeJob(run, steps=10)
     job.one_step()
     view = RunView(run)
-    first = view.snapshot()
+    first = view.describe()
     job.one_step()
-    assert view.snapshot() is first
+    assert view.describe() is first
     job.finish("CANCELLED", "stopped on request after step 2")
 
 
@@ -155,7 +163,7 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", code, str(run.path)], check=False, env=environment)
-    snapshot = RunView(run).snapshot()
+    snapshot = RunView(run).describe().to_dict()
     assert snapshot["state"] == "LOST"
     assert "died without a word while the job was RUNNING" in snapshot["cause"]
     assert not snapshot["active"]
@@ -181,7 +189,7 @@ def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:
     beat.time -= 100
     beat.write(job.job.heartbeat(1))
     ExitRecord(2, 0, time.time(), None, 9, "killed", 1, "killed by SIGKILL").write(job.job.exit_record(2, 0))
-    ranks = RunView(run).snapshot()["ranks"]
+    ranks = RunView(run).describe().to_dict()["ranks"]
     assert [rank["stale"] for rank in ranks] == [False, True, False]
     assert (ranks[2]["phase"], ranks[2]["signal"], ranks[2]["message"]) == ("killed", 9, "killed by SIGKILL")
     job.finish("FAILED", "rank 2 was killed by SIGKILL")
@@ -190,7 +198,7 @@ def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:
 def test_rank_that_has_not_spoken_waits(run: RunDir) -> None:
     """Before the first heartbeat, there is a row for each rank of the job, but no progress."""
     job = FakeJob(run, steps=10, world_size=2)
-    snapshot = RunView(run).snapshot()
+    snapshot = RunView(run).describe().to_dict()
     assert [rank["phase"] for rank in snapshot["ranks"]] == ["waiting", "waiting"]
     assert snapshot["progress"] is None
     job.finish("CANCELLED", "stopped before the first step")
@@ -207,7 +215,7 @@ def test_trial_fills_its_bar(run: RunDir) -> None:
     run.config_yaml.write_text(to_yaml(trial))
     for _ in range(5):
         job.one_step()
-    progress = RunView(run).snapshot()["progress"]
+    progress = RunView(run).describe().to_dict()["progress"]
     assert progress["target_tokens"] == 5 * TOKENS_PER_STEP
     assert progress["fraction"] == 1.0
     job.finish("SUCCEEDED", "max_steps = 5 are done")
@@ -227,7 +235,7 @@ def test_resumed_run_has_one_point_per_step_and_both_jobs(
     second = FakeJob(run, steps=20, start=10)
     for _ in range(3):
         second.one_step()
-    snapshot = RunView(run).snapshot()
+    snapshot = RunView(run).describe().to_dict()
     assert snapshot["curves"]["loss"]["steps"] == list(range(1, 14))
     assert [(job["state"], job["resumed_from_step"]) for job in snapshot["jobs"]] == [
         ("FAILED", None),
@@ -247,10 +255,10 @@ def test_a_resume_with_other_settings_is_shown(run: RunDir) -> None:
     job = FakeJob(run, steps=4)
     job.one_step()
     view = RunView(run)
-    assert view.snapshot()["progress"]["fraction"] == 0.25
+    assert view.describe().to_dict()["progress"]["fraction"] == 0.25
     run.config_yaml.write_text(to_yaml(run_config(run.name, 10, world_size=2)))
     os.utime(run.config_yaml, ns=(1, 1))  # never within one tick of the first one's clock
-    snapshot = view.snapshot()
+    snapshot = view.describe().to_dict()
     assert (snapshot["progress"]["fraction"], snapshot["config"]["data_parallel_size"]) == (0.1, 2)
     job.finish("CANCELLED", "stopped on request after step 1")
 
@@ -258,7 +266,7 @@ def test_a_resume_with_other_settings_is_shown(run: RunDir) -> None:
 def test_run_without_a_job(run: RunDir) -> None:
     """A run that was never submitted is shown without a job."""
     run.path.mkdir()
-    snapshot = RunView(run).snapshot()
+    snapshot = RunView(run).describe().to_dict()
     assert (snapshot["state"], snapshot["job"], snapshot["ranks"]) == ("NEW", None, [])
     assert snapshot["cause"] == "nothing was submitted yet"
 
@@ -272,7 +280,7 @@ def test_numbers_that_json_lacks_are_null(run: RunDir) -> None:
     job.scalars(loss=math.inf)
     job.step = 3
     job.scalars(loss=2.0)
-    loss = RunView(run).snapshot()["curves"]["loss"]
+    loss = RunView(run).describe().to_dict()["curves"]["loss"]
     assert (loss["values"], loss["bad"]) == ([None, None, 2.0], [[1, 2]])
     job.finish("FAILED", "the loss is NaN")
 
@@ -443,7 +451,7 @@ def test_what_a_dead_rank_did_last_is_not_shown_as_going_on(run: RunDir) -> None
     line = progress_line(run)
     assert line.startswith("gpt-fake RUNNING | step 1/4 | tokens 200/")
     assert not any(word in line for word in ("tokens/s", "left", "save"))
-    progress = RunView(run).snapshot()["progress"]
+    progress = RunView(run).describe().to_dict()["progress"]
     assert {progress[key] for key in ("phase", "phase_seconds", "eta_seconds", "tokens_per_second")} == {None}
     job.tensorboard.close()
 
@@ -502,14 +510,14 @@ def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
     for rank in (0, 1):
         job.job.heartbeat(rank).unlink(missing_ok=True)
     assert progress_line(run) == "gpt-fake RUNNING | step 70"
-    assert summary_of(run, time.time()).step == 70
+    assert read_status(run, time.time()).step == 70
     job.step = 0
     job.heartbeat("load", 4.0, 1e-3, 10.0)
     assert progress_line(run).startswith("gpt-fake RUNNING | step 70/100 | tokens 71.7k/102.4k")
-    snapshot = RunView(run).snapshot()
+    snapshot = RunView(run).describe().to_dict()
     assert (snapshot["progress"]["step"], snapshot["progress"]["fraction"]) == (70, 0.7)
     assert [rank["step"] for rank in snapshot["ranks"]] == [70, 70]
-    assert summary_of(run, time.time()).step == 70
+    assert read_status(run, time.time()).step == 70
     # It has loaded its step, and has not counted tokens yet.
     job.step = 70
     job.heartbeat("load", None, 1e-3, 10.0)
@@ -534,7 +542,7 @@ def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
     beat = Heartbeat.read(job.job.heartbeat(0))
     beat.process = ProcessIdentity(os.getpid(), 1, beat.process.boot_id)
     beat.write(job.job.heartbeat(0))
-    assert RunView(run).snapshot()["ranks"][0]["phase"] == "gone"
+    assert RunView(run).describe().to_dict()["ranks"][0]["phase"] == "gone"
     job.finish("CANCELLED", "stopped")
 
 
@@ -551,9 +559,9 @@ def ends_and_durations(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[fl
     found, now = [], time.time()
     for later in (0, 3600):
         monkeypatch.setattr(time, "time", lambda later=later: now + later)
-        snapshot = RunView(run).snapshot()
+        snapshot = RunView(run).describe().to_dict()
         ends = {snapshot["job"]["ended_at"], snapshot["jobs"][-1]["ended_at"]}
-        assert ends == {summary_of(run, now + later).ended_at}
+        assert ends == {read_status(run, now + later).ended_at}
         words = dict(snapshot["shown"]["line"])["elapsed"]
         assert words in status_text(RunView(run))
         found.append((*ends, snapshot["job"]["elapsed_seconds"], words))
@@ -620,7 +628,7 @@ def test_the_end_in_the_last_words_counts(
     last_words.keep(replace(job.record, state="FAILED", cause="read-only", ended_at=ended, restarts=3))
     assert ends_and_durations(run, monkeypatch) == (ended, pytest.approx(42))
     view = RunView(run)
-    assert (view.state, view.snapshot()["job"]["restarts"]) == ("FAILED", 3)
+    assert (view.state, view.describe().to_dict()["job"]["restarts"]) == ("FAILED", 3)
 
 
 def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -636,7 +644,7 @@ def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pyt
     heartbeat.write(job.job.heartbeat(0))
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now - 3600)
-    snapshot = RunView(run).snapshot()
+    snapshot = RunView(run).describe().to_dict()
     found = [snapshot["job"]["elapsed_seconds"], snapshot["progress"]["phase_seconds"]]
     found += [snapshot["progress"]["heartbeat_age_seconds"], snapshot["ranks"][0]["heartbeat_age_seconds"]]
     assert all(90 <= seconds < 3600 for seconds in found), found
@@ -659,10 +667,10 @@ def test_the_time_left_is_the_same_everywhere(run: RunDir, state: str, shows: bo
     )
     job.record.state, job.record.supervisor = state, there
     job.record.write(job.job.job_json)
-    snapshot = RunView(run).snapshot()
+    snapshot = RunView(run).describe().to_dict()
     left = 1200.0 if shows else None
     assert snapshot["state"] == state
-    assert snapshot["progress"]["eta_seconds"] == summary_of(run, time.time()).eta_seconds == left
-    assert (["time left", "20 min 0 s"] in shown_line(snapshot)) is shows
+    assert snapshot["progress"]["eta_seconds"] == read_status(run, time.time()).eta_seconds == left
+    assert (["time left", "20 min 0 s"] in snapshot["shown"]["line"]) is shows
     assert ("20 min 0 s left" in progress_line(run)) is shows
     job.tensorboard.close()

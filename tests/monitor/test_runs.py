@@ -11,9 +11,10 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
 from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
-from nbtrain.monitor import runs
+from nbtrain.monitor import status_records
 from nbtrain.monitor.run_filter import run_filter
-from nbtrain.monitor.runs import list_runs, runs_table, shorter, summary_of
+from nbtrain.monitor.runs import list_runs, runs_table, shorter
+from nbtrain.monitor.status_records import NOTHING_SUBMITTED, read_status
 
 
 def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7, labels=()):
@@ -50,7 +51,7 @@ def test_the_short_way_says_what_the_records_say(workspace, more):
     """
     run = made("one", loss=2.5, **more)
     [listed] = list_runs()
-    assert listed == summary_of(run, time.time())
+    assert listed == read_status(run, time.time())
     assert (listed.loss, listed.restarts, listed.num_jobs, listed.world_size) == (2.5, 3, 1, 2)
 
 
@@ -59,7 +60,9 @@ def test_the_short_way_is_taken_by_ended_runs_alone(workspace, monkeypatch):
     supervisor may be gone.
     """
     made("ended", "FAILED", 1.0)
-    monkeypatch.setattr(runs, "summary_of", lambda run, now: pytest.fail(f"{run.name} was read in full"))
+    monkeypatch.setattr(
+        status_records, "read_status", lambda run, now: pytest.fail(f"{run.name} was read in full")
+    )
     assert [entry.name for entry in list_runs()] == ["ended"]
     made("active", "RUNNING", 1.0)
     with pytest.raises(pytest.fail.Exception, match="active was read in full"):
@@ -201,7 +204,7 @@ def test_a_damaged_run_does_not_hide_the_others(workspace):
     found["nameless"] = (found["nameless"][0], found["nameless"][1].partition(" Move")[0][-len(nameless) :])
     assert found == {
         "nameless": ("DAMAGED", nameless),
-        "whole": ("NEW", None),
+        "whole": NOTHING_SUBMITTED,
         "torn": ("DAMAGED", f"{path}:1: not JSON: Unterminated string starting (column 2)"),
     }
     assert "torn      DAMAGED  -" in runs_table(list_runs())
@@ -233,7 +236,7 @@ def test_a_run_of_another_user_is_listed_with_its_owner(open_output, another_use
     with another_user():
         found = {entry.name: (entry.state, entry.cause) for entry in list_runs()}
         assert cli.main(["status", "theirs"]) == 1
-    assert found["mine"] == ("NEW", None)
+    assert found["mine"] == NOTHING_SUBMITTED
     state, cause = found["theirs"]
     assert state == "DAMAGED"
     assert cause.startswith(f"{path}")

@@ -11,7 +11,7 @@ from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.monitor import watched_runs
 from nbtrain.monitor.notes import change_notes
-from nbtrain.monitor.shown import UNKNOWN
+from nbtrain.monitor.run_status import UNKNOWN
 from nbtrain.monitor.watched_runs import WatchedRuns
 
 
@@ -58,9 +58,9 @@ def test_only_what_has_changed_is_read(root, monkeypatch):
     """
     ended, _, young = made("ended", "FAILED"), made("active", "RUNNING"), made("young", "FAILED", 0.5)
     reads = []
-    summary_in = watched_runs.summary_in
+    read = watched_runs.listed_status
     monkeypatch.setattr(
-        watched_runs, "summary_in", lambda root, name, now: reads.append(name) or summary_in(root, name, now)
+        watched_runs, "listed_status", lambda root, name, now: reads.append(name) or read(root, name, now)
     )
     watched = WatchedRuns(root)
     assert states(watched) == {"ended": "FAILED", "active": "RUNNING", "young": "FAILED"}

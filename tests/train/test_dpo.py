@@ -92,7 +92,7 @@ def test_readers_show_rewards_and_no_perplexity(one):
     no meaning.
     """
     base, run = one("")
-    assert RunView(run).snapshot()["progress"]["validation_perplexity"] is None
+    assert RunView(run).describe().to_dict()["progress"]["validation_perplexity"] is None
     titles = [axes.get_title(loc="left") for axes in training_curves(RunView(run)).axes]
     assert titles == ["Loss", "Reward margin", "Learning rate", "Throughput"]
     figures_ = {row[0]: row[1:] for row in compared([run, base])["figures"]["rows"]}

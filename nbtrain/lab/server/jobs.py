@@ -13,7 +13,7 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.pace import PAGES
 from nbtrain.lab.server.requests import NbtrainHandler
 from nbtrain.lab.server.views import MOST_VIEWS, NoRun, refuse_links, view_of
-from nbtrain.monitor.snapshot import encoded
+from nbtrain.monitor.finite_json import encoded
 
 PARTS = ("conditions", "events", "replicas", "resources")
 

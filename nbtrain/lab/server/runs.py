@@ -1,6 +1,6 @@
 """Runs over REST: the list, one run, its labels and notes, and its deletion.
 
-GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.snapshot()
+GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.describe()
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from nbtrain.lab.server.views import (
     view_of,
     watched,
 )
+from nbtrain.monitor.finite_json import encoded
 from nbtrain.monitor.notes import change_notes, labels_of
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.snapshot import encoded
 
 # A page of the list.
 MOST_SPARKLINES = 100
@@ -123,7 +123,7 @@ def _sparklines(names: list[str]) -> dict[str, Any]:
 
 
 def _look(name: str) -> tuple[RunView, bytes]:
-    """Return a run's view and its snapshot as JSON. Both are made in one call to the thread, because pages
+    """Return a run's view and its description as JSON. Both are made in one call to the thread, because pages
     poll each second.
     """
     from nbtrain.lab.engine_watch import look_after
@@ -144,7 +144,7 @@ class RunHandler(NbtrainHandler):
     """GET, PATCH, DELETE run/<name>."""
 
     async def get(self, name: str) -> None:
-        """Answer with the snapshot, the actions that are possible, and the time until the next poll."""
+        """Answer with the description, the actions that are possible, and the time until the next poll."""
         view, content = await self.read(_look, name)
         self.finish(content)
         self.catch_up(view)

@@ -14,7 +14,7 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root
 from nbtrain.monitor.metrics_range import curve_view
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.runs import why_no_run
+from nbtrain.monitor.status_records import why_no_run
 from nbtrain.monitor.watched_runs import WatchedRuns
 
 if TYPE_CHECKING:

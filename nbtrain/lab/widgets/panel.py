@@ -54,7 +54,7 @@ class RunPanel(anywidget.AnyWidget):
     name = traitlets.Unicode().tag(sync=True)
     run_id = traitlets.Unicode().tag(sync=True)
     snap = traitlets.Dict().tag(sync=True)
-    """RunView.snapshot(): at first, and later while no server half answers."""
+    """JSON of run_shown(): at first, and later while no server half answers."""
     served = traitlets.Bool(False).tag(sync=True)
     """Set by the script: the server answers, so nothing is sent from here."""
 
@@ -127,8 +127,7 @@ class RunPanel(anywidget.AnyWidget):
                 threading.Thread(target=cancel, args=[job], daemon=True).start()
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        snapshot = self.view.snapshot()
-        return bundle(self, report_html(self.view, snapshot), run_text(snapshot)), {}
+        return bundle(self, report_html(self.view), run_text(self.view.describe().status)), {}
 
 
 def finish_pictures(view: RunView) -> None:
@@ -150,7 +149,7 @@ def _picture(view: RunView) -> dict[str, Any]:
     """Return the static picture. For GitHub, which shows neither SVG nor styles, it includes the loss as
     PNG.
     """
-    bundle = {"text/html": report_html(view), "text/plain": run_text(view.snapshot())}
+    bundle = {"text/html": report_html(view), "text/plain": run_text(view.describe().status)}
     if "loss" in view.scalar_names():
         from nbtrain.monitor.pictures import loss_png
 
@@ -158,9 +157,9 @@ def _picture(view: RunView) -> dict[str, Any]:
     return bundle
 
 
-def report_html(view: RunView, snapshot: dict[str, Any] | None = None) -> str:
+def report_html(view: RunView) -> str:
     """Return the static picture of a run, with every tab of the panel."""
-    return run_html(snapshot or view.snapshot(), _kept(view), run_pages(view))
+    return run_html(view.describe(), _kept(view), run_pages(view))
 
 
 def _kept(view: RunView) -> dict[str, Any] | None:

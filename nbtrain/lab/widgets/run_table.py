@@ -23,7 +23,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle
-from nbtrain.monitor.run_summary import RunSummary
+from nbtrain.monitor.run_status import RunStatus
 from nbtrain.monitor.runs import runs_table
 from nbtrain.monitor.watched_runs import WatchedRuns, root_id, row_of
 
@@ -66,7 +66,7 @@ class RunTable(anywidget.AnyWidget):
     """Whether `names`, if there are none, stand for archived runs too."""
     rows: Any = traitlets.List().tag(sync=True)
 
-    def __init__(self, runs: Sequence[RunSummary], everything: bool, archived: bool = False):
+    def __init__(self, runs: Sequence[RunStatus], everything: bool, archived: bool = False):
         self.root: Path = output_root()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -119,7 +119,7 @@ class RunTable(anywidget.AnyWidget):
             threading.Thread(target=cancel, args=[job], daemon=True).start()
 
 
-def runs_html(runs: Sequence[RunSummary]) -> str:
+def runs_html(runs: Sequence[RunStatus]) -> str:
     """Return the list as a static picture: text only, all of it escaped."""
     if not runs:
         return f"<p>{html.escape(runs_table(runs))}</p>"
@@ -137,7 +137,7 @@ def runs_html(runs: Sequence[RunSummary]) -> str:
     return html_table(HEADS, rows, caption)
 
 
-def display_runs(runs: Sequence[RunSummary], everything: bool, archived: bool = False) -> None:
+def display_runs(runs: Sequence[RunStatus], everything: bool, archived: bool = False) -> None:
     """Show runs in the running cell: as the live table with its rescue, or as the static picture."""
     from IPython.display import display
 

@@ -1,12 +1,13 @@
-"""Static picture of a snapshot, without kernel, script and network: for papermill and exported HTML.
+"""Static picture of a run, without kernel, script and network: for papermill and exported HTML.
 
 It shows everything that the live panel shows at one moment, with its tabs below each other. Styles are in
 attributes and curves in <img> data, because JupyterLab removes <style>, <script> and inline <svg> from the
 outputs of an untrusted notebook, such as one that papermill has executed. Texts and numbers come from the
-snapshot (monitor/shown.py) and from the job page (monitor/job_shown.py).
+run's description (monitor/run_description.py) and from the job page (monitor/job_shown.py).
 """
 
 import html
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,35 +17,37 @@ from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
 from nbtrain.lab.widgets.static_charts import beside, chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
 from nbtrain.monitor.life import COLORS as LIFE_COLORS
-from nbtrain.monitor.snapshot import in_sight
+from nbtrain.monitor.run_description import RunDescription
+from nbtrain.monitor.run_events import in_sight
+from nbtrain.monitor.run_status import RunStatus
 
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
 NUMBERS = "font-variant-numeric:tabular-nums"
-# (width, height) in pixels of a snapshot's charts, the large one first.
+# (width, height) in pixels of the charts, the large one first.
 CHART_SIZES = ((552, 210), (270, 102), (270, 102))
 MOST_ROWS = 32
 MOST_EVENTS = 20
-# Rows of a snapshot that its job's page says in its own words.
+# Rows of a description that its job's page says in its own words.
 OF_JOB = ("backend", "command", "job")
 
 
 def run_html(
-    snapshot: dict[str, Any],
+    run: RunDescription,
     job: Mapping[str, Any] | None = None,
     pages: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return complete HTML for RunView.snapshot(): state, progress, metrics, curves, ranks, events, job, log.
+    """Return a run's description as complete HTML: state, progress, metrics, curves, ranks, events, job, log.
 
     With job_shown() of the newest job, it also has conditions, replicas, and the resources over time. With
     run_pages(), it also has all other curves, the plan and the configuration.
     """
-    shown = snapshot["shown"]
-    parts = [_head(snapshot), _note(snapshot), _bar(snapshot), _figures(shown["tiles"]), _curves(snapshot)]
+    shown = run.texts
+    parts = [_head(run), _note(run), _bar(run), _figures(shown["tiles"]), _curves(run)]
     trained = shown["job"]
     if job is None:
         ranks = [row["cells"] for row in shown["ranks"]["rows"]]
-        parts += [_table("Ranks", shown["ranks"]["heads"], ranks), _events(snapshot)]
+        parts += [_table("Ranks", shown["ranks"]["heads"], ranks), _events(run)]
         parts.append(_table("Job", ("", ""), trained))
     else:
         trained = [row for row in trained if row[0] not in OF_JOB]
@@ -54,7 +57,7 @@ def run_html(
         parts += [_timed(title, job[title.lower()]) for title in ("Replicas", "Ranks")]
         parts.append(_usage(job["charts"]))
         parts.append(_timed("Resources", job["figures"]))
-    parts.append(_log(snapshot["log"]))
+    parts.append(_log(run.log))
     if pages is not None:
         made = (metrics_html(pages["metrics"]), plan_html(pages["plan"]), config_html(pages["config"]))
         parts += [_title(title) + part for title, part in zip(("Metrics", "Plan", "Config"), made) if part]
@@ -62,34 +65,33 @@ def run_html(
     return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(parts)}</div>'
 
 
-def run_text(snapshot: dict[str, Any]) -> str:
-    """Return the snapshot in two lines, for a terminal or a log."""
-    progress = snapshot["progress"]
-    words = f"{snapshot['name']}: {snapshot['state']}"
-    if progress:
-        words += f", step {progress['step']:,} / {progress['total_steps']:,}"
-        if progress["loss"] is not None:
-            words += f", loss {progress['loss']:.4f}"
-    return words + (f"\n{snapshot['cause']}" if snapshot["cause"] else "")
+def run_text(status: RunStatus) -> str:
+    """Return a run's status in two lines, for a front end that shows no HTML."""
+    text = f"{status.name}: {status.state}"
+    if status.progress:
+        text += f", step {status.steps_text(' / ')}"
+        if status.loss is not None and math.isfinite(status.loss):
+            text += f", loss {status.loss:.4f}"
+    return text + (f"\n{status.cause}" if status.cause else "")
 
 
-def _head(snapshot: dict[str, Any]) -> str:
-    words, tone = snapshot["shown"]["pill"]
+def _head(run: RunDescription) -> str:
+    words, tone = run.texts["pill"]
     color = TONE_COLORS[tone]
-    as_of = f"as of {moment(snapshot['time'])}"
-    about = "  ·  ".join(part for part in (snapshot["shown"]["about"], as_of) if part)
+    as_of = f"as of {moment(run.time)}"
+    about = "  ·  ".join(part for part in (run.texts["about"], as_of) if part)
     pill = f"border:1px solid {color};border-radius:10px;padding:0 8px;font-size:11px"
     return (
         f'<div><span style="{pill}"><span style="color:{color}">&#9679;</span> '
         f"<strong>{html.escape(words)}</strong></span> "
-        f'<strong style="font-size:15px">{html.escape(snapshot["name"])}</strong> '
+        f'<strong style="font-size:15px">{html.escape(run.status.name)}</strong> '
         f'<span style="color:{GREY}">{html.escape(about)}</span></div>'
     )
 
 
-def _note(snapshot: dict[str, Any]) -> str:
+def _note(run: RunDescription) -> str:
     """Return the cause or an alert as HTML; a failure becomes a box that says what to do."""
-    shown = snapshot["shown"]
+    shown = run.texts
     if not shown["note"]:
         return ""
     if shown["tone"] != "error":
@@ -102,11 +104,11 @@ def _note(snapshot: dict[str, Any]) -> str:
     return f'<div style="{box}"><div>{html.escape(shown["note"])}</div>{advice}</div>'
 
 
-def _bar(snapshot: dict[str, Any]) -> str:
-    shown = snapshot["shown"]
+def _bar(run: RunDescription) -> str:
+    shown = run.texts
     if not shown["line"]:
         return ""
-    color = BLUE if snapshot["active"] else TONE_COLORS[shown["pill"][1]]
+    color = BLUE if run.status.active else TONE_COLORS[shown["pill"][1]]
     pairs = ((html.escape(label), html.escape(value)) for label, value in shown["line"])
     words = " &nbsp; ".join(f"{label} <strong>{value}</strong>".strip() for label, value in pairs)
     return f'{progress_bar(shown["fraction"], color)}<div style="color:{GREY};font-size:12px">{words}</div>'
@@ -123,10 +125,10 @@ def _figures(tiles: Sequence[Sequence[str]]) -> str:
     return f'<div style="margin:8px 0 4px 0">{"".join(cells)}</div>'
 
 
-def _curves(snapshot: dict[str, Any]) -> str:
-    shown = snapshot["shown"]
+def _curves(run: RunDescription) -> str:
+    shown = run.texts
     images = [
-        chart_image(chart, snapshot["curves"], *size, shown["marks"])
+        chart_image(chart, run.curves, *size, shown["marks"])
         for chart, size in zip(shown["charts"], CHART_SIZES)
     ]
     if not any(images):
@@ -177,9 +179,9 @@ def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
     return _table(f"{title}{more}{', UTC' if timed else ''}", [heads[at] for at in said], narrow)
 
 
-def _events(snapshot: dict[str, Any]) -> str:
-    """Return the important and the newest events of a snapshot."""
-    shown = in_sight(snapshot["events"], MOST_EVENTS)
+def _events(run: RunDescription) -> str:
+    """Return the important and the newest events of a run."""
+    shown = in_sight(run.events, MOST_EVENTS)
     times = (utc(event["time"]) for event in shown)
     rows = [[at, event["kind"], event["writer"], event["message"]] for at, event in zip(times, shown)]
     return _table("Events, UTC", ("time", "kind", "from", "message"), rows)

@@ -4,7 +4,8 @@ import time
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.monitor.run_summary import RunSummary
+from nbtrain.base.records import TrainingProgress
+from nbtrain.monitor.run_status import RunStatus
 from nbtrain.monitor.watched_runs import row_of
 from tests.lab.ui.pages import Answer
 
@@ -15,12 +16,12 @@ CAUSES = {
 }
 
 
-def summaries(count: int) -> list[RunSummary]:
+def summaries(count: int) -> list[RunStatus]:
     """Return runs in many states, newest first; the first one is active."""
     states = ("RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "LOST", "SUCCEEDED", "SUCCEEDED")
     now = time.time()
     return [
-        RunSummary(
+        RunStatus(
             name=f"gpt-{number:04d}",
             state=state,
             cause=CAUSES.get(state),
@@ -31,10 +32,14 @@ def summaries(count: int) -> list[RunSummary]:
             nodes=2,
             world_size=16,
             step=120 + number,
-            total_steps=600,
-            loss=None if number % 7 == 4 else 3.5 - number / 1000,
-            validation_loss=None if number % 2 else 3.6 - number / 1000,
-            eta_seconds=754 if state == "RUNNING" else None,
+            progress=TrainingProgress(
+                total_steps=600,
+                train_tokens=600,
+                loss=None if number % 7 == 4 else 3.5 - number / 1000,
+                validation_loss=None if number % 2 else 3.6 - number / 1000,
+                eta_seconds=754,
+            ),
+            ranks_run=state == "RUNNING",
             labels={"team": ("nlp", "vision")[number % 2]} | ({"stage": "trial"} if number % 3 == 0 else {}),
             notes="Warm-up halved: <b>compare</b> with gpt-0003." if number % 5 == 1 else "",
         )

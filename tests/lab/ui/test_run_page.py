@@ -19,8 +19,8 @@ from nbtrain.lab.run_actions import actions, off, run_shown
 from nbtrain.lab.run_pages import config_page
 from nbtrain.monitor.job_shown import rank_charts
 from nbtrain.monitor.metric_charts import how_drawn, metric_charts
+from nbtrain.monitor.run_status import RunStatus
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.shown import pill
 from tests.end_to_end.accessible import axe_script, findings
 from tests.lab.ui.pages import answered, routes_of, view_page
 from tests.lab.widgets.fake_run import FakeJob, measure
@@ -309,7 +309,10 @@ def test_a_button_has_its_place_in_every_state(job: FakeJob, browser: Any, width
         state, asked = states[0]
         found = actions(job.run, state, asked)
         buttons = {"actions": found, "off": off(job.run, found, state, asked)}
-        words = {"pill": list(pill(state, asked)), "tone": "error" if state == "FAILED" else ""}
+        words = {
+            "pill": list(RunStatus("", state, None, 1, 0.0, asked=asked).pill),
+            "tone": "error" if state == "FAILED" else "",
+        }
         return {**shown, **buttons, "state": state, "asked": asked, "shown": {**shown["shown"], **words}}
 
     read = """() => [...document.querySelectorAll("[data-slot]")].map((node) => {

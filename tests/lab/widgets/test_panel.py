@@ -20,7 +20,7 @@ from tests.lab.widgets.fake_run import FakeJob, measure
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJob]:
     monkeypatch.setattr(panel, "PUSH_SECONDS", 0.05)
-    monkeypatch.setattr(run_view, "SNAPSHOT_AGE_SECONDS", 0.01)
+    monkeypatch.setattr(run_view, "DESCRIPTION_AGE_SECONDS", 0.01)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=100)
     job.one_step()
     yield job

@@ -8,16 +8,19 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.api.shown_runs import ShownRuns
+from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import run_table
 from nbtrain.lab.widgets.run_table import MOST_STATIC_ROWS, RunTable, display_runs, runs_html
-from nbtrain.monitor.run_summary import RunSummary
+from nbtrain.monitor.run_status import RunStatus
 from nbtrain.monitor.runs import runs_table
 from tests.lab.widgets.fake_run import FakeJob
 
 
-def summary(name: str, **more: Any) -> RunSummary:
-    return RunSummary(name, "FAILED", "rank 1 failed", 1, 0.0, step=5, total_steps=10, loss=2.5, **more)
+def summary(name: str, **more: Any) -> RunStatus:
+    return RunStatus(
+        name, "FAILED", "rank 1 failed", 1, 0.0, step=5, progress=TrainingProgress(10, 10, loss=2.5), **more
+    )
 
 
 def test_the_picture_has_words_and_no_html_of_others() -> None:

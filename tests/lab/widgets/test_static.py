@@ -54,7 +54,7 @@ def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
     """The picture shows the same state, progress, numbers, curves, ranks, alert and log as the panel, without
     anything that needs a network.
     """
-    page = run_html(RunView(job.run).snapshot())
+    page = run_html(RunView(job.run).describe())
     for words in (
         "gpt-fake",
         "RUNNING",
@@ -89,7 +89,7 @@ def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
 
 def test_curves_are_the_points(job: FakeJob) -> None:
     """The curves are SVG lines with exactly as many vertices as the run has points."""
-    page = run_html(RunView(job.run).snapshot())
+    page = run_html(RunView(job.run).describe())
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]+)", page)]
     corners = [
         [len(line.split()) for line in re.findall(r'points="([^"]*)"', picture)] for picture in pictures
@@ -104,7 +104,7 @@ def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
     a script or the network.
     """
     measure(job)
-    page = run_html(RunView(job.run).snapshot(), job_shown(job.run))
+    page = run_html(RunView(job.run).describe(), job_shown(job.run))
     assert "Conditions, UTC" in page and "Rank0Trains" in page
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]+)", page)]
     assert len(pictures) == 8
@@ -147,25 +147,25 @@ def test_ended_run_says_its_cause(tmp_path: Path) -> None:
     for _ in range(2):
         job.one_step()
     job.finish("FAILED", "rank 0 failed: loss is NaN at step 2 <b>")
-    snapshot = RunView(job.run).snapshot()
-    assert "rank 0 failed: loss is NaN at step 2 &lt;b&gt;" in run_html(snapshot)
-    assert run_text(snapshot).startswith("gpt-fake: FAILED, step 2 / 4, loss ")
-    assert run_text(snapshot).endswith("\nrank 0 failed: loss is NaN at step 2 <b>")
+    description = RunView(job.run).describe()
+    assert "rank 0 failed: loss is NaN at step 2 &lt;b&gt;" in run_html(description)
+    assert run_text(description.status).startswith("gpt-fake: FAILED, step 2 / 4, loss ")
+    assert run_text(description.status).endswith("\nrank 0 failed: loss is NaN at step 2 <b>")
 
 
 def test_run_without_a_job_is_shown_too(tmp_path: Path) -> None:
     """A run without a job is shown without made-up values."""
     run = RunDir(tmp_path / "gpt-new")
     run.path.mkdir()
-    snapshot = RunView(run).snapshot()
-    assert "nothing was submitted yet" in run_html(snapshot)
-    assert run_text(snapshot) == "gpt-new: NEW\nnothing was submitted yet"
+    description = RunView(run).describe()
+    assert "nothing was submitted yet" in run_html(description)
+    assert run_text(description.status) == "gpt-new: NEW\nnothing was submitted yet"
 
 
-def test_every_word_and_number_is_the_snapshots(job: FakeJob) -> None:
+def test_every_word_and_number_is_the_descriptions(job: FakeJob) -> None:
     """The picture contains exactly the same texts as the live panel."""
-    snapshot = RunView(job.run).snapshot()
-    page, shown = run_html(snapshot), snapshot["shown"]
+    description = RunView(job.run).describe()
+    page, shown = run_html(description), description.texts
     words = [shown["about"], shown["note"], *(word for tile in shown["tiles"] for word in tile)]
     words += [word for pair in [*shown["line"], *shown["job"]] for word in pair]
     words += [cell for row in shown["ranks"]["rows"] for cell in row["cells"]]

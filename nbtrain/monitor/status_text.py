@@ -6,16 +6,17 @@ from typing import Any
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, LOST, QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
-from nbtrain.base.observed_state import ranks_run, read_state, seconds_left
-from nbtrain.base.records import JobRecord, ResumeCertificate
+from nbtrain.base.jobstate import LOST, QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
+from nbtrain.base.observed_state import read_state
+from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, JobDir, RunDir
 from nbtrain.base.terminal import printable
 from nbtrain.monitor.job_page import engine_words
 from nbtrain.monitor.logs import log_path, read_log
+from nbtrain.monitor.run_events import in_sight
+from nbtrain.monitor.run_status import RunStatus
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.runs import lost_words
-from nbtrain.monitor.snapshot import in_sight
+from nbtrain.monitor.status_records import lost_words, read_status
 from nbtrain.monitor.tracebacks import whose
 
 STATUS_EVENTS = 8
@@ -32,51 +33,43 @@ WAITING = {
 
 def progress_line(run: RunDir) -> str:
     """Return state, step, tokens, loss, throughput, time left and cause in one line for a terminal or log."""
-    parts, why = _progress(RunView(run))
-    return " | ".join([*parts, *why])
+    status = read_status(run, time.time(), with_notes=False)
+    return " | ".join([*_progress(status), *_reasons(run, status)])
 
 
-def _progress(view: RunView) -> tuple[list[str], list[str]]:
-    """Return the progress of a run as text, and the reason for its state."""
-    run = view.run
-    state, heartbeat = view.state, view.heartbeats().get(0)
-    working = state in ACTIVE and state != SUSPENDED
-    parts = [f"{run.name} {state}"]
-    if heartbeat and (progress := heartbeat.progress):
-        parts.append(f"step {heartbeat.step:,}/{progress.total_steps:,}")
+def _progress(status: RunStatus) -> list[str]:
+    """Return the state of a run and its progress, as the parts of a line."""
+    parts = [f"{status.name} {status.state}"]
+    if status.step is not None and (status.progress or status.step):
+        parts.append(f"step {status.steps_text()}")
+    if progress := status.progress:
         consumed, target = amounts.count(progress.consumed_tokens), amounts.count(progress.goal_tokens)
         parts.append(f"tokens {consumed}/{target}")
-        if progress.loss is not None:
-            parts.append(f"loss {progress.loss:.4f}")
-        if progress.validation_loss is not None:
-            parts.append(f"validation {progress.validation_loss:.4f}")
+        losses = {"loss": progress.loss, "validation": progress.validation_loss}
+        parts += [f"{name} {value:.4f}" for name, value in losses.items() if value is not None]
         if progress.steps_without_loss:
             steps = amounts.counted(progress.steps_without_loss, "step")
             parts.append(f"{steps} without a token in the loss")
         if progress.overflow_steps:
             parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
-        # If the ranks are gone while their job is active, their throughput is out of date and not shown.
-        gone = working and not ranks_run(state, heartbeat)
-        if (rate := progress.mean_tokens_per_second) is not None and not gone:
-            parts.append(f"{rate:,.0f} tokens/s")
-        if (left := seconds_left(state, heartbeat)) is not None:
-            parts.append(f"{amounts.elapsed(left)} left")
-        if heartbeat.phase != "train" and working and not gone:
-            parts.append(heartbeat.phase)
-    elif (job := view.job) and (record := JobRecord.read(job.job_json)) and record.first_step:
-        saved = record.goes_on_from
-        parts.append(f"step {record.first_step:,}" + (f"/{saved.total_steps:,}" if saved else ""))
-        if saved:
-            consumed, target = amounts.count(saved.consumed_tokens), amounts.count(saved.goal_tokens)
-            parts.append(f"tokens {consumed}/{target}")
-            losses = {"loss": saved.loss, "validation": saved.validation_loss}
-            parts += [f"{name} {value:.4f}" for name, value in losses.items() if value is not None]
-    why = [one_line(view.cause)] if view.cause and state not in RUNS_BY_ITSELF else []
-    if state == LOST and view.job:
-        why.append(lost_words(view.job, time.time()))
-    if (said := _engine_word(view)) and said.get("seen") is False:
-        why.append("engine not seen")
-    return parts, why
+    if status.mean_tokens_per_second is not None:
+        parts.append(f"{status.mean_tokens_per_second:,.0f} tokens/s")
+    if status.time_left:
+        parts.append(f"{status.time_left} left")
+    if status.active and status.phase not in (None, "train"):
+        parts.append(str(status.phase))
+    return parts
+
+
+def _reasons(run: RunDir, status: RunStatus) -> list[str]:
+    """Return why a run is in its state, how a LOST run continues, and whether its scheduler answers."""
+    job = run.newest_job()
+    reasons = [one_line(status.cause)] if status.cause and status.state not in RUNS_BY_ITSELF else []
+    if status.state == LOST and job:
+        reasons.append(lost_words(job, time.time()))
+    if (report := _engine_report(run, status)) and report.get("seen") is False:
+        reasons.append("engine not seen")
+    return reasons
 
 
 def one_line(text: str) -> str:
@@ -112,14 +105,15 @@ def no_log_line(job: JobDir, rank: int | str) -> str:
     return f"{said.rstrip('.')}."
 
 
-def engine_lines(view: RunView) -> list[str]:
+def engine_lines(run: RunDir, status: RunStatus) -> list[str]:
     """Return the last report of an active job's scheduler, and whether the scheduler can be reached."""
-    said = _engine_word(view)
-    return [engine_words(said, time.time() - said.get("asked_at", 0.0))] if said else []
+    report = _engine_report(run, status)
+    return [engine_words(report, time.time() - report.get("asked_at", 0.0))] if report else []
 
 
-def _engine_word(view: RunView) -> dict[str, Any] | None:
-    return files.read_json_unsynced(view.job.engine_json) if view.job and view.state in ACTIVE else None
+def _engine_report(run: RunDir, status: RunStatus) -> dict[str, Any] | None:
+    job = run.newest_job()
+    return files.read_json_unsynced(job.engine_json) if job and status.active else None
 
 
 def resume_lines(run: RunDir) -> list[str]:
@@ -140,37 +134,35 @@ def resume_lines(run: RunDir) -> list[str]:
 
 def status_text(view: RunView) -> str:
     """Return a run's status for one terminal screen: state, progress, ranks, last events."""
-    snapshot = view.snapshot()
-    job, ranks = snapshot["job"], snapshot["ranks"]
-    parts, why = _progress(view)
-    lines = [" | ".join(parts)]
+    description = view.describe()
+    status, job, ranks = description.status, description.job, description.ranks
+    lines, reasons = [" | ".join(_progress(status))], _reasons(view.run, status)
     if job:
-        engine = engine_lines(view)
-        lines += [f"  {words}" for words in why if not any(words in line for line in engine)]
-        heard = "last heard of after " if snapshot["state"] == LOST else ""
+        engine = engine_lines(view.run, status)
+        lines += [f"  {reason}" for reason in reasons if not any(reason in line for line in engine)]
+        heard = "last heard of after " if status.state == LOST else ""
         lines.append(
-            f"job {job['job_id']}: {amounts.counted(job['world_size'], 'rank')} on backend {job['backend']}, "
-            f"{heard}{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, "
-            f"{amounts.counted(job['restarts'], 'restart')}"
+            f"job {job.job_id}: {job.ranks_text} on backend {job.backend}, "
+            f"{heard}{amounts.elapsed(job.elapsed_seconds)}, attempt {job.attempt}, {job.restarts_text}"
         )
         lines += engine
     else:
-        lines += [f"  {words}" for words in why]
+        lines += [f"  {reason}" for reason in reasons]
     lines += resume_lines(view.run)
     if all(rank["phase"] == "waiting" for rank in ranks):
         # None has been started: the job's own line says so.
         ranks = []
     for rank in ranks[:16]:
         age = rank["heartbeat_age_seconds"]
-        seen = f", heard {amounts.elapsed(age)} ago" if age is not None and snapshot["active"] else ""
+        seen = f", heard {amounts.elapsed(age)} ago" if age is not None and status.active else ""
         words = f": {one_line(rank['message'])}" if rank["message"] else ""
         step = "" if rank["step"] is None else f", step {rank['step']:,}"
         lines.append(f"  rank {rank['rank']}: {rank['phase']}{step}{seen}{words}")
     if len(ranks) > 16:
         lines.append(f"  and {len(ranks) - 16} more ranks")
-    if snapshot["events"]:
+    if description.events:
         lines.append("last events (UTC):")
-        for event in in_sight(snapshot["events"], STATUS_EVENTS):
+        for event in in_sight(description.events, STATUS_EVENTS):
             words = one_line(event["message"] or "")
             lines.append(
                 f"  {amounts.utc(event['time'], '%H:%M:%S')} {event['kind']}{f': {words}' if words else ''}"

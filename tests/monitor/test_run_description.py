@@ -9,8 +9,8 @@ from nbtrain.config.load import to_yaml
 from nbtrain.monitor.job_facts import job_page
 from nbtrain.monitor.job_shown import job_shown
 from nbtrain.monitor.life import elapsed_words
+from nbtrain.monitor.run_status import UNKNOWN
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.shown import UNKNOWN, shown
 from tests.lab.widgets.fake_run import FakeJob, run_config
 
 
@@ -25,7 +25,7 @@ def job(tmp_path: Path) -> FakeJob:
 
 def test_an_active_run(job: FakeJob) -> None:
     job.events.write("alert", "MFU 12 % is under min_mfu = 50 %")
-    words = RunView(job.run).snapshot()["shown"]
+    words = RunView(job.run).describe().texts
     assert words["about"] == f"2.6M parameters  ·  2 x cpu, bf16, ZeRO 1  ·  job {job.job.job_id}"
     assert (words["note"], words["tone"]) == ("Alert: MFU 12 % is under min_mfu = 50 %", "alert")
     assert words["alerts"] == "Events (1 alert)"
@@ -54,7 +54,7 @@ def test_the_elapsed_time_is_the_same_on_every_page(job: FakeJob) -> None:
     job.supervisor_events.write("state", "SUSPENDED: paused", state="SUSPENDED")
     job.supervisor_events.write("state", "RUNNING: rank 0 trains", state="RUNNING")
     job.finish("CANCELLED", "stopped on request")
-    head = dict(RunView(job.run).snapshot()["shown"]["line"])["elapsed"]
+    head = dict(RunView(job.run).describe().texts["line"])["elapsed"]
     page = job_page(job.run)
     assert head == dict(job_shown(job.run)["basics"])["elapsed"] and head.startswith("2 min")
     assert head == elapsed_words(page.elapsed_seconds, page.paused_seconds)
@@ -64,7 +64,7 @@ def test_a_failed_run(job: FakeJob) -> None:
     """A failed run shows its cause instead of an alert, the last memory of rank 0, and no time left."""
     job.events.write("alert", "MFU 12 % is under min_mfu = 50 %")
     job.finish("FAILED", "rank 0 failed: boom")
-    words = RunView(job.run).snapshot()["shown"]
+    words = RunView(job.run).describe().texts
     assert (words["note"], words["tone"]) == ("rank 0 failed: boom", "error")
     assert "time left" not in dict(words["line"])
     assert ["memory, rank 0", "488.3", "MiB"] in words["tiles"]
@@ -75,7 +75,7 @@ def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
     """A run that was never submitted shows dashes for unknown values and has no empty rows."""
     run = RunDir(tmp_path / "gpt-new")
     run.path.mkdir()
-    words = RunView(run).snapshot()["shown"]
+    words = RunView(run).describe().texts
     assert (words["about"], words["note"], words["tone"]) == ("", "nothing was submitted yet", "")
     assert (words["line"], words["job"], words["ranks"]["rows"]) == ([], [], [])
     assert {value for _, value, _ in words["tiles"]} == {UNKNOWN}
@@ -91,25 +91,27 @@ def test_a_clone_that_was_not_submitted_has_all_its_ranks(tmp_path: Path) -> Non
     config = run_config("gpt-new", 10, world_size=2)
     parallel = config.parallel.model_copy(update={"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
     run.config_yaml.write_text(to_yaml(config.model_copy(update={"parallel": parallel})))
-    assert RunView(run).snapshot()["shown"]["about"] == "8 x cpu, bf16, ZeRO 1"
+    assert RunView(run).describe().texts["about"] == "8 x cpu, bf16, ZeRO 1"
 
 
 @pytest.mark.parametrize(
     ("perplexity", "words"), [(12.345, "12.3"), (1234.0, "1.23k"), (9e14, "900T"), (2.688e43, "2.7e+43")]
 )
 def test_a_perplexity_is_short_however_large_it_is(job: FakeJob, perplexity: float, words: str) -> None:
-    snapshot = RunView(job.run).snapshot()
-    snapshot = {**snapshot, "progress": {**snapshot["progress"], "validation_perplexity": perplexity}}
-    tiles = {label: unit for label, _, unit in shown(snapshot)["tiles"]}
+    description = RunView(job.run).describe()
+    assert description.progress is not None
+    description.progress["validation_perplexity"] = perplexity
+    tiles = {label: unit for label, _, unit in description.texts["tiles"]}
     assert tiles["validation loss"] == f"ppl {words}"
 
 
 def test_gpus(job: FakeJob) -> None:
     """Each GPU is shown with its utilization, memory and power, as far as the driver reports them."""
-    snapshot = RunView(job.run).snapshot()
+    description = RunView(job.run).describe()
     gpu = {"index": 0, "utilization_fraction": 0.973, "memory_used_bytes": 30 * 2**30, "power_watts": 412.4}
     silent = {"index": 1, "utilization_fraction": None, "memory_used_bytes": None, "power_watts": None}
-    snapshot["resources"]["gpus"] = [gpu, silent]
-    tiles = shown(snapshot)["tiles"]
+    assert description.resources is not None
+    description.resources["gpus"] = [gpu, silent]
+    tiles = description.texts["tiles"]
     assert ["GPU 0", "97 %", "30.0 GiB, 412 W"] in tiles
     assert ["GPU 1", UNKNOWN, UNKNOWN] in tiles

@@ -20,8 +20,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest
 from nbtrain.monitor.advice import marks
-from nbtrain.monitor.band import band, curve_part, thinned_means
-from nbtrain.monitor.curves import Curve, CurveReader
+from nbtrain.monitor.curves import Curve, CurveReader, band, curve_part, thinned_means
 from nbtrain.monitor.metric_charts import OF_DATASETS, OF_TASKS, how_drawn, metric_charts
 from nbtrain.monitor.metrics_reader import Row, ScalarReader
 from nbtrain.monitor.resources import ProcessTable

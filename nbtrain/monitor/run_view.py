@@ -21,14 +21,14 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.advice import advice, marks, nan_words, remedies, waiting
-from nbtrain.monitor.band import band, curve_part, thinned_means
+from nbtrain.monitor.conditions import NUM_EVENTS, alerts_part, event_part, in_sight
+from nbtrain.monitor.curves import band, curve_part, thinned_means
 from nbtrain.monitor.finite_json import finite
 from nbtrain.monitor.job_status import job_status
 from nbtrain.monitor.metrics_reader import ScalarReader
 from nbtrain.monitor.prediction import prediction
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler
 from nbtrain.monitor.run_description import RunDescription, progress_part
-from nbtrain.monitor.run_events import NUM_EVENTS, alerts_part, event_part, in_sight
 from nbtrain.monitor.series import Series
 from nbtrain.monitor.status_records import NOTHING_SUBMITTED, job_with_end, status_of
 from nbtrain.monitor.tokens import tokens_at

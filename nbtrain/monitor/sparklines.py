@@ -18,7 +18,7 @@ from typing import Any
 from nbtrain.base.metrics import scalar
 from nbtrain.base.metrics_files import metrics_files
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.band import band, six_digits
+from nbtrain.monitor.curves import band, six_digits
 from nbtrain.monitor.metrics_reader import ScalarReader, parsed, resumed_from_step
 
 POINTS = 20

@@ -13,7 +13,7 @@ from nbtrain.base.records import AttemptRecord, ControlRequest, JobRecord, Rollb
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor import advice as module
 from nbtrain.monitor.advice import advice, marks, nan_words, remedies, waiting
-from nbtrain.monitor.run_events import alerts_part
+from nbtrain.monitor.conditions import alerts_part
 from nbtrain.monitor.run_status import RunStatus
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.status_records import asked_of, read_status

@@ -17,11 +17,11 @@ from nbtrain.base import files, last_words
 from nbtrain.base.records import AttemptRecord, ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.monitor import run_view
-from nbtrain.monitor.band import Band, band
+from nbtrain.monitor.conditions import NUM_EVENTS, in_sight
+from nbtrain.monitor.curves import Band, band
 from nbtrain.monitor.finite_json import encoded, finite
 from nbtrain.monitor.job_facts import job_page
 from nbtrain.monitor.metrics_range import Asked, metrics
-from nbtrain.monitor.run_events import NUM_EVENTS, in_sight
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.series import Gaps
 from nbtrain.monitor.status_records import read_status

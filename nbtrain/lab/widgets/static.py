@@ -16,9 +16,9 @@ from nbtrain.base.html_table import html_table
 from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
 from nbtrain.lab.widgets.static_charts import beside, chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
+from nbtrain.monitor.conditions import in_sight
 from nbtrain.monitor.life import COLORS as LIFE_COLORS
 from nbtrain.monitor.run_description import RunDescription
-from nbtrain.monitor.run_events import in_sight
 from nbtrain.monitor.run_status import RunStatus
 
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}

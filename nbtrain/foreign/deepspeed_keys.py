@@ -8,7 +8,14 @@ from typing import Any
 
 from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
-from nbtrain.config.deepspeed.known_keys import WRONG_VALUE, key_problems, unknown_optimizer
+from nbtrain.config.deepspeed.known_keys import (
+    VERSION,
+    WRONG_VALUE,
+    ignored_keys,
+    key_problems,
+    nearest_key,
+    unknown_optimizer,
+)
 from nbtrain.config.load.autotune import SAME_NAME
 from nbtrain.config.rules.zero import DECIDED_ELSEWHERE
 from nbtrain.config.schema import RunConfig
@@ -120,7 +127,14 @@ def read_keys(source: Reading, document: Document) -> None:
         value = document.get(dotted)
         if value is not None:
             whole = isinstance(value, float) and value.is_integer()  # 5e8
-            source.set(key, int(value) if whole else value, comment=dotted, place=document.place(dotted))
+            value = int(value) if whole else value
+            if dotted == f"{ZERO}.sub_group_size" and value == 0:
+                words = f"{dotted} = 0: DeepSpeed makes a group of each parameter, as with 1."
+                source.note(document.place(dotted), words)
+                value = 1
+            if dotted == "communication_data_type":
+                value = str(value).lower()
+            source.set(key, value, comment=dotted, place=document.place(dotted))
             read.add(dotted)
     _read_offload(source, document, read)
     _read_hpz(source, document)
@@ -152,6 +166,8 @@ def _left_over(source: Reading, document: Document, dotted: str, value: Any, ext
     place, top = document.place(dotted), dotted.partition(".")[0]
     if dotted in WITHOUT_MEANING:
         source.note(place, f"{dotted}: {WITHOUT_MEANING[dotted]}.")
+    elif dotted == "data_efficiency":
+        _read_data_efficiency(source, document)
     elif top not in KNOWN_KEYS:
         hint = nearest(dotted, KNOWN_KEYS)
         source.fail("", place, f"{dotted}: DeepSpeed has no such key.{hint} Remove it, or correct its name.")
@@ -160,7 +176,42 @@ def _left_over(source: Reading, document: Document, dotted: str, value: Any, ext
             owner = DECIDED_ELSEWHERE.get(dotted) or DECIDED_ELSEWHERE[top]
             source.fail("", place, f"{dotted}: cannot be imported; {owner} decides. Remove the key.")
     else:
-        _put(extra, dotted, value)
+        _put(extra, dotted, _without_ignored(source, document, dotted, value))
+
+
+def _without_ignored(source: Reading, document: Document, section: str, value: Any) -> Any:
+    """Return a section without the keys that DeepSpeed ignores, which become notes."""
+    ignored = [key for key in ignored_keys({section: value})]
+    for key in ignored:
+        near = nearest_key(key)
+        hint = f" It reads {section}.{near}." if near else ""
+        source.note(document.place(key), f"{key}: DeepSpeed {VERSION} ignores it.{hint}")
+    names = {key.rpartition(".")[2] for key in ignored}
+    return {key: inner for key, inner in value.items() if key not in names} if names else value
+
+
+# Parts of data_efficiency, and what each would change (runtime/data_pipeline/config.py).
+DATA_EFFICIENCY = {
+    "data_sampling.curriculum_learning": "which samples a step has",
+    "data_sampling.dynamic_batching": "the size of a step",
+    "data_routing.random_ltd": "which tokens a layer computes",
+}
+
+
+def _read_data_efficiency(source: Reading, document: Document) -> None:
+    """Refuse the parts of data_efficiency that are on. DeepSpeed reads each part's own switch; the outer
+    `enabled` turns nothing off.
+    """
+    on = []
+    for part, words in DATA_EFFICIENCY.items():
+        dotted = f"data_efficiency.{part}"
+        if document.get(f"{dotted}.enabled") is True:
+            on.append(part)
+            text = f"{dotted}: changes {words}, and nbtrain has no field for it. Remove it, or turn it off."
+            source.fail("", document.place(f"{dotted}.enabled"), text)
+    if not on:
+        text = "data_efficiency: nothing in it is on (curriculum_learning, dynamic_batching, random_ltd)."
+        source.note(document.place("data_efficiency"), text)
 
 
 def _read_offload(source: Reading, document: Document, read: set[str]) -> None:
@@ -170,9 +221,16 @@ def _read_offload(source: Reading, document: Document, read: set[str]) -> None:
             source.set(key, "cpu", comment=old, place=document.place(f"{ZERO}.{old}"))
         section = document.get(f"{ZERO}.{name}")
         read |= {f"{ZERO}.{old}", *(f"{ZERO}.{name}.{one}" for one in OFFLOAD), f"{ZERO}.{name}"}
+        device = document.get(f"{ZERO}.{name}.device", "none")
         for one, value in section.items() if isinstance(section, dict) else ():
             dotted = f"{ZERO}.{name}.{one}"
-            if one in OFFLOAD:
+            if value and (
+                (one == "pin_memory" and device == "none") or (one == "nvme_path" and device != "nvme")
+            ):
+                needs = "nvme" if one == "nvme_path" else "cpu or nvme"
+                text = f"{dotted}: DeepSpeed reads it with device {needs} only, and device is {device}."
+                source.note(document.place(dotted), text)
+            elif one in OFFLOAD:
                 source.set(f"parallel.{name}.{one}", value, comment=dotted, place=document.place(dotted))
             else:
                 source.note(document.place(dotted), f"{dotted}: nbtrain leaves DeepSpeed's default.")

@@ -44,7 +44,7 @@ from nbtrain.foreign.flags import (
     parse,
 )
 from nbtrain.foreign.job import Job
-from nbtrain.foreign.json_comments import read_json
+from nbtrain.foreign.json_comments import TWICE, Document, read_json
 from nbtrain.foreign.lint_flags import exclusive
 from nbtrain.foreign.located import Word
 from nbtrain.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
@@ -220,6 +220,7 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
         job.name = Word(str(value), place)
     source.set("name", _name(job), comment=job.kind, place=job.name.place if job.name else job.label)
     if job.deepspeed is not None:
+        _faults(source, job.deepspeed)
         drop_auto(source, job.deepspeed)
         drop_wrong(source, job.deepspeed)
         if words := two_formats(job.deepspeed):
@@ -258,6 +259,17 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     _place(source)
     _take_hints(source, hints)
     return source
+
+
+def _faults(source: Reading, document: Document) -> None:
+    """List what the reader of the JSON refuses: DeepSpeed refuses a key that is written twice, and Megatron's
+    json takes the last one, but no comments.
+    """
+    for place, words in document.faults:
+        if TWICE in words and source.job.kind in ALONE:
+            source.fail("", place, f"{words.partition(';')[0]}: DeepSpeed refuses that. Remove one of them.")
+        else:
+            source.note(place, f"{words}.")
 
 
 def _no_program(source: Reading) -> None:

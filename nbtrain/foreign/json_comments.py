@@ -1,8 +1,9 @@
 """Reader of DeepSpeed's JSON as users write it: with // and /* */ comments, trailing commas, and the place of
 each key.
 
-DeepSpeed reads its file with Python's json, which rejects comments and trailing commas. This reader accepts
-and reports them, so that a file is understood and its error named.
+Megatron-DeepSpeed and the Trainer of transformers read the file with Python's json, which rejects comments
+and trailing commas; DeepSpeed itself reads Hjson, which has both, and refuses a key that is written twice.
+This reader accepts all of them and reports them, so that a file is understood and its error named.
 """
 
 import json
@@ -18,6 +19,7 @@ _WORDS = {"true": True, "false": False, "null": None, "NaN": float("nan"), "Infi
 _COMMENTS = {"//": "\n", "#": "\n", "/*": "*/"}
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 MOST_DEPTH = 50
+TWICE = "is written twice"
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class Document:
     value: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     faults: list[tuple[str, str]] = field(default_factory=list)
-    """(place, problem) of text that Python's json rejects or silently drops."""
+    """(place, problem) of text that Python's json rejects, or of keys that it drops without a word."""
 
     def place(self, key: str) -> str:
         """Return where a dotted key was written; the file if it was not."""
@@ -78,7 +80,7 @@ class _Reader:
         """Skip spaces and comments; comments are noted once per file."""
         while self.position < len(self.text):
             if self.text[self.position] == "\ufeff":
-                self.fault("a byte order mark: Python's json, which DeepSpeed reads with, refuses it")
+                self.fault("a byte order mark: Python's json refuses it")
                 self.position += 1
                 continue
             if self.text[self.position].isspace():
@@ -89,7 +91,7 @@ class _Reader:
                 return
             closing = _COMMENTS[opening]
             if not any("comment" in words for _, words in self.document.faults):
-                self.fault(f"a comment ({opening}): Python's json, which DeepSpeed reads with, refuses it")
+                self.fault(f"a comment ({opening}): Python's json refuses it")
             end = self.text.find(closing, self.position + len(opening))
             if end < 0 and closing == "*/":
                 raise self.error("the comment /* has no end")
@@ -145,7 +147,7 @@ class _Reader:
                 raise self.error(f"the colon after {dotted} is missing")
             self.position += 1
             if name in found:
-                self.document.faults.append((place, f"{dotted} is written twice; the last one counts"))
+                self.document.faults.append((place, f"{dotted} {TWICE}; the last one counts"))
             found[name] = self.value(dotted, depth + 1)
             self.document.places[dotted] = place
         return found

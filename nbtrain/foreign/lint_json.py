@@ -7,11 +7,17 @@ from nbtrain.base.findings import FATAL, Cost, Finding
 from nbtrain.base.terminal import nearest
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
-from nbtrain.config.deepspeed.known_keys import key_problems, unknown_optimizer
+from nbtrain.config.deepspeed.known_keys import (
+    VERSION,
+    ignored_keys,
+    key_problems,
+    nearest_key,
+    unknown_optimizer,
+)
 from nbtrain.config.rules.wording import join
 from nbtrain.foreign.conversion import Reading
 from nbtrain.foreign.deepspeed_keys import accumulation_contradicts, field_of, two_formats
-from nbtrain.foreign.json_comments import Document
+from nbtrain.foreign.json_comments import TWICE, Document
 from nbtrain.foreign.lint_flags import data_parallel_size, number
 from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE, other_format
 
@@ -23,12 +29,20 @@ def _error(document: Document, rule: str, key: str, message: str, fix: str) -> F
 
 
 def json_is_json(source: Reading) -> Iterator[Finding]:
-    """Check that the file is valid JSON: Python's json rejects comments and trailing commas, and drops keys
-    that are written twice.
+    """Check that the file is valid JSON: Python's json, with which Megatron-DeepSpeed reads it, rejects
+    comments and trailing commas; DeepSpeed itself accepts them, but no key that is written twice.
     """
+    alone = source.job.kind == "DeepSpeed JSON"
     for place, words in source.job.deepspeed.faults if source.job.deepspeed else ():
-        if "refuses" in words:
+        if "refuses" in words and alone:
+            cost = Cost(words="a file that only DeepSpeed itself reads")
+            text = f"{words}. DeepSpeed itself reads Hjson, which has it."
+            yield Finding("warning", "json_is_json", "", place, text, "Remove it.", cost)
+        elif "refuses" in words:
             yield Finding("error", "json_is_json", "", place, f"{words}.", "Remove it.", FATAL)
+        elif TWICE in words and alone:
+            text = f"{words.partition(';')[0]}: DeepSpeed refuses that."
+            yield Finding("error", "json_is_json", "", place, text, "Remove one of them.", FATAL)
         else:
             cost = Cost(words="a key that has no effect")
             yield Finding("warning", "json_is_json", "", place, f"{words}.", "Remove one of them.", cost)
@@ -46,7 +60,16 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
             text = f"DeepSpeed has no such key and ignores it.{nearest(key, KNOWN_KEYS)}"
             fix, cost = "Remove it, or correct its name.", Cost(words="a setting that does nothing")
             yield Finding("error", "json_keys_are_known", key, document.place(key), text, fix, cost)
+    ignored = ignored_keys(document.value)
     for problem in [*source.wrong, *key_problems(document.value)]:
+        if problem.key in ignored:
+            near = nearest_key(problem.key)
+            hint = f" It reads {near} there." if near else ""
+            text, fix = f"DeepSpeed {VERSION} ignores it.{hint}", "Remove it, or correct its name."
+            cost = Cost(words="a setting that does nothing")
+            place = document.place(problem.key)
+            yield Finding("warning", "json_keys_are_known", problem.key, place, text, fix, cost)
+            continue
         text = f"{problem.message[:1].upper()}{problem.message[1:]}"
         text = text.replace(" does not know in ", f" does not know {problem.key.rpartition('.')[2]} in ")
         yield _error(document, "json_keys_are_known", problem.key, text, "")
@@ -199,6 +222,28 @@ def formats_agree(source: Reading) -> Iterator[Finding]:
         yield Finding("error", "formats_agree", f"--{name}", source.place(name), words, fix, FATAL)
 
 
+def zero_0_is_for_fp32(source: Reading) -> Iterator[Finding]:
+    """Check that 16-bit weights have ZeRO 1 or more: with stage 0, DeepSpeed makes a dummy optimizer step at
+    start, so that Adam's bias correction is wrong from the first step on.
+    """
+    document = source.job.deepspeed
+    if document is None or _stage(document) != 0 or source.program == "megatron-lm":
+        return
+    for name in ("fp16", "bf16"):
+        if document.get(f"{name}.enabled") is True:
+            yield Finding(
+                "warning",
+                "zero_0_is_for_fp32",
+                STAGE,
+                document.place(STAGE),
+                f"0 with {name}: DeepSpeed's optimizer of stage 0 makes a dummy step at start, which shifts "
+                "Adam's bias correction. An import takes stage 1.",
+                'Write "stage": 1, which takes no more memory.',
+                Cost(words="a wrong first phase of training"),
+            )
+            return
+
+
 def loss_scale_has_rules(source: Reading) -> Iterator[Finding]:
     """Check that fp16 has settings for the dynamic loss scale and its window."""
     document = source.job.deepspeed
@@ -229,5 +274,6 @@ JSON_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     zero_goes_with_the_pipeline,
     offload_has_its_optimizer,
     formats_agree,
+    zero_0_is_for_fp32,
     loss_scale_has_rules,
 )

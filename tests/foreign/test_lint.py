@@ -340,7 +340,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "json_is_json",
             [
                 "error, cannot run: ds_config_125m.json:1",
-                "  a comment (//): Python's json, which DeepSpeed reads with, refuses it.",
+                "  a comment (//): Python's json refuses it.",
                 "  Remove it.",
                 "error, cannot run: ds_config_125m.json:2",
                 "  a comma before }: Python's json refuses it.",
@@ -352,7 +352,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "json_is_json",
             [
                 "error, cannot run: ds_config_125m.json:1",
-                "  a byte order mark: Python's json, which DeepSpeed reads with, refuses it.",
+                "  a byte order mark: Python's json refuses it.",
                 "  Remove it.",
             ],
         ),

@@ -41,6 +41,11 @@ TORCH_OPTIMIZERS = (
     "SGD",
     "SparseAdam",
 )
+# Sections in which DeepSpeed ignores unknown keys.
+IGNORING = ("aio", "flops_profiler", "autotuning", "activation_checkpointing")
+# Keys with a name of a number format (runtime/config.py, get_communication_data_type), in any case.
+FORMATS = ("fp32", "fp16", "bf16")
+OF_FORMATS = ("communication_data_type", "seq_parallel_communication_data_type")
 # Names that earlier versions of DeepSpeed had.
 RENAMED = {"aio.thread_count": "intra_op_parallelism"}
 _WORDS = {
@@ -89,7 +94,7 @@ def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Findin
             message = f"DeepSpeed {VERSION} rejects: what it turned on has been removed. Remove it."
             yield _problem(UNKNOWN_KEY, path, message)
         elif path in top:
-            if rule := broken_rule(top[path], value):
+            if rule := broken_rule(top[path], value) or _broken_format(path, value):
                 yield _problem(WRONG_VALUE, path, f"{rule}, not {show(value)}.")
         elif path in sections:
             if isinstance(value, Mapping):
@@ -98,6 +103,22 @@ def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Findin
                 yield _problem(WRONG_VALUE, path, f"must be a mapping of keys, not {show(value)}.")
         elif isinstance(value, Mapping) and any(known.startswith(f"{path}.") for known in sections):
             yield from key_problems(value, f"{path}.")
+
+
+def _broken_format(path: str, value: Any) -> str | None:
+    known = value is None or value == AUTO or str(value).lower() in FORMATS
+    return None if path not in OF_FORMATS or known else f"must be one of {', '.join(FORMATS)}"
+
+
+def ignored_keys(values: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys that DeepSpeed ignores, because their section only reads the keys it knows."""
+    return [
+        f"{section}.{key}"
+        for section in IGNORING
+        if isinstance(inner := values.get(section), Mapping)
+        for key in inner
+        if key not in _known(table()["sections"].get(section, {}))
+    ]
 
 
 def _section_problems(section: Section, values: Mapping[str, Any], path: str) -> Iterator[Finding]:

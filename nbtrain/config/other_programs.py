@@ -26,22 +26,22 @@ class OtherModel:
 
 OTHER_MODELS = (
     OtherModel("BERT", r".*bert.*", r"--bert-.*"),
-    OtherModel("T5", r".*_t5.*", r"--decoder-(seq-length|num-layers)|--vocab-extra-ids"),
-    OtherModel(
-        "a retriever by ICT or REALM",
-        r".*_(ict|realm)\b.*|.*orqa.*",
-        r"--(ict|biencoder|retriever|indexer)-.*",
-    ),
     OtherModel("Retro", r".*retro.*", r"--retro-.*", r"--retro-(add-retriever|project-dir|workdir)"),
+    OtherModel(
+        "a model of text and images",
+        r".*(vlm|multimodal|llava).*|(.*[_-])?(vl|clip|mimo)([_.-].*)?",
+        r"--(language-model-type|vision-model-type)",
+    ),
     OtherModel(
         "a vision model",
         r".*vision.*|(.*[_-])?(vit|swin|dino)([_.-].*)?",
         r"--(vision-.*|dino-.*|patch-dim|num-classes|img-[hw])",
     ),
+    OtherModel("T5", r".*_t5.*", r"--decoder-(seq-length|num-layers)|--vocab-extra-ids"),
     OtherModel(
-        "a model of text and images",
-        r".*(vlm|multimodal|llava).*|(.*[_-])?(vl|clip|mimo)([_.-].*)?",
-        r"--(language-model-type|vision-model-type)",
+        "a retriever by ICT or REALM",
+        r".*_(ict|realm)\b.*|.*orqa.*",
+        r"--(ict|biencoder|retriever)-.*|--indexer-(batch-size|log-interval)",
     ),
     OtherModel(
         "Mamba",
@@ -55,9 +55,30 @@ OTHER_MODELS = (
         r"--(rl|grpo)-.*",
         r"--perform-rl-step",
     ),
+    OtherModel("or evaluates a downstream task", r"(?!)", r"--task"),
 )
 EXPERTS = re.compile(r"--(num-experts|moe-num-experts)")
 """Flags with the number of experts; 1 expert is a dense model."""
+# Programs that add flags to Megatron's, by flags that only they have.
+DIALECTS = {
+    "MindSpeed-LLM": re.compile(
+        r"--(tokenizer-name-or-path|prompt-type(-path)?|stage|is-instruction-dataset|context-parallel-algo|"
+        r"use-ascend-.*|tp-2d|tp-[xy]|nd[12]-dim\d-size|use-cp-send-recv-overlap|no-shared-storage|"
+        r"enable-high-availability|rope-scaling-type|reuse-fp32-param|use-distributed-optimizer-npu|lora-r|"
+        r"enable-recompute-layers-per-pp-rank|swap-optimizer|moe-tp-extend-ep|padded-samples|variable-seq-lengths|"
+        r"kv-head-repeat-before-uly-alltoall|megatron-cp-in-bnsd|cp-window-size|attention-mask-type)"
+    ),
+    "Pai-Megatron-Patch": re.compile(
+        r"--(patch-tokenizer-type|max-padding-length|transformer-type|extra-vocab-size|train-data|valid-data|"
+        r"dataset|eval-dataset|convert-checkpoint-from-megatron-to-transformers|use-llama2-rotary-.*|"
+        r"dataset-type|tensorboard-queue|target-expert-model-parallel-size)"
+    ),
+    "BigScience's Megatron-DeepSpeed": re.compile(
+        r"--(pp-partition-method|codecarbon-dir|tokenizer-name-or-path|abort-on-unmet-fused-kernel-constraints|"
+        r"pad-vocab-size-to|embed-layernorm|sync-tp-duplicated-parameters|position-embedding-type-alibi|"
+        r"kill-switch-path|skip-train-iteration-range|(train|valid|test)-weighted-split-paths(-path)?|glu-activation)"
+    ),
+}
 # Programs that take flags of Megatron and train nothing.
 NO_TRAINING = re.compile(
     r"(preprocess|prepare|convert|merge|split|build|create|download|tokenize|clean)_?\w*\.py|\w*(_eval|evaluate|"
@@ -107,7 +128,7 @@ OTHER_PROGRAMS = (
         ),
         commands=r"nemo( |$).*|nemo_launcher.*",
         scripts=r"(.*/)?megatron_\w+_(pretraining|finetuning|continue_training|sft|eval)\.py|(.*/)?nemo[./].*",
-        flags=r"--config-(path|name)|\+?trainer\.(devices|num_nodes).*",
+        flags=r"--config-(path|name)|\+{0,2}(training|peft|stages|cluster|fw_inference|(trainer|exp_manager)\.\w+)=.*",
     ),
     OtherProgram(
         "nanotron",
@@ -189,6 +210,7 @@ OTHER_PROGRAMS = (
         scripts=r"(.*/)?run_(clm|mlm|plm|glue|summarization|translation|qa)\w*\.py",
         flags=r"--(per_device_train_batch_size|per-device-train-batch-size|model_name_or_path|num_train_epochs|output_dir)",
     ),
+    OtherProgram("MindSpeed-LLM", (("model.model_id", "parallel.fsdp_modules"), ("training", "data"))),
     OtherProgram(
         "MindSpeed-MM or MindSpeed-RL",
         (("megatron_training", "actor_config", "text_decoder", "image_encoder"),),

@@ -122,9 +122,10 @@ def import_files(
         return _onto(source, layer, onto)
     if jobs[0].kind in ALONE:
         raise_failures(source)
+        article = "an" if jobs[0].kind.startswith("A") else "a"
         raise ConfigError(
-            f"{jobs[0].label}: a {jobs[0].kind} holds no model, no data and no length of training. Name a "
-            "run that it is put on: nbtrain import FILE --onto gpt-125m."
+            f"{jobs[0].label}: {article} {jobs[0].kind} holds no model, no data and no length of training. "
+            "Name a run that it is put on: nbtrain import FILE --onto gpt-125m."
         )
     raise_failures(source)
     located = Located(nested(source.values), dict(source.origins))

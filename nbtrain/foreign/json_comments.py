@@ -17,6 +17,8 @@ from nbtrain.base.files import too_many_digits
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None, "NaN": float("nan"), "Infinity": float("inf")}
 _COMMENTS = {"//": "\n", "#": "\n", "/*": "*/"}
+# A name in a template of a JSON, such as CONFIG_BATCH_SIZE or $ZERO_STAGE.
+_PLACEHOLDER = re.compile(r"\$?\{?[A-Z][A-Z0-9_]{2,}\}?")
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 MOST_DEPTH = 50
 TWICE = "is written twice"
@@ -120,6 +122,9 @@ class _Reader:
             if self.text.startswith(word, self.position):
                 self.position += len(word)
                 return value
+        if match := _PLACEHOLDER.match(self.text, self.position):
+            words = f"{match.group(0)} is a placeholder, which a script replaces. Name that script too"
+            raise self.error(f"{words}, or write the value{f' of {key}' if key else ''}")
         raise self.error(f"a value is missing{f' for {key}' if key else ''}")
 
     def _string(self) -> str:

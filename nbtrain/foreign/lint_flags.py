@@ -23,9 +23,11 @@ def flag_of(source: Reading, dest: str) -> str:
 
 
 def number(source: Reading, dest: str) -> int:
-    """Return an integer from the argument list; 0 if it is missing, or if only the shell knows it."""
+    """Return a positive integer from the argument list; 0 if it is missing, not positive, or known only to
+    the shell.
+    """
     value = source.value(dest)
-    return value if type(value) is int else 0
+    return value if type(value) is int and value > 0 else 0
 
 
 def error(source: Reading, rule: str, dest: str, message: str, fix: str) -> Finding:

@@ -42,7 +42,10 @@ def whole(word: Word | Value, what: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{word.place}: {what} = {printable(text)}: must be a whole number.") from None
+        hint = " Fill in the variables first: envsubst < FILE > NEW_FILE." if "$" in text else ""
+        raise ConfigError(
+            f"{word.place}: {what} = {printable(text)}: must be a whole number.{hint}"
+        ) from None
 
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}

@@ -5,10 +5,11 @@ of its own, is refused in one sentence.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from nbtrain.config.other_programs import (
+    DIALECTS,
     EXPERTS,
     GPT_SCRIPTS,
     NO_TRAINING,
@@ -16,7 +17,7 @@ from nbtrain.config.other_programs import (
     models_by_flag,
     program_of_script,
 )
-from nbtrain.foreign.flags import VERSIONS, tables
+from nbtrain.foreign.flags import ASCEND, VERSIONS, tables
 from nbtrain.foreign.located import Word
 
 # Least number of known flags: another program may share a flag or two of Megatron's.
@@ -29,29 +30,59 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
     name = PurePosixPath(program.text).name
     runs = f"runs {program.text}, which"
     gpt = bool(GPT_SCRIPTS.fullmatch(name))
-    if not gpt and (model := next((one for one in OTHER_MODELS if re.fullmatch(one.scripts, name)), None)):
-        return program.place, f"{runs} trains {model.name}: {READS}."
-    names = [word.text.partition("=")[0] for word in flags]
-    known = knows_flags(flags)
-    if known >= FEWEST_FLAGS or gpt:
-        for model, pattern in models_by_flag(gpt):
-            if flag := next((word for word in flags if _is_flag(word, pattern)), None):
-                return flag.place, f"{flag.text}: {name} trains {model.name} with it: {READS}."
-        for flag, value in _values(flags, EXPERTS):
-            if value not in ("1", ""):
-                words = f"{flag.text.partition('=')[0]} {value}: trains a mixture of experts, and nbtrain "
-                return flag.place, f"{words}trains dense models only."
-    if known >= FEWEST_FLAGS and not NO_TRAINING.fullmatch(name):
-        return None
-    if gpt or any(word.from_outside for word in flags):
-        # Its flags are in a variable that is not decided: the import asks for that variable.
-        return None
     if NO_TRAINING.fullmatch(name):
         return program.place, f"{runs} trains nothing. Give the script that starts the training."
-    if other := program_of_script(program.text, names):
+    if not gpt and (model := next((one for one in OTHER_MODELS if re.fullmatch(one.scripts, name)), None)):
+        return program.place, f"{runs} trains {model.name}: {READS}."
+    known, unknown = _known(flags)
+    if len(known) < FEWEST_FLAGS or len(unknown) > len(known):
+        return None if gpt or _is_open(known, flags) else _without_flags(program, flags, len(known))
+    for model, pattern in models_by_flag(gpt):
+        if flag := next((word for word in flags if _is_flag(word, pattern)), None):
+            return flag.place, f"{flag.text}: {name} trains {model.name} with it: {READS}."
+    for flag, value in _values(flags, EXPERTS):
+        if value not in ("1", ""):
+            words = f"{flag.text.partition('=')[0]} {value}: trains a mixture of experts, and nbtrain "
+            return flag.place, f"{words}trains dense models only."
+    return _dialect(flags, unknown)
+
+
+def _is_open(known: Collection[str], flags: Sequence[Word]) -> bool:
+    """Return whether a variable may hold the flags of a program, and nothing else is known of them. The
+    import asks for it.
+    """
+    lists = [
+        word
+        for at, word in enumerate(flags)
+        if word.from_outside
+        and not word.text.startswith("-")
+        and (at == 0 or not flags[at - 1].text.startswith("--"))
+    ]
+    return not known and any(word.from_outside not in ("$@", "$*") for word in lists)
+
+
+def _without_flags(program: Word, flags: Sequence[Word], known: int) -> tuple[str, str]:
+    """Return the refusal of a program that has few of Megatron's flags."""
+    runs = f"runs {program.text}, which"
+    if other := program_of_script(program.text, [word.text for word in flags]):
         return program.place, f"{runs} belongs to {other}: {READS}."
     count = "none" if not known else f"only {known}"
     return program.place, f"{runs} has {count} of Megatron's flags: {READS}."
+
+
+def _dialect(flags: Sequence[Word], unknown: Collection[str]) -> tuple[str, str] | None:
+    """Return the refusal of a program that adds flags to Megatron's; None if all flags are known or none
+    tells the program.
+    """
+    for name, pattern in DIALECTS.items():
+        own = [word for word in flags if _is_flag(word, pattern) and word.text.partition("=")[0] in unknown]
+        if own:
+            names = ", ".join(dict.fromkeys(word.text.partition("=")[0] for word in own))
+            words = (
+                f"flags of {name}, and no field says what they do: remove them, or start from Megatron-LM's"
+            )
+            return own[0].place, f"{names}: {words} script."
+    return None
 
 
 def _is_flag(word: Word, pattern: re.Pattern[str]) -> bool:
@@ -67,8 +98,14 @@ def _values(flags: Sequence[Word], pattern: re.Pattern[str]) -> Iterator[tuple[W
             yield word, inline if equals else "" if following.startswith("--") else following
 
 
-def knows_flags(flags: Sequence[Word]) -> int:
-    """Return how many of the flags are Megatron's, of whatever version; 0 if most of them are not."""
-    names = {word.text.partition("=")[0] for word in flags if word.text.startswith("--")}
+def _known(flags: Sequence[Word]) -> tuple[set[str], set[str]]:
+    """Return the flags that some version of Megatron has, and the others."""
+    names = {word.text.partition("=")[0] for word in flags if re.match("--?[A-Za-z]", word.text)}
+    names = {name for name in names if not ASCEND.fullmatch(name)}
     known = {flag for program in VERSIONS for table in tables(program) for flag in table.by_flag}
-    return len(names & known)
+    return names & known, names - known
+
+
+def knows_flags(flags: Sequence[Word]) -> int:
+    """Return how many of the flags are Megatron's, of whatever version."""
+    return len(_known(flags)[0])

@@ -1,6 +1,5 @@
 """The function nb.check: findings about a run or files of other programs, before anything starts."""
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.api.run import Run, RunLike
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.report import Findings, Report, Result
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 CHECK_SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True)
-class Checked:
+@dataclass(frozen=True, repr=False)
+class Checked(Result):
     """Findings about a run or files, most expensive first. It prints like the output of `nbtrain check`."""
 
     what: str
@@ -47,15 +47,9 @@ class Checked:
         start = {"schema_version": CHECK_SCHEMA_VERSION, "what": self.what}
         return {**start, "works": self.works, "findings": findings}
 
-    def __str__(self) -> str:
-        return "\n".join([self._heading(), *(line for finding in self.findings for line in finding.lines())])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from nbtrain.base.findings import findings_html
-
-        return f"<p><b>{html.escape(self._heading())}</b></p>{findings_html(self.findings, places=True)}"
+    def as_report(self) -> Report:
+        """Return the findings with their places, below the verdict."""
+        return Report(self._heading(), [Findings(self.findings, places=True)])
 
     def _heading(self) -> str:
         num = len(self.findings)

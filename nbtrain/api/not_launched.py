@@ -1,11 +1,11 @@
 """The result of a submission that did not happen, and why; notebooks 03 and 06 show it instead of a job."""
 
-import html
 import shlex
 from typing import TYPE_CHECKING, NoReturn
 
 from nbtrain.api.arguments import wait_wanted
 from nbtrain.base.errors import SubmitError
+from nbtrain.base.report import Code, Items, Report, Result
 from nbtrain.config.load.placeholders import MARK, placeholders_of
 from nbtrain.config.schema import RunConfig
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
 
 
-class NotLaunched:
+class NotLaunched(Result):
     """A run that was not submitted, because it needs more than this machine has or because of a dry run.
 
     A notebook cell shows the reason. `shortages` lists the missing resources in numbers, or placeholders and
@@ -39,23 +39,14 @@ class NotLaunched:
             self._where = "Once that is changed"
         self._heading = f"What would be {'started' if kind == 'hosts' else 'submitted'}"
 
-    def __str__(self) -> str:
-        lines = "".join(f"\n  - {line}" for line in self.shortages)
-        said = f"{self.config.name} was not launched: {self._why}.{lines}\n{self._where}:\n  {self.command}"
-        return f"{said}\n{self._heading}:\n\n{self.request}" if self.request else said
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        shortages = "".join(f"<li>{html.escape(line)}</li>" for line in self.shortages)
-        parts = [
-            f"<p><b>{html.escape(self.config.name)} was not launched</b>: {html.escape(self._why)}.</p>",
-            f"<ul>{shortages}</ul>" if shortages else "",
-            f"<p>{self._where}:</p>{_block(self.command, 'pre-wrap')}",
+    def as_report(self) -> Report:
+        """Return why the run was not launched, the command that launches it, and what would be submitted."""
+        blocks = [
+            Items(self.shortages),
+            Code(self.command, f"{self._where}:", wraps=True, marked=MARK),
+            Code(self.request, f"{self._heading}:", indent="", marked=MARK),
         ]
-        if self.request:
-            parts.append(f"<p>{self._heading}:</p>{_block(self.request, 'pre')}")
-        return "".join(parts)
+        return Report(f"{self.config.name} was not launched: {self._why}.", blocks)
 
     def wait(self, timeout_seconds: float | None = None) -> NoReturn:
         """Raise SubmitError with the reason, because no job was submitted."""
@@ -83,13 +74,6 @@ class NotLaunched:
     def job_page(self) -> None:
         """Print that no job was submitted."""
         print("There is no job: nothing was submitted.")
-
-
-def _block(text: str, white_space: str) -> str:
-    """Return a text as HTML, with its placeholders marked."""
-    marked = MARK.sub(r"<mark>\g<0></mark>", html.escape(text))
-    style = f"font: 12px/1.4 monospace; white-space: {white_space}; overflow-x: auto; margin: 0 1em 1em"
-    return f'<pre style="{style}">{marked}</pre>'
 
 
 def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:

@@ -5,26 +5,24 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.api.arguments import wait_wanted
 from nbtrain.api.run import Run, open_run
 from nbtrain.base.errors import JobFailed
+from nbtrain.base.report import Picture, Report, Result
 
 if TYPE_CHECKING:
     from nbtrain.monitor.job_page import JobPage
     from nbtrain.proof.report import TwinReport
 
 
-class TwinRun:
+class TwinRun(Result):
     """The result of a run's twin: the table of its checks; a cell also shows the curves."""
 
     def __init__(self, report: "TwinReport"):
         self._report = report
 
-    def __str__(self) -> str:
-        return str(self._report)
-
-    __repr__ = __str__
-
-    def _repr_png_(self) -> bytes:
-        png: bytes = self.report()._repr_png_()
-        return png
+    def as_report(self) -> Report:
+        """Return the table of the checks, below the curves in a notebook."""
+        report = self._report.as_report()
+        curves = Picture(lambda: self.report()._repr_png_(), "curves of the twin and of one process")
+        return Report(report.title, [curves, *report.blocks])
 
     @property
     def passed(self) -> bool:

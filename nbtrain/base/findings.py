@@ -4,13 +4,11 @@ The rules of config, the plan, the checks before a launch, the lint of foreign f
 return findings. base/errors.py raises them (refuse).
 """
 
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from nbtrain.base import amounts
-from nbtrain.base.look import WORD_COLORS
 
 Level = Literal["error", "warning", "note", "ok"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note", "ok")
@@ -126,19 +124,3 @@ def by_cost(findings: Iterable[Finding]) -> list[Finding]:
         return not fatal, LEVELS.index(finding.level), -hours, -num_bytes, not words
 
     return sorted(findings, key=rank)
-
-
-def findings_html(findings: Sequence[Finding], places: bool = False) -> str:
-    """Return the findings as an HTML list for a notebook, in the font size of tables.
-
-    With `places`, each finding names its file and field.
-    """
-    rows = []
-    for finding in findings:
-        kind = {"error": "bad", "warning": "tight"}.get(finding.level, "")
-        # Small colored text would be too faint in one of the two themes.
-        dot = f'<span aria-hidden="true" style="color:{WORD_COLORS[kind]}">&#9679;</span> ' if kind else ""
-        text = f"{finding.head}: {finding.text}" if places and finding.head else finding.text
-        label = f'<strong style="font-weight:600">{html.escape(finding.label)}</strong>'
-        rows.append(f'<li style="margin:2px 0">{dot}{label}: {html.escape(text)}</li>')
-    return f'<ul style="font-size:12px;margin:2px 0 8px 0;padding-left:18px">{"".join(rows)}</ul>'

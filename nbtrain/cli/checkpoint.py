@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.report import Facts, Report, Table
 from nbtrain.base.rundir import MANIFEST
-from nbtrain.base.table import aligned
 from nbtrain.base.workspace import display
 from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import add_group, add_json, add_step, run_of, run_verb
@@ -60,8 +60,7 @@ def list_checkpoints(options: argparse.Namespace) -> None:
     if not saved:
         show(f"{run.name} has no checkpoint{f' in {display(run.model)}' if elsewhere else ' yet'}.")
     if listed:
-        rows = [HEADS, *map(_row, listed)]
-        show(lambda: "\n".join(aligned(rows)))
+        show(Report("", [Table(HEADS, [_row(checkpoint) for checkpoint in listed])]))
     if elsewhere:
         show(elsewhere)
 
@@ -224,8 +223,7 @@ def inspect(options: argparse.Namespace) -> None:
         lines.append(("validation loss", f"{manifest['validation_loss']:.4f}{where}"))
     if manifest["next_batch_sha256"]:
         lines.append(("next batch", manifest["next_batch_sha256"]))
-    for title, text in lines:
-        show(f"{title:<16}{text}")
+    show(Report("", [Facts(lines)]))
 
 
 def optimizer_text(parameters: dict[str, Any]) -> str:

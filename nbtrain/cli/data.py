@@ -5,7 +5,6 @@ DATA is a dataset's name in the data directory, a run YAML, or the prefix of any
 
 import argparse
 import contextlib
-import functools
 import gc
 import os
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.cli import completers
-from nbtrain.cli.output import has_colors, show, show_json
+from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import Parser, add_group, add_json, add_overrides, add_verb, complete, config_verb
 
 DATA_HELP = "A dataset's name, a run YAML, or the prefix of a .bin/.idx pair."
@@ -190,7 +189,5 @@ def repair(options: argparse.Namespace) -> None:
 def _show(result: Any, as_json: bool) -> None:
     if as_json:
         show_json(result.to_dict())
-    elif hasattr(result, "to_text"):
-        show(functools.partial(result.to_text, has_colors(sys.stdout)))
     else:
         show(result)

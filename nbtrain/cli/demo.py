@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nbtrain.api.run import Run, open_run
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import SubmitError
+from nbtrain.base.report import Code, Facts, Items, Report, Result, Sentence
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.cli.notebook_runner import ExecutedNotebook, find_notebook, run_notebook
@@ -68,8 +69,8 @@ def why_not(config: "RunConfig") -> str:
     return f"{config.name} was not launched, so there is nothing to watch or to generate from.{found}"
 
 
-@dataclasses.dataclass(frozen=True)
-class DemoSummary:
+@dataclasses.dataclass(frozen=True, repr=False)
+class DemoSummary(Result):
     """Contents of the summary that `nbtrain demo` prints at its end."""
 
     run: Run
@@ -79,35 +80,33 @@ class DemoSummary:
     executed: list[ExecutedNotebook]
     seconds: float
 
-    def __str__(self) -> str:
+    def as_report(self) -> Report:
+        """Return the losses next to those of the baselines, a sample, and the executed notebooks."""
+
         def figure(value: float | None, form: str = ".4f") -> str:
             return "-" if value is None else format(value, form)
 
-        notebooks = "\n".join(f"    {display(one.notebook)}   {one.html.name}" for one in self.executed)
-        sample = "\n".join(f"    {line}" for line in self.sample.splitlines())
         run, end = self.run, self.run.summary()
         speed = end.get("samples_per_second")
         speed = speed and speed * run.config.model.seq_length
         # A warning if the run has not finished.
         made = amounts.counted(end.get("steps", 0), "step")
         first = run.unfinished or f"{run.name}: {run.state} after {made}"
-        return f"""
-{first} ({self.seconds:.0f} s for this call)
-
-  training loss      {figure(end.get("loss"))} nats per token
-  validation loss    {figure(end.get("last_validation_loss"))}
-  bigram model       {figure(getattr(self.base, "bigram_nats", None))}   (add-k, the same tokens)
-  unigram entropy    {figure(getattr(self.base, "unigram_entropy_nats", None))}
-  speed              {figure(speed or None, ",.0f")} tokens/s
-
-  a sample:
-{sample}
-
-  executed notebooks, and their HTML pages:
-{notebooks}
-
-  Open the notebooks in JupyterLab:  nbtrain lab
-"""
+        losses = {
+            "training loss": f"{figure(end.get('loss'))} nats per token",
+            "validation loss": figure(end.get("last_validation_loss")),
+            "bigram model": f"{figure(getattr(self.base, 'bigram_nats', None))} (add-k, the same tokens)",
+            "unigram entropy": figure(getattr(self.base, "unigram_entropy_nats", None)),
+            "speed": f"{figure(speed or None, ',.0f')} tokens/s",
+        }
+        notebooks = [f"{display(executed.notebook)}   {executed.html.name}" for executed in self.executed]
+        blocks = [
+            Facts(losses),
+            Code(self.sample, "a sample:"),
+            Items(notebooks, "executed notebooks, and their HTML pages:"),
+            Sentence("Open the notebooks in JupyterLab: `nbtrain lab`"),
+        ]
+        return Report(f"{first} ({self.seconds:.0f} s for this call)", blocks)
 
 
 def demo_summary(run: "Run", executed: list[ExecutedNotebook], seconds: float) -> DemoSummary:

@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.files import is_read_only
 from nbtrain.base.findings import Finding, Level
 from nbtrain.base.nvml import driver_gpus
+from nbtrain.base.report import Report, Table
 from nbtrain.base.workspace import data_home, output_root, queue_folder
 
 GIB = 1 << 30
@@ -35,10 +37,14 @@ KNOWN_BAD = (
 )
 
 
-def report_row(finding: Finding) -> str:
-    """Return a row of the report: level, subject and result. The fix follows on its own line."""
-    fix = f"\n         -> {finding.fix}" if finding.fix else ""
-    return f"{finding.level:<8} {finding.rule:<12} {finding.message}{fix}"
+def report_of(findings: Sequence[Finding]) -> Report:
+    """Return the findings as a table: level, subject and result, and a fix below its row."""
+    rows: list[tuple[str, str, str]] = []
+    for finding in findings:
+        rows.append((finding.level, finding.rule, finding.message))
+        if finding.fix:
+            rows.append(("", "", f"-> {finding.fix}"))
+    return Report("", [Table(("", "", ""), rows)])
 
 
 def _found(level: Level, subject: str, message: str, fix: str = "") -> Finding:

@@ -63,6 +63,7 @@ def _add_gpus(parser: Parser) -> None:
 def search(options: argparse.Namespace) -> None:
     """Show the layouts of a run, or write the run with one of them."""
     from nbtrain.api import verbs as api
+    from nbtrain.base.report import Facts, Report
 
     if (options.use is None) != (options.output is None):
         raise ConfigError(
@@ -74,12 +75,10 @@ def search(options: argparse.Namespace) -> None:
     if options.json:
         show_json(found.to_dict())
     elif options.why is not None:
-        show(f"Layout {options.why}: {found[options.why].layout.words}")
-        for topic, words in found.why(options.why):
-            show(f"  {topic:<15}{words}")
+        title = f"Layout {options.why}: {found[options.why].layout.words}"
+        show(Report("", [Facts(found.why(options.why), title)]))
     elif options.refused:
-        for line in found.refused_lines(every=True):
-            show(line)
+        show(Report("", [found.refused(every=True)]))
     elif options.use is None:
         show(found)
     if options.picture:

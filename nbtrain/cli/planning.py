@@ -176,15 +176,14 @@ def calibrate(options: argparse.Namespace) -> None:
 
 def doctor(options: argparse.Namespace) -> int:
     """Examine this machine."""
-    from nbtrain.cli.doctor import examine, report_row
+    from nbtrain.cli.doctor import examine, report_of
 
     findings = examine()
     ready = all(finding.level != "error" for finding in findings)
     if options.json:
         show_json({"ready": ready, "findings": [finding.to_dict() for finding in findings]})
     else:
-        for finding in findings:
-            show(report_row(finding))
+        show(report_of(findings))
     return 0 if ready else 1
 
 

@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.base.amounts import size
 from nbtrain.base.errors import DataError
-from nbtrain.base.html_table import html_table
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Progress
+from nbtrain.base.report import Block, Record, Report, Result, Sentence, Table
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import NAME_RULE, dataset_dir, display, resolve, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
@@ -36,11 +36,10 @@ from nbtrain.dataset.indexed import HEADER, IndexedDataset
 from nbtrain.dataset.indexed_writer import FileEntry, pieces, write_index_chunks
 from nbtrain.dataset.manifest import LEVELS, DatasetManifest, added_counts, is_mask, manifest_dtype
 from nbtrain.dataset.of_run import find_dataset
-from nbtrain.dataset.tables import Table, text_table
 
 
-@dataclass(frozen=True)
-class Merged:
+@dataclass(frozen=True, repr=False)
+class Merged(Result, Record):
     """The merged pairs and the result of merging; displays itself as a table."""
 
     prefix: str
@@ -55,29 +54,18 @@ class Merged:
     left_out: list[str] = field(default_factory=list)
     """Prefixes of pairs that were not merged, because an input was named by the prefix of another pair."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        text = text_table(*self._table())
+    def as_report(self) -> Report:
+        """Return the counts of the inputs and of the result, and what was not written or not merged."""
+        names = ["prefix", "sequences", "documents", "tokens"]
+        pairs = [*self.inputs, vars(self), *self.beside]
+        blocks: list[Block] = [Table(["", *names[1:]], [[pair[name] for name in names] for pair in pairs])]
         if not self.manifest:
-            text += (
-                "\nNo manifest: not every input has one. `nbtrain prepare` writes one when the dataset is "
-                "used."
-            )
+            words = "No manifest: not every input has one. {} writes one when the dataset is used."
+            blocks.append(Sentence(words.format("`nbtrain prepare`"), words.format("`nb.prepare`")))
         if self.left_out:
-            text += f"\nNot merged, because a prefix selects one pair: {', '.join(self.left_out)}."
-        return text
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return html_table(*self._table())
-
-    def _table(self) -> Table:
-        names = ["sequences", "documents", "tokens"]
-        rows = [*self.inputs, vars(self), *self.beside]
-        return ["", *names], [[row["prefix"], *(f"{row[name]:,}" for name in names)] for row in rows]
+            left_out = ", ".join(self.left_out)
+            blocks.append(Sentence(f"Not merged, because a prefix selects one pair: {left_out}."))
+        return Report("", blocks)
 
 
 def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunConfig]) -> Merged:

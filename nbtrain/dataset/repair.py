@@ -21,7 +21,7 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.locks import locked_directory
-from nbtrain.base.terminal import printable
+from nbtrain.base.report import Items, Report, Result, Sentence
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
@@ -34,8 +34,8 @@ COPY_BYTES = 1 << 22
 ANOTHER = "This is a different kind of damage: make the dataset again."
 
 
-@dataclass(frozen=True)
-class Repair:
+@dataclass(frozen=True, repr=False)
+class Repair(Result):
     """The planned repair of one pair. It displays itself; `apply` carries it out."""
 
     dataset: DatasetFiles
@@ -52,15 +52,19 @@ class Repair:
     def kept_idx(self) -> Path:
         return self.dataset.idx.with_name(f"{self.dataset.idx.name}.before-repair")
 
-    def __str__(self) -> str:
-        return printable(
+    def as_report(self) -> Report:
+        """Return what is missing, how the first documents would end, and what the repair changes."""
+        missing = (
             f"{display(self.dataset.idx)}: counts {self.counted_tokens:,} tokens, the .bin holds "
             f"{self.found_tokens:,}: one uncounted end-of-document token (id {self.eod_id}) for each of "
-            f"{self.documents:,} documents.\n"
-            + "".join(f"  document {n} would end in {ending}\n" for n, ending in enumerate(self.endings))
-            + f"The repair adds 1 to the length of each; the .bin does not change, and the old index "
-            f"is kept as {self.kept_idx.name}."
+            f"{self.documents:,} documents."
         )
+        endings = [f"document {number} would end in {ending}" for number, ending in enumerate(self.endings)]
+        change = (
+            "The repair adds 1 to the length of each; the .bin does not change, and the old index is kept as "
+            f"{self.kept_idx.name}."
+        )
+        return Report("", [Sentence(missing), Items(endings), Sentence(change)])
 
     def apply(self) -> None:
         """Replace the index by rename, and update its manifest entry. Raises DataError if an earlier copy

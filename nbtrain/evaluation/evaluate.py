@@ -6,15 +6,14 @@ from typing import Any
 
 from nbtrain.base.amounts import count, counted, elapsed
 from nbtrain.base.evaluation_files import EvaluationRecord
-from nbtrain.base.html_table import html_table
 from nbtrain.base.progress import Progress
+from nbtrain.base.report import Report, Result, Table
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.table import aligned
 from nbtrain.base.version import __version__
 from nbtrain.evaluation.asked import Outcome, Score, Task
 
 
-class Evaluation(dict[str, EvaluationRecord]):
+class Evaluation(Result, dict[str, EvaluationRecord]):
     """The results of one call, by name; displayed as a table in a notebook."""
 
     HEADS = ("evaluation", "metric", "value", "standard error", "of")
@@ -64,13 +63,9 @@ class Evaluation(dict[str, EvaluationRecord]):
                 found.append([name, metric, f"{estimate.value:.5g}", error, _of(record)])
         return found
 
-    def __repr__(self) -> str:
-        return "\n".join([f"{self.run.name}, step {self.step:,}", *aligned([self.HEADS, *self.rows])])
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return html_table(self.HEADS, self.rows, f"{self.run.name}, step {self.step:,}")
+    def as_report(self) -> Report:
+        """Return the table."""
+        return Report("", [Table(self.HEADS, self.rows, f"{self.run.name}, step {self.step:,}")])
 
 
 def ask(found: Evaluation, tasks: Sequence[Task], score: Score) -> None:

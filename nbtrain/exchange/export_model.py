@@ -24,6 +24,7 @@ from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.progress import Progress
+from nbtrain.base.report import Record, Report, Result, Sentence
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.load import load_resolved
@@ -50,8 +51,8 @@ TARGETS = {"hf": "", "consolidated": ".safetensors", "gguf": ".gguf", "peft": ""
 FRAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-@dataclass(frozen=True)
-class ExportedModel:
+@dataclass(frozen=True, repr=False)
+class ExportedModel(Result, Record):
     """Result of an export. It prints, and shows in a cell, as one line."""
 
     path: Path
@@ -67,11 +68,8 @@ class ExportedModel:
     seconds: float
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return {**vars(self), "path": str(self.path)}
-
-    def __str__(self) -> str:
+    def as_report(self) -> Report:
+        """Return what was written and compared, and the notes."""
         compared = "read again, bit for bit"
         if self.difference:
             compared = f"its logits are the run's to {self.difference:.1g}"
@@ -80,9 +78,7 @@ class ExportedModel:
             f"parameters in {self.dtype}, {amounts.size(self.bytes)} in {amounts.elapsed(self.seconds)}; "
             f"{compared}."
         )
-        return "\n".join([said, *self.notes])
-
-    __repr__ = __str__
+        return Report("", [Sentence(said), *map(Sentence, self.notes)])
 
 
 def default_place(run: RunDir, target: str, step: int | None) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.progress import Progress
+from nbtrain.base.report import Block, Items, Report, Result, Sentence
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import (
     check_name,
@@ -68,8 +69,8 @@ HOW_COMPUTED = (
 )
 
 
-@dataclass(frozen=True)
-class ImportedModel:
+@dataclass(frozen=True, repr=False)
+class ImportedModel(Result):
     """A run made from a model's folder. It prints, and shows in a cell, as a description of the model."""
 
     config: RunConfig
@@ -80,22 +81,20 @@ class ImportedModel:
     parameters: int
     notes: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    def as_report(self) -> Report:
+        """Return what was imported, the notes, and what the run still needs."""
         kept = tokenizer_dir(self.config.tokenizer.name)
         tokenizer = f"; tokenizer {display(kept)}" if kept.is_dir() else ""
-        parts = [
+        imported = (
             f"{display(self.path)}: {self.family}, {amounts.count(self.parameters)} parameters, from "
-            f"{self.config.init_from}{tokenizer}.",
-            *(f"  {note}" for note in self.notes),
-        ]
+            f"{self.config.init_from}{tokenizer}."
+        )
+        blocks: list[Block] = [Sentence(imported), Items(self.notes)]
         if not self.config.data.sources and not self.config.data.blend:
-            parts.append(
-                f"Give it data (data.sources in {display(self.path)}), then `nbtrain prepare "
-                f"{self.path.stem}`."
-            )
-        return "\n".join(parts)
-
-    __repr__ = __str__
+            words = f"Give it data (data.sources in {display(self.path)}), then `{{}}`."
+            prepare = (f"nbtrain prepare {self.path.stem}", f'nb.prepare("{self.path.stem}")')
+            blocks.append(Sentence(*map(words.format, prepare)))
+        return Report("", blocks)
 
 
 def import_model(

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import DataError
+from nbtrain.base.report import Table
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.version import __version__
 from nbtrain.config.schema import RunConfig
@@ -157,20 +158,18 @@ def _data(config: RunConfig) -> str:
         manifest = None
     if manifest is None or not manifest.sources:
         return "## Data\n\nThe dataset's manifest names no sources: the token files were brought.\n"
-    lines = ["| source | documents | tokens | licence |", "| --- | --- | --- | --- |"]
-    lines += [_source(source) for source in manifest.sources]
+    heads = ("source", "documents", "tokens", "licence")
+    lines = Table(heads, [_source(source) for source in manifest.sources]).markdown()
     said = [f"\n{source['attribution']}" for source in manifest.sources if source.get("attribution")]
     return "\n".join(["## Data\n", *lines, *said, "", _whole(manifest)])
 
 
-def _source(source: dict[str, Any]) -> str:
-    def number(key: str) -> str:
-        return f"{source[key]:,}" if isinstance(source.get(key), int) else ""
-
+def _source(source: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the cells of a source in the table."""
     name = source.get("name") or source.get("kind") or ""
-    cells = (name, number("documents"), number("tokens"), source.get("licence") or "not stated")
     # A licence that spans several lines would break its row.
-    return f"| {' | '.join(' '.join(str(cell).replace('|', '/').split()) for cell in cells)} |"
+    licence = " ".join(str(source.get("licence") or "not stated").split())
+    return name, source.get("documents"), source.get("tokens"), licence
 
 
 def _whole(manifest: DatasetManifest) -> str:
@@ -178,5 +177,4 @@ def _whole(manifest: DatasetManifest) -> str:
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> str:
-    lines = [f"## {title}\n", "| | |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {name} | {text} |" for name, text in rows), ""])
+    return "\n".join([f"## {title}\n", *Table(("", ""), rows).markdown(), ""])

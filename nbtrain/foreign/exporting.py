@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.report import Code, InNotebook, Items, Report, Result
 from nbtrain.base.terminal import nearest
 from nbtrain.config.load import flatten
 from nbtrain.config.schema import RunConfig
@@ -32,8 +33,8 @@ JSON_FILE = "ds_config.json"
 ALWAYS = ("name", "tokenizer.vocab_size")
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+@dataclass(frozen=True, slots=True, repr=False)
+class Exported(Result):
     """A run as a script or JSON of another program. Printing it shows the text."""
 
     target: str
@@ -48,10 +49,10 @@ class Exported:
     left: str = ""
     """Names of the settings that are neither in the text nor in one of its comments."""
 
-    def __str__(self) -> str:
-        return self.text
-
-    __repr__ = __str__
+    def as_report(self) -> Report:
+        """Return the script or the JSON, and in a notebook the notes above it."""
+        notes = Items(self.notes)
+        return Report("", [InNotebook(notes), Code(self.text, indent="")])
 
     @property
     def notes(self) -> list[str]:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
+from nbtrain.base.report import Code, Findings, InNotebook, Report, Result
 from nbtrain.config.architectures import expanded
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, flatten, load, override_layer, validate
@@ -63,8 +64,8 @@ HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: <- (.*))?$")
 ALONE = ("DeepSpeed JSON", "Accelerate configuration")
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+@dataclass(frozen=True, slots=True, repr=False)
+class Imported(Result):
     """A run made from files of other programs. Printing it shows its YAML."""
 
     config: RunConfig
@@ -75,10 +76,10 @@ class Imported:
     program: str
     """Program that the files are for: "megatron-deepspeed@e7bff5ec", or "DeepSpeed"."""
 
-    def __str__(self) -> str:
-        return self.text
-
-    __repr__ = __str__
+    def as_report(self) -> Report:
+        """Return the run YAML, and in a notebook the notes above it."""
+        notes = Findings(self.notes)
+        return Report("", [InNotebook(notes), Code(self.text, indent="")])
 
     def write(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the run YAML. Raises ConfigError if the file exists, unless `overwrite` is set."""

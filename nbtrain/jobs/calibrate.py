@@ -19,6 +19,7 @@ from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.nvml import visible_gpus
 from nbtrain.base.progress import Progress
+from nbtrain.base.report import Report, Result, Sentence
 from nbtrain.base.workspace import display, output_root
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.machine.machine import lacking_cores
@@ -29,7 +30,7 @@ from nbtrain.planner.calibration.calibration import (
     write_calibration,
 )
 from nbtrain.planner.calibration.calibration_doubts import doubts
-from nbtrain.planner.calibration_view import lines, picture
+from nbtrain.planner.calibration_view import blocks, picture
 
 # The least time in which two idle cores import torch and start the engines.
 LEAST_SECONDS, MOST_SECONDS = 60.0, 3600.0
@@ -39,8 +40,8 @@ CHUNK_BYTES = 4 << 20
 END_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class Calibrated:
+@dataclass(frozen=True, repr=False)
+class Calibrated(Result):
     """Result of a calibration. It prints, and shows in a cell, as a table."""
 
     calibration: Calibration
@@ -49,8 +50,11 @@ class Calibrated:
     is_trial: bool = False
     """Whether it was a trial, which writes nothing."""
 
-    def __str__(self) -> str:
-        return "\n".join([*lines(self.calibration), "", self._where()])
+    def as_report(self) -> Report:
+        """Return the measured rates, and where they were written."""
+        made = self.calibration
+        when = Sentence(f"{made.date}, {made.seconds:.0f} s")
+        return Report(f"Calibration of {made.machine}", [when, *blocks(made), Sentence(self._where())])
 
     def _where(self) -> str:
         doubts = self.calibration.doubts
@@ -67,8 +71,6 @@ class Calibrated:
                 "say that it is in doubt. Calibrate again while the machine is idle."
             )
         return f"Written to {display(self.path)}; plans use it."
-
-    __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
         made = self.calibration

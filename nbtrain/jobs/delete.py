@@ -28,6 +28,7 @@ from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import ConfigError, JobError, NbtrainError, RecordError
 from nbtrain.base.jobstate import ACTIVE, SUSPENDED
 from nbtrain.base.records import JobRecord
+from nbtrain.base.report import Items, Report, Result
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root, resolve, workspace
 from nbtrain.config.yaml_source import read_yaml
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 SHOWN_LINKS = 5
 
 
-@dataclass(frozen=True)
-class Deletion:
+@dataclass(frozen=True, repr=False)
+class Deletion(Result):
     """Data that delete() removes, or has removed, with a run."""
 
     run: RunDir
@@ -54,13 +55,14 @@ class Deletion:
     links: tuple[str, ...]
     """Links in the run directory, by their path relative to it, with their targets."""
 
-    def __str__(self) -> str:
+    def as_report(self) -> Report:
+        """Return the sizes, and the links that are removed without their targets."""
         what = f"{amounts.counted(self.jobs, 'job')}, {amounts.counted(self.checkpoints, 'checkpoint')}"
         what += f", {amounts.counted(self.exports, 'exported model')}" if self.exports else ""
-        lines = [f"{display(self.run.path)}: {what}, {amounts.size(self.size_bytes)}"]
-        shown = [f"  {link}: only the link is removed" for link in self.links[:SHOWN_LINKS]]
-        more = len(self.links) - SHOWN_LINKS
-        return "\n".join([*lines, *shown, *([f"  and {more} more links"] if more > 0 else [])])
+        links = [f"{link}: only the link is removed" for link in self.links[:SHOWN_LINKS]]
+        if (more := len(self.links) - SHOWN_LINKS) > 0:
+            links.append(f"and {more} more links")
+        return Report(f"{display(self.run.path)}: {what}, {amounts.size(self.size_bytes)}", [Items(links)])
 
 
 @by_its_owner

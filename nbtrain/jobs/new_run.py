@@ -7,7 +7,6 @@
 The run file needs nothing else: prepare, plan and submit accept its name.
 """
 
-import html
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,6 +17,8 @@ from typing import Any
 from nbtrain.base import amounts
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import ConfigError, DataError, NbtrainError
+from nbtrain.base.findings import Finding
+from nbtrain.base.report import Code, Facts, Findings, InNotebook, Report, Result, Sentence
 from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.workspace import check_name, display, tokenizer_dir, valid_name
 from nbtrain.config.load import find, load, load_resolved
@@ -38,8 +39,8 @@ LEAST_EXAMPLES = 20
 DEMO = "gpt-tiny"
 
 
-@dataclass(frozen=True)
-class NewRun:
+@dataclass(frozen=True, repr=False)
+class NewRun(Result):
     """A run for a user's text. It prints, and shows in a cell, as the list of choices with their reasons."""
 
     name: str
@@ -60,29 +61,20 @@ class NewRun:
         name = shlex.quote(self.name)
         return [f"nbtrain prepare {name}", f"nbtrain plan {name}", f"nbtrain submit {name}"]
 
-    def lines(self) -> list[str]:
-        """Return a line for each property of the text and each choice."""
+    def as_report(self) -> Report:
+        """Return each property of the text and each choice, the notes, and in a notebook the YAML."""
         config = self.config
         duration = estimate_duration(config)
         time = amounts.duration(duration.seconds) if duration.seconds else "unknown"
-        rows = {
+        facts = {
             "text": self.found,
             "vocabulary": f"{config.tokenizer.vocab_size:,} entries",
             "model": self.choices.reasons.get("model") or f"that of {self.choices.extends}",
             "training": f"{amounts.count(config.train_tokens)} tokens, {config.train_steps:,} steps, {time}",
         }
-        width = max(map(len, rows)) + 2
-        return [f"{title:<{width}}{value}" for title, value in rows.items()]
-
-    def __str__(self) -> str:
-        notes = [f"note: {note}" for note in self.notes]
-        where = [f"{display(self.path)}: written."] if self.path else []
-        return "\n".join([*self.lines(), *notes, *where])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}\n\n{html.escape(self.text)}</pre>"
+        notes = Findings([Finding("note", "new", "", "", note) for note in self.notes])
+        written = Sentence(f"{display(self.path)}: written." if self.path else "")
+        return Report("", [Facts(facts), notes, written, InNotebook(Code(self.text))])
 
 
 def new_run(

@@ -1,16 +1,13 @@
-"""A comparison of runs for a report: overlaid curves with matplotlib, tables as HTML and text."""
+"""A comparison of runs for readers: overlaid curves with matplotlib, and tables."""
 
-import base64
-import html
 import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.html_table import html_table
 from nbtrain.base.look import SERIES, themed
 from nbtrain.base.metrics import BY_NAME
+from nbtrain.base.report import Picture, Report, Sentence, Table
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.table import aligned
 from nbtrain.monitor.pictures import scalars_of, shown_figure
 
 if TYPE_CHECKING:
@@ -42,30 +39,19 @@ def comparison_figure(runs: Sequence[RunDir]) -> "Figure | None":
     return themed(figure)
 
 
-def comparison_html(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> str:
-    """Return the tables of compare.compared() below the curves, for an output without a live front end."""
-    figure = comparison_figure(runs)
-    picture = ""
-    if figure is not None:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png")
-        data = base64.b64encode(buffer.getvalue()).decode()
-        title = html.escape(f"curves of {', '.join(tables['names'])}")
-        picture = f'<img alt="{title}" style="max-width:100%" src="data:image/png;base64,{data}">'
+def comparison_report(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> Report:
+    """Return the tables of compare.compared() below the curves."""
     figures, settings = tables["figures"], tables["settings"]
-    parts = [picture, html_table(figures["heads"], figures["rows"], "Figures")]
+    curves = Picture(lambda: _png(runs), f"curves of {', '.join(tables['names'])}")
+    shown = Table(figures["heads"], figures["rows"], "Figures")
     if settings["rows"]:
-        parts.append(html_table(settings["heads"], settings["rows"], "Settings that differ"))
-    else:
-        parts.append("<p>The runs have the same settings.</p>")
-    return "".join(parts)
+        return Report("", [curves, shown, Table(settings["heads"], settings["rows"], "Settings that differ")])
+    return Report("", [curves, shown, Sentence("The runs have the same settings.")])
 
 
-def comparison_text(tables: Mapping[str, Any]) -> str:
-    """Return the tables of compare.compared() as text for a terminal."""
-    parts = []
-    for title, name in (("Figures", "figures"), ("Settings that differ", "settings")):
-        table = tables[name]
-        if table["rows"]:
-            parts.append("\n".join([title, *aligned([table["heads"], *table["rows"]])]))
-    return "\n\n".join(parts)
+def _png(runs: Sequence[RunDir]) -> bytes:
+    if (figure := comparison_figure(runs)) is None:
+        return b""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

@@ -5,7 +5,6 @@ matplotlib is imported when a figure is created. Figures are created without pyp
 display, are not shown twice in a notebook, and are freed with their last reference.
 """
 
-import html
 import io
 import math
 import os
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
-from nbtrain.base.html_table import html_table
 from nbtrain.base.look import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, themed
 from nbtrain.base.metrics import BY_NAME, Scalar, name_of
 from nbtrain.base.metrics import scalar as scalar_named
 from nbtrain.base.order import natural
+from nbtrain.base.report import Report, Result, Sentence, Table
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import resolve
 from nbtrain.monitor.event_files import read_event_files
@@ -184,7 +183,7 @@ def scalars_table(source: Source) -> "ScalarsTable":
     return ScalarsTable(_title(source), scalars_of(source))
 
 
-class ScalarsTable:
+class ScalarsTable(Result):
     """The newest scalars, which a cell shows as a table and print() as lines."""
 
     def __init__(self, title: str, series: dict[str, Series]):
@@ -201,16 +200,11 @@ class ScalarsTable:
                 known = Scalar(name, name, "", "")  # a tag from another program's event files
             self.rows.append((name, _value(points.last, known.unit), f"{points.steps[-1]:,}", known.meaning))
 
-    def __repr__(self) -> str:
+    def as_report(self) -> Report:
+        """Return the table."""
         if not self.rows:
-            return f"{self.title}: no scalars yet"
-        width = max(len(row[0]) for row in self.rows)
-        return "\n".join(f"{name:<{width}}  {value:>16}  step {step}" for name, value, step, _ in self.rows)
-
-    def _repr_html_(self) -> str:
-        if not self.rows:
-            return f"<p>{html.escape(self.title)}: no scalars yet</p>"
-        return html_table(("scalar", "newest", "step", "meaning"), self.rows)
+            return Report("", [Sentence(f"{self.title}: no scalars yet")])
+        return Report("", [Table(("scalar", "newest", "step", "meaning"), self.rows)])
 
 
 def _value(value: float, unit: str) -> str:

@@ -4,7 +4,6 @@ A training run with profile.enabled writes them: for each timeline a text page (
 picture (.svg).
 """
 
-import html
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +12,14 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
+from nbtrain.base.report import Code, Fold, InNotebook, InText, Items, Picture, Report, Result
 from nbtrain.base.rundir import RunDir
 
 _PAGE = re.compile(r"rank(\d+)\.step(\d+)\.txt")
 
 
-@dataclass(frozen=True)
-class Profile:
+@dataclass(frozen=True, repr=False)
+class Profile(Result):
     """A cycle of the profiler on one rank. A cell shows it as a picture, print() as text."""
 
     page: Path
@@ -33,12 +33,6 @@ class Profile:
         return files.read_json(self.page.with_suffix(".json")) or {}
 
     @property
-    def words_html(self) -> str:
-        """Sentences about the profile, as an HTML list."""
-        rows = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.data.get("words", []))
-        return f"<ul>{rows}</ul>" if rows else ""
-
-    @property
     def picture(self) -> Path:
         return self.page.with_suffix(".svg")
 
@@ -47,33 +41,37 @@ class Profile:
         """Timeline for https://ui.perfetto.dev, which reads it in the browser, or chrome://tracing."""
         return self.page.with_name(f"{self.page.stem}.trace.json.gz")
 
-    def __str__(self) -> str:
-        return self.page.read_text(encoding="utf-8")
+    def as_report(self) -> Report:
+        """Return the page of text, or in a notebook sentences and the picture."""
+        title = f"profile of rank {self.rank}, up to step {self.step}"
+        page = InText(Code(self.page.read_text(encoding="utf-8").rstrip("\n"), indent=""))
+        return Report(
+            "",
+            [
+                page,
+                InNotebook(Items(self.data.get("words", []))),
+                Picture(self._svg, title, has_tooltips=True),
+            ],
+        )
 
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self.words_html + self._repr_svg_()
-
-    def _repr_svg_(self) -> str:
-        return self.picture.read_text(encoding="utf-8")
+    def _svg(self) -> bytes:
+        return self.picture.read_bytes()
 
 
-class Profiles(list[Profile]):
+class Profiles(Result, list[Profile]):
     """Profiles of a run, by step and rank. A cell shows all pictures, print() all texts."""
 
-    def __str__(self) -> str:
-        return "\n".join(str(profile) for profile in self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return "".join(
-            f"<details{' open' if number == 0 else ''}><summary>rank {profile.rank}, up to step "
-            f"{profile.step}: {html.escape(profile.page.name)}</summary>{profile.words_html}"
-            f"{profile._repr_svg_()}</details>"
+    def as_report(self) -> Report:
+        """Return all pages of text, or in a notebook a fold for each profile."""
+        folds = [
+            Fold(
+                f"rank {profile.rank}, up to step {profile.step}: {profile.page.name}",
+                profile.as_report().blocks,
+                is_open=number == 0,
+            )
             for number, profile in enumerate(self)
-        )
+        ]
+        return Report("", [*(InText(profile.as_report()) for profile in self), *folds])
 
 
 def profiles(run: RunDir) -> Profiles:

@@ -9,7 +9,6 @@ measurements: a run that needed 1.1 times the planned memory is expected to need
 """
 
 import difflib
-import html
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.html_table import html_table
+from nbtrain.base.findings import Finding
+from nbtrain.base.report import Facts, Findings, Report, Result, Sentence
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.advice_rules import Proposal, proposals
@@ -28,7 +28,6 @@ from nbtrain.planner.time.duration import estimate_duration
 
 # A change that is predicted to save less of a step is not worth a restart.
 LEAST_GAIN = 0.02
-HEADS = ("", "change", "settings", "why", "then")
 # Largest factor by which the planned memory is scaled to the measured one.
 _MOST_FACTOR = 3.0
 # docs/evidence/plan-accuracy.md: memory within 10 % in most cases.
@@ -49,6 +48,11 @@ class Change:
     gain: float | None = None
     """Fraction by which a step gets shorter: 0.1 is 10 % less time; negative if it gets longer."""
     fits: bool | None = None
+
+    @property
+    def settings(self) -> str:
+        """The fields to set: "batch.micro_batch_size=8"."""
+        return ", ".join(f"{key}={_value(value)}" for key, value in self.overrides.items())
 
     @property
     def effect(self) -> str:
@@ -77,8 +81,8 @@ class Diff(str):
         printer.text(str(self))
 
 
-@dataclass(frozen=True)
-class Advice:
+@dataclass(frozen=True, repr=False)
+class Advice(Result):
     """Suggested changes to a run, the most useful first."""
 
     config: RunConfig
@@ -87,44 +91,25 @@ class Advice:
     notes: list[str] = field(default_factory=list)
     """Observations that no change of settings would fix."""
 
-    def __str__(self) -> str:
-        lines = [self.title]
-        for number, change, settings, why, then in self.rows():
-            lines += ["", f"{number:>3}  {change}: {settings}", f"     why     {why}", f"     then    {then}"]
-        if self.notes:
-            lines += ["", *(f"Note: {note}" for note in self.notes)]
-        if self.changes:
-            name = self.config.name
-            lines += ["", f"`nbtrain advise {name} --use 1 -o NEW.yaml` writes the changed run."]
-        return "\n".join(lines)
-
-    __repr__ = __str__
+    def as_report(self) -> Report:
+        """Return each change with its reason and its predicted effect, then the notes."""
+        changes = [
+            Facts(
+                {"why": change.reason, "then": change.effect}, f"{number}  {change.title}: {change.settings}"
+            )
+            for number, change in enumerate(self.changes, start=1)
+        ]
+        notes = Findings([Finding("note", "advice", "", "", note) for note in self.notes])
+        use = Sentence(
+            f"`nbtrain advise {self.config.name} --use 1 -o NEW.yaml` writes the changed run.",
+            '`.use(1, "NEW.yaml")` writes the changed run and shows the diff.',
+        )
+        return Report(self.title, [*changes, notes, *([use] if self.changes else [])])
 
     @property
     def title(self) -> str:
         """Title of the advice: the run's name and a summary of what was observed."""
         return f"Advice for {self.config.name}: {self.observations.summary}"
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of the table, in the order of HEADS."""
-        return [
-            (
-                str(number),
-                change.title,
-                ", ".join(f"{key}={_value(value)}" for key, value in change.overrides.items()),
-                change.reason,
-                change.effect,
-            )
-            for number, change in enumerate(self.changes, start=1)
-        ]
-
-    def _repr_html_(self) -> str:
-        escape = html.escape
-        body = "".join(f"<p>Note: {escape(note)}</p>" for note in self.notes)
-        if self.changes:
-            call = '<p><code>.use(1, "NEW.yaml")</code> writes the changed run and shows the diff.</p>'
-            body = f"{html_table(HEADS, self.rows())}{body}{call}"
-        return f"<p><b>{escape(self.title)}</b></p>{body}"
 
     def to_dict(self) -> dict[str, Any]:
         changes = [{**asdict(change), "effect": change.effect} for change in self.changes]

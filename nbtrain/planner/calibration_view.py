@@ -1,9 +1,10 @@
-"""A calibration as text and as a picture: rates by precision, bandwidth of collectives by message size."""
+"""A calibration as tables and as a picture: rates by precision, bandwidth of collectives by message size."""
 
 from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.look import themed
+from nbtrain.base.report import Block, Column, Facts, Items, Table
 from nbtrain.planner.calibration.calibration import Calibration, Figure
 
 GIGA = 1e9
@@ -29,37 +30,39 @@ def latency_seconds(figures: list[Figure]) -> float:
     return min(figures, key=lambda figure: figure["bytes"])["seconds"]
 
 
-def lines(calibration: Calibration) -> list[str]:
-    """Return the calibration as a text table."""
-    text = [f"Calibration of {calibration.machine}", f"{calibration.date}, {calibration.seconds:.0f} s"]
+def blocks(calibration: Calibration) -> list[Block]:
+    """Return the rates of one rank and of all ranks at once, the disk, the collectives, and doubts."""
+    shown: list[Block] = []
     for ranks in sorted({figure["ranks"] for figure in calibration.figures}):
-        rates = calibration.matmul_flops(ranks)
-        if not rates:
+        if not (rates := calibration.matmul_flops(ranks)):
             continue
         each = "one rank" if ranks == 1 else f"each of {ranks} ranks"
-        memory = calibration.memory_bytes_per_second(ranks)
-        text += ["", f"Best rates of {each}"]
-        text += [f"  {dtype} products  {flops / GIGA:,.0f} GFLOP/s" for dtype, flops in rates.items()]
-        if memory:
-            text.append(f"  memory         {memory / GIGA:,.1f} GB/s, read and written")
+        facts = {f"{dtype} products": f"{flops / GIGA:,.0f} GFLOP/s" for dtype, flops in rates.items()}
+        if memory := calibration.memory_bytes_per_second(ranks):
+            facts["memory"] = f"{memory / GIGA:,.1f} GB/s, read and written"
+        shown.append(Facts(facts, f"Best rates of {each}"))
     if calibration.disk:
         write, read = (calibration.disk[f"{name}_bytes_per_second"] for name in ("write", "read"))
-        text += [
-            "",
-            f"Disk of the output directory: writes {write / GIGA:.2f} GB/s, reads {read / GIGA:.2f} GB/s",
-        ]
-    shown = 0
-    for (ranks, kind), group in _collectives(calibration).items():
-        if ranks != shown:
-            shown = ranks
-            text += ["", f"Collectives of {ranks} ranks: latency, then bus bandwidth by bytes of the array"]
-            sizes = "".join(f"{amounts.size(figure['bytes']):>12}" for figure in group)
-            text.append(f"  {'':<16}{'latency':>12}{sizes}")
-        bus = "".join(f"{bandwidths(figure)[1] / GIGA:>7.2f} GB/s" for figure in group)
-        text.append(f"  {kind:<16}{latency_seconds(group) * 1e6:>9,.0f} us{bus}")
-    if calibration.doubts:
-        text += ["", "In doubt:", *(f"  {doubt}" for doubt in calibration.doubts)]
-    return text
+        disk = {"writes": f"{write / GIGA:.2f} GB/s", "reads": f"{read / GIGA:.2f} GB/s"}
+        shown.append(Facts(disk, "Disk of the output directory"))
+    groups = _collectives(calibration)
+    for ranks in dict.fromkeys(ranks for ranks, _ in groups):
+        own = {kind: group for (number, kind), group in groups.items() if number == ranks}
+        # Kinds of collectives with other sizes of messages are other tables.
+        for sizes in dict.fromkeys(tuple(figure["bytes"] for figure in group) for group in own.values()):
+            columns = [Column(name, is_right=True) for name in ("latency", *map(amounts.size, sizes))]
+            rows = [
+                [kind, f"{latency_seconds(group) * 1e6:,.0f} us", *map(_bus_bandwidth, group)]
+                for kind, group in own.items()
+                if tuple(figure["bytes"] for figure in group) == sizes
+            ]
+            title = f"Collectives of {ranks} ranks: latency, then bus bandwidth by bytes of the array"
+            shown.append(Table(["", *columns], rows, title))
+    return [*shown, Items(calibration.doubts, "In doubt:")]
+
+
+def _bus_bandwidth(figure: Figure) -> str:
+    return f"{bandwidths(figure)[1] / GIGA:.2f} GB/s"
 
 
 def picture(calibration: Calibration) -> Any:

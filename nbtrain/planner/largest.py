@@ -6,15 +6,13 @@ ZeRO 3                every GPU holds a part of the states of a whole copy (DP a
 fused                 any legal layout
 """
 
-import html
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.base import amounts
-from nbtrain.base.html_table import html_table
-from nbtrain.base.table import aligned
+from nbtrain.base.report import Report, Result, Sentence, Table
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.family import line, parameters
 from nbtrain.planner.legal import (
@@ -55,8 +53,8 @@ class Compared:
     """Reason why no layout was found; "" if `best` is set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Largest:
+@dataclass(frozen=True, slots=True, repr=False)
+class Largest(Result):
     """Largest model and longest sequence that fit on given GPUs; a cell shows it as two tables."""
 
     name: str
@@ -71,10 +69,11 @@ class Largest:
     """Longest sequence that fits with the run's own model, in tokens."""
     ways: tuple[Compared, ...]
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return the rows of the comparison, headings first."""
+    def as_report(self) -> Report:
+        """Return the two answers as sentences, and the comparison."""
         heads = ("", "layout", "memory", "step", "MFU", "longest sequence")
-        return [heads, *(_row(way) for way in self.ways)]
+        sentences = [Sentence(sentence) for sentence in self.sentences()]
+        return Report("", [*sentences, Table(heads, [_row(way) for way in self.ways])])
 
     def sentences(self) -> list[str]:
         """Return the two answers as sentences."""
@@ -140,18 +139,6 @@ class Largest:
                 for way in self.ways
             ],
         }
-
-    def __str__(self) -> str:
-        return "\n".join([*self.sentences(), "", *aligned(self.rows())])
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the tables at IPython's prompt."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        words = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences())
-        head, *rows = self.rows()
-        return f"{words}{html_table(head, rows)}"
 
 
 def _model_record(name: str, shape: Shape, best: Scored | None = None) -> dict[str, Any]:

@@ -3,13 +3,23 @@
 plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML, to_dict() is plan.json
 """
 
-import html
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
-from nbtrain.base.findings import Finding, findings_html
-from nbtrain.base.html_table import grouped_table, words_row
+from nbtrain.base.findings import Finding
+from nbtrain.base.report import (
+    Block,
+    Facts,
+    Findings,
+    Fold,
+    Headline,
+    InNotebook,
+    InText,
+    Report,
+    Result,
+    record_of,
+)
 from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
@@ -54,8 +64,8 @@ def kinds_of_layers(model: ModelConfig) -> list[str]:
 PREFERENCES = "DPO; the reference is log-probabilities stored with the data, no second model"
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Result):
     """Parameters, tokens, memory, time and disk of one run."""
 
     config: RunConfig
@@ -164,7 +174,7 @@ class Plan:
         return " + ".join(str(layers) for layers in stage_layers(self.config)) + " layers"
 
     def sections(self) -> dict[str, dict[str, str]]:
-        """Return {title: {name of a row: value}}, the only source of the text and the HTML table."""
+        """Return {title: {name of a row: value}}, the tables of the plan in text, in HTML and in the form."""
         config, memory, duration, disk = self.config, self.memory, self.duration, self.disk
         model, batch, parameters = config.model, config.batch, self.parameters
         steps = f"{config.train_steps:,}"
@@ -261,35 +271,18 @@ class Plan:
 
         return why(self.config, self.parameters, self.duration, self.disk, self.cost, self.use_measured)
 
-    def lines(self) -> list[str]:
-        """Return the plan as text, one line per number."""
-        sections = self.sections()
-        width = max(len(name) for rows in sections.values() for name in rows) + 2
-        headline = self.headline
-        first = ", ".join(f"{name}: {headline[name]}" for name in ("fits", "time", "disk"))
-        lines = [f"Plan of {self.config.name}", first]
-        for title, rows in sections.items():
-            lines += ["", title, *(f"  {name:<{width}}{value}" for name, value in rows.items())]
-        if self.findings:
-            lines += ["", "Findings"]
-            lines += [f"  - {finding.label}: {finding.text}" for finding in self.findings]
-        return lines
+    def as_report(self) -> Report:
+        """Return the main answers, the findings, every number and, in a notebook, the formula of each.
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the table at IPython's prompt."""
-        printer.text(str(self))
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        words = [("fits", self.headline["fits"], self.headline["kind"])]
-        words += [(name, self.headline[name], "") for name in ("time", "disk")]
-        listed = f"<p><b>Findings</b></p>{findings_html(self.findings)}" if self.findings else ""
-        folded = '<summary style="font-size:12px">Why: every formula</summary>'
-        reasons = f"<details>{folded}{self.why().folds()}</details>"
-        head = f"<p><b>Plan of {html.escape(self.config.name)}</b></p>"
-        return f"{head}{words_row(words)}{listed}{grouped_table(self.sections())}{reasons}"
+        The findings are where they are seen first: at the end of text, and at the beginning of HTML.
+        """
+        headline, findings = self.headline, Findings(self.findings, "Findings")
+        kinds = {"fits": headline["kind"]}
+        words = [(name, headline[name], kinds.get(name, "")) for name in ("fits", "time", "disk")]
+        facts = [Facts(rows, title) for title, rows in self.sections().items()]
+        formulas = Fold("Why: every formula", lambda: self.why().as_report().blocks)
+        blocks: list[Block] = [Headline(words), InNotebook(findings), *facts, InText(findings), formulas]
+        return Report(f"Plan of {self.config.name}", blocks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the contents of plan.json."""
@@ -301,9 +294,9 @@ class Plan:
             **{key: getattr(config, key) for key in ("train_tokens", "tokens_per_step", "train_steps")},
             **{key: getattr(config, key) for key in ("scheduled_steps", "world_size")},
             "model_flops_per_token": model_flops_per_token(config),
-            "memory": _record(self.memory, "total_bytes", "fits", "total_host_bytes", "fits_host"),
+            "memory": record_of(self.memory, "total_bytes", "fits", "total_host_bytes", "fits_host"),
             "duration": asdict(self.duration),
-            "disk": _record(self.disk, "checkpoints_bytes", "total_bytes"),
+            "disk": record_of(self.disk, "checkpoints_bytes", "total_bytes"),
             "cost": {**asdict(self.cost), "money": self.cost.money},
             "limits": [asdict(limit) for limit in self.limits],
             "network": self.network.to_dict() if self.network else None,
@@ -324,10 +317,6 @@ class Plan:
 def _words(part: str) -> str:
     """Format the name of a memory part for readers: "master copy" for master_copy."""
     return part.replace("_", " ")
-
-
-def _record(estimate: MemoryEstimate | DiskEstimate, *properties: str) -> dict[str, Any]:
-    return {**asdict(estimate), **{name: getattr(estimate, name) for name in properties}}
 
 
 def plan(config: RunConfig, use_measured: bool = True) -> Plan:

@@ -6,7 +6,6 @@ found.why(3)        the decisions of the third, one by one
 found.use(3, "run.yaml")
 """
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.html_table import html_table
-from nbtrain.base.table import aligned
+from nbtrain.base.report import Block, Facts, Fold, InText, Items, Report, Result, Sentence, Table
 from nbtrain.planner.legal import PLAIN, RECOMPUTATIONS, Cut, Layout, Options
 from nbtrain.planner.reasons import Reason, reasons
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.search import (
     ROOMY_FRACTION,
-    Refused,
     Scored,
     SearchResult,
     rates_of,
@@ -40,8 +37,8 @@ HEADS = ("", "layout", "step", "MFU", "total time", "memory", "headroom", "idle"
 SMALL_SECONDS = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class FoundLayouts:
+@dataclass(frozen=True, slots=True, repr=False)
+class FoundLayouts(Result):
     """The best layouts of a search, shown as a table in a notebook cell."""
 
     result: SearchResult
@@ -121,52 +118,32 @@ class FoundLayouts:
     def _shown(self) -> Sequence[Scored]:
         return self.result.ranked[: self.top]
 
-    def __str__(self) -> str:
-        lines = [self.title, ""]
+    def as_report(self) -> Report:
+        """Return the best layouts, the reasons for the first one, and the refused layouts."""
         if len(self):
-            lines += aligned([HEADS, *self.rows()])
-            lines += ["", f"Why number 1: {self[1].layout.words}"]
-            lines += [f"  {topic:<15}{words}" for topic, words in self.why(1)]
+            why = Facts(self.why(1), f"Why number 1: {self[1].layout.words}")
+            blocks: list[Block] = [Table(HEADS, self.rows()), why]
+        elif self.result.estimated:
+            words = "No layout fits. {} says which model and which sequence would."
+            blocks = [Sentence(words.format("`largest`"), words.format("`nb.largest`"))]
         else:
-            lines += [self._nothing("`largest`")]
-        return "\n".join([*lines, "", *self.refused_lines()])
+            limit = self.result.limit or "The rules that they break are listed below."
+            blocks = [Sentence(f"No layout is legal. {limit}")]
+        every = self.refused(every=True)
+        folded = Fold(f"Refused, for {len(self.result.refused)} reasons", [Items(every.items)])
+        return Report(self.title, [*blocks, InText(self.refused()), folded])
 
-    def _nothing(self, largest: str) -> str:
-        """Return the message shown instead of the table if no layout was found."""
-        if self.result.estimated:
-            return f"No layout fits. {largest} says which model and which sequence would."
-        return f"No layout is legal. {self.result.limit or 'The rules that they break are listed below.'}"
-
-    def refused_lines(self, every: bool = False) -> list[str]:
+    def refused(self, every: bool = False) -> Items:
         """Return the rejected layouts with the reasons: the reasons that reject the most layouts, or `every`
         reason.
         """
-        found = sorted(self.result.refused, key=lambda one: -one.count)
+        found = sorted(self.result.refused, key=lambda refused: -refused.count)
         shown = found if every else found[:REASONS]
-        lines = ["Refused", *(f"  - {_refused_line(one)}" for one in shown)]
+        items = [f"{refused.words} ({refused.count}): {refused.reason}" for refused in shown]
         if len(shown) < len(found):
-            lines.append(
-                f"  - {len(found) - len(shown)} more reasons: --refused, or found.refused_lines(True)"
-            )
-        return lines
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the table at IPython's prompt."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        escape = html.escape
-        if not len(self):
-            body = f"<p>{escape(self._nothing('nb.largest'))}</p>"
-        else:
-            why = html_table(("", ""), self.why(1))
-            body = f"{html_table(HEADS, self.rows())}<p><b>Why number 1</b></p>{why}"
-        refused = "".join(f"<li>{escape(_refused_line(one))}</li>" for one in self.result.refused)
-        count = len(self.result.refused)
-        return (
-            f"<p><b>{escape(self.title)}</b></p>{body}"
-            f"<details><summary>Refused, for {count} reasons</summary><ul>{refused}</ul></details>"
-        )
+            more = amounts.counted(len(found) - len(shown), "more reason")
+            items.append(f"{more}: --refused, or found.refused(True)")
+        return Items(items, "Refused")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the search as a JSON object."""
@@ -270,10 +247,6 @@ def _check_setting(name: str, value: object) -> None:
             raise ConfigError(f"{name} = {value!r} must be one of {', '.join(str(one) for one in known)}.")
     elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name} = {value!r} must be a whole number of at least 1.")
-
-
-def _refused_line(one: Refused) -> str:
-    return f"{one.words} ({one.count}): {one.reason}"
 
 
 def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:

@@ -10,9 +10,9 @@ time/explain.py); this module adds the Terms of parameters, batch, run, cost and
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.report import Block, Report, Result, TextForm
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import Parameters
 from nbtrain.config.arithmetic.shape import Shape, shape_of
@@ -31,42 +31,37 @@ _CHINCHILLA = "arXiv:2203.15556: about 20 tokens a parameter"
 _SHAPE = "nbtrain/config/arithmetic/shape.py; arXiv:2104.04473, section 5.1"
 
 
-@dataclass(frozen=True)
-class Why:
+@dataclass(frozen=True, repr=False)
+class Why(Result):
     """The numbers of one plan by section, each a Term."""
 
     name: str
     sections: Mapping[str, list[Term]]
 
-    def lines(self) -> list[str]:
-        """Return the Terms as text: a number and its formula per line, the source below it."""
-        lines = [f"Why the plan of {self.name} says so"]
-        for title, terms in self.sections.items():
-            width = max(len(term.name) for term in terms) + 2
-            lines += ["", title]
-            for term in terms:
-                lines += [f"  {term.name:<{width}}{shown(term)} = {term.formula}"]
-                lines += [f"  {'':<{width}}[{term.source}]"]
+    def as_report(self) -> Report:
+        """Return the Terms by section: a number and its formula per line, the source below it."""
+        blocks = [_Terms(title, terms) for title, terms in self.sections.items()]
+        return Report(f"Why the plan of {self.name} says so", blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms(Block):
+    """A section of Terms. In HTML, each number unfolds to its formula."""
+
+    title: str
+    terms: list[Term]
+
+    def lines(self, form: TextForm) -> list[str]:
+        width = max(len(term.name) for term in self.terms) + 2
+        lines = [self.title]
+        for term in self.terms:
+            lines += [f"  {term.name:<{width}}{shown(term)} = {term.formula}"]
+            lines += [f"  {'':<{width}}[{term.source}]"]
         return lines
 
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the terms at IPython's prompt."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        return f"<p><b>Why the plan of {html.escape(self.name)} says so</b></p>{self.folds()}"
-
-    def folds(self) -> str:
-        """Return HTML in which each section unfolds to its numbers, and each number to its formula."""
-        parts = []
-        for title, terms in self.sections.items():
-            parts.append(f"<details open><summary><b>{html.escape(title)}</b></summary>")
-            parts += [_opened(term) for term in terms]
-            parts.append("</details>")
-        return "".join(parts)
+    def html(self) -> str:
+        terms = "".join(map(_opened, self.terms))
+        return f"<details open><summary><b>{html.escape(self.title)}</b></summary>{terms}</details>"
 
 
 def _opened(term: Term) -> str:

@@ -9,11 +9,12 @@ sequence parallelism with the pipeline's defaults: 1.2e-1).
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nbtrain.base import amounts, files
 from nbtrain.base.events import read_events
+from nbtrain.base.report import Facts, Record, Report, Result, Table
 from nbtrain.base.rundir import RunDir
 
 REPORT_JSON = "twin.json"
@@ -148,8 +149,8 @@ def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, numb
     return Check(name, "passed" if difference <= tolerance else "failed", message, values)
 
 
-@dataclass
-class TwinReport:
+@dataclass(repr=False)
+class TwinReport(Result, Record):
     """The content of twin.json: what was proven about a run's layout, and what was not."""
 
     run: str
@@ -167,25 +168,28 @@ class TwinReport:
     versions: dict[str, str | None]
     cores: int
     schema_version: int = SCHEMA_VERSION
+    derived = ("passed",)
 
     @property
     def passed(self) -> bool:
         """Return whether every check passed, with none failed and none skipped after a failure."""
         return all(check.outcome == "passed" for check in self.checks)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "passed": self.passed}
-
     def write(self, run: RunDir) -> None:
         """Write twin.json to the twin's run directory."""
         files.write_json(run.path / REPORT_JSON, self.to_dict())
 
-    def __str__(self) -> str:
-        sizes = self.folded.items()
-        folded = "".join(f"\n  {key}: {whole} in the run, {small} here" for key, (whole, small) in sizes)
-        width = max(len(each.name) for each in self.checks)
-        rows = [f"  {MARKS[each.outcome]:8}{each.name:<{width}}  {each.message}" for each in self.checks]
-        missing = [f"  {entry['what']}: {entry['why']}; here {entry['instead']}" for entry in self.not_proven]
+    def as_report(self) -> Report:
+        """Return the verdict, what was scaled down, the checks, and what was not proven."""
         verdict = "PASSED" if self.passed else "FAILED"
-        head = f"Twin of {self.run}: {verdict} in {self.seconds:.0f} s. {self.layout}, {self.number_format}."
-        return "\n".join([f"{head}{folded}", *rows, "Not proven here:" if missing else "", *missing]).rstrip()
+        folded = {key: f"{whole} in the run, {small} here" for key, (whole, small) in self.folded.items()}
+        checks = [(MARKS[check.outcome], check.name, check.message) for check in self.checks]
+        missing = [(entry["what"], f"{entry['why']}; here {entry['instead']}") for entry in self.not_proven]
+        return Report(
+            f"Twin of {self.run}: {verdict} in {self.seconds:.0f} s. {self.layout}, {self.number_format}.",
+            [
+                Facts(folded, "Scaled down"),
+                Table(("", "", ""), checks, "Checks"),
+                Facts(missing, "Not proven here"),
+            ],
+        )

@@ -1,7 +1,6 @@
 """A server that a notebook has started: its URL and token, requests to it, and stopping it."""
 
 import contextlib
-import html
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, NbtrainError, named_error
-from nbtrain.base.html_table import html_table
+from nbtrain.base.report import Facts, Report, Result
 from nbtrain.jobs.gpu_side import last_words
 from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.serving.options import ServeOptions
@@ -28,7 +27,7 @@ MOST_CHARS = 200
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class Server:
+class Server(Result):
     """A model server. It ends with `stop()`, and together with the process that started it."""
 
     def __init__(self, options: ServeOptions):
@@ -145,27 +144,20 @@ class Server:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def _facts(self) -> list[tuple[str, str]]:
+    def as_report(self) -> Report:
+        """Return the model, the address, the token and the limits."""
         if not self.is_running:
-            return [("server", "ended")]
+            return Report("", [Facts({"server": "ended"})])
         facts = self.facts
-        model = f"{self.name}, step {facts['step']}, {facts['dtype']} on {facts['device']}"
-        return [
-            ("model", model),
-            ("base_url", self.base_url),
-            ("api_key", self.token),
-            ("at once", f"{facts['max_batch']} texts of {facts['positions']:,} tokens at most"),
-            ("chat template", facts["chat_template"]),
-            ("a page to try it", f"{self.url}/?token={self.token}"),
-        ]
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {value}" for name, value in self._facts())
-
-    def _repr_html_(self) -> str:
-        if not self.is_running:
-            return html.escape("the server has ended")
-        return html_table(("", ""), self._facts())
+        shown = {
+            "model": f"{self.name}, step {facts['step']}, {facts['dtype']} on {facts['device']}",
+            "base_url": self.base_url,
+            "api_key": self.token,
+            "at once": f"{facts['max_batch']} texts of {facts['positions']:,} tokens at most",
+            "chat template": facts["chat_template"],
+            "a page to try it": f"{self.url}/?token={self.token}",
+        }
+        return Report("", [Facts(shown)])
 
 
 def _said_by(error: urllib.error.HTTPError) -> str:

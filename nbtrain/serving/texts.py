@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.base.amounts import counted
-from nbtrain.base.html_table import DIM
+from nbtrain.base.report import DIM
 
 BOX = "margin:2px 0 10px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-family:var(--jp-code-font-family)"
 CAPTION = f"font-size:11px;{DIM}"

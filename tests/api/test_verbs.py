@@ -385,7 +385,7 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
 
     monkeypatch.setattr(demo, "demo_summary", summed)
     assert cli.main(["demo", "mine"]) == 7
-    assert capsys.readouterr().out.splitlines()[1] == f"{UNFINISHED} (3 s for this call)"
+    assert capsys.readouterr().out.splitlines()[0] == f"{UNFINISHED} (3 s for this call)"
     assert cli.main(["demo", "mine"]) == 7
     assert [Path(name).stem[:2] for name in executed] == ["01", "02", "03", "04", "05", "03", "04", "05"]
 
@@ -551,7 +551,7 @@ def test_a_backend_whose_place_is_not_named_is_shown_and_never_submitted(workspa
     heading = "started" if backend == "hosts" else "submitted"
     assert shown in said.partition(f"\nWhat would be {heading}:\n")[2]
     page = api.launch(config)._repr_html_()
-    assert f"<li>{missing} is a placeholder." in page
+    assert f">{missing} is a placeholder." in page
     assert f"<mark>{re.search('REPLACE-ME[^ ]*', shown)[0]}</mark>" in page
     with pytest.raises(SubmitError, match=re.escape(f"{missing} is a placeholder. Set it to ")):
         api.submit(config)

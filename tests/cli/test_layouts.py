@@ -50,7 +50,7 @@ def test_search_writes_the_yaml_of_a_layout(tmp_path, capsys):
 def test_more_gpus_than_the_batch_has_copies_for(capsys):
     """If the batch allows too few replicas for all GPUs, that is the only reason reported."""
     assert main(["search", "1.3B", "--gpus", "1000000", "--gpu-type", "H100"]) == 0
-    assert capsys.readouterr().out.splitlines()[2] == (
+    assert capsys.readouterr().out.splitlines()[1] == (
         "No layout is legal. The batch limits the replicas of the model (DP): global_batch_size(512) / "
         "micro_batch_size(1) = 512 at most. With 1,000,000 GPUs, each replica then has 1,954 of them or "
         "more (TP x PP x Ulysses). Use fewer GPUs, or larger batches."

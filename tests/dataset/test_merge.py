@@ -65,7 +65,7 @@ def test_merged_is_what_one_writer_writes(folder, monkeypatch):
         "data/a            3          3       9\n"
         "data/b            0          0       0\n"
         "data/c            2          2       5\n"
-        "data/all          5          5      14\n"
+        "data/all          5          5      14\n\n"
         "No manifest: not every input has one. `nbtrain prepare` writes one when the dataset is used."
     )
 

@@ -140,8 +140,8 @@ def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
     assert capsys.readouterr().out == (
         "data/text_document.idx: counts 4 tokens, the .bin holds 6: one uncounted end-of-document token (id "
         "9) for each of 2 documents.\n"
-        "  document 0 would end in 1 2 3 9\n"
-        "  document 1 would end in 4 9\n"
+        "  - document 0 would end in 1 2 3 9\n"
+        "  - document 1 would end in 4 9\n"
         "The repair adds 1 to the length of each; the .bin does not change, and the old index is kept as "
         "text_document.idx.before-repair.\n"
         "Nothing was changed. Add --yes to write the repair.\n"

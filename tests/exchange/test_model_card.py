@@ -1,5 +1,6 @@
 """The model card: README.md of an exported model."""
 
+from nbtrain.base.report import Table
 from nbtrain.exchange.model_card import _source
 
 
@@ -8,5 +9,8 @@ def test_a_source_is_one_row():
     separator.
     """
     source = {"name": "wiki|en", "documents": 1200, "tokens": None, "licence": "CC BY\n4.0 | GFDL\n"}
-    assert _source(source) == "| wiki/en | 1,200 |  | CC BY 4.0 / GFDL |"
-    assert _source({"kind": "jsonl"}) == "| jsonl |  |  | not stated |"
+    sources = [source, {"kind": "jsonl"}]
+    assert Table(("", "", "", ""), list(map(_source, sources))).markdown()[-2:] == [
+        "| wiki\\|en | 1,200 |  | CC BY 4.0 \\| GFDL |",
+        "| jsonl |  |  | not stated |",
+    ]

@@ -44,7 +44,7 @@ def test_a_run_goes_with_its_files_and_not_with_what_it_links_to(run, workspace)
     listed = str(survey(run))
     assert listed == (
         "output/run: 1 job, 2 checkpoints, 2.0 MiB\n"
-        f"  model/global_step4 -> {workspace}/other disk/global_step4: only the link is removed"
+        f"  - model/global_step4 -> {workspace}/other disk/global_step4: only the link is removed"
     )
     (run.export / "step4-hf").mkdir(parents=True)
     listed = listed.replace("2 checkpoints, ", "2 checkpoints, 1 exported model, ")

@@ -143,5 +143,5 @@ def test_table_has_the_newest_value_with_its_unit(run: RunDir) -> None:
     file.scalar(1, 2.0, 101, "<script>alert(1)</script>")
     table = scalars_table(run.path / "other")
     assert "<script>" not in table._repr_html_()
-    assert repr(table).startswith("<script>alert(1)</script>")
-    assert repr(table).endswith("step 1")
+    assert repr(table).splitlines()[1].startswith("<script>alert(1)</script>")
+    assert repr(table).split()[-1] == "1"

@@ -192,7 +192,7 @@ def test_a_failure_without_a_change_says_its_cause_and_where_to_look():
 
 def test_a_run_without_a_step_names_what_comes_first():
     assert str(advise(load("gpt-125m"), Observations("NEW"))).splitlines()[-1] == (
-        "Note: no step is recorded, and advice needs a job that has run: `nbtrain submit gpt-125m` starts "
+        "- note: no step is recorded, and advice needs a job that has run: `nbtrain submit gpt-125m` starts "
         "one, `nbtrain plan gpt-125m` predicts it."
     )
 
@@ -202,19 +202,21 @@ def test_the_table_names_settings_reason_and_effect():
     assert text.splitlines() == [
         "Advice for gpt-125m: SUCCEEDED after 1,000 steps; 6 s a step, 20% of it waits for data",
         "",
-        "  1  More loader workers: data.num_workers=4",
-        "     why     20% of a step waits for data; 16 CPUs for each rank",
-        "     then    not part of the plan",
+        "1  More loader workers: data.num_workers=4",
+        "  why   20% of a step waits for data; 16 CPUs for each rank",
+        "  then  not part of the plan",
         "",
         "`nbtrain advise gpt-125m --use 1 -o NEW.yaml` writes the changed run.",
     ]
 
 
 def test_a_notebook_shows_a_table_and_the_lines_of_a_diff(workspace):
-    """A notebook shows an HTML table with one row per change, and the diff of a change as plain lines."""
+    """A notebook shows each change with its reason and effect, and the diff of a change as plain lines."""
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
     page = advice._repr_html_()
-    assert page.count("<tr ") == 2 and "data.num_workers=4" in page and '.use(1, "NEW.yaml")' in page
+    assert (
+        page.count("<tr ") == 3 and "data.num_workers=4" in page and ".use(1, &quot;NEW.yaml&quot;)" in page
+    )
     assert repr(advice.diff(1)).splitlines()[:2] == ["--- gpt-125m", "+++ changed"]
 
 

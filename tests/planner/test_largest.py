@@ -58,7 +58,14 @@ def test_three_ways_are_compared(found):
     assert tensor is not None and tensor.layout.cut.data == 1
     assert zero is not None and zero.layout.cut[:3] == (1, 1, 1) and zero.layout.options.zero_stage == 3
     assert fused is not None and fused.cost <= min(tensor.cost, zero.cost)
-    assert found.rows()[0] == ("", "layout", "memory", "step", "MFU", "longest sequence")
+    assert tuple(found.as_report().blocks[-1].heads) == (
+        "",
+        "layout",
+        "memory",
+        "step",
+        "MFU",
+        "longest sequence",
+    )
     assert "<table " in found._repr_html_()
 
 

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
+from nbtrain.base.report import Table
 from nbtrain.cli.__main__ import parser
 from nbtrain.cli.completion import SHELLS
 from nbtrain.cli.verb_table import ALIASES, ELSEWHERE, EXIT_CODES, GROUPS, RUN, Verb
@@ -36,21 +37,19 @@ do not edit. `nbtrain help` shows the usual verbs on one screen, `nbtrain help a
 
 TAB completes verbs, options, the names of runs, examples, presets, datasets and checkpoints, and the keys
 and values of `key=value`. `nbtrain completion` prints the line that installs it:
-
-| shell | file | line |
-| --- | --- | --- |"""
-    yield from (f"| {shell} | `{file}` | `{_escaped(line)}` |" for shell, (file, line) in SHELLS.items())
-    yield from ("", "## Exit codes", "", "| code | meaning |", "| --- | --- |")
-    yield from (f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items())
-    yield from ("", "## Coming from LitGPT or Axolotl", "", "| their verb | here |", "| --- | --- |")
+"""
+    shells = [(shell, f"`{file}`", f"`{_escaped(line)}`") for shell, (file, line) in SHELLS.items()]
+    yield from Table(("shell", "file", "line"), shells).markdown()
+    yield from ("", "## Exit codes", "")
+    yield from Table(("code", "meaning"), list(EXIT_CODES.items())).markdown()
+    yield from ("", "## Coming from LitGPT or Axolotl", "")
     answers: dict[str, list[str]] = {}
     for word, verb in ALIASES.items():
         answers.setdefault(f"the same as `nbtrain {verb}`", []).append(word)
     for word, answer in ELSEWHERE.items():
         answers.setdefault(answer, []).append(word)
-    yield from (
-        f"| {', '.join(f'`{word}`' for word in words)} | {answer} |" for answer, words in answers.items()
-    )
+    rows = [(", ".join(f"`{word}`" for word in words), answer) for answer, words in answers.items()]
+    yield from Table(("their verb", "here"), rows).markdown()
 
 
 def _group(group: str) -> Iterator[str]:
@@ -83,10 +82,12 @@ def _verb(title: str, own: argparse.ArgumentParser, verb: Verb | None = None) ->
         yield from ("", "```console", *(f"$ {line}" for line in examples), "```")
     actions = [action for action in own._actions if not isinstance(action, argparse._HelpAction)]
     if actions:
-        yield from ("", "| argument | meaning | default |", "| --- | --- | --- |")
-    for action in actions:
-        default = default_text(action)
-        yield f"| {_named(action)} | {_escaped(action.help or '')} | {f'`{default}`' if default else ''} |"
+        defaults = {action: default_text(action) for action in actions}
+        rows = [
+            (_named(action), _escaped(action.help or ""), f"`{default}`" if default else "")
+            for action, default in defaults.items()
+        ]
+        yield from ("", *Table(("argument", "meaning", "default"), rows).markdown())
 
 
 def _named(action: argparse.Action) -> str:

@@ -1,5 +1,6 @@
 """The tables of docs/import.md: flags and the fields that they set, and flags without effect on a run."""
 
+from nbtrain.base import report
 from nbtrain.foreign.deepspeed_keys import OFFLOAD, SAME_KEYS, ZERO
 from nbtrain.foreign.flags import VERSIONS, Table, load_table
 from nbtrain.foreign.mapping import MAPPED, ROWS, WITHOUT_MEANING, without_meaning
@@ -21,15 +22,11 @@ def _tables() -> list[Table]:
 
 def _flags() -> list[str]:
     tables = _tables()
-    lines = [
-        f"| fields | {' | '.join(table.name for table in tables)} |",
-        f"| --- |{' --- |' * len(tables)}",
-    ]
+    rows = []
     for row in ROWS:
         fields = ", ".join(f"`{field}`" for field in row.fields) or "(the run's folder)"
-        cells = [_spelled(table, row.dests) for table in tables]
-        lines.append(f"| {fields} | {' | '.join(cells)} |")
-    return lines
+        rows.append([fields, *(_spelled(table, row.dests) for table in tables)])
+    return report.Table(["fields", *(table.name for table in tables)], rows).markdown()
 
 
 def _spelled(table: Table, dests: tuple[str, ...]) -> str:
@@ -46,12 +43,12 @@ def _keys() -> list[str]:
             for one in OFFLOAD
         },
     }
-    rows = [f"| `{field}` | `{key}` |" for field, key in pairs.items()]
-    return ["| field | key of the DeepSpeed JSON |", "| --- | --- |", *rows]
+    rows = [(f"`{field}`", f"`{key}`") for field, key in pairs.items()]
+    return report.Table(("field", "key of the DeepSpeed JSON"), rows).markdown()
 
 
 def _without_meaning() -> list[str]:
-    lines = ["| flags that an import lists and ignores | why |", "| --- | --- |"]
+    rows = []
     reasons: dict[str, list[str]] = {}
     for table in _tables():
         for option in table.options:
@@ -64,5 +61,5 @@ def _without_meaning() -> list[str]:
             flags = reasons[reason]
             shown = ", ".join(f"`{flag}`" for flag in flags[:EXAMPLES])
             more = f" and {len(flags) - EXAMPLES} others" if len(flags) > EXAMPLES else ""
-            lines.append(f"| {shown}{more} | {reason} |")
-    return lines
+            rows.append((f"{shown}{more}", reason))
+    return report.Table(("flags that an import lists and ignores", "why"), rows).markdown()

@@ -26,6 +26,7 @@ from pydantic_core import PydanticUndefined
 
 from nbtrain.base import amounts, files
 from nbtrain.base.metrics import FAMILIES, SCALARS
+from nbtrain.base.report import Table
 from nbtrain.cli.reference import commands, flag_tables, parallelism, record_keys
 from nbtrain.config import architectures, recipes
 from nbtrain.config.arithmetic.adapters import count_adapters
@@ -84,10 +85,7 @@ def generated(repository: Path) -> dict[Path, str]:
 
 def runs_table(training: Path) -> str:
     """Return the table parameters | tokens | data | file | layout | GPUs | expected time, smallest first."""
-    rows = [
-        "| parameters | tokens | data | file | layout | GPUs | expected time |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     configs = [load(path) for path in sorted(training.glob("*.yaml"))]
     configs.sort(key=lambda config: (count_parameters(config).total, config.world_size))
     for config in configs:
@@ -101,22 +99,24 @@ def runs_table(training: Path) -> str:
             devices_words(config),
             f"about {amounts.duration(duration.seconds)}" if duration.seconds is not None else "unknown",
         )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+        rows.append(cells)
+    heads = ("parameters", "tokens", "data", "file", "layout", "GPUs", "expected time")
+    return "\n".join(Table(heads, rows).markdown())
 
 
 def presets_table() -> str:
     """Return the table preset | run: the sizes that can be named instead of a run."""
-    rows = [f"| `{size}` | `{run}` |" for size, run in PRESETS.items()]
-    return "\n".join(["| preset | run |", "| --- | --- |", *rows])
+    rows = [(f"`{size}`", f"`{run}`") for size, run in PRESETS.items()]
+    return "\n".join(Table(("preset", "run"), rows).markdown())
 
 
 def finetuning_table(folder: Path) -> str:
     """Return the table file | parameters | trained | layout | GPUs | memory | time, smallest first."""
-    rows = [
-        "| file | parameters | trained | recomputation | layout | GPUs | planned memory of a rank | time |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    heads = (
+        *("file", "parameters", "trained", "recomputation", "layout", "GPUs"),
+        *("planned memory of a rank", "time"),
+    )
+    rows = []
     configs = [load(path) for path in sorted(folder.glob("*.yaml"))]
     configs.sort(key=lambda config: (count_parameters(config).total, config.world_size))
     for config in configs:
@@ -133,8 +133,8 @@ def finetuning_table(folder: Path) -> str:
             amounts.size(estimate_memory(config).total_bytes),
             f"about {amounts.duration(seconds)} for {tokens} tokens" if seconds is not None else "unknown",
         )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+        rows.append(cells)
+    return "\n".join(Table(heads, rows).markdown())
 
 
 def layout_words(config: RunConfig) -> str:
@@ -227,27 +227,29 @@ def _architectures() -> Iterator[str]:
 
 def _sets(sets: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield a table of the fields in which named sets differ, and a sentence about the fields that agree."""
-    yield f"| field | {' | '.join(f'`{name}`' for name in sets)} |"
-    yield f"| --- |{' --- |' * len(sets)}"
-    alike = []
+    alike, rows = [], []
     for field in next(iter(sets.values())):
         values = [f"`{show(values[field])}`" for values in sets.values()]
         if len({*values}) == 1:
             alike.append(f"`{field}`: {values[0]}")
         else:
-            yield f"| `{field}` | {' | '.join(values)} |"
+            rows.append([f"`{field}`", *values])
+    yield from Table(["field", *(f"`{name}`" for name in sets)], rows).markdown()
     yield ""
     yield f"All of them set {', '.join(alike)}."
 
 
 def _table(fields: list[tuple[str, FieldInfo]], prefix: str) -> Iterator[str]:
-    yield "| key | type | default | meaning |"
-    yield "| --- | --- | --- | --- |"
-    for key, info in fields:
-        meaning = " ".join((info.description or "").split())
-        cells = (f"`{prefix}{key}`", _type_words(info), _default_words(info), meaning)
-        escaped = (cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells)
-        yield f"| {' | '.join(escaped)} |"
+    rows = [
+        (
+            f"`{prefix}{key}`",
+            _type_words(info),
+            _default_words(info),
+            " ".join((info.description or "").split()),
+        )
+        for key, info in fields
+    ]
+    yield from Table(("key", "type", "default", "meaning"), rows).markdown()
 
 
 def _type_words(info: FieldInfo) -> str:
@@ -347,13 +349,19 @@ def metrics_page() -> str:
         "",
         "## Scalars",
         "",
-        "| name | tag | unit | meaning | vs samples, tokens |",
-        "| --- | --- | --- | --- | --- |",
     ]
-    for scalar in (*SCALARS, *FAMILIES):
-        twice = "yes" if scalar.by_tokens else ""
-        lines.append(f"| `{scalar.name}` | `{scalar.tag}` | {scalar.unit} | {scalar.meaning} | {twice} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        (
+            f"`{scalar.name}`",
+            f"`{scalar.tag}`",
+            scalar.unit,
+            scalar.meaning,
+            "yes" if scalar.by_tokens else "",
+        )
+        for scalar in (*SCALARS, *FAMILIES)
+    ]
+    table = Table(("name", "tag", "unit", "meaning", "vs samples, tokens"), rows)
+    return "\n".join([*lines, *table.markdown()]) + "\n"
 
 
 def main(arguments: list[str]) -> None:

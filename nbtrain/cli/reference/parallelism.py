@@ -1,5 +1,6 @@
 """The generated part of docs/parallelism.md: config/rules/combinations.py as a table with its reasons."""
 
+from nbtrain.base.report import Table
 from nbtrain.config.rules.combinations import KINDS, Kind
 from nbtrain.config.rules.pairing import pairing
 
@@ -14,29 +15,26 @@ def combinations_table() -> str:
     rows = []
     for number, kind in enumerate(KINDS):
         cells = [_cell(kind, other, reasons) for other in KINDS[: number + 1]]
-        rows.append(f"| **{kind.short}** | {' | '.join(cells)} |{' |' * (len(KINDS) - number - 1)}")
+        rows.append([f"**{kind.short}**", *cells, *[""] * (len(KINDS) - number - 1)])
+    heads = ("", "kind", "turned on by, for example", "needs")
     lines = [
-        "| | kind | turned on by, for example | needs |",
-        "| --- | --- | --- | --- |",
-        *(_kind_row(kind) for kind in KINDS),
+        *Table(heads, [_kind_row(kind) for kind in KINDS]).markdown(),
         "",
         f"`{TOGETHER}`: they go together. A number: refused, with the reason below. "
         f"`{NO_PAIR}`: a run has one of them.",
         "",
-        f"| | {' | '.join(kind.short for kind in KINDS)} |",
-        f"|{' --- |' * (len(KINDS) + 1)}",
-        *rows,
+        *Table(["", *(kind.short for kind in KINDS)], rows).markdown(),
         "",
         *(f"{number}. {reason[0].upper()}{reason[1:]}." for number, reason in enumerate(reasons, start=1)),
     ]
     return "\n".join(lines)
 
 
-def _kind_row(kind: Kind) -> str:
+def _kind_row(kind: Kind) -> tuple[str, ...]:
     settings = "<br>".join(f"`{key}: {_shown(value)}`" for key, value in kind.settings.items())
     needs = f"`{kind.needs_words}`" if kind.needs else ""
     needs += ("<br>" if needs else "") + "a GPU" if kind.gpu_only else ""
-    return f"| {kind.short} | {kind.words} | {settings} | {needs} |"
+    return kind.short, kind.words, settings, needs
 
 
 def _shown(value: object) -> str:

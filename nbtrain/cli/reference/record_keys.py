@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from nbtrain.base.report import Table
 from nbtrain.corpus.sources.keys import TABLES, KeyRule, KeyTable
 
 INTRODUCTION = """\
@@ -66,21 +67,14 @@ def _section(kinds: Sequence[str], table: KeyTable) -> Iterator[str]:
         rules = getattr(table, name)
         if not rules:
             continue
-        yield from (
-            "",
-            title,
-            "",
-            "| keys | treatment | content | what to do instead |",
-            "| --- | --- | --- | --- |",
-        )
-        for use in ("used", "refused", "counted"):
-            yield from (_row(rule) for rule in rules if rule.use == use)
+        rows = [_row(rule) for use in ("used", "refused", "counted") for rule in rules if rule.use == use]
+        heads = ("keys", "treatment", "content", "what to do instead")
+        yield from ("", title, "", *Table(heads, rows).markdown())
 
 
-def _row(rule: KeyRule) -> str:
+def _row(rule: KeyRule) -> tuple[str, ...]:
     names = ", ".join(f"`{name}`" for name in rule.names)
     if rule.setting:
         names += f" (`{rule.setting}`)"
     what = f"{rule.what}. {rule.how}".strip() if rule.how else rule.what
-    cells = (names, rule.use, what, rule.fix)
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return names, rule.use, what, rule.fix

@@ -19,6 +19,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.report import Report, Result, Sentence
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.requested_settings import place
@@ -37,8 +38,8 @@ MAX_VALIDATION_TOKENS = 5_000_000
 K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
 
 
-@dataclass(frozen=True)
-class Baselines:
+@dataclass(frozen=True, repr=False)
+class Baselines(Result):
     """Losses in nats per token on the run's validation samples, and how they were computed."""
 
     unigram_entropy_nats: float
@@ -52,27 +53,25 @@ class Baselines:
     train_tokens: int
     validation_tokens: int
 
-    def __str__(self) -> str:
-        return (
+    def as_report(self) -> Report:
+        """Return the losses, and how many tokens they were computed from."""
+        words = (
             f"validation samples, nats/token: unigram entropy {self.unigram_entropy_nats:.4f}, "
             f"unigram of training counts {self.unigram_nats:.4f} (add-{self.unigram_k:.3g}), "
             f"bigram {self.bigram_nats:.4f} (add-{self.bigram_k:.3g}); "
             f"{self.train_tokens:,} training and {self.validation_tokens:,} validation tokens"
         )
+        return Report("", [Sentence(words)])
 
-    __repr__ = __str__
 
-
-@dataclass(frozen=True)
-class NoBaselines:
+@dataclass(frozen=True, repr=False)
+class NoBaselines(Result):
     """The result for data that has no baselines. Displayed in a notebook, it shows the reason."""
 
     reason: str
 
-    def __str__(self) -> str:
-        return f"no baselines: {self.reason}"
-
-    __repr__ = __str__
+    def as_report(self) -> Report:
+        return Report("", [Sentence(f"no baselines: {self.reason}")])
 
 
 @overload

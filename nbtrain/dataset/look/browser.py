@@ -15,6 +15,7 @@ from typing import Any, Union
 import numpy as np
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.report import Block, TextForm, heading
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
@@ -116,25 +117,31 @@ class Document:
         return f"{printable(self.title)}\n{lines}"
 
 
-def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Return documents (results of Document.to_dict) as HTML that folds out one by one; the first is open."""
-    parts = []
-    for place, sample in enumerate(samples):
-        document = Document.from_dict(sample)
-        opened = " open" if place == 0 else ""
-        parts.append(
-            f"<details{opened}><summary>{html.escape(document.title)}</summary>{document.to_html()}</details>"
+@dataclass(frozen=True, slots=True)
+class Documents(Block):
+    """Documents as a block of a report. In HTML they fold out one by one; the first is open."""
+
+    samples: Sequence[Mapping[str, Any]]
+    """Results of Document.to_dict."""
+    most_chars: int | None = None
+    """Characters of each document that text shows."""
+    title: str = "documents"
+
+    def lines(self, form: TextForm) -> list[str]:
+        texts = [Document.from_dict(sample).to_text(self.most_chars, form.colors) for sample in self.samples]
+        if any("pieces" in sample for sample in self.samples):
+            texts.insert(0, marked.LEGEND_COLOUR if form.colors else marked.LEGEND_PLAIN)
+        return "\n\n".join(texts).split("\n") if texts else []
+
+    def html(self) -> str:
+        documents = [Document.from_dict(sample) for sample in self.samples]
+        legend = f": {marked.LEGEND_HTML}" if any(document.masked for document in documents) else ""
+        folds = (
+            f"<details{'' if place else ' open'}><summary>{html.escape(document.title)}</summary>"
+            f"{document.to_html()}</details>"
+            for place, document in enumerate(documents)
         )
-    return "".join(parts)
-
-
-def samples_text(
-    samples: Sequence[Mapping[str, Any]], most_chars: int | None = None, colour: bool = False
-) -> list[str]:
-    """Return documents (results of Document.to_dict) as text, in indented lines of up to `most_chars`
-    characters each.
-    """
-    return [Document.from_dict(sample).to_text(most_chars, colour) for sample in samples]
+        return f"{heading(self.title + legend)}{''.join(folds)}" if documents else ""
 
 
 class Browser:

@@ -5,43 +5,47 @@ data_card(config)                  for a run, with its splits and the number of 
 data_card(config with data.blend)  a BlendCard: each dataset with its share, and their cards
 """
 
-import base64
 import html
 import os
+from abc import abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.html_table import grouped_table
-from nbtrain.base.look import ORANGE
-from nbtrain.base.terminal import printable
+from nbtrain.base.findings import Finding
+from nbtrain.base.report import (
+    Block,
+    Column,
+    Facts,
+    Findings,
+    InNotebook,
+    InText,
+    Picture,
+    Record,
+    Report,
+    Result,
+    Table,
+    record_of,
+)
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import folder_of
 from nbtrain.corpus.tokenizer.other_text import other_text_of
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.look import marked
-from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
+from nbtrain.dataset.look.browser import Browser, Documents
 from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
 from nbtrain.dataset.look.duplicates import Duplicates, find_duplicates
 from nbtrain.dataset.look.prepare_report import split_rows, splits_table
-from nbtrain.dataset.look.sequences import sequences_html, sequences_of
+from nbtrain.dataset.look.sequences import Sequences, sequences_of
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
-from nbtrain.dataset.tables import (
-    SOURCE_COLUMNS,
-    UNREAD_COLUMNS,
-    Table,
-    as_facts,
-    source_rows,
-    text_table,
-    unread_rows,
-)
+from nbtrain.dataset.tables import sources_table, unread_table
 
 NUM_SAMPLES = 12
 NAMED_TEMPLATES = 10
@@ -60,55 +64,25 @@ summary{{cursor:pointer}}pre{{font-size:12px}}
 """
 
 
-class _Card:
-    """Base class of both kinds of card: a heading, warnings, tables and plots, as text and as HTML."""
+class Card(Result):
+    """Base class of both kinds of card."""
 
-    warnings: list[str]
-
-    @property
-    def _heading(self) -> str:
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        parts = [self._heading, *(text_table(*table) for table in self._tables().values())]
-        parts += [f"warning: {warning}" for warning in self.warnings]
-        return printable("\n\n".join([*parts, *self._text_parts()]))
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
+    @abstractmethod
+    def summary(self) -> Report:
+        """Return warnings, tables and plots, without the documents below them."""
 
     def to_page(self) -> str:
-        return PAGE.format(title=html.escape(f"data card of {self._heading}"), body=self.to_html())
+        """Return the card as an HTML page."""
+        report = self.as_report()
+        return PAGE.format(title=html.escape(f"data card of {report.title}"), body=report.html())
 
-    def summary_html(self) -> str:
-        """Return heading, warnings, tables and plots as HTML, without the parts below them."""
-        escaped = map(html.escape, self.warnings)
-        # Small coloured words would be too faint in one of the two themes.
-        dot = f'<span aria-hidden="true" style="color:{ORANGE}">&#9679;</span>'
-        warnings = "".join(f"<p>{dot} <b>warning</b>: {text}</p>" for text in escaped)
-        grid = grouped_table({title: as_facts(table) for title, table in self._tables().items()})
-        heading = f'<h3 style="overflow-wrap:anywhere">{html.escape(self._heading)}</h3>'
-        return f"{heading}{warnings}{grid}{self._pictures()}"
 
-    def to_html(self) -> str:
-        """Return a self-contained HTML fragment with plots as inline SVG."""
-        raise NotImplementedError
-
-    def _tables(self) -> dict[str, Table]:
-        """Return the card's tables by title."""
-        raise NotImplementedError
-
-    def _pictures(self) -> str:
-        raise NotImplementedError
-
-    def _text_parts(self) -> list[str]:
-        raise NotImplementedError
+def _warned(warnings: Sequence[str]) -> Findings:
+    return Findings([Finding("warning", "data_card", "", "", warning) for warning in warnings])
 
 
 @dataclass(frozen=True, repr=False)
-class DataCard(_Card):
+class DataCard(Card, Record):
     """A description of a dataset that displays itself as text and as HTML."""
 
     prefix: str
@@ -150,45 +124,40 @@ class DataCard(_Card):
     warnings: list[str] = field(default_factory=list)
     training_sequences: list[dict[str, Any]] = field(default_factory=list)
     """The first training sequences (sequences.py) if the card is of a run."""
+    derived = ("bytes_per_token",)
 
     @property
     def bytes_per_token(self) -> float | None:
         """Text bytes per token, EOD included; None if the text's size is unknown."""
         return self.text_bytes / self.tokens if self.text_bytes and self.tokens else None
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "bytes_per_token": self.bytes_per_token}
-
-    @property
-    def _heading(self) -> str:
-        return self.prefix
-
-    def to_html(self) -> str:
-        legend = "" if self.learnt_tokens is None else f": {marked.LEGEND_HTML}"
-        documents = f"<h4>documents{legend}</h4>{samples_html(self.samples)}"
-        return f"{self.summary_html()}{documents}{self.sequences_html()}"
-
-    def sequences_html(self) -> str:
-        """Return a run's first training sequences as HTML that folds out one by one; "" without a run."""
-        if not self.training_sequences:
-            return ""
-        return f"<h4>training sequences: {marked.LEGEND_HTML}</h4>{sequences_html(self.training_sequences)}"
-
-    def _text_parts(self) -> list[str]:
+    def as_report(self) -> Report:
+        """Return the summary, some documents and, of a run, its first training sequences."""
         # Spread over the dataset, as the whole list is.
         step = max(1, len(self.samples) // NUM_TEXT_SAMPLES)
-        return samples_text(self.samples[step // 2 :: step][:NUM_TEXT_SAMPLES], TEXT_SAMPLE_CHARS)
+        some = Documents(self.samples[step // 2 :: step][:NUM_TEXT_SAMPLES], TEXT_SAMPLE_CHARS)
+        summary = self.summary()
+        samples = [InText(some), InNotebook(Documents(self.samples)), InNotebook(self.sequences_shown)]
+        return Report(summary.title, [*summary.blocks, *samples])
 
-    def _pictures(self) -> str:
-        lengths = histogram_svg(self.histogram["edges"], self.histogram["counts"], self.seq_length)
-        pictures = _image(lengths, "documents by length in tokens")
+    @property
+    def sequences_shown(self) -> Sequences:
+        """A run's first training sequences as a block of a report."""
+        return Sequences(self.training_sequences)
+
+    def summary(self) -> Report:
+        lengths = Picture(self._histogram, "documents by length in tokens")
+        blocks: list[Block] = [_warned(self.warnings), *self._tables(), lengths]
         tokens = [source["tokens"] for source in self.sources]
         if len(tokens) > 1 and all(tokens):
             names = [source["name"] for source in self.sources]
-            pictures += _image(bars_svg(names, tokens, "tokens"), "tokens by source")
-        return f"<div>{pictures}</div>"
+            blocks.append(Picture(lambda: bars_svg(names, tokens, "tokens"), "tokens by source"))
+        return Report(self.prefix, blocks)
 
-    def _tables(self) -> dict[str, Table]:
+    def _histogram(self) -> bytes:
+        return histogram_svg(self.histogram["edges"], self.histogram["counts"], self.seq_length)
+
+    def _tables(self) -> list[Block]:
         documents, learnt = f"{self.documents:,}", self.learnt_tokens
         if self.empty_documents:
             documents += f", {self.empty_documents:,} of them empty"
@@ -211,29 +180,25 @@ class DataCard(_Card):
             *([["templates not evaluated", templates]] if (templates := _templates(self.sources)) else []),
         ]
         lengths = ["tokens a document", *(f"{value:,.0f}" for value in self.lengths.values())]
-        tables: dict[str, Table] = {"Dataset": (["", ""], facts), "Lengths": (["", *self.lengths], [lengths])}
-        if self.splits:
-            what = "documents" if self.sequences == self.documents else "sequences"
-            tables["Splits"] = splits_table(self.splits, what, "samples read")
-        if self.sources:
-            extra = ["unknown tokens"] if any(source["unknown_tokens"] for source in self.sources) else []
-            rows = [
-                [
-                    *row,
-                    *(_share(source["unknown_tokens"], source["tokens"]) for _ in extra),
-                    _licence(source["licence"]),
-                    source["attribution"] or "",
-                ]
-                for row, source in zip(source_rows(self.sources), self.sources)
-            ]
-            tables["Sources"] = ([*SOURCE_COLUMNS, *extra, "licence", "attribution"], rows)
-        if unread := unread_rows(self.sources):
-            tables["Keys not read"] = (UNREAD_COLUMNS, unread)
-        return tables
+        what = "documents" if self.sequences == self.documents else "sequences"
+        more: dict[str, Any] = {}
+        if any(source["unknown_tokens"] for source in self.sources):
+            more["unknown_tokens"] = lambda source: _share(source["unknown_tokens"], source["tokens"])
+        more |= {
+            "licence": lambda source: _licence(source["licence"]),
+            "attribution": lambda source: source["attribution"],
+        }
+        return [
+            Facts([(name, value) for name, value in facts], "Dataset"),
+            Table(["", *self.lengths], [lengths], "Lengths", is_grid=True),
+            splits_table(self.splits, what, "samples read", "Splits", is_grid=True),
+            sources_table(self.sources, "Sources", is_grid=True, **more),
+            unread_table(self.sources, "Keys not read", is_grid=True),
+        ]
 
 
 @dataclass(frozen=True, repr=False)
-class BlendCard(_Card):
+class BlendCard(Card):
     """The card of a run that mixes datasets: their shares and epochs, then a card of each."""
 
     name: str
@@ -245,28 +210,30 @@ class BlendCard(_Card):
     warnings: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        cards = [card.to_dict() for card in self.cards]
-        return {"name": self.name, "entries": self.entries, "warnings": self.warnings, "cards": cards}
+        return {**record_of(self), "cards": [card.to_dict() for card in self.cards]}
 
-    @property
-    def _heading(self) -> str:
-        return f"blend {self.name}"
+    def as_report(self) -> Report:
+        """Return the summary, then the card of each dataset."""
+        summary = self.summary()
+        return Report(summary.title, [*summary.blocks, *(card.as_report() for card in self.cards)])
 
-    def to_html(self) -> str:
-        return self.summary_html() + "".join(card.to_html() for card in self.cards)
+    def summary(self) -> Report:
+        columns: list[str | Column] = [
+            "dataset",
+            Column("weight", "{:g}".format),
+            Column("share", "{:.1%}".format),
+            *("tokens", "training tokens", "samples"),
+            Column("epochs", "{:.2f}".format),
+        ]
+        keys = ("name", "weight", "share", "tokens", "train_tokens", "samples", "epochs")
+        rows = [[entry[key] for key in keys] for entry in self.entries]
+        table = Table(columns, rows, "Datasets", is_grid=True)
+        picture = Picture(self._samples, "training samples by dataset")
+        return Report(f"blend {self.name}", [_warned(self.warnings), table, picture])
 
-    def _text_parts(self) -> list[str]:
-        return [str(card) for card in self.cards]
-
-    def _pictures(self) -> str:
+    def _samples(self) -> bytes:
         names, samples = zip(*((entry["name"], entry["samples"]) for entry in self.entries))
-        return _image(bars_svg(names, samples, "training samples"), "training samples by dataset")
-
-    def _tables(self) -> dict[str, Table]:
-        header = ["dataset", "weight", "share", "tokens", "training tokens", "samples", "epochs"]
-        cells = ["{name}", "{weight:g}", "{share:.1%}", "{tokens:,}", "{train_tokens:,}", "{samples:,}"]
-        cells.append("{epochs:.2f}")
-        return {"Datasets": (header, [[cell.format(**entry) for cell in cells] for entry in self.entries])}
+        return bars_svg(names, samples, "training samples")
 
 
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
@@ -413,11 +380,6 @@ def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
         warnings += _epoch_warnings([train], f" of {entry.name}")
         cards.append(_card(entry.files, tokenizer, None))
     return BlendCard(config.data.name, rows, cards, warnings)
-
-
-def _image(svg: bytes, title: str) -> str:
-    data = base64.b64encode(svg).decode()
-    return f'<img alt="{html.escape(title)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
 
 
 def _templates(sources: list[dict[str, Any]]) -> str:

@@ -2,44 +2,35 @@
 
 import contextlib
 import hashlib
-import html
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.html_table import html_table
+from nbtrain.base.findings import Finding
 from nbtrain.base.progress import Progress
-from nbtrain.base.terminal import printable
+from nbtrain.base.report import Facts, Findings, Record, Report, Result
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import BLOCK, IndexedDataset
-from nbtrain.dataset.look import marked
-from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
-from nbtrain.dataset.look.sequences import sequences_html, sequences_of, sequences_text
+from nbtrain.dataset.look.browser import Browser, Documents
+from nbtrain.dataset.look.sequences import Sequences, sequences_of
 from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
-from nbtrain.dataset.tables import (
-    SOURCE_COLUMNS,
-    UNREAD_COLUMNS,
-    Table,
-    source_rows,
-    text_table,
-    unread_rows,
-)
+from nbtrain.dataset.tables import sources_table, unread_table
 
 SAMPLE_TOKENS = 80
 PROGRESS_BYTES = 64 << 20
 """Bytes from which on reading files shows a progress bar."""
 
 
-@dataclass(frozen=True)
-class Inspection:
+@dataclass(frozen=True, repr=False)
+class Inspection(Result, Record):
     """Properties of a pair, and the results of the checks that `verify` made."""
 
     prefix: str
@@ -53,43 +44,17 @@ class Inspection:
     training_sequences: list[dict[str, Any]] = field(default_factory=list)
     """The first training sequences (sequences.py) if a run was inspected."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def to_text(self, colour: bool = False) -> str:
-        """Return the inspection for a terminal, with tokens in the loss coloured, or marked with brackets."""
-        parts = [printable(self.prefix), *(text_table(*table) for table in self._tables())]
-        if self._is_masked:
-            parts.append(marked.LEGEND_COLOUR if colour else marked.LEGEND_PLAIN)
-        parts += samples_text(self.samples, colour=colour)
-        if self.training_sequences:
-            parts += [marked.STRIP_LEGEND, *sequences_text(self.training_sequences, colour)]
-        parts.append(printable("\n".join(f"ok: {check}" for check in self.checks)))
-        return "\n\n".join(part for part in parts if part)
-
-    __str__ = to_text
-
-    @property
-    def _is_masked(self) -> bool:
-        return any("pieces" in sample for sample in self.samples) or bool(self.training_sequences)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        tables = "".join(html_table(*table) for table in self._tables())
-        checks = html_table(["", ""], [["ok", check] for check in self.checks]) if self.checks else ""
-        legend = f"<p>{marked.LEGEND_HTML}</p>" if self._is_masked else ""
-        shown = legend + samples_html(self.samples) + sequences_html(self.training_sequences)
-        heading = f'<h4 style="overflow-wrap:anywhere">{html.escape(self.prefix)}</h4>'
-        return f"{heading}{tables}{checks}{shown}"
-
-    def _tables(self) -> list[Table]:
-        tables: list[Table] = [(["", ""], [[name, _shown(value)] for name, value in self.facts.items()])]
-        if self.sources:
-            tables.append((SOURCE_COLUMNS, source_rows(self.sources)))
-        if unread := unread_rows(self.sources):
-            tables.append((UNREAD_COLUMNS, unread))
-        return tables
+    def as_report(self) -> Report:
+        """Return the properties, the sources, some documents, the first training sequences and the checks."""
+        blocks = [
+            Facts({name: _shown(value) for name, value in self.facts.items()}),
+            sources_table(self.sources),
+            unread_table(self.sources),
+            Documents(self.samples),
+            Sequences(self.training_sequences),
+            Findings([Finding("ok", "verify", "", "", check) for check in self.checks]),
+        ]
+        return Report(self.prefix, blocks)
 
 
 def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> Inspection:

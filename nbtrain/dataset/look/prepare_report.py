@@ -4,14 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.html_table import html_table
-from nbtrain.base.terminal import printable
+from nbtrain.base.report import Column, Report, Result, Sentence, Table
 from nbtrain.base.workspace import display
-from nbtrain.dataset.look import marked
-from nbtrain.dataset.look.browser import samples_html, samples_text
+from nbtrain.dataset.look.browser import Documents
 from nbtrain.dataset.manifest import DatasetManifest, dropped_sentences
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES
-from nbtrain.dataset.tables import UNREAD_COLUMNS, Table, text_table, unread_rows
+from nbtrain.dataset.tables import unread_table
 
 if TYPE_CHECKING:
     from nbtrain.dataset.samples.build import GPTDatasets
@@ -30,8 +28,8 @@ class Step:
     seconds: float
 
 
-@dataclass
-class PrepareReport:
+@dataclass(repr=False)
+class PrepareReport(Result):
     """Steps with their reasons, the dataset's manifest, and the splits of this run."""
 
     run: str
@@ -63,34 +61,17 @@ class PrepareReport:
             "manifest": self.manifest.to_dict() if self.manifest else None,
         }
 
-    def to_text(self, colour: bool = False) -> str:
-        """Return the report for a terminal, with tokens in the loss coloured, or marked with brackets."""
-        parts = [*(text_table(header, rows) for header, rows in self._tables()), printable(self._summary())]
-        if self.examples:
-            parts.append(marked.LEGEND_COLOUR if colour else marked.LEGEND_PLAIN)
-            parts += samples_text(self.examples, EXAMPLE_CHARS, colour)
-        return "\n\n".join(filter(None, parts))
-
-    __str__ = to_text
-
-    def __repr__(self) -> str:
-        return self.to_text()
-
-    def _repr_html_(self) -> str:
-        import html
-
-        tables = "".join(html_table(header, rows) for header, rows in self._tables())
-        examples = f"<p>{marked.LEGEND_HTML}</p>{samples_html(self.examples)}" if self.examples else ""
-        return f"{tables}<p>{html.escape(self._summary())}</p>{examples}"
-
-    def _tables(self) -> list[Table]:
-        steps = [[step.name, step.action, f"{step.seconds:.2f}", step.reason] for step in self.steps]
-        tables: list[Table] = [(["step", "", "seconds", "why"], steps)]
-        if self.splits:
-            tables.append(splits_table(self.splits))
-        if unread := unread_rows(self.manifest.sources if self.manifest else []):
-            tables.append((UNREAD_COLUMNS, unread))
-        return tables
+    def as_report(self) -> Report:
+        """Return the steps, the splits, the keys that were not read, the counts and the examples."""
+        steps = [[step.name, step.action, step.seconds, step.reason] for step in self.steps]
+        blocks = [
+            Table(["step", "", Column("seconds", "{:.2f}".format), "why"], steps),
+            splits_table(self.splits),
+            unread_table(self.manifest.sources if self.manifest else []),
+            Sentence(self._summary()),
+            Documents(self.examples, EXAMPLE_CHARS, "examples"),
+        ]
+        return Report("", blocks)
 
     def _summary(self) -> str:
         if self.manifest is None or self.dataset is None:
@@ -124,9 +105,13 @@ def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
 
 
 def splits_table(
-    splits: list[dict[str, Any]], documents: str = "documents", samples: str = "samples"
+    splits: list[dict[str, Any]],
+    documents: str = "documents",
+    samples: str = "samples",
+    title: str = "",
+    is_grid: bool = False,
 ) -> Table:
     """Return the rows of split_rows as a table; `documents` and `samples` are the headings of two columns."""
-    cells = ("{name}", "{documents:,}", "{tokens:,}", "{samples:,}", "{epochs:.2f}")
-    rows = [[cell.format(**split) for cell in cells] for split in splits]
-    return ["split", documents, "tokens", samples, "epochs"], rows
+    columns: list[str | Column] = ["split", documents, "tokens", samples, Column("epochs", "{:.2f}".format)]
+    rows = [[split[key] for key in ("name", "documents", "tokens", "samples", "epochs")] for split in splits]
+    return Table(columns, rows, title, is_grid)

@@ -9,13 +9,14 @@ positions 0 to 118
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.report import Block, Record, TextForm, heading
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.look import marked
 from nbtrain.dataset.look.browser import Browser
@@ -40,7 +41,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class TrainingSequence:
+class TrainingSequence(Record):
     """One sample of a run's training split."""
 
     position: int
@@ -60,9 +61,6 @@ class TrainingSequence:
             f"training sequence {self.position:,}: {len(self.kinds):,} positions, {documents}, "
             f"{counts[LOSS]:,} in the loss, {counts[PADDING]:,} padding"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "TrainingSequence":
@@ -165,11 +163,18 @@ def sequences_of(
         return [], str(error)
 
 
-def sequences_html(sequences: Sequence[Mapping[str, Any]]) -> str:
-    """Return sequences (results of TrainingSequence.to_dict) as HTML that folds out one by one."""
-    return "".join(TrainingSequence.from_dict(sequence).to_html() for sequence in sequences)
+@dataclass(frozen=True, slots=True)
+class Sequences(Block):
+    """A run's first training sequences as a block of a report. In HTML they fold out one by one."""
 
+    sequences: Sequence[Mapping[str, Any]]
+    """Results of TrainingSequence.to_dict."""
 
-def sequences_text(sequences: Sequence[Mapping[str, Any]], colour: bool = False) -> list[str]:
-    """Return sequences (results of TrainingSequence.to_dict) as text."""
-    return [TrainingSequence.from_dict(sequence).to_text(colour) for sequence in sequences]
+    def lines(self, form: TextForm) -> list[str]:
+        texts = [TrainingSequence.from_dict(sequence).to_text(form.colors) for sequence in self.sequences]
+        legend = f"{marked.LEGEND_COLOUR if form.colors else marked.LEGEND_PLAIN}; {marked.STRIP_LEGEND}"
+        return "\n\n".join([legend, *texts]).split("\n") if texts else []
+
+    def html(self) -> str:
+        folds = "".join(TrainingSequence.from_dict(sequence).to_html() for sequence in self.sequences)
+        return f"{heading(f'training sequences: {marked.LEGEND_HTML}')}{folds}" if folds else ""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.jobstate import ACTIVE, QUEUED
 from nbtrain.base.observed_state import read_state
+from nbtrain.base.report import Report, Result, Sentence, Table, record_of
 from nbtrain.base.rundir import JobDir
-from nbtrain.base.table import aligned
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.backend_section import MOST_PRIORITY
@@ -43,18 +43,47 @@ class QueueEntry:
     """Time of submission in seconds since the epoch."""
     cause: str | None
 
+    @property
+    def line(self) -> str:
+        """The cause as one line; "" without one."""
+        return " ".join((self.cause or "").split())
 
-class QueueList(list[QueueEntry]):
+    @property
+    def cells(self) -> list[str]:
+        """The cells of the job in the table."""
+        has = ", ".join(slot.replace("gpu-GPU-", "GPU-") for slot in self.holds)
+        return [
+            "-" if self.place is None else str(self.place),
+            self.name,
+            self.state,
+            self.needs,
+            str(self.priority),
+            f"{amounts.elapsed(max(0.0, time.time() - self.queued_at))} ago",
+            has if has and self.state in ACTIVE else shortened(self.line, CAUSE_LENGTH),
+        ]
+
+
+class QueueList(Result, list[QueueEntry]):
     """Jobs that print, and show in a cell, as the table of `nbtrain queue`."""
 
-    def __repr__(self) -> str:
-        return queue_table(self)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self))
+    def as_report(self) -> Report:
+        """Return the table, the causes that are too long for it, and the runs of other workspaces."""
+        if not self:
+            return Report("", [Sentence("No job of this machine has devices or waits for them.")])
+        columns = ("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "HAS, OR CAUSE")
+        long = [f"{entry.name}: {entry.line}" for entry in self if len(entry.line) > CAUSE_LENGTH]
+        elsewhere = [
+            f"{entry.name} is a run of another workspace: {entry.run}"
+            for entry in self
+            if Path(entry.run).parent != output_root()
+        ]
+        table = Table(columns, [entry.cells for entry in self])
+        # A long cause often says at its end what to do.
+        return Report("", [table, *map(Sentence, (*long, *elsewhere))])
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        return [asdict(entry) for entry in self]
+        """Return the jobs as JSON values."""
+        return [record_of(entry) for entry in self]
 
 
 def list_queue(name: str = "") -> QueueList:
@@ -149,32 +178,6 @@ def _named(ticket: Ticket, mine: Ticket) -> str:
     """Return the name of a job's run, with its folder if the run is in another workspace."""
     is_here = Path(ticket.run).parent == Path(mine.run).parent
     return ticket.name if is_here else f"{ticket.name} of another workspace, {ticket.run}"
-
-
-def queue_table(entries: Sequence[QueueEntry]) -> str:
-    """Return the lines of the table that `nbtrain queue` prints."""
-    if not entries:
-        return "No job of this machine has devices or waits for them."
-    whole: list[str] = []
-    """Causes too long for the table; their end often says what to do."""
-    rows: list[tuple[str, ...]] = [("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "HAS, OR CAUSE")]
-    for entry in entries:
-        cause = " ".join((entry.cause or "").split())
-        if (short := shortened(cause, CAUSE_LENGTH)) != cause:
-            whole.append(f"{entry.name}: {cause}")
-        since = f"{amounts.elapsed(max(0.0, time.time() - entry.queued_at))} ago"
-        place = "-" if entry.place is None else str(entry.place)
-        has = ", ".join(slot.replace("gpu-GPU-", "GPU-") for slot in entry.holds)
-        said = has if has and entry.state in ACTIVE else short
-        rows.append((place, entry.name, entry.state, entry.needs, str(entry.priority), since, said))
-    root = output_root()
-    elsewhere = [
-        f"{entry.name} is a run of another workspace: {entry.run}"
-        for entry in entries
-        if Path(entry.run).parent != root
-    ]
-    notes = [*whole, *elsewhere]
-    return "\n".join([*aligned(rows), *([""] if notes else []), *notes])
 
 
 def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> None:

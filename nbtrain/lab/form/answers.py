@@ -132,8 +132,7 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
                 "changes": changes,
             }
         )
-    refused = found.refused_lines()[1:]
-    return {"title": found.title, "rows": rows, "refused": [line.removeprefix("  - ") for line in refused]}
+    return {"title": found.title, "rows": rows, "refused": found.refused().items}
 
 
 def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:

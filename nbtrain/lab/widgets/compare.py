@@ -13,11 +13,12 @@ import traitlets
 
 from nbtrain.base.metrics import BY_NAME
 from nbtrain.base.notebook import is_watched
+from nbtrain.base.report import Report, Result
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.monitor.compare import compared
-from nbtrain.monitor.compare_picture import comparison_html, comparison_text
+from nbtrain.monitor.compare_picture import comparison_report
 from nbtrain.monitor.metrics_range import Asked, whole_metrics
 from nbtrain.monitor.published import read_published
 from nbtrain.monitor.run_view import RunView
@@ -43,7 +44,7 @@ class ComparePage(anywidget.AnyWidget):
     """{"tables", "curves"} of the moment the cell ran."""
 
 
-class Comparison:
+class Comparison(Result):
     """Runs side by side: in a cell as the live page or a picture with tables, in a terminal as tables."""
 
     def __init__(self, runs: Sequence[RunDir], published: Path | None = None):
@@ -51,11 +52,12 @@ class Comparison:
         self.runs, self.published = list(runs), published
         self.tables = compared(self.runs, read_published(published) if published else ())
 
-    def __repr__(self) -> str:
-        return comparison_text(self.tables)
+    def as_report(self) -> Report:
+        """Return the tables below the curves."""
+        return comparison_report(self.runs, self.tables)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        picture = comparison_html(self.runs, self.tables)
+        picture = self._repr_html_()
         if not is_watched():
             return {"text/html": picture, "text/plain": repr(self)}
         page = ComparePage(

@@ -118,7 +118,7 @@ class CardPanel(widgets.VBox):
         layout = widgets.Layout(width="330px", display=None if isinstance(card, BlendCard) else "none")
         self.choice = widgets.Dropdown(options=places, value=0, description="dataset", layout=layout)
         # Without the line height, a line of text is as tall as a control.
-        self.summary = widgets.HTML(f'<div style="line-height:1.4">{card.summary_html()}</div>')
+        self.summary = widgets.HTML(f'<div style="line-height:1.4">{card.summary().html()}</div>')
         self.browser = self._open()
         self.sequences = widgets.HTML()
         super().__init__([self.summary, self.choice, self.browser, self.sequences])
@@ -136,7 +136,7 @@ class CardPanel(widgets.VBox):
         old.close()
 
     def _show_sequences(self) -> None:
-        shown = self.cards[self.choice.value].sequences_html()
+        shown = self.cards[self.choice.value].sequences_shown.html()
         self.sequences.value = shown and f'<div style="line-height:1.4">{shown}</div>'
 
 
@@ -144,7 +144,7 @@ class LiveDataCard(DataCard):
     """A data card that shows itself with its browser in a live notebook."""
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return bundle(CardPanel(self), self.to_html(), str(self)), {}
+        return bundle(CardPanel(self), self._repr_html_(), str(self)), {}
 
     def _ipython_display_(self) -> None:
         show(self._repr_mimebundle_()[0])

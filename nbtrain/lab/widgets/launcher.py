@@ -21,6 +21,7 @@ import traitlets
 
 from nbtrain.base.errors import ConfigError, NbtrainError
 from nbtrain.base.notebook import is_watched
+from nbtrain.base.report import Table
 from nbtrain.config.load import Overrides
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.form.answers import MODES, answer, place, yaml_for_others
@@ -159,7 +160,12 @@ def assessment_html(draft: Draft, assessment: Assessment) -> str:
     else:
         parts.append("<p><strong>Ready to submit</strong></p>")
     if draft.changes:
-        parts.append(f"<p>Changed against the YAML</p>{_changes(draft)}")
+        known = every_field()
+        shown = [
+            (key, known[key].shown(draft.base_value(key)), known[key].shown(value))
+            for key, value in draft.changes.items()
+        ]
+        parts.append(Table(("setting", "YAML", "now"), shown, "Changed against the YAML").html())
     if assessment.plan is not None:
         parts.append(assessment.plan._repr_html_())
     return "".join(parts)
@@ -167,18 +173,3 @@ def assessment_html(draft: Draft, assessment: Assessment) -> str:
 
 def _messages(texts: Iterable[str]) -> list[str]:
     return [f'<p style="white-space:pre-wrap;margin:2px 0">{html.escape(text)}</p>' for text in texts]
-
-
-def _changes(draft: Draft) -> str:
-    left = 'style="text-align:left"'
-    known = every_field()
-    shown = [
-        (key, known[key].shown(draft.base_value(key)), known[key].shown(value))
-        for key, value in draft.changes.items()
-    ]
-    rows = "".join(
-        f"<tr><td {left}>{html.escape(key)}</td><td {left}><s>{html.escape(before)}</s></td>"
-        f"<td {left}><strong>{html.escape(now)}</strong></td></tr>"
-        for key, before, now in shown
-    )
-    return f"<table>{rows}</table>"

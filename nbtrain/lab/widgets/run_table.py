@@ -17,8 +17,8 @@ import anywidget
 import traitlets
 
 from nbtrain.base.amounts import utc
-from nbtrain.base.html_table import html_table
 from nbtrain.base.notebook import is_watched
+from nbtrain.base.report import Table
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
@@ -134,7 +134,7 @@ def runs_html(runs: Sequence[RunStatus]) -> str:
         rows.append((run.name, run.state, where, *figures, submitted, tags, about))
     more = len(runs) - MOST_STATIC_ROWS
     caption = f"Runs (the first {MOST_STATIC_ROWS:,} of {len(runs):,})" if more > 0 else ""
-    return html_table(HEADS, rows, caption)
+    return Table(HEADS, rows, caption).html()
 
 
 def display_runs(runs: Sequence[RunStatus], everything: bool, archived: bool = False) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.amounts import moment, utc
-from nbtrain.base.html_table import html_table
 from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
+from nbtrain.base.report import Table, heading
 from nbtrain.lab.widgets.static_charts import beside, chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
 from nbtrain.monitor.conditions import in_sight
@@ -60,7 +60,7 @@ def run_html(
     parts.append(_log(run.log))
     if pages is not None:
         made = (metrics_html(pages["metrics"]), plan_html(pages["plan"]), config_html(pages["config"]))
-        parts += [_title(title) + part for title, part in zip(("Metrics", "Plan", "Config"), made) if part]
+        parts += [heading(title) + part for title, part in zip(("Metrics", "Plan", "Config"), made) if part]
     frame = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
     return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(parts)}</div>'
 
@@ -155,13 +155,13 @@ def _life(life: Mapping[str, Any]) -> str:
     )
     bar = f'<div style="white-space:nowrap;overflow:hidden;line-height:12px">{spans}</div>'
     legend = f'<div style="color:{GREY};font-size:11px">{names}</div>'
-    return _title(f"Life of the job, {utc(life['begin'])} to {utc(life['end'])} UTC") + bar + legend
+    return heading(f"Life of the job, {utc(life['begin'])} to {utc(life['end'])} UTC") + bar + legend
 
 
 def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
     """Return the use of resources over time, from the files that the job keeps."""
     rows = charts_in_rows([({**chart, "x_name": "time"}, chart["curves"], ()) for chart in charts])
-    return _title("Resources over time") + rows if rows else ""
+    return heading("Resources over time") + rows if rows else ""
 
 
 def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
@@ -192,13 +192,9 @@ def _log(log: dict[str, Any]) -> str:
         return ""
     text = html.escape("\n".join(log["lines"]))
     pre = "font-size:11px;margin:2px 0;white-space:pre-wrap"
-    return _title("Log of " + log["source"]) + f'<pre style="{pre}">{text}</pre>'
-
-
-def _title(words: str) -> str:
-    return f'<div style="font-size:12px;font-weight:600;margin-top:10px">{html.escape(words)}</div>'
+    return heading("Log of " + log["source"]) + f'<pre style="{pre}">{text}</pre>'
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rows = list(rows)
-    return _title(caption) + html_table(heads, rows, whole=True) if rows else ""
+    return Table(heads, rows, caption, wraps_last=True).html() if rows else ""

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from nbtrain.base.html_table import grouped_table, html_table, words_row
+from nbtrain.base.report import Facts, Headline, Report, Table
 from nbtrain.lab.widgets.static_charts import charts_in_rows
 from nbtrain.monitor.metric_charts import drawn
 
@@ -27,9 +27,9 @@ def plan_html(page: Mapping[str, Any] | None) -> str:
     words = [(name, word, page["kind"] if name == "fits" else "") for name, word in page["headline"].items()]
     texts = [(one["label"], f"{one['message']} {one['fix']}") for one in page["findings"]]
     findings = "".join(f"<li><b>{html.escape(label)}</b>: {html.escape(text)}</li>" for label, text in texts)
-    tables = grouped_table({table["title"]: dict(table["rows"]) for table in page["tables"]})
+    tables = Report("", [Facts(table["rows"], table["title"]) for table in page["tables"]]).html()
     listed = f"<ul>{findings}</ul>" if findings else ""
-    return words_row(words) + listed + FOLDED.format(words="All figures of the plan", content=tables)
+    return Headline(words).html() + listed + FOLDED.format(words="All figures of the plan", content=tables)
 
 
 def config_html(page: Mapping[str, Any] | None) -> str:
@@ -39,7 +39,7 @@ def config_html(page: Mapping[str, Any] | None) -> str:
     difference = ""
     if page["differences"]:
         caption = f"Differences from its parent run {page['parent']}"
-        difference = html_table(("setting", "here", page["parent"]), page["differences"], caption)
+        difference = Table(("setting", "here", page["parent"]), page["differences"], caption).html()
     elif page["parent"]:
         difference = f"<div>The same as its parent run {html.escape(page['parent'])}.</div>"
     yaml = f'<pre style="font-size:11px;margin:2px 0">{html.escape(page["yaml"])}</pre>'

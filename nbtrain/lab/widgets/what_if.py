@@ -14,8 +14,8 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.html_table import DIM, html_table, words_row
 from nbtrain.base.look import PARTS, TIME_PARTS
+from nbtrain.base.report import DIM, Facts, Headline, Report, Sentence
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.what_if import WhatIf
@@ -77,9 +77,8 @@ class WhatIfPage(anywidget.AnyWidget):
 
 def static_text(shown: dict[str, Any]) -> str:
     """Return the page as a few lines of text."""
-    words = ", ".join(f"{name}: {value}" for name, value, _ in shown["words"])
-    rows = "\n".join(f"  {name:<15}{value}" for name, value in shown["rows"])
-    return f"{shown['title']}\n{shown['layout']}\n{words}\n{rows}"
+    words = [Sentence(shown["layout"]), Headline(shown["words"])]
+    return str(Report(shown["title"], [*words, Facts(shown["rows"])]))
 
 
 def static_html(shown: dict[str, Any]) -> str:
@@ -93,10 +92,10 @@ def static_html(shown: dict[str, Any]) -> str:
         f'<div style="max-width:900px;border:1px solid #9aa2ad;border-radius:8px;padding:10px 14px">'
         f"<strong>{escape(shown['title'])}</strong><br>"
         f'<span style="{DIM}">{escape(shown["layout"])}</span>'
-        f"{words_row(shown['words'])}"
+        f"{Headline(shown['words']).html()}"
         f'<div style="font-size:12px">{controls}</div>'
         f"{_memory(shown['memory'])}{_time(shown['time'])}"
-        f"{html_table(('', ''), shown['rows'])}</div>"
+        f"{Facts(shown['rows']).html()}</div>"
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts, files
+from nbtrain.base.report import Column, Record, Report, Result, Sentence, Table
 from nbtrain.train.profile.picture import picture
 from nbtrain.train.profile.trace import (
     CATEGORIES,
@@ -53,8 +54,8 @@ class Operator:
     """FLOPs of all calls; 0 if it is not a matrix product or the shapes were not recorded."""
 
 
-@dataclass
-class ProfileSummary:
+@dataclass(repr=False)
+class ProfileSummary(Result, Record):
     """One cycle of the profiler on one rank."""
 
     title: str
@@ -82,46 +83,64 @@ class ProfileSummary:
     step_ends: list[float] = field(default_factory=list)
     """End of each step, in seconds from the first step's start."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of the summary's JSON file, which includes the sentences."""
-        own = asdict(self)
-        return {**own, "words": words(own)}
+    derived = ("words",)
 
-    def text(self) -> str:
-        """Return the summary as a page of text."""
-        lines = [
-            f"{self.title} | {self.device} | {amounts.counted(self.steps, 'step')}, {self.seconds:.4g} s, "
-            f"{self.seconds / self.steps * 1e3:.4g} ms a step",
-            "",
-            *words(asdict(self)),
-            "",
-            *_table("where the time goes", self.categories, self.seconds),
-        ]
-        if self.hidden_communication_seconds:
-            lines.append(
-                f"  and {self.hidden_communication_seconds:.4g} s of communication hidden by computation"
-            )
-        if self.parts:
-            lines += ["", *_table("parts of the step, by the host's clock", self.parts, self.seconds)]
+    @property
+    def words(self) -> list[str]:
+        """Sentences about the profile."""
+        return words(asdict(self))
+
+    def as_report(self) -> Report:
+        """Return the sentences, where the time goes, the most expensive operators and the peak of memory."""
+        hidden, memory, products = self.hidden_communication_seconds, "", ""
         if self.flops:
             rate = self.flops / self.seconds / 1e12
-            products = f"{self.flops / 1e12:.4g} TFLOP, {rate:.4g} TFLOP/s over the steps"
-            lines += ["", f"matrix products: {products}"]
-        lines += [
-            "",
-            f"{'own ms':>10}  {'share':>6}  {'calls':>7}  {'TFLOP/s':>8}  {'category':<17}  operator",
-        ]
-        for operator in self.operators:
-            rate_text = f"{operator.flops / operator.seconds / 1e12:8.4g}" if operator.flops else " " * 8
-            lines.append(
-                f"{operator.seconds * 1e3:>10.3f}  {operator.seconds / self.seconds:>6.1%}  "
-                f"{operator.calls:>7,}  {rate_text}  {operator.category:<17}  {operator.name}"
-            )
+            products = f"matrix products: {self.flops / 1e12:.4g} TFLOP, {rate:.4g} TFLOP/s over the steps"
         if self.memory:
             moment = f"{self.peak_memory_seconds * 1e3:.4g} ms after the first step's start"
             since = "" if self.device == "cuda" else ", counted from the profile's start"
-            lines += ["", f"memory: peak {amounts.size(self.peak_memory_bytes)}, {moment}{since}"]
-        return "\n".join(lines) + "\n"
+            memory = f"memory: peak {amounts.size(self.peak_memory_bytes)}, {moment}{since}"
+        return Report(
+            f"{self.title} | {self.device} | {amounts.counted(self.steps, 'step')}, {self.seconds:.4g} s, "
+            f"{self.seconds / self.steps * 1e3:.4g} ms a step",
+            [
+                *map(Sentence, self.words),
+                _shares_table("where the time goes", self.categories, self.seconds),
+                Sentence(f"and {hidden:.4g} s of communication hidden by computation" if hidden else ""),
+                _shares_table("parts of the step, by the host's clock", self.parts, self.seconds),
+                Sentence(products),
+                self._operators_table(),
+                Sentence(memory),
+            ],
+        )
+
+    def _operators_table(self) -> Table:
+        columns: list[str | Column] = [
+            Column("own ms", "{:.3f}".format),
+            Column("share", "{:.1%}".format),
+            "calls",
+            Column("TFLOP/s", "{:.4g}".format),
+            *("category", "operator"),
+        ]
+        rows = [
+            (
+                operator.seconds * 1e3,
+                operator.seconds / self.seconds,
+                operator.calls,
+                operator.flops / operator.seconds / 1e12 if operator.flops else None,
+                operator.category,
+                operator.name,
+            )
+            for operator in self.operators
+        ]
+        return Table(columns, rows)
+
+
+def _shares_table(title: str, seconds: dict[str, float], whole: float) -> Table:
+    """Return a table of parts with their seconds, and their shares as numbers and as bars."""
+    shares = {name: own / whole if whole else 0.0 for name, own in seconds.items()}
+    rows = [(name, seconds[name], share, "#" * round(40 * share)) for name, share in shares.items()]
+    return Table(["", Column("", "{:.4f} s".format), Column("", "{:.1%}".format), ""], rows, title)
 
 
 def write_summary(trace_path: Path, title: str) -> Path:
@@ -132,7 +151,7 @@ def write_summary(trace_path: Path, title: str) -> Path:
     files.write_json(trace_path.with_name(f"{stem}.json"), summary.to_dict())
     files.write_text(trace_path.with_name(f"{stem}.svg"), picture(asdict(summary)))
     target = trace_path.with_name(f"{stem}.txt")
-    files.write_text(target, summary.text())
+    files.write_text(target, f"{summary}\n")
     return target
 
 
@@ -231,11 +250,3 @@ def _thinned(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
     """Return at most TIMELINE_POINTS points: the highest of each chunk, so that no peak is lost."""
     size = -(-len(points) // TIMELINE_POINTS) or 1
     return [max(points[at : at + size], key=lambda point: point[1]) for at in range(0, len(points), size)]
-
-
-def _table(title: str, seconds: dict[str, float], whole: float) -> list[str]:
-    lines = [title]
-    for name, own in seconds.items():
-        share = own / whole if whole else 0.0
-        lines.append(f"  {name:<18} {own:>10.4f} s  {share:>6.1%}  {'#' * round(40 * share)}".rstrip())
-    return lines

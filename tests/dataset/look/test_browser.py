@@ -149,7 +149,7 @@ def test_names_of_sources_are_text(make_config, texts):
     name = "<script>alert(1)</script>"
     sources = [{"name": name, "sequences": [0, 60]}, {"name": "b", "sequences": [60, 120]}]
     make_dataset(make_config(), texts, sources=sources)
-    shown = module.samples_html([document.to_dict() for document in Browser("small").spread(2)])
+    shown = module.Documents([document.to_dict() for document in Browser("small").spread(2)]).html()
     assert "<script>" not in shown and "of &lt;script&gt;alert(1)&lt;/script&gt; (" in shown
 
 

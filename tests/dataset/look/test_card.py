@@ -65,9 +65,9 @@ def test_card_shows_itself(make_config):
     make_dataset(config, ["<script>alert(1)</script> text"])
     card = data_card(config)
     assert re.search(r"documents +1\n", str(card))
-    assert "<script>" not in card.to_html()
-    assert "&lt;script&gt;" in card.to_html()
-    assert card.to_html() == card._repr_html_() == data_card(config).to_html()
+    assert "<script>" not in card._repr_html_()
+    assert "&lt;script&gt;" in card._repr_html_()
+    assert card._repr_html_() == data_card(config)._repr_html_()
 
 
 def test_documents_command_no_terminal(make_config, workspace):
@@ -83,7 +83,7 @@ def test_documents_command_no_terminal(make_config, workspace):
         assert "  | one \\x1b[31mred\\x07 \\u202ebackwards\n  | and a line\n" in f"{shown}\n"
     assert "me\\x1b[2J\\nand you" in str(card)
     assert card.samples[0]["text"] == text
-    assert text in card.to_html()
+    assert text in card._repr_html_()
 
 
 def test_card_by_name_and_by_prefix(make_config, texts, workspace):
@@ -153,7 +153,7 @@ def test_epochs_and_the_warning(make_config, texts):
         f"training goes {1600 * 16 / train['tokens']:.1f} times through {train['tokens']:,} tokens: beyond 4 "
         "epochs repeated text adds less and less (arXiv:2305.16264). Use more text, or fewer train_tokens."
     ]
-    assert "<b>warning</b>: training goes" in data_card(longer).to_html()
+    assert ">warning</strong>: training goes" in data_card(longer)._repr_html_()
     assert "warning: training goes" in str(data_card(longer))
 
 
@@ -187,9 +187,9 @@ def test_sources(make_config, texts):
     assert [source["tokens"] for source in card.sources] == [1000, 3000]
     text = str(card)
     assert re.search(r"source +documents +bytes +tokens +bytes/token +licence +attribution\n", text)
-    assert re.search(r"\ntext +100 +9,000 +3,000 +3\.000 +not stated +A\. Writer\n", text)
+    assert re.search(r"\n +text +100 +9,000 +3,000 +3\.000 +not stated +A\. Writer\n", text)
     assert re.search(r"dropped: duplicate +2\n", text)
-    assert card.to_html().count("data:image/svg+xml;base64,") == 2
+    assert card._repr_html_().count("data:image/svg+xml;base64,") == 2
 
 
 def test_duplicates_are_found_in_the_bin(make_config, texts, monkeypatch):
@@ -228,7 +228,7 @@ def test_learnt_tokens_are_shown(make_config, texts):
     first = card.samples[0]
     assert [piece["learnt"] for piece in first["pieces"]] == [False, True]
     assert "".join(piece["text"] for piece in first["pieces"]) == first["text"] == texts[first["document"]]
-    assert "background-color:rgba(46,158,79,.18)" in card.to_html()
+    assert "background-color:rgba(46,158,79,.18)" in card._repr_html_()
     assert re.search(rf"tokens in the loss +{card.learnt_tokens:,} \(\d\d\.\d%\)\n", str(card))
 
 

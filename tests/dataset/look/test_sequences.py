@@ -51,7 +51,7 @@ def test_prepare_reports_the_loss_and_the_keys(tuned):
     assert "talk    id, url (2)" in text
     assert text.count("  | wrong\n") == 2 and text.count("  | [[right\n  | <EOD>]]") == 2
     assert "&lt;EOD&gt;" in report._repr_html_() and marked.LEGEND_HTML in report._repr_html_()
-    assert "\x1b[32mright\x1b[0m\n" in report.to_text(colour=True)
+    assert "\x1b[32mright\x1b[0m\n" in report.as_report().text(colors=True)
     assert prepare(config).examples == report.examples
     card = data_card(config)
     assert card.learnt_tokens == in_loss and "talk    id, url (2)" in str(card)
@@ -88,7 +88,7 @@ def test_packed_sequences(tuned):
     lines = str(inspect(config)).splitlines()
     strip = lines[lines.index(sequence.title) + 1]
     assert strip.count("|") == 2 and strip.endswith("...") and len(strip) == marked.STRIP_CELLS
-    assert sequence.title in inspect(config)._repr_html_() and "<svg" in data_card(config).to_html()
+    assert sequence.title in inspect(config)._repr_html_() and "<svg" in data_card(config)._repr_html_()
 
 
 def test_a_stream(workspace, make_config, texts):

@@ -82,7 +82,7 @@ def test_unknown_tokens_are_counted_by_source(make_run, caplog):
     (line,) = card.warnings
     assert line.startswith(f"source-1: {expected} (")
     assert "unknown tokens" in str(card)
-    assert "unknown tokens" in card.to_html()
+    assert "unknown tokens" in card._repr_html_()
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from nbtrain.jobs.machine.device_needs import needs_of, warnings_here
 from nbtrain.jobs.machine.processes import JOB_MARKER
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket
 from nbtrain.jobs.queue import after_boot, restart
-from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table, waiting_words
+from nbtrain.jobs.queue.listing import QueueEntry, QueueList, list_queue, move, waiting_words
 from nbtrain.jobs.supervisor import queue_place
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.queue_place import place_of
@@ -58,7 +58,7 @@ def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
     wait_until(lambda: "urgent" in cause_of(early), "the priority counts before the age")
     assert [entry.name for entry in list_queue()] == ["first", "urgent", "early", "late"]
     assert [entry.place for entry in list_queue("r")] == [None, 1, 2]
-    table = queue_table(list_queue()).splitlines()
+    table = str(list_queue()).splitlines()
     assert table[1].split()[:5] == ["-", "first", "RUNNING", "2", "cores"]
     assert table[1].endswith("cpu-0, cpu-1")
     assert table[2].startswith("1      urgent  QUEUED   2 cores  5 ")
@@ -555,7 +555,7 @@ def test_a_cause_that_the_table_cuts_stands_below_it():
     cause = f"was not started again: {'x' * 100}. Do this."
     run = str(output_root() / "first")
     entry = QueueEntry(None, "first", run, "id", "LOST", "1 core", [], 0, 0.0, cause)
-    *_, row, blank, whole = queue_table([entry]).split("\n")
+    *_, row, blank, whole = str(QueueList([entry])).split("\n")
     assert row.endswith("xxx...")
     assert (blank, whole) == ("", f"first: {cause}")
 
@@ -580,7 +580,7 @@ def test_a_job_of_another_workspace_is_named_with_its_folder(holders, tmp_path, 
         QueueEntry(1, job.name, job.run, job.job_id, "QUEUED", "1 GPU", [], 0, 0.0, None)
         for job in (far, mine)
     ]
-    assert queue_table(entries).endswith(f"\n\nfar is a run of another workspace: {tmp_path}/theirs/far")
+    assert str(QueueList(entries)).endswith(f"\n\nfar is a run of another workspace: {tmp_path}/theirs/far")
 
 
 def test_a_queue_that_cannot_be_looked_at_is_said(holders):

@@ -301,7 +301,7 @@ def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, m
     assert "rank 0 ended with code 1: ModuleNotFoundError: No module named 'no_such_module'" in str(report)
     assert f"output/{report.twin}/jobs/" in str(report)
     shown = api.TwinRun(report)
-    assert shown._repr_png_().startswith(b"\x89PNG") and "Twin of tiny: FAILED" in repr(shown)
+    assert "data:image/png;base64," in shown._repr_html_() and "Twin of tiny: FAILED" in repr(shown)
     with pytest.raises(JobFailed, match="Twin of tiny: FAILED"):
         shown.wait_if("no")
 

@@ -101,7 +101,7 @@ def test_card_in_a_live_notebook(make_config, texts, watched):  # noqa: F811
     assert card.documents == 120
     data, _ = card._repr_mimebundle_()
     assert set(data) == {WIDGET_MIME, "text/html", "text/plain"}
-    assert data["text/html"] == card.to_html() == data_card("small").to_html()
+    assert data["text/html"] == card._repr_html_() == data_card("small")._repr_html_()
 
 
 def test_card_where_nobody_watches(make_config, texts):  # noqa: F811

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nbtrain.base.report import Items, Report
 from nbtrain.planner.calibration import calibration
 from nbtrain.planner.calibration.calibration import (
     Calibration,
@@ -14,7 +15,7 @@ from nbtrain.planner.calibration.calibration import (
     write_calibration,
 )
 from nbtrain.planner.calibration.calibration_doubts import doubts
-from nbtrain.planner.calibration_view import bandwidths, lines, picture
+from nbtrain.planner.calibration_view import bandwidths, blocks, picture
 
 TODAY = datetime.date(2026, 11, 22)
 FIGURES = [
@@ -122,11 +123,11 @@ def test_bandwidth_is_counted_as_nccl_tests_counts_it():
 
 
 def test_the_table_and_the_picture_show_every_kind():
-    text = "\n".join(lines(made()))
+    text = str(Report("", blocks(made())))
     assert "fp32 products  80 GFLOP/s" in text and "memory         20.0 GB/s, read and written" in text
-    assert "Disk of the output directory: writes 1.00 GB/s, reads 2.00 GB/s" in text
+    assert "Disk of the output directory\n  writes         1.00 GB/s\n  reads          2.00 GB/s\n" in text
     assert "Collectives of 2 ranks: latency, then bus bandwidth by bytes of the array" in text
-    assert "all_reduce            100 us   0.04 GB/s   1.05 GB/s" in text
+    assert "  all_reduce   100 us  0.04 GB/s  1.05 GB/s" in text
     left, right = picture(made()).axes
     assert [line.get_label() for line in left.lines] == ["all_reduce, 2 ranks", "all_gather, 4 ranks"]
     assert list(right.lines[0].get_ydata()) == [50.0, 80.0]
@@ -139,7 +140,7 @@ def test_a_calibration_in_doubt_is_used_for_a_week(machine):
     assert read_calibration(TODAY)[0] == doubtful
     found, why = read_calibration(TODAY + datetime.timedelta(days=1))
     assert found is None and "is 8 days old (of 2026-11-15; at most 7 are trusted in doubt)" in why
-    assert lines(doubtful)[-2:] == ["In doubt:", "  other programs used 2.0 of 2 cores"]
+    assert blocks(doubtful)[-1] == Items(["other programs used 2.0 of 2 cores"], "In doubt:")
 
 
 def test_what_is_in_doubt():

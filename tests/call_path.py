@@ -5,7 +5,8 @@ file.
 
 Names are resolved through the imports of a file, and methods through mypy's type of the expression before the
 dot. A call of a base class's method may also call the methods that override it. A function that is passed as
-a value counts as called where it is named, and reading a property counts as a call.
+a value counts as called where it is named, and reading a property counts as a call. Functions in a module's
+variable, such as a tuple of checks, count as called where the variable is named.
 """
 
 import argparse
@@ -34,6 +35,8 @@ class Module:
     classes_at: Mapping[Place, tuple[str, ...]]
     functions: dict[str, ast.AST] = field(default_factory=dict)
     """Functions by name in the module: "submit", "Run.wait"."""
+    variables: dict[str, ast.AST] = field(default_factory=dict)
+    """The values of the module's variables by name: "CHECKS"."""
 
 
 def checked() -> build.BuildResult:
@@ -80,6 +83,11 @@ def modules(result: build.BuildResult) -> dict[str, Module]:
                 for inner in node.body:
                     if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
                         module.functions[f"{node.name}.{inner.name}"] = inner
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        module.variables[target.id] = node.value
         found[name] = module
     return found
 
@@ -116,13 +124,20 @@ class Calls:
             for name, module in self.modules.items()
             for function, node in module.functions.items()
         }
+        self.variables = {
+            f"{name}.{variable}": (name, value)
+            for name, module in self.modules.items()
+            for variable, value in module.variables.items()
+        }
 
     def named_in(self, function: str) -> Iterator[str]:
-        """Yield the full names of the functions that a function mentions."""
-        name, node = self.functions[function]
+        """Yield the full names of the functions and variables that a function, or a variable's value,
+        mentions.
+        """
+        name, node = self.functions.get(function) or self.variables[function]
         module = self.modules[name]
         local = imported(module.tree, self.modules)
-        local |= {own: f"{name}.{own}" for own in module.functions if "." not in own}
+        local |= {own: f"{name}.{own}" for own in (*module.functions, *module.variables) if "." not in own}
         local |= {full.rpartition(".")[2]: full for full in self.bases if full.rpartition(".")[0] == name}
         for part in ast.walk(node):
             if isinstance(part, ast.Name) and part.id in local:
@@ -148,13 +163,13 @@ class Calls:
             name = waiting.pop()
             if name in self.bases:
                 waiting += [f"{name}.__init__", f"{name}.__post_init__"]
-            if name in seen or name not in self.functions:
+            if name in seen or (name not in self.functions and name not in self.variables):
                 continue
             seen.add(name)
             for called in self.named_in(name):
                 waiting += [called, *self.overriding[called]]
         by_module: dict[str, list[str]] = defaultdict(list)
-        for name in sorted(seen):
+        for name in sorted(seen & self.functions.keys()):
             module, _ = self.functions[name]
             by_module[module].append(name.removeprefix(f"{module}."))
         return dict(sorted(by_module.items()))

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.api.arguments import text, whole, whole_or_none
 from nbtrain.api.run import Run, RunLike
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import Overrides
+from nbtrain.config.shape import Shape
 
 if TYPE_CHECKING:
     from nbtrain.lab.widgets.what_if import WhatIfPage

@@ -6,6 +6,7 @@ field is part of its type; a rule that joins two fields is a function in rules/c
 are counted in tokens, even if they are given in samples or steps; periods end in `_interval_steps`.
 """
 
+import functools
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
@@ -40,6 +41,7 @@ from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.parallel_section import ParallelConfig, PrecisionConfig
 from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.schedule_section import BatchConfig, LrScheduleConfig, OptimizerConfig, given_unit
+from nbtrain.config.shape import Shape
 from nbtrain.config.watch_section import (
     CheckpointConfig,
     EvaluationConfig,
@@ -408,6 +410,44 @@ class RunConfig(ConfigModel):
         """
         multiple = self.model.make_vocab_size_divisible_by * self.parallel.tensor_parallel_size
         return -(-self.tokenizer.vocab_size // multiple) * multiple
+
+    @functools.cached_property
+    def shape(self) -> Shape:
+        """The model's sizes, from which parameters, FLOPs and bytes are counted; built once."""
+        model = self.model
+        # A window as long as the sequence is none.
+        has_window = [window is not None and window < model.seq_length for window in model.windows]
+        return Shape(
+            num_layers=model.num_layers,
+            hidden_size=model.hidden_size,
+            num_attention_heads=model.num_attention_heads,
+            ffn_hidden_size=model.resolved_ffn_hidden_size,
+            padded_vocab_size=self.padded_vocab_size,
+            seq_length=model.seq_length,
+            num_query_groups=model.resolved_num_query_groups,
+            kv_channels=model.resolved_kv_channels,
+            learned_positions=0
+            if model.position_embedding_type == "rope"
+            else model.resolved_max_position_embeddings,
+            gated=model.activation == "swiglu",
+            rmsnorm=model.normalization == "RMSNorm",
+            bias=model.add_bias_linear,
+            add_qkv_bias=model.add_qkv_bias,
+            qk_layernorm=model.qk_layernorm,
+            window_layers=tuple(has_window) if any(has_window) else (),
+            window_size=(model.window_size or 0) if any(has_window) else 0,
+            attn_softcap=model.attn_logit_softcapping is not None,
+            logit_softcap=model.final_logit_softcapping is not None,
+            tied=not model.untie_embeddings_and_output_weights,
+            hidden_dropout=model.hidden_dropout,
+            attention_dropout=model.attention_dropout,
+        )
+
+    def __copy__(self) -> "RunConfig":
+        # A copy may be given other fields, and its shape follows them.
+        copied = super().__copy__()
+        copied.__dict__.pop("shape", None)
+        return copied
 
     @property
     def accumulation_steps(self) -> int:

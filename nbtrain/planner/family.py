@@ -8,10 +8,10 @@ import itertools
 from dataclasses import replace
 
 from nbtrain.config.arithmetic.parameters import count_layers
-from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.load import load
 from nbtrain.config.presets import PRESETS
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import Shape
 
 # The presets from 125M to 175B between which models are interpolated; 345M and 3.7B are variants outside it.
 LINE = ("125M", "350M", "760M", "1.3B", "2.7B", "6.7B", "13B", "175B")
@@ -37,7 +37,7 @@ def line(vocab_size: int, seq_length: int) -> tuple[tuple[str, Shape], ...]:
 
     Between two presets the width grows in steps of WIDTH_STEP, and the depth in proportion to the width.
     """
-    named = [(name, _fitted(shape_of(preset(name)), vocab_size, seq_length)) for name in LINE]
+    named = [(name, _fitted(preset(name).shape, vocab_size, seq_length)) for name in LINE]
     found = named[:1]
     for (_, small), (name, large) in itertools.pairwise(named):
         for width in range(small.hidden_size + 1, large.hidden_size):

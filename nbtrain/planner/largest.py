@@ -13,7 +13,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.report import Report, Result, Sentence, Table
-from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.shape import Shape
 from nbtrain.planner.family import line, parameters
 from nbtrain.planner.legal import (
     Cut,

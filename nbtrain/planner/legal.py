@@ -19,7 +19,6 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.parameters import count_layers, largest_of
-from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.arithmetic.stages import cut_evenly
 from nbtrain.config.batch_schedule import Rampup, StepSizes
 from nbtrain.config.deepspeed.ds_config import BUCKET_MULTIPLE
@@ -28,6 +27,7 @@ from nbtrain.config.rules import limits
 from nbtrain.config.rules.combinations import KINDS, clashes
 from nbtrain.config.rules.limits import Broken
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Place, Recompute, Setup, setup_of
 
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")

@@ -17,10 +17,10 @@ from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
 from nbtrain.config.arithmetic.flops import model_flops
-from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import Overrides, load
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import Shape
 from nbtrain.config.yaml_source import OverridePlace
 from nbtrain.planner.legal import (
     PLAIN,

@@ -15,8 +15,8 @@ from nbtrain.base import amounts
 from nbtrain.base.report import Block, Report, Result, TextForm
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import Parameters
-from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import Shape
 from nbtrain.planner.budget.cost import COOLING_FACTOR, MACHINE_FACTOR, CostEstimate
 from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.memory.explain import explain as explain_memory
@@ -28,7 +28,7 @@ from nbtrain.planner.time.explain import explain as explain_step
 from nbtrain.planner.time.step import forward_seconds
 
 _CHINCHILLA = "arXiv:2203.15556: about 20 tokens a parameter"
-_SHAPE = "nbtrain/config/arithmetic/shape.py; arXiv:2104.04473, section 5.1"
+_SHAPE = "nbtrain/config/shape.py; arXiv:2104.04473, section 5.1"
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,7 +98,7 @@ def why(
     cores = not use_measured or measured_rate(config) is None
     step = explain_step(setup, rates_of_run(config, use_measured, measure_cores=cores))
     sections = {
-        "Model": _model(shape_of(config), parameters),
+        "Model": _model(config.shape, parameters),
         "Batch": _batch(config, parameters),
         "Memory of the fullest rank": memory,
         "A step": [term for term in step if term.unit == "seconds"],

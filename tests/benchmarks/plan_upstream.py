@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_layers
-from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
+from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.duration import DurationEstimate, estimate_duration
 from nbtrain.planner.time.step import estimate_step

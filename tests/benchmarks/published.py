@@ -29,8 +29,8 @@ from typing import Any, Literal
 
 from nbtrain.config.arithmetic.devices import Device, find_device, nearest_device_names
 from nbtrain.config.arithmetic.flops import attention_forward, logits_forward, model_flops
-from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.arithmetic.stages import cut_evenly
+from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Setup
 
 CASES = Path(__file__).parents[3] / "shared/reference/planner/cases.json"

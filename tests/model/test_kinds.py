@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from nbtrain.config.arithmetic.parameters import count_parameters, tensors_of_a_layer
-from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.load import load
 from nbtrain.model import functions
 from nbtrain.model.gpt import build_model
@@ -92,7 +91,7 @@ def test_count_is_the_planners(kind, config_of):
     held = dict(build_model(config).named_parameters())
     assert sum(value.numel() for value in held.values()) == count_parameters(config).total
     of_layer = [name for name in held if name.startswith("layers.1.")]
-    assert len(of_layer) == tensors_of_a_layer(shape_of(config))
+    assert len(of_layer) == tensors_of_a_layer(config.shape)
     stage = stage_of(setup_of(config), 0)
     decayed = [value.numel() for name, value in held.items() if optimizer_group(name) == "decay"]
     assert (stage.decay, stage.tensors) == (sum(decayed), len(held))

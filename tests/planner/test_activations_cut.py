@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from nbtrain.base.topology import Topology
-from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.shape import Shape
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_pipe import build_pipeline, pipeline_inputs
 from nbtrain.parallel.groups import ALONE

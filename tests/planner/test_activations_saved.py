@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.shape import Shape
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel import cross_entropy
 from nbtrain.planner.setup.setup import Setup

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.load import load
 from nbtrain.config.presets import PRESETS
 from nbtrain.planner.family import LINE, line, parameters
@@ -16,7 +15,7 @@ def test_presets_are_runs_of_their_size():
     # Llama 3.2's 1B has 1.24 billion parameters, its 3B 3.21 billion.
     rounded_off = {"1B": 0.25, "3B": 0.08}
     for name in PRESETS:
-        count = parameters(shape_of(load(name.lower(), check=False)))
+        count = parameters(load(name.lower(), check=False).shape)
         near = rounded_off.get(name, 0.04)
         assert count == pytest.approx(float(name[:-1]) * units[name[-1]], rel=near), name
 

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from nbtrain.config.arithmetic.devices import GIB, find_device
-from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
+from nbtrain.config.shape import Shape
 from nbtrain.planner.memory import buffers
 from nbtrain.planner.memory.estimate import estimate, estimate_memory
 from nbtrain.planner.memory.explain import explain

@@ -8,9 +8,9 @@ import pytest
 
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.parameters import count_parameters, count_stage_parameters
-from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import Shape
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.memory.activations import own_kernel
 from nbtrain.planner.memory.buffers import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES, NCCL_BYTES, RESERVE_FRACTION

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.shape import Shape
 from nbtrain.planner.memory import activations, buffers, estimate
 from nbtrain.planner.memory.estimate import fullest_stage, stage_parts
 from nbtrain.planner.memory.stage import stage_of

@@ -10,9 +10,9 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.flops import model_flops
-from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
+from nbtrain.config.shape import Shape
 from nbtrain.planner.legal import PLAIN, Cut, Layout, legal_options, micro_batches, space_of
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.reasons import reasons

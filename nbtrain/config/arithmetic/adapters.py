@@ -10,13 +10,12 @@ With lora.kind: ia3 there are a vector for keys and values [2 g d] and one for t
 lora.trainable_token_indices adds [i, h], whole on each rank that has the embedding or the output layer.
 """
 
-from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.schema import RunConfig
 
 
 def count_adapters(config: RunConfig) -> int:
     """Return the number of parameters of all adapters of the whole model."""
-    rows = trained_row_elements(config) * (1 if shape_of(config).tied else 2)
+    rows = trained_row_elements(config) * (1 if config.shape.tied else 2)
     return config.model.num_layers * sum(adapter_sizes(config, 1)) + rows
 
 
@@ -32,7 +31,7 @@ def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ..
 
     `tensor`: number of tensor-parallel ranks; by default the run's.
     """
-    lora, shape = config.lora, shape_of(config)
+    lora, shape = config.lora, config.shape
     tensor = tensor or config.parallel.tensor_parallel_size
     if lora is None:
         return ()
@@ -54,7 +53,7 @@ def adapter_activations(config: RunConfig, tensor: int | None = None) -> tuple[i
 
     `tensor`: as of adapter_sizes.
     """
-    lora, shape, tensor = config.lora, shape_of(config), tensor or config.parallel.tensor_parallel_size
+    lora, shape, tensor = config.lora, config.shape, tensor or config.parallel.tensor_parallel_size
     if lora is None:
         return 0, 0
     if lora.kind == "ia3":

@@ -15,7 +15,6 @@ from nbtrain.config.arithmetic.parameters import (
     count_stage_parameters,
     tensors_of_a_layer,
 )
-from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
 
@@ -77,7 +76,7 @@ def _optimizer_state_bytes(config: RunConfig) -> int:
         return stepped * (12 if parallel.zero_stage else 8)
     stages = range(parallel.pipeline_parallel_size)
     stepped = sum(count_stage_parameters(config, stage).total for stage in stages)
-    matrices = config.model.num_layers * sum(block_matrices(shape_of(config), tensor))
+    matrices = config.model.num_layers * sum(block_matrices(config.shape, tensor))
     moments = 2 * stepped - (matrices if config.optimizer.type == "Muon" else 0)
     masters = stepped if parallel.zero_stage else 0
     return 4 * (masters + moments) * tensor
@@ -92,7 +91,7 @@ def _trained_rows(config: RunConfig, tied_copies: int) -> int:
     """Return the number of elements of token rows that are trained along with adapters, over all ranks that
     have them.
     """
-    copies = tied_copies if shape_of(config).tied else 2
+    copies = tied_copies if config.shape.tied else 2
     return trained_row_elements(config) * copies * config.parallel.tensor_parallel_size
 
 
@@ -124,7 +123,7 @@ def checkpoint_room_bytes(config: RunConfig) -> int:
 def _description_bytes(config: RunConfig) -> int:
     parallel = config.parallel
     ranks, tensor, stages = config.world_size, parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    shape = shape_of(config)
+    shape = config.shape
     beside = TENSORS_BESIDE_LAYERS - shape.tied
     names = [tensors_of_a_layer(shape) * layers + beside for layers in stage_layers(config)]
     if config.lora is not None:

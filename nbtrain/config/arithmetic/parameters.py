@@ -6,9 +6,9 @@ Megatron-LM (arXiv:2104.04473, section 5.1).
 
 from dataclasses import dataclass
 
-from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Parameters:
 
 def count_parameters(config: RunConfig) -> Parameters:
     """Return the parameters of the whole model, counting tied embeddings once."""
-    return count_layers(shape_of(config), config.model.num_layers, first=True, last=True, tensor=1)
+    return count_layers(config.shape, config.model.num_layers, first=True, last=True, tensor=1)
 
 
 def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
@@ -48,7 +48,7 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
     """
     last = config.parallel.pipeline_parallel_size - 1
     return count_layers(
-        shape_of(config),
+        config.shape,
         stage_layers(config)[stage],
         first=stage == 0,
         last=stage == last,
@@ -100,7 +100,7 @@ def tensors_of_a_layer(shape: Shape) -> int:
 
 def largest_parameter(config: RunConfig) -> int:
     """Return the elements of the largest parameter on a tensor-parallel rank."""
-    return largest_of(shape_of(config), config.parallel.tensor_parallel_size)
+    return largest_of(config.shape, config.parallel.tensor_parallel_size)
 
 
 def largest_of(shape: Shape, tensor: int) -> int:

@@ -8,8 +8,8 @@ activations of more micro batches.
 """
 
 from nbtrain.config.arithmetic.flops import block_forward, logits_forward
-from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import Shape
 
 
 def stage_layers(config: RunConfig) -> list[int]:
@@ -20,7 +20,7 @@ def stage_layers(config: RunConfig) -> list[int]:
     if config.parallel.pipeline_stage_layers is not None:
         return list(config.parallel.pipeline_stage_layers)
     full = config.parallel.activation_checkpointing.granularity == "full"
-    return cut_evenly(shape_of(config), config.parallel.pipeline_parallel_size, full)
+    return cut_evenly(config.shape, config.parallel.pipeline_parallel_size, full)
 
 
 def cut_evenly(shape: Shape, stages: int, recomputed: bool) -> list[int]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.rules import limits
 from nbtrain.config.rules.limits import no_divisor, problems_of
 from nbtrain.config.rules.wording import Problems, broken
@@ -26,7 +25,7 @@ def groups_divide(config: RunConfig) -> Problems:
     if config.model.num_query_groups is None:
         return
     yield from no_divisor(config, "model.num_query_groups", heads, f"num_attention_heads({heads})")
-    broken = limits.query_groups(shape_of(config), config.parallel.tensor_parallel_size)
+    broken = limits.query_groups(config.shape, config.parallel.tensor_parallel_size)
     yield from problems_of(config, broken)
 
 

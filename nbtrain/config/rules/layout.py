@@ -6,7 +6,6 @@ from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION, FLASH_
 from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_device_names
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.arithmetic.networks import NETWORK_BY_NAME, find_network, nearest_network_names
-from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.findings import mistake
 from nbtrain.config.rules import limits
@@ -38,7 +37,7 @@ def _is_usual(head: int) -> bool:
 
 def heads_divide(config: RunConfig) -> Problems:
     """All tensor-parallel or Ulysses ranks have the same number of heads, and the same part of the MLP."""
-    shape, parallel, model = shape_of(config), config.parallel, config.model
+    shape, parallel, model = config.shape, config.parallel, config.model
     tensor = parallel.tensor_parallel_size
     yield from problems_of(config, limits.heads(shape, tensor, parallel.ds_sequence_parallel_size))
     key = "model.ffn_hidden_size" if model.ffn_hidden_size else "model.hidden_size"
@@ -85,7 +84,7 @@ def layers_fill_the_stages(config: RunConfig) -> Problems:
                 "divide the layers by cost.",
             )
     else:
-        yield from problems_of(config, limits.stages(shape_of(config), pipeline))
+        yield from problems_of(config, limits.stages(config.shape, pipeline))
 
 
 def pipeline_is_not_interleaved(config: RunConfig) -> Problems:
@@ -185,7 +184,7 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
 
 def sequence_divides(config: RunConfig) -> Problems:
     """Ranks that share a sequence have equal parts of it; with FPDT, they have equal parts of each chunk."""
-    parallel, shape = config.parallel, shape_of(config)
+    parallel, shape = config.parallel, config.shape
     if parallel.sequence_parallel:
         yield from problems_of(config, limits.sharded_sequence(shape, parallel.tensor_parallel_size))
     ulysses, chunk = parallel.ds_sequence_parallel_size, parallel.fpdt_chunk_tokens
@@ -377,7 +376,7 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
             f"needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type {device.name} "
             f"{has}. Set fp8: false.",
         )
-    parallel, shape = config.parallel, shape_of(config)
+    parallel, shape = config.parallel, config.shape
     sides = limits.fp8_sides(shape, parallel.tensor_parallel_size)
     if config.model.kv_channels is None:
         # heads_fill_the_width reports heads that do not fill hidden_size.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.findings import mistake
 from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.rules.limits import adapter_groups, four_bit_blocks, four_bit_stages, problems_of
@@ -62,7 +61,7 @@ def adapters_can_be_cut(config: RunConfig) -> Problems:
     """The rows of queries, keys and values on each rank are complete groups."""
     if config.lora is not None:
         tensor = config.parallel.tensor_parallel_size
-        yield from problems_of(config, adapter_groups(config.lora, shape_of(config), tensor))
+        yield from problems_of(config, adapter_groups(config.lora, config.shape, tensor))
 
 
 def adapters_attend_at_once(config: RunConfig) -> Problems:
@@ -130,7 +129,7 @@ def four_bits_are_cut_between_blocks(config: RunConfig) -> Problems:
     """
     if config.lora is not None:
         tensor = config.parallel.tensor_parallel_size
-        yield from problems_of(config, four_bit_blocks(config.lora, shape_of(config), tensor))
+        yield from problems_of(config, four_bit_blocks(config.lora, config.shape, tensor))
 
 
 LORA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (

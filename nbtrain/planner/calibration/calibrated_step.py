@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from nbtrain.config.arithmetic.flops import muon_flops_by_parameter
 from nbtrain.config.arithmetic.parameters import count_layers
-from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.shape import Shape
 from nbtrain.planner.calibration.calibration import Calibration, Figure
 from nbtrain.planner.setup.setup import Setup
 

@@ -12,7 +12,7 @@ logits                 no gradient of the embeddings
 from dataclasses import replace
 from typing import Literal
 
-from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.shape import Shape
 from nbtrain.planner.memory import activations, buffers
 from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
 from nbtrain.planner.memory.stage import Stage, stage_of

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from nbtrain.config.arithmetic.parameters import Parameters, count_layers
-from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Setup
 
 # Kinds of parameters: of the blocks, embeddings and output layer, biases and norms.

@@ -14,8 +14,8 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.arithmetic.devices import BY_NAME
-from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Setup, setup_of
 
 # Fields of a setup that the section `lora` decides; users know them by this name.

@@ -12,11 +12,11 @@ from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_size
 from nbtrain.config.arithmetic.attention_kernels import keeps_scores, masks_windows
 from nbtrain.config.arithmetic.devices import Device, find_device
 from nbtrain.config.arithmetic.networks import USUAL_REACHED, find_network
-from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
 from nbtrain.config.deepspeed.ds_config import bucket_elements, nvme_buffer_elements
 from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import Shape
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
@@ -202,7 +202,7 @@ def setup_of(config: RunConfig) -> Setup:
     on_gpu = resources.device == "gpu"
     fabric, reached = network_of(resources)
     return Setup(
-        shape=shape_of(config),
+        shape=config.shape,
         device=find_device(resources.gpu_type) if on_gpu else None,
         on_gpu=on_gpu,
         nodes=resources.nodes,

@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.flops import attention_forward, block_forward, logits_forward, model_flops
-from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.explain import traffic

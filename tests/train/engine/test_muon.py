@@ -10,7 +10,6 @@ import torch
 
 from nbtrain.checkpoint.live_parts import LivePart, LiveTensor, live_tensors, misplaced
 from nbtrain.config.arithmetic.flops import muon_flops_by_parameter, newton_schulz_flops
-from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.load import load
 from nbtrain.model.gpt import GPT, GPTConfig
 from nbtrain.model.names import MATRICES, optimizer_group
@@ -194,4 +193,4 @@ def test_costs_are_those_of_the_parts(tmp_path):
         for name, value in layer.named_parameters()
         if value.dim() == 2
     ]
-    assert sorted(counted) == sorted(muon_flops_by_parameter(shape_of(config), 5))
+    assert sorted(counted) == sorted(muon_flops_by_parameter(config.shape, 5))

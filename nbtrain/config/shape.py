@@ -1,6 +1,7 @@
 """The shape of a decoder-only GPT, from which parameters and FLOPs are counted.
 
-A run's model is one Shape (`shape_of`). The planner makes others, of published runs and of sizes between.
+A run's model is one Shape (`RunConfig.shape`). The planner makes others, of published runs and of sizes
+between.
 
     embedding   V h + p h                      word embeddings, learned positions
     layer       h (q + 2 k) + q h              attention: query (width q), key, value (k), projection
@@ -13,8 +14,6 @@ With biases each matrix has one more row: q + 2 k, h, f (gated 2 f) and h number
 """
 
 from dataclasses import dataclass
-
-from nbtrain.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,35 +114,3 @@ class Shape:
     def output_weights(self) -> int:
         """Number of elements in the output layer, tied or not."""
         return self.padded_vocab_size * self.hidden_size
-
-
-def shape_of(config: RunConfig) -> Shape:
-    """Return the shape of a run's model."""
-    model = config.model
-    # A window as long as the sequence is none.
-    has_window = [window is not None and window < model.seq_length for window in model.windows]
-    return Shape(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        ffn_hidden_size=model.resolved_ffn_hidden_size,
-        padded_vocab_size=config.padded_vocab_size,
-        seq_length=model.seq_length,
-        num_query_groups=model.resolved_num_query_groups,
-        kv_channels=model.resolved_kv_channels,
-        learned_positions=0
-        if model.position_embedding_type == "rope"
-        else model.resolved_max_position_embeddings,
-        gated=model.activation == "swiglu",
-        rmsnorm=model.normalization == "RMSNorm",
-        bias=model.add_bias_linear,
-        add_qkv_bias=model.add_qkv_bias,
-        qk_layernorm=model.qk_layernorm,
-        window_layers=tuple(has_window) if any(has_window) else (),
-        window_size=(model.window_size or 0) if any(has_window) else 0,
-        attn_softcap=model.attn_logit_softcapping is not None,
-        logit_softcap=model.final_logit_softcapping is not None,
-        tied=not model.untie_embeddings_and_output_weights,
-        hidden_dropout=model.hidden_dropout,
-        attention_dropout=model.attention_dropout,
-    )

@@ -6,7 +6,8 @@ import pytest
 
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import count_layers
-from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.load import load
+from nbtrain.config.shape import Shape
 
 LLAMA = {"gated": True, "rmsnorm": True, "bias": False, "tied": False}
 LLAMA_3_8B = Shape(32, 4096, 32, 14336, 128256, 8192, 8, 128, **LLAMA)
@@ -57,3 +58,11 @@ def test_the_norms_of_queries_and_keys_by_hand():
     assert whole(qwen) == 8_190_735_360
     assert dataclasses.replace(qwen, rmsnorm=False).head_norm_parameters == 2 * 2 * 128
     assert dataclasses.replace(qwen, qk_layernorm=False).head_norm_parameters == 0
+
+
+def test_a_run_has_one_shape_and_a_changed_copy_another():
+    """A configuration builds its shape once; a copy with another model does not keep it."""
+    config = load("gpt-tiny")
+    assert config.shape is config.shape
+    wider = config.model_copy(update={"model": config.model.model_copy(update={"hidden_size": 512})})
+    assert (config.shape.hidden_size, wider.shape.hidden_size) == (config.model.hidden_size, 512)

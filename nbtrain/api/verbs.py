@@ -199,9 +199,9 @@ def submit(
     data is refused; with prepared=False it is prepared first. `dry_run` names a file for Slurm's batch
     script, the Kubernetes manifest or the commands for hosts, and nothing is submitted.
     """
-    from nbtrain.jobs.existing_run import RunFacts, is_not_finished, refuse_submission, was_trained_with
-    from nbtrain.jobs.preflight import preflight
+    from nbtrain.jobs.existing_run import is_not_finished, refuse_submission, was_trained_with
     from nbtrain.jobs.queue.after_boot import start_after_boot
+    from nbtrain.jobs.request import read_request
     from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
 
@@ -221,17 +221,20 @@ def submit(
         if finished == "open" and existing.state == jobstate.SUCCEEDED:
             if was_trained_with(directory, config):
                 return existing
-            refuse_submission(RunFacts(directory), config, is_not_finished)
+            refuse_submission(read_request(config), is_not_finished)
         if existing.state in jobstate.ACTIVE:
             # An active job has passed these checks, and holds the memory that they would look for.
             return Run(submit_job(config).run)
-    problems = preflight(config) if too_small == "explain" else []
-    if {problem.lacks for problem in problems if problem.lacks != "data"} == {"resource"}:
-        return not_launched(config, [str(problem) for problem in problems])
-    if not prepared:
-        refuse_hopeless(config)
-        prepare(config)
-    return Run(submit_job(config).run)
+    try:
+        if not prepared:
+            refuse_hopeless(config)
+            prepare(config)
+        return Run(submit_job(config).run)
+    except SubmitError as error:
+        lacking = {finding.lacks for finding in error.findings if finding.lacks != "data"}
+        if too_small == "explain" and lacking == {"resource"}:
+            return not_launched(config, [str(finding) for finding in error.findings])
+        raise
 
 
 def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | NotLaunched | TwinRun:
@@ -254,12 +257,13 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
         )
     if mode == "twin":
         return twin(run, submitted=True)
+    from nbtrain.jobs.launch import read_launch
     from nbtrain.jobs.preflight import preflight
 
     config = load(run)
     if dry_run or placeholders_of(config):
         # Reasons why this machine cannot run it; no scheduler is asked.
-        here = preflight(config) if config.backend.kind == "local" else []
+        here = preflight(read_launch(config)) if config.backend.kind == "local" else []
         return not_launched(config, [str(problem) for problem in here if problem.lacks == "resource"])
     return submit(run, finished="open", too_small="explain", prepared=False)
 

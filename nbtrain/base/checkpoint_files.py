@@ -73,17 +73,41 @@ class LocalSaves(Record):
         self.write(run.local_json)
 
 
-def only_on_nodes(run: RunDir) -> LocalSave | None:
-    """Return the newest checkpoint that is only on the nodes' disks; None if model/ has one of the same step
-    or later, or if a rollback followed it.
+@dataclass(frozen=True)
+class SavedCheckpoints:
+    """The checkpoints of a run, by names and sizes."""
 
-    Whether the nodes and their disks still exist is not checked.
+    complete_step: int | None
+    """The step of the newest complete checkpoint in the run directory; None if there is none."""
+    incomplete: tuple[tuple[int, str], ...]
+    """(step, reason) of newer ones that are not complete, newest first."""
+    on_nodes: LocalSave | None
+    """The newest checkpoint that is only on the nodes' disks; None if model/ has one of the same step or
+    later, or if a rollback followed it.
     """
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step that a resume continues from, provided every node still has its part; None if nothing was
+        saved.
+        """
+        return self.complete_step if self.on_nodes is None else self.on_nodes.step
+
+
+def read_checkpoints(run: RunDir) -> SavedCheckpoints:
+    """Return the checkpoints of a run. Whether the nodes and their disks still exist is not checked."""
+    step, incomplete = newest_whole(run)
     newest = next(reversed(LocalSaves.of(run).saves), None)
-    if newest is None or newest.copied or newest.step <= (newest_checkpoint_step(run) or 0):
-        return None
-    rolled_back = any(newest.before(rollback) for rollback in Rollback.read_all(run.rollbacks_json))
-    return None if rolled_back else newest
+    if newest is not None:
+        rollbacks = Rollback.read_all(run.rollbacks_json)
+        if newest.copied or newest.step <= (step or 0) or any(map(newest.before, rollbacks)):
+            newest = None
+    return SavedCheckpoints(step, tuple(incomplete), newest)
+
+
+def only_on_nodes(run: RunDir) -> LocalSave | None:
+    """Return the newest checkpoint that is only on the nodes' disks, as SavedCheckpoints.on_nodes."""
+    return read_checkpoints(run).on_nodes
 
 
 def kept_on_nodes(run: RunDir, keep_last: int) -> list[LocalSave]:
@@ -97,11 +121,8 @@ def kept_on_nodes(run: RunDir, keep_last: int) -> list[LocalSave]:
 
 
 def newest_saved_step(run: RunDir) -> int | None:
-    """Return the step that a resume continues from, provided every node still has its part; None if nothing
-    was saved.
-    """
-    save = only_on_nodes(run)
-    return newest_checkpoint_step(run) if save is None else save.step
+    """Return the step that a resume continues from, as SavedCheckpoints.saved_step."""
+    return read_checkpoints(run).saved_step
 
 
 def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:

@@ -63,9 +63,10 @@ def why_not(config: "RunConfig") -> str:
     """Return why notebook 03 did not launch the run. The notebook itself shows the reason and ends without an
     error.
     """
+    from nbtrain.jobs.launch import read_launch
     from nbtrain.jobs.preflight import preflight
 
-    found = "".join(f"\n  - {problem}" for problem in preflight(config))
+    found = "".join(f"\n  - {problem}" for problem in preflight(read_launch(config)))
     return f"{config.name} was not launched, so there is nothing to watch or to generate from.{found}"
 
 

@@ -112,9 +112,11 @@ class BlendFiles(DatasetFiles):
         """Open the blend to check it, and return its manifest. Raises DataError."""
         return self.open_blend(vocab_size).manifest
 
-    def check_tokenizer(self, config: RunConfig) -> None:
-        """Raise DataError if the datasets' tokenizer is known and differs from the run's."""
-        manifest, own = self.manifest(), tokenizer_dir(config.tokenizer.name)
+    def check_tokenizer(self, config: RunConfig, manifest: DatasetManifest | None) -> None:
+        """Raise DataError if the tokenizer of the datasets with this manifest is known and differs from the
+        run's.
+        """
+        own = tokenizer_dir(config.tokenizer.name)
         if manifest is None or manifest.tokenizer_sha256 is None:
             return
         theirs, ours = folder_of(manifest.tokenizer_sha256, [own]), read_manifest(own)

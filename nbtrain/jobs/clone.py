@@ -10,7 +10,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import Overrides, load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.existing_run import HARMLESS_ENTRIES, refuse_foreign
-from nbtrain.jobs.submit import make_folder, unwritable, write_identity
+from nbtrain.jobs.job_files import make_folder, unwritable, write_identity
 from nbtrain.monitor.notes import own_labels_of
 
 

@@ -1,32 +1,27 @@
-"""The existing run in the directory of a submission: its facts, read once, and the checks against them.
-
-Each check returns findings about a RunFacts and the submitted configuration; refuse_submission raises them.
+"""Checks of a request against the run that exists in its directory; refuse_submission raises what they
+find.
 """
 
 import contextlib
-import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 
 from nbtrain.base import amounts, files
-from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import ConfigError, SubmitError, refuse
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.locks import LOCK_FILE
-from nbtrain.base.records import Heartbeat, JobRecord
-from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir
+from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.findings import mistake, run_checks
-from nbtrain.config.load import load, load_resolved
+from nbtrain.config.load import load_resolved
 from nbtrain.config.resume import is_bound, within
 from nbtrain.config.schedule_section import UNITS
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.jobs.attempt.backend import status_of
+from nbtrain.dataset.run_data import RunData
 from nbtrain.jobs.changes import Change, as_overrides, changes_between
-from nbtrain.jobs.machine.environment import dataset_sha256
+from nbtrain.jobs.request import Request, read_run
 
 # Papermill may have written its executed notebooks there before anything was submitted.
 HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
@@ -39,76 +34,15 @@ LENGTH = ("mode", "batch.max_steps", *(f"batch.train_{unit}" for unit in UNITS))
 NOT_TRAINED = ("schema_version", "name", "labels", "backend", "logging", "profile", "notify", "limits")
 
 
-class RunFacts:
-    """The contents of a run directory that a submission depends on, each read once, when it is used."""
-
-    def __init__(self, run: RunDir):
-        self.run = run
-
-    @functools.cached_property
-    def newest(self) -> JobDir | None:
-        """The newest job, or None."""
-        return self.run.newest_job()
-
-    @functools.cached_property
-    def state(self) -> str | None:
-        """The state of the newest job; None without a job."""
-        return status_of(self.newest)[0] if self.newest else None
-
-    @functools.cached_property
-    def active(self) -> JobDir | None:
-        """The newest job, if it is active and its submission is completely written."""
-        newest = self.newest
-        return newest if newest and newest.job_json.exists() and self.state in ACTIVE else None
-
-    @functools.cached_property
-    def config(self) -> RunConfig | None:
-        """The configuration of the last submission; None before the first one."""
-        return load_resolved(self.run.config_yaml) if self.run.config_yaml.is_file() else None
-
-    @functools.cached_property
-    def finished_config(self) -> RunConfig | None:
-        """The configuration with which the run was trained to its end; None if it was not trained to its
-        end.
-        """
-        if self.state != SUCCEEDED:
-            return None
-        before = self.config or load_resolved(self.run.config_yaml)
-        if before.mode == "eval" and (self.checkpoint_step or 0) >= before.train_steps:
-            # mode: eval belonged to the last job only.
-            before = load(before, {"mode": "full"}, check=False)
-        return before if before.mode == "full" else None
-
-    @functools.cached_property
-    def saved_step(self) -> int | None:
-        """The step from which a resume continues if every node still has its part of a checkpoint."""
-        return newest_saved_step(self.run)
-
-    @functools.cached_property
-    def checkpoint_step(self) -> int | None:
-        """The step of the newest complete checkpoint in the run directory, by names and sizes."""
-        return newest_checkpoint_step(self.run)
-
-    @functools.cached_property
-    def has_trained(self) -> bool:
-        """Whether a checkpoint or a heartbeat shows that the run has made a step."""
-        if self.run.checkpoint_steps():
-            return True
-        beats = (Heartbeat.read(self.run.job(job_id).heartbeat(0)) for job_id in self.run.job_ids())
-        return any(beat is not None and beat.step > 0 for beat in beats)
-
-    def changes(self, config: RunConfig) -> list[Change]:
-        """Return the settings of `config` that differ from the last submission."""
-        return changes_between(self.config, config) if self.config else []
-
-
 Checks = Iterator[Finding]
-Check = Callable[[RunFacts, RunConfig], Checks]
+Check = Callable[[Request], Checks]
 
 
-def refuse_submission(facts: RunFacts, config: RunConfig, *checks: Check) -> None:
-    """Raise SubmitError with every finding of the checks."""
-    refuse(run_checks(checks, facts, config), SubmitError)
+def refuse_submission(request: Request, *checks: Check, data: RunData | None = None) -> None:
+    """Raise SubmitError with every finding of the checks, and of data_is_the_same if `data` is given."""
+    findings = run_checks(checks, request)
+    findings += run_checks([data_is_the_same], request, data) if data is not None else []
+    refuse(findings, SubmitError)
 
 
 def _about_run(run: RunDir, message: str, fix: str = "") -> Finding:
@@ -116,6 +50,7 @@ def _about_run(run: RunDir, message: str, fix: str = "") -> Finding:
 
 
 def _about_folder(message: str, fix: str) -> Finding:
+    """Return an error about the run directory; `message` names it."""
     return Finding("error", "", "", "", message, fix, FATAL)
 
 
@@ -165,9 +100,9 @@ def refuse_foreign(run: RunDir) -> None:
     refuse(folder_is_this_run(run), SubmitError)
 
 
-def is_not_finished(facts: RunFacts, config: RunConfig) -> Checks:
+def is_not_finished(request: Request) -> Checks:
     """Check that the run was not trained to its end, or that `config` only evaluates it."""
-    run, before = facts.run, facts.finished_config
+    run, config, before = request.run, request.config, request.existing.finished_config
     if before is None or config.mode == "eval":
         return
     yield _about_run(
@@ -178,14 +113,14 @@ def is_not_finished(facts: RunFacts, config: RunConfig) -> Checks:
     )
 
 
-def pause_keeps_its_settings(facts: RunFacts, config: RunConfig) -> Checks:
+def pause_keeps_its_settings(request: Request) -> Checks:
     """Check that `config` does not change the settings of a paused job."""
-    run, before = facts.run, facts.config
-    if before is None or not (changes := facts.changes(config)):
+    run, config, before = request.run, request.config, request.existing.config
+    if before is None or not request.changes:
         return
     yield _about_run(
         run,
-        f"its job is paused, and the submitted run has other settings:{_lines(changes)}\n"
+        f"its job is paused, and the submitted run has other settings:{_lines(request.changes)}\n"
         "Nothing was submitted, and the job stays paused. Choose:\n"
         f"  `nbtrain resume {run.name}` continues the job unchanged.\n"
         f"  `nbtrain resume {run.name}{as_overrides(before, config)}` ends it; a new job continues from its "
@@ -195,11 +130,11 @@ def pause_keeps_its_settings(facts: RunFacts, config: RunConfig) -> Checks:
     )
 
 
-def training_is_the_same(facts: RunFacts, config: RunConfig) -> Checks:
+def training_is_the_same(request: Request) -> Checks:
     """Check that no setting that is bound to the training changes once the run has trained."""
-    run = facts.run
-    bound = [change for change in facts.changes(config) if change.bound]
-    if bound and facts.has_trained:
+    run = request.run
+    bound = [change for change in request.changes if change.bound]
+    if bound and request.existing.has_trained:
         lines = "\n".join(f"  {change}  ({change.where})" for change in bound)
         yield _about_folder(
             f"{display(run.path)} holds a different training; these settings cannot change on resume:\n"
@@ -209,29 +144,30 @@ def training_is_the_same(facts: RunFacts, config: RunConfig) -> Checks:
         )
 
 
-def backend_is_the_same(facts: RunFacts, config: RunConfig) -> Checks:
+def backend_is_the_same(request: Request) -> Checks:
     """Check that the run's active job is on the backend of `config`."""
-    run, record = facts.run, facts.active and JobRecord.read(facts.active.job_json)
-    if record and record.backend != config.backend.kind:
+    run, config, record = request.run, request.config, request.existing.record
+    if request.existing.active and record and record.backend != config.backend.kind:
         yield mistake(
             config,
             "backend.kind",
-            f"backend.kind = {config.backend.kind}, but {display(run.path)} is {facts.state} on backend "
-            f"{record.backend}, and a run has one job at a time. Nothing was submitted.",
+            f"backend.kind = {config.backend.kind}, but {display(run.path)} is "
+            f"{request.existing.state} on backend {record.backend}, and a run has one job at a time. "
+            "Nothing was submitted.",
             f"`nbtrain cancel {run.name}` stops it; submitted again, it continues from its newest checkpoint "
             f"on {config.backend.kind}. Another `name:` trains it there as a new run; a dry run shows what "
             "would be sent.",
         )
 
 
-def length_is_not_reached(facts: RunFacts, config: RunConfig) -> Checks:
+def length_is_not_reached(request: Request) -> Checks:
     """Check that the newest checkpoint is not beyond the run's last step, and that it exists for mode:
     eval.
     """
-    run = facts.run
+    run, config, checkpoints = request.run, request.config, request.existing.checkpoints
     # mode: eval and perf also count checkpoints on the nodes' own disks, whether or not they still exist.
-    step = facts.checkpoint_step if config.mode == "full" else facts.saved_step
-    if step is None and config.mode == "eval" and not run.checkpoint_steps():
+    step = checkpoints.complete_step if config.mode == "full" else checkpoints.saved_step
+    if step is None and config.mode == "eval" and not checkpoints.incomplete:
         yield mistake(
             config,
             "mode",
@@ -258,29 +194,27 @@ def length_is_not_reached(facts: RunFacts, config: RunConfig) -> Checks:
         )
 
 
-def a_checkpoint_is_complete(facts: RunFacts, config: RunConfig) -> Checks:
+def a_checkpoint_is_complete(request: Request) -> Checks:
     """Check that one of the run's checkpoints is complete, judged by names and sizes; a run without
     checkpoints passes.
     """
-    run = facts.run
-    if config.mode == "perf" or facts.saved_step is not None:
+    run, checkpoints = request.run, request.existing.checkpoints
+    if request.config.mode == "perf" or checkpoints.saved_step is not None:
         return
-    torn = [
-        f"{run.checkpoint(step).name}: {checkpoint_problem(run.checkpoint(step))}"
-        for step in run.checkpoint_steps()
-    ]
+    torn = [f"{run.checkpoint(step).name}: {reason}" for step, reason in checkpoints.incomplete]
     if torn:
         yield _about_folder(
-            f"{display(run.model)}: no checkpoint is complete: {'; '.join(reversed(torn))}.",
+            f"{display(run.model)}: no checkpoint is complete: {'; '.join(torn)}.",
             "Remove the folder to train from the start, or put a good copy there.",
         )
 
 
-def data_is_the_same(facts: RunFacts, config: RunConfig) -> Checks:
+def data_is_the_same(request: Request, data: RunData) -> Checks:
     """Check that the dataset was not rebuilt since the newest checkpoint, because its order would then
     differ.
     """
-    run, step, now = facts.run, facts.checkpoint_step, dataset_sha256(config)
+    run, config = request.run, request.config
+    step, now = request.existing.checkpoints.complete_step, data.dataset_sha256
     if step is None or now is None:
         return
     manifest = files.read_json(run.checkpoint_manifest(step)) or {}
@@ -304,7 +238,7 @@ def was_trained_with(run: RunDir, config: RunConfig) -> bool:
     A run that was resumed with other settings, such as more tokens, was trained with the settings of its
     earlier jobs too.
     """
-    facts = RunFacts(run)
+    facts = read_run(run)
     for before in (facts.finished_config, facts.config or load_resolved(run.config_yaml)):
         if before is not None and not trained_changes(before, config):
             return True

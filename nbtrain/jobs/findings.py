@@ -1,15 +1,17 @@
 """Problems of a run that only this machine can find, for `nbtrain check` and the form."""
 
+import socket
+from dataclasses import replace
+
 from nbtrain.base.findings import Cost, Finding
-from nbtrain.config.findings import finding_of, run_checks
+from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.sources.source_check import source_problems
 from nbtrain.corpus.tokenizer.markers import markers_sentence
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.machine.device_needs import more_than_is_here
 from nbtrain.jobs.machine.hostfile import findings_of_hostfile
-from nbtrain.jobs.machine.machine import this_machine
-from nbtrain.jobs.machine.shared_memory import shared_memory_suffices
+from nbtrain.jobs.machine.shared_memory import too_little_here
 
 
 def findings_here(config: RunConfig) -> list[Finding]:
@@ -21,7 +23,8 @@ def findings_here(config: RunConfig) -> list[Finding]:
         *more_than_is_here(config),
     ]
     if config.backend.kind == "local":
-        found += run_checks([shared_memory_suffices], config, this_machine())
+        for finding in too_little_here(config, socket.gethostname()):
+            found.append(replace(finding, rule="shared_memory_suffices"))
     if dataset_of(config).manifest() is None:
         cost = Cost(words="a prepare that fails")
         for problem in source_problems(config):

@@ -5,7 +5,7 @@ with adapters needs these weights at every start; its first submission recorded 
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.base import files
@@ -14,30 +14,57 @@ from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
-from nbtrain.config.findings import mistake, run_checks
+from nbtrain.config.findings import mistake
 from nbtrain.config.load import load, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.origin import recorded_origin
-from nbtrain.jobs.machine.machine import Machine
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix
 from nbtrain.pretrained.start import RunStart, Start, identity_of, is_there, open_start, vocab_size_of
 
 
-def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Iterator[Finding]:
-    """Check that init_from's weights are complete, fit the run's model, and have its tokenizer."""
+@dataclass(frozen=True)
+class InitialWeights:
+    """The weights of init_from as the next job of a run finds them, opened once."""
+
+    begins: bool
+    """Whether the run has no checkpoint yet, so that its next job begins with these weights."""
+    start: Start | None = None
+    """None if the next job reads no such weights, or if they cannot be opened."""
+    problem: str = ""
+    """The reason that they cannot be opened."""
+
+
+def read_initial_weights(config: RunConfig, begins: bool | None = None) -> InitialWeights:
+    """Open the weights that the next job of a run reads. `begins` is read from the run directory if it is not
+    given.
+    """
     run = RunDir.named(config.name)
-    if not needs_initial(run, config):
+    if begins is None:
+        begins = config.init_from is not None and newest_saved_step(run) is None
+    if config.init_from is None or not (begins or config.lora is not None):
+        return InitialWeights(begins)
+    try:
+        return InitialWeights(begins, open_start(config, None if begins else run))
+    except CheckpointError as error:
+        return InitialWeights(begins, problem=str(error))
+
+
+def problems_of_weights(config: RunConfig, weights: InitialWeights) -> Iterator[Finding]:
+    """Check that init_from's weights are complete, fit the run's model, and have its tokenizer."""
+    if weights.problem:
+        yield mistake(config, "init_from", f"init_from: {weights.problem}")
+    if (start := weights.start) is None:
         return
     try:
-        start = open_start(config, None if _begins(run) else run)
         problems = fit(start, config).problems
     except CheckpointError as error:
         yield mistake(config, "init_from", f"init_from: {error}")
         return
-    yield from _adapters_fit(config)
+    if weights.begins:
+        yield from _adapters_fit(config)
     for key, words in problems:
         fix = (
             f"`extends: {display(start.run.config_yaml)}` takes its model section."
@@ -60,7 +87,10 @@ def findings_of_weights(config: RunConfig) -> list[Finding]:
 
     A run may be checked before the run that it starts from is trained.
     """
-    found = run_checks([initial_weights_fit], config)
+    found = [
+        replace(finding, rule="initial_weights_fit")
+        for finding in problems_of_weights(config, read_initial_weights(config))
+    ]
     if not found or is_there(config):
         return found
     return [replace(finding, level="warning", cost=Cost()) for finding in found]
@@ -68,7 +98,7 @@ def findings_of_weights(config: RunConfig) -> list[Finding]:
 
 def _adapters_fit(config: RunConfig) -> Iterator[Finding]:
     lora = config.lora
-    if lora is None or lora.init_from is None or not _begins(RunDir.named(config.name)):
+    if lora is None or lora.init_from is None:
         return
     key = "lora.init_from"
     try:
@@ -106,46 +136,37 @@ def other_ids(start: Start, config: RunConfig) -> str:
         return str(error).rstrip(".")
 
 
-def with_new_tokens(config: RunConfig) -> RunConfig:
+def with_new_tokens(config: RunConfig, weights: InitialWeights | None = None) -> RunConfig:
     """Return the configuration with lora.trainable_token_indices filled in if the vocabulary has new rows.
 
-    A run that has a checkpoint keeps the indices that its first submission recorded. If init_from cannot be
-    opened, the configuration is returned unchanged: preflight refuses it.
+    `weights` are the run's, read if they are not given. A run that has a checkpoint keeps the indices that
+    its first submission recorded. If init_from cannot be opened, the configuration is returned unchanged:
+    preflight refuses it.
     """
     lora = config.lora
     if lora is None or lora.kind != "lora" or lora.trainable_token_indices is not None:
         return config
     if config.init_from is None:
         return config
-    run = RunDir.named(config.name)
-    if not _begins(run):
+    weights = weights or read_initial_weights(config)
+    if not weights.begins:
+        run = RunDir.named(config.name)
         known = load_resolved(run.config_yaml).lora if run.config_yaml.is_file() else None
         ids = known.trainable_token_indices if known is not None else None
+    elif weights.start is None:
+        return config
     else:
-        try:
-            before = vocab_size_of(open_start(config))
-        except CheckpointError:
-            return config
-        ids = list(range(before, config.tokenizer.vocab_size)) or None
+        ids = list(range(vocab_size_of(weights.start), config.tokenizer.vocab_size)) or None
     return config if ids is None else load(config, {"lora.trainable_token_indices": ids})
 
 
-def needs_initial(run: RunDir, config: RunConfig) -> bool:
-    """Return whether the run's next job starts with the weights of init_from."""
-    return config.init_from is not None and (config.lora is not None or _begins(run))
-
-
-def _begins(run: RunDir) -> bool:
-    return newest_saved_step(run) is None
-
-
-def record_initial(run: RunDir, config: RunConfig) -> list[str]:
+def record_initial(run: RunDir, config: RunConfig, weights: InitialWeights) -> list[str]:
     """Write init_from.json, which ranks compare and an export reads; return text about differences that are
     allowed.
     """
-    if not needs_initial(run, config) or not _begins(run):
+    if weights.start is None or not weights.begins:
         return []
-    start = open_start(config)
+    start = weights.start
     files.write_json(run.init_from_json, {"schema_version": SCHEMA_VERSION, **_record(start, config)})
     notes = [f"init_from: {note}" for note in fit(start, config).notes]
     if config.lora is not None and config.lora.init_from is not None:

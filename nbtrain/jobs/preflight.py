@@ -16,7 +16,7 @@ from nbtrain.base.errors import DataError, SubmitError, refuse
 from nbtrain.base.files import is_read_only
 from nbtrain.base.findings import Finding
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.workspace import data_home, display, output_root, the_workspace, tokenizer_dir
+from nbtrain.base.workspace import data_home, display, output_root, the_workspace
 from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
@@ -26,17 +26,16 @@ from nbtrain.config.rules.layout import FP8_CAPABILITY
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.look.contents import check_contents
-from nbtrain.dataset.of_run import dataset_of, open_dataset
 from nbtrain.dataset.prepare.inputs import check_same_settings
+from nbtrain.dataset.run_data import RunData
 from nbtrain.dataset.samples.build import build_datasets, may_have_no_loss, refuse_without_loss
 from nbtrain.evaluation.of_run import task_problems
 from nbtrain.jobs.attempt.backend import backend_of
-from nbtrain.jobs.initial_weights import initial_weights_fit
-from nbtrain.jobs.machine.machine import Machine, this_machine
-from nbtrain.jobs.machine.shared_memory import shared_memory_suffices
+from nbtrain.jobs.initial_weights import problems_of_weights
+from nbtrain.jobs.launch import Launch
+from nbtrain.jobs.machine.shared_memory import too_little_here
 from nbtrain.jobs.notify import SCHEMES, resolved_program
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
@@ -45,9 +44,8 @@ from nbtrain.jobs.preflight_tools import (
     nvme_is_ready,
     packages_are_there,
 )
-from nbtrain.planner.budget.disk import estimate_disk
 from nbtrain.planner.lint.remedies import cheapest_remedy
-from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
+from nbtrain.planner.memory import SPARE_FRACTION
 
 # The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
 # refused.
@@ -60,43 +58,41 @@ SPARE_DISK_BYTES = 64 << 20
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 
 
-def preflight(config: RunConfig, machine: Machine | None = None) -> list[Finding]:
+def preflight(launch: Launch) -> list[Finding]:
     """Return every problem that would stop this run in the place where it is to run; [] if it can start."""
-    checks = CHECKS if config.backend.kind == "local" else SHARED_CHECKS
-    looked_at = this_machine() if machine is None else machine
-    found = run_checks(checks, config, looked_at)
-    if config.backend.kind == "local" and machine is not None:
-        return found  # the run goes to another machine, whose queue cannot be checked from here
-    return [*found, *run_checks([backend_of(config.backend.kind).findings], config)]
+    checks = CHECKS if launch.config.backend.kind == "local" else SHARED_CHECKS
+    of_backend = backend_of(launch.config.backend.kind).findings
+    return [*run_checks(checks, launch), *run_checks([of_backend], launch.config)]
 
 
-def preflight_in_allocation(config: RunConfig) -> list[Finding]:
+def preflight_in_allocation(launch: Launch) -> list[Finding]:
     """Run preflight's checks for a job that its scheduler has started, without asking the scheduler."""
-    return run_checks(SHARED_CHECKS, config, this_machine())
+    return run_checks(SHARED_CHECKS, launch)
 
 
-def refuse_to_start(config: RunConfig, findings: Sequence[Finding], started: bool = False) -> None:
+def refuse_to_start(launch: Launch, findings: Sequence[Finding], started: bool = False) -> None:
     """Raise SubmitError with preflight's findings, if any. `started` is True inside an allocation that has
     started.
     """
     end = "Nothing was started and nothing written."
     if any(finding.lacks == "data" for finding in findings):
-        machines = "pods" if config.backend.kind == "kubernetes" else "nodes"
+        machines = "pods" if launch.config.backend.kind == "kubernetes" else "nodes"
         end = (
             f"Data must be in {data_home()} of the {machines}: prepare it where that is mounted. {end}"
             if started
             else f"Data is looked for in {data_home()}. {the_workspace()}\n{end}"
         )
-    refuse(findings, SubmitError, f"{config.name} cannot start here:", end)
+    refuse(findings, SubmitError, f"{launch.config.name} cannot start here:", end)
 
 
-def nothing_is_a_placeholder(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def nothing_is_a_placeholder(launch: Launch) -> Iterator[Finding]:
     """Reject placeholders for an image, a volume or machines, such as those in notebook 06."""
-    yield from placeholders_of(config)
+    yield from placeholders_of(launch.config)
 
 
-def devices_suffice(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def devices_suffice(launch: Launch) -> Iterator[Finding]:
     """Check that one machine has a GPU for each rank, or a CPU."""
+    config, machine = launch.config, launch.machine
     resources = config.resources
     if resources.nodes > 1:
         yield shortage(
@@ -136,8 +132,9 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def gpus_have_the_kernels(launch: Launch) -> Iterator[Finding]:
     """Check that the GPUs support the run's format and attention; ranks check GPUs that no table knows."""
+    config, machine = launch.config, launch.machine
     if config.resources.device != "gpu":
         return
     for name in dict.fromkeys(gpu.name for gpu in machine.gpus[: config.world_size]):
@@ -156,11 +153,12 @@ def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Iterator[Findi
                 yield shortage(config, key, needs, f"Set {key}={instead}.")
 
 
-def memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def memory_suffices(launch: Launch) -> Iterator[Finding]:
     """Check that the planned peak memory of every rank fits its GPU, or the host memory that the ranks
     share.
     """
-    estimate = estimate_memory(config)
+    config, machine = launch.config, launch.machine
+    estimate = launch.needs.memory
     needed = estimate.total_bytes
     parts = ", ".join(
         f"{name} {size(part)}" for name, part in estimate.parts.items() if part >= LEAST_NAMED_BYTES
@@ -192,9 +190,15 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def host_memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def shared_memory_suffices(launch: Launch) -> Iterator[Finding]:
+    """Check that this machine's /dev/shm holds the batches of the data workers."""
+    yield from too_little_here(launch.config, launch.machine.host)
+
+
+def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
     """Check that host memory is large enough for all that the ranks offload and save asynchronously."""
-    estimate = estimate_memory(config)
+    config, machine = launch.config, launch.machine
+    estimate = launch.needs.memory
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {size(part)}" for name, part in estimate.host_parts.items() if part)
@@ -208,13 +212,14 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Findin
         )
 
 
-def notification_is_possible(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def notification_is_possible(launch: Launch) -> Iterator[Finding]:
     """Check that the program of notify.command exists, and that the variable named by notify.url_variable is
     set.
 
     With hosts the supervisor runs here; Slurm passes this environment on to it. A pod has its image's
     programs.
     """
+    config = launch.config
     notify = config.notify
     if config.backend.kind == "kubernetes":
         return
@@ -243,8 +248,9 @@ def notification_is_possible(config: RunConfig, machine: Machine) -> Iterator[Fi
         )
 
 
-def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def fault_orders_are_understood(launch: Launch) -> Iterator[Finding]:
     """Check that ranks can parse NBTRAIN_FAULTS, and that it names existing ranks."""
+    config = launch.config
     if (text := config.backend.env.get(VARIABLE)) is None:
         return
     key = f"backend.env.{VARIABLE}"
@@ -260,8 +266,9 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Iterator
         yield mistake(config, key, f"{key} names rank {names}; the run has {ranks}, 0 to {ranks - 1}.", fix)
 
 
-def output_is_writable(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def output_is_writable(launch: Launch) -> Iterator[Finding]:
     """Check that the run directory can be created, or written to."""
+    config = launch.config
     run = RunDir.named(config.name)
     folder = _existing(run.path)
     if not folder.is_dir():
@@ -284,13 +291,14 @@ def output_is_writable(config: RunConfig, machine: Machine) -> Iterator[Finding]
         )
 
 
-def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def disk_holds_checkpoints(launch: Launch) -> Iterator[Finding]:
     """Check that the disk has room for every checkpoint that is kept and for the one being written."""
+    config = launch.config
     run = RunDir.named(config.name)
     folder = _existing(run.path)
     if not folder.is_dir():
         return
-    estimate = estimate_disk(config)
+    estimate = launch.needs.disk
     present = sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())
     needed = max(0, estimate.checkpoints_bytes - present) + SPARE_DISK_BYTES
     free = shutil.disk_usage(folder).free
@@ -315,32 +323,27 @@ MAKE_IT = " Make it with `nbtrain prepare RUN.yaml`."
 NO_SOURCES = "Copy the dataset there; or name text in data.sources, and `nbtrain prepare` makes it."
 
 
-def data_is_whole(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def initial_weights_fit(launch: Launch) -> Iterator[Finding]:
+    """Check that init_from's weights are complete, fit the run's model, and have its tokenizer."""
+    yield from problems_of_weights(launch.config, launch.weights)
+
+
+def data_is_whole(launch: Launch) -> Iterator[Finding]:
     """Check the .bin and .idx files: they exist, have the size that the index states, and match this
     vocabulary and their manifest.
     """
-    tokenizer = manifest = None
+    config, data = launch.config, launch.data
+    dataset, tokenizer = data.dataset, data.tokenizer
     prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
-    try:
-        tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
-    except DataError as error:
-        # Data that another program prepared needs no tokenizer for training.
-        if config.data.sources:
-            yield missing_data(config, "", str(error).replace(MAKE_IT, ""), prepare)
-    try:
-        dataset = dataset_of(config)
-        manifest = dataset.require(config.tokenizer.vocab_size)
-        if config.data.sources and manifest.settings:
-            check_same_settings(config, dataset, manifest)
-        check_contents(dataset)
-        opened = open_dataset(config)
-        if may_have_no_loss(config, opened):
-            refuse_without_loss(config, build_datasets(config, opened=opened))
-    except DataError as error:
+    # Data that another program prepared needs no tokenizer for training.
+    if data.tokenizer_problem and config.data.sources:
+        yield missing_data(config, "", data.tokenizer_problem.replace(MAKE_IT, ""), prepare)
+    problem = data.dataset_problem or _problem_of_contents(config, data)
+    if problem:
         # Only missing data is prepared: for other problems, such as damaged files, the message has the fix.
-        said = str(error).replace(MAKE_IT, "")
+        said = problem.replace(MAKE_IT, "")
         make_it = prepare if config.data.sources or config.data.blend else NO_SOURCES
-        yield missing_data(config, "", said, "" if said == str(error) else make_it)
+        yield missing_data(config, "", said, "" if said == problem else make_it)
     if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
         yield mistake(
             config,
@@ -350,30 +353,48 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Iterator[Finding]:
             f"{display(tokenizer.directory)} has {tokenizer.vocab_size:,} entries.",
             f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or name another tokenizer.",
         )
-    if manifest and isinstance(dataset, BlendFiles):
+    if dataset and isinstance(data.files, BlendFiles):
         try:
-            dataset.check_tokenizer(config)
+            data.files.check_tokenizer(config, dataset.manifest)
         except DataError as error:
             yield mistake(config, "", str(error))
-    elif tokenizer and manifest and manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
+    elif tokenizer and dataset and dataset.manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
         yield mistake(
             config,
             "",
-            f"dataset {config.data.name} was encoded with the tokenizer {manifest.tokenizer_sha256[:12]}..., "
-            "but "
-            f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}...: ids would mean other text.",
+            f"dataset {config.data.name} was encoded with the tokenizer "
+            f"{dataset.manifest.tokenizer_sha256[:12]}..., but {display(tokenizer.directory)} is "
+            f"{tokenizer.sha256[:12]}...: ids would mean other text.",
             f"Name the tokenizer it was made with, or make the data again: `nbtrain prepare "
             f"{shlex.join(config.as_arguments)} --force`.",
         )
 
 
-def tasks_are_readable(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def _problem_of_contents(config: RunConfig, data: RunData) -> str:
+    """Return why an opened dataset is not what the run needs: other settings, changed files, or no token in
+    the loss; "" if it is.
+    """
+    assert data.dataset is not None
+    manifest = data.dataset.manifest
+    try:
+        if config.data.sources and manifest.settings:
+            check_same_settings(config, data.files, manifest)
+        check_contents(data.files, manifest)
+        if may_have_no_loss(config, data.dataset):
+            refuse_without_loss(config, build_datasets(config, opened=data.dataset))
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def tasks_are_readable(launch: Launch) -> Iterator[Finding]:
     """Check that the files of evaluation.tasks exist and that every line is a valid question."""
+    config = launch.config
     for key, words, fix in task_problems(config):
         yield mistake(config, key, f"{key} {words.rstrip('.')}.", fix)
 
 
-CHECKS: tuple[Callable[[RunConfig, Machine], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Launch], Iterator[Finding]], ...] = (
     devices_suffice,
     gpus_have_the_kernels,
     memory_suffices,

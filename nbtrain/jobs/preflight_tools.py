@@ -25,15 +25,14 @@ from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.jobs.machine.machine import Machine
-from nbtrain.planner.budget.disk import local_bytes
-from nbtrain.planner.memory import estimate_memory
+from nbtrain.jobs.launch import Launch
 
 
-def compiler_is_there(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def compiler_is_there(launch: Launch) -> Iterator[Finding]:
     """Check that the compiler exists: torch.compile calls a C++ compiler on CPU, and Triton a C compiler for
     GPUs.
     """
+    config = launch.config
     if not config.model.compile:
         return
     device, variable, language, *names = ("GPUs", "CC", "C", "gcc", "clang")
@@ -54,8 +53,9 @@ REMOTE = re.compile(r"nfs\d?|cifs|smb\w*|lustre|ceph|beegfs|gpfs|glusterfs|afs|9
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
-def nvme_is_ready(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
     """Check that the offloading folders exist, are writable, are on a local disk and have room."""
+    config = launch.config
     keys = [f"parallel.{name}.nvme_path" for name in _on_nvme(config)]
     for key in keys:
         folder = Path(str(value_of(config, key)))
@@ -85,7 +85,7 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     for folder in dict.fromkeys(Path(str(value_of(config, key))) for key in keys):
         if not folder.is_dir():
             continue
-        needed = estimate_memory(config).nvme_bytes * min(config.ranks_per_node, config.world_size)
+        needed = launch.needs.memory.nvme_bytes * min(config.ranks_per_node, config.world_size)
         if (free := shutil.disk_usage(folder).free) < needed:
             yield shortage(
                 config,
@@ -96,8 +96,9 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Iterator[Finding]:
             )
 
 
-def local_dir_is_ready(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def local_dir_is_ready(launch: Launch) -> Iterator[Finding]:
     """Check that checkpoint.local_dir is outside the output directory, can be created here, and has room."""
+    config, machine = launch.config, launch.machine
     if (local_dir := config.checkpoint.local_dir) is None or config.mode != "full":
         return
     folder = local_folder(local_dir, 0, machine.host)
@@ -125,7 +126,7 @@ def local_dir_is_ready(config: RunConfig, machine: Machine) -> Iterator[Finding]
     run = RunDir.named(config.name)
     own = folder / f"{run.name}-{run.run_id}"
     taken = sum(path.stat().st_size for path in own.glob("*/*") if path.is_file())
-    needed, free = local_bytes(config), shutil.disk_usage(there).free
+    needed, free = launch.needs.disk.local_bytes, shutil.disk_usage(there).free
     if free + taken < needed:
         yield shortage(
             config,
@@ -163,10 +164,11 @@ INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
 CUDA_FOLDER = "/usr/local/cuda"
 
 
-def extensions_can_be_built(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def extensions_can_be_built(launch: Launch) -> Iterator[Finding]:
     """Check that the tools exist with which DeepSpeed compiles its NVMe access and its quantization on first
     use.
     """
+    config = launch.config
     nvme = [f"parallel.{name}.device" for name in _on_nvme(config)]
     names = ("zero_quantized_weights", "zero_quantized_gradients")
     quantized = [f"parallel.{name}" for name in names if getattr(config.parallel, name)]
@@ -228,10 +230,11 @@ def _words(flags: str) -> list[str]:
         return flags.split()
 
 
-def packages_are_there(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def packages_are_there(launch: Launch) -> Iterator[Finding]:
     """Check that the separate packages for FPDT's kernels and 4-bit matrices are installed; nbtrain installs
     neither.
     """
+    config = launch.config
     four_bits = config.lora is not None and config.lora.load_in_4bit
     if four_bits and importlib.util.find_spec("bitsandbytes") is None:
         yield mistake(

@@ -28,12 +28,13 @@ from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.planner.actual import Comparison, compare
 from nbtrain.planner.actual import rows as compared_rows
 from nbtrain.planner.budget.cost import CostEstimate, estimate_cost
-from nbtrain.planner.budget.disk import DiskEstimate, estimate_disk
+from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.budget.limits import Limit, limits_of
 from nbtrain.planner.lint.rules import findings_of
 from nbtrain.planner.lint.run_estimates import Subject
-from nbtrain.planner.memory import MemoryEstimate, estimate_memory
+from nbtrain.planner.memory import MemoryEstimate
 from nbtrain.planner.memory.lora import USUAL_RANK, estimate_lora
+from nbtrain.planner.needs import Needs, needs_of
 from nbtrain.planner.second_opinion import second_opinion
 from nbtrain.planner.setup.setup import setup_of
 from nbtrain.planner.time.duration import DurationEstimate, estimate_duration, rates_of_run
@@ -319,9 +320,13 @@ def _words(part: str) -> str:
     return part.replace("_", " ")
 
 
-def plan(config: RunConfig, use_measured: bool = True) -> Plan:
-    """Plan a checked configuration. A prepared dataset and an earlier job make the plan more exact."""
-    memory, disk = estimate_memory(config), estimate_disk(config)
+def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = None) -> Plan:
+    """Plan a checked configuration. A prepared dataset and an earlier job make the plan more exact.
+
+    `needs` are the run's memory and disk, if they have been estimated already.
+    """
+    needs = needs or needs_of(config)
+    memory, disk = needs.memory, needs.disk
     duration = estimate_duration(config, use_measured)
     cost = estimate_cost(config, duration.seconds)
     network = None

@@ -27,8 +27,9 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.existing_run import HARMLESS_ENTRIES, RunFacts, refuse_foreign
-from nbtrain.jobs.submit import write_identity
+from nbtrain.jobs.existing_run import HARMLESS_ENTRIES, refuse_foreign
+from nbtrain.jobs.job_files import write_identity
+from nbtrain.jobs.request import active_job
 from nbtrain.proof.small_sections import NUM_DOCUMENTS
 
 # A key of run.json that marks a folder as a twin, which may be deleted and created again.
@@ -72,7 +73,7 @@ def renew(run: RunDir, twin_of: str) -> None:
         )
     run.path.mkdir(parents=True, exist_ok=True)
     with run.locked(blocking=False) as taken:
-        if not taken or RunFacts(run).active:
+        if not taken or active_job(run):
             raise SubmitError(
                 f"{display(run.path)}: a job of this twin is active. Wait for it, or end it: `nbtrain cancel "
                 f"{run.name} --now`."

@@ -22,8 +22,7 @@ from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.exchange.import_model import FETCHED, NOT_FETCHED, find_tokenizer, import_model
-from nbtrain.jobs.initial_weights import initial_weights_fit
-from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.initial_weights import problems_of_weights, read_initial_weights
 from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.start import open_start
 from tests.pretrained.small import write_small_folder
@@ -85,7 +84,7 @@ def test_a_run_is_made_of_a_folder(folder, workspace):
     assert (
         (workspace / "mine.yaml").read_text().startswith("# Made by nbtrain import-model from models/small")
     )
-    assert list(initial_weights_fit(config, this_machine())) == []
+    assert list(problems_of_weights(config, read_initial_weights(config))) == []
     assert "mine.yaml: Llama, 1.45k parameters, from models/small; tokenizer data/tokenizer/mine." in str(
         imported
     )
@@ -546,13 +545,13 @@ def test_a_run_that_does_not_fit_is_refused_before_launch(folder, workspace):
     """If a user edits the YAML so that it no longer fits the model, the run is rejected before launch."""
     config = import_model("models/small", "mine").config
     other = load(config, {"model.num_layers": 3})
-    said = [str(problem) for problem in initial_weights_fit(other, this_machine())]
+    said = [str(problem) for problem in problems_of_weights(other, read_initial_weights(other))]
     assert (
         len(said) == 1
         and "model.num_layers is 3 in the run and 2 in models/small: the weights do not" in said[0]
     )
     (folder / "model.safetensors").unlink()
-    said = [str(problem) for problem in initial_weights_fit(config, this_machine())]
+    said = [str(problem) for problem in problems_of_weights(config, read_initial_weights(config))]
     assert len(said) == 1 and "init_from: models/small: contains no safetensors files." in said[0]
     nvme = {"parallel.zero_stage": 3, "parallel.offload_optimizer.device": "nvme"}
     with pytest.raises(

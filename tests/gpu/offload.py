@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.launch import read_launch
 from nbtrain.jobs.preflight_tools import extensions_can_be_built
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
 from tests.gpu.parity import FORMATS, overrides_of
@@ -62,6 +62,6 @@ def cases(place: Place) -> Iterator[Case]:
 def _train(trainings: Trainings, name: str, overrides: dict[str, Any]) -> Trained:
     data = {"data.name": trainings.dataset("walks", 600, (64, 512), 500)}
     run = trainings.make(name, {**overrides_of(trainings.place.on_gpu), **data, **ZERO_3, **overrides})
-    if reasons := list(extensions_can_be_built(load_resolved(run.config_yaml), this_machine())):
+    if reasons := list(extensions_can_be_built(read_launch(load_resolved(run.config_yaml)))):
         raise Impossible(" ".join(map(str, reasons)))
     return trainings.train(run)

@@ -116,7 +116,7 @@ def test_on_a_gpu_every_run_is_legal(gpus, steps, tmp_path, monkeypatch):
     # Nothing reads them.
     monkeypatch.setattr(trained.launch, "make_dataset", lambda *arguments: None)
     for step in (offload, zeropp):
-        monkeypatch.setattr(step, "extensions_can_be_built", lambda config, machine: [])
+        monkeypatch.setattr(step, "extensions_can_be_built", lambda launch: [])
     names = []
     for step in steps:
         place = Place("gpu", gpus, "NVIDIA H200", tmp_path / step.__name__)

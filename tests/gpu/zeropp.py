@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.launch import read_launch
 from nbtrain.jobs.preflight_tools import extensions_can_be_built
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
 from tests.gpu.parity import FORMATS, overrides_of
@@ -79,7 +79,7 @@ def _train(trainings: Trainings, name: str, overrides: dict[str, Any], ranks: in
     }
     data = {"data.name": trainings.dataset("walks", 600, (64, 512), 500)}
     run = trainings.make(name, {**sizes, **data, **batch, **ZERO_3, **overrides})
-    if reasons := list(extensions_can_be_built(load_resolved(run.config_yaml), this_machine())):
+    if reasons := list(extensions_can_be_built(read_launch(load_resolved(run.config_yaml)))):
         raise Impossible(" ".join(map(str, reasons)))
     return trainings.train(run) if ranks == 1 else trainings.train_on_all(run, ranks)
 

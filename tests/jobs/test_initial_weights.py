@@ -15,8 +15,12 @@ from nbtrain.corpus.tokenizer.folder import adopt, read_manifest
 from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.delete import delete
-from nbtrain.jobs.initial_weights import initial_weights_fit, record_initial, with_new_tokens
-from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.initial_weights import (
+    problems_of_weights,
+    read_initial_weights,
+    record_initial,
+    with_new_tokens,
+)
 from nbtrain.lab.form.draft import Draft
 from nbtrain.pretrained.start import identity_of, open_start
 
@@ -51,7 +55,7 @@ def starting(tiny, **overrides):
 
 
 def said(config):
-    return [str(problem) for problem in initial_weights_fit(config, this_machine())]
+    return [str(problem) for problem in problems_of_weights(config, read_initial_weights(config))]
 
 
 @pytest.mark.parametrize("wanted, step", [("newest", 12), ("best", 8), (4, 4)])
@@ -69,7 +73,7 @@ def test_which_checkpoint_is_meant(wanted, step, tiny, base):
     run.path.mkdir()
     origin = {"config": {}, "generation_config": {"eos_token_id": [1, 2]}, "tokenizer_sha256": "5" * 64}
     files.write_json(base.init_from_json, {"path": "models/chat", **origin})
-    assert record_initial(run, config) == []
+    assert record_initial(run, config, read_initial_weights(config)) == []
     known = files.read_json(run.init_from_json)
     assert known["origin"] == origin
     assert (known["run"], known["run_id"], known["step"]) == ("tiny", "1" * 32, step)
@@ -242,7 +246,7 @@ def test_extends_takes_the_model_of_the_run(tiny, base, workspace):
     )
     config = load(workspace / "second.yaml")
     assert config.model == tiny().model and config.init_step == "best"
-    assert list(initial_weights_fit(config, this_machine())) == []
+    assert list(problems_of_weights(config, read_initial_weights(config))) == []
 
 
 def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
@@ -252,12 +256,12 @@ def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
     config = starting(tiny, **{"lora.rank": 2})
     run = RunDir.named("second")
     run.path.mkdir()
-    record_initial(run, config)
+    record_initial(run, config, read_initial_weights(config))
     shutil.copytree(base.checkpoint(4), run.checkpoint(4))
     shutil.copytree(base.checkpoint(4), base.checkpoint(16))
     assert said(config) == [] and open_start(config, run).step == 12
     record = files.read_json(run.init_from_json)
-    record_initial(run, config)
+    record_initial(run, config, read_initial_weights(config))
     assert files.read_json(run.init_from_json) == record
     shutil.rmtree(base.checkpoint(12))
     assert said(config)[0].startswith(
@@ -329,7 +333,7 @@ def test_a_note_says_which_new_rows_are_trained(more, said_, tiny, base):
     run = RunDir.named("second")
     run.path.mkdir()
     config = with_new_tokens(starting(tiny, **{"tokenizer.vocab_size": rows + 2}, **more))
-    assert record_initial(run, config) == [
+    assert record_initial(run, config, read_initial_weights(config)) == [
         f"init_from: the vocabulary grows from {rows} to {rows + 2} (tokenizer.vocab_size): each new row is "
         f"the mean of the old ones.{said_}"
     ]
@@ -386,7 +390,7 @@ def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):
     assert read_manifest(tokenizer_dir("mock")) == known
     run = RunDir.named("second")
     run.path.mkdir()
-    assert record_initial(run, config) == [
+    assert record_initial(run, config, read_initial_weights(config)) == [
         f"init_from: the vocabulary grows from {base_rows(base)} to {size + 2} (tokenizer.vocab_size): each "
         "new row is the mean of the old ones."
     ]

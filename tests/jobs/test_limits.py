@@ -12,8 +12,9 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.foreign.importing import import_files
 from nbtrain.jobs.clone import clone
 from nbtrain.jobs.dry_run import dry_run
+from nbtrain.jobs.job_files import make_folder, write_identity
 from nbtrain.jobs.limits import refuse_run_over_limits
-from nbtrain.jobs.submit import make_folder, refuse_hopeless, resume, submit, write_identity
+from nbtrain.jobs.submit import refuse_hopeless, resume, submit
 from nbtrain.lab.form.answers import answer
 from tests.jobs.conftest import FAKE_RANK
 

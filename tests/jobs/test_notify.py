@@ -17,6 +17,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.rules.check import check_config
+from nbtrain.jobs.launch import read_launch
 from nbtrain.jobs.notify import notify
 from nbtrain.jobs.preflight import SHARED_CHECKS, notification_is_possible
 from nbtrain.jobs.supervisor.journal import Journal
@@ -148,16 +149,16 @@ def test_what_cannot_work_is_refused_before_launch(tiny, monkeypatch):
     """A program that does not exist or a variable that is not set is reported before launch."""
     monkeypatch.delenv("HOOK", raising=False)
     config = tiny(**{"notify.command": ["no-such-program"], "notify.url_variable": "HOOK"})
-    first, second = map(str, notification_is_possible(config, None))
+    first, second = map(str, notification_is_possible(read_launch(config)))
     assert "notify.command: the program 'no-such-program' was not found. Give its path" in first
     assert "the environment variable HOOK is not set here to an address" in second
     for kind, found in (("hosts", 2), ("slurm", 2), ("kubernetes", 0)):
         elsewhere = config.model_copy(update={"backend": config.backend.model_copy(update={"kind": kind})})
         assert notification_is_possible in SHARED_CHECKS
-        assert len(list(notification_is_possible(elsewhere, None))) == found
+        assert len(list(notification_is_possible(read_launch(elsewhere)))) == found
     monkeypatch.setenv("HOOK", "https://host/s3cret")
-    assert list(notification_is_possible(tiny(**{"notify.url_variable": "HOOK"}), None)) == []
+    assert list(notification_is_possible(read_launch(tiny(**{"notify.url_variable": "HOOK"})))) == []
     monkeypatch.setenv("HOOK", "https://me:secret@host/path")
-    [found] = notification_is_possible(tiny(**{"notify.url_variable": "HOOK"}), None)
+    [found] = notification_is_possible(read_launch(tiny(**{"notify.url_variable": "HOOK"})))
     assert "the address in HOOK has a user name before its @, which is not sent" in str(found)
     assert "secret@" not in str(found)

@@ -17,6 +17,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs import preflight as checks
 from nbtrain.jobs import preflight_tools as tools_checks
+from nbtrain.jobs.launch import read_launch
 from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.preflight import preflight
 from tests.evaluation.made import MMLU, write_lines
@@ -37,12 +38,13 @@ NAMES = {"data.name": "mock", "tokenizer.name": "mock"}
 
 
 def found(config, machine=MACHINE):
-    return [(problem.lacks or "error", str(problem)) for problem in preflight(config, machine)]
+    launch = replace(read_launch(config), machine=machine)
+    return [(problem.lacks or "error", str(problem)) for problem in preflight(launch)]
 
 
 def test_a_run_that_fits_has_no_problem(tiny):
     """A run that fits has no problems."""
-    assert preflight(tiny(), MACHINE) == []
+    assert found(tiny()) == []
 
 
 def test_missing_gpus_are_counted(tiny):
@@ -272,7 +274,7 @@ def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monk
         "disk_usage",
         lambda path: usage._replace(free=1000 if path == disk else 10**12),
     )
-    monkeypatch.setattr(tools_checks, "local_bytes", lambda config: 10**6)
+    monkeypatch.setattr("nbtrain.planner.budget.disk.local_bytes", lambda config: 10**6)
     config = tiny(**{"checkpoint.local_dir": str(disk)})
 
     def written(folder):
@@ -403,11 +405,11 @@ def test_four_bits_need_their_package(tiny, monkeypatch):
     """
     config = tiny(**{"lora.load_in_4bit": True, "init_from": "a-run"})
     monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: None)
-    [obstacle] = tools_checks.packages_are_there(config, MACHINE)
+    [obstacle] = tools_checks.packages_are_there(read_launch(config))
     assert "lora.load_in_4bit = true needs the package bitsandbytes, which is not installed." in str(obstacle)
     assert f"{install_command('qlora')}" in str(obstacle)
     monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: name)
-    assert list(tools_checks.packages_are_there(config, MACHINE)) == []
+    assert list(tools_checks.packages_are_there(read_launch(config))) == []
 
 
 def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):

@@ -25,12 +25,12 @@ from nbtrain.cli.__main__ import main
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load, load_resolved
 from nbtrain.config.yaml_source import show
+from nbtrain.dataset.run_data import read_run_data
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.clone import clone
 from nbtrain.jobs.control import ask_pause, ask_priority, asked_pause, asked_priority, cancel
 from nbtrain.jobs.existing_run import refuse_foreign
-from nbtrain.jobs.machine.environment import dataset_sha256
 from nbtrain.jobs.submit import resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.notes import change_notes
@@ -533,7 +533,7 @@ def test_data_made_anew_is_refused(tiny):
     files.write_json(job.run.checkpoint_manifest(5), manifest)
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
-    now = dataset_sha256(tiny())
+    now = read_run_data(tiny()).dataset_sha256
     assert str(refused.value) == (
         f"output/tiny was trained on dataset mock 000000000000..., which has been rebuilt since then and is "
         f"{now[:12]}...: "
@@ -630,8 +630,7 @@ def test_an_active_run_is_not_joined_from_another_backend(tiny):
 def test_a_launch_explains_a_shortage_and_refuses_a_mistake(tiny, monkeypatch):
     """nb.launch explains a shortage of devices without raising an error; any other problem is an error."""
     problems = [shortage(tiny(), "", "the run needs 8 GPUs.")]
-    for module in ("preflight", "submit"):
-        monkeypatch.setattr(f"nbtrain.jobs.{module}.preflight", lambda config: problems)
+    monkeypatch.setattr("nbtrain.jobs.submit.preflight", lambda launch: problems)
     assert isinstance(nb.launch(tiny()), NotLaunched)
     problems.append(mistake(tiny(), "", "host a is a name that nothing resolves.", "Correct the name."))
     with pytest.raises(SubmitError) as refused:
@@ -996,7 +995,7 @@ def test_a_paused_job_is_not_ended_for_one_that_could_not_start(tiny, monkeypatc
     """A paused job is not cancelled if the new job that would replace it cannot start."""
     ask_pause(job := submit(tiny()), True)
     found = [mistake(tiny(), "", "./typo.sh was not found.", "Correct notify.command.")]
-    monkeypatch.setattr("nbtrain.jobs.submit.preflight", lambda config: found)
+    monkeypatch.setattr("nbtrain.jobs.submit.preflight", lambda launch: found)
     monkeypatch.setattr("nbtrain.jobs.submit.cancel", lambda job: pytest.fail("it was cancelled"))
     with pytest.raises(SubmitError) as refused:
         resume(job.run, {"logging.log_interval_steps": 7})
@@ -1042,7 +1041,7 @@ def test_a_quicker_submission_is_joined(tiny, monkeypatch, caplog, state):
     """
     others = []
 
-    def meanwhile(config):
+    def meanwhile(launch):
         if not others:
             others.append(None)
             others[0] = submit(tiny())
@@ -1065,6 +1064,7 @@ from pathlib import Path
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.config.load import load
 from nbtrain.config.yaml_source import show
+from nbtrain.dataset.run_data import read_run_data
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.submit import submit
 parent = ProcessIdentity.of(os.getppid())

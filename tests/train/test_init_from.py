@@ -13,7 +13,7 @@ from nbtrain.base.events import read_events
 from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.jobs.initial_weights import record_initial
+from nbtrain.jobs.initial_weights import read_initial_weights, record_initial
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.pretrained.model import open_model
 from tests.pretrained import made
@@ -139,12 +139,17 @@ def test_masters_have_the_file_s_own_precision(words, folders, fork_server, data
         assert not store.full(name, "exp_avg").any() and store.step(name) == 0
 
 
+def record_initial_of(run):
+    config = load_resolved(run.config_yaml)
+    return record_initial(run, config, read_initial_weights(config))
+
+
 def test_a_resume_does_not_look_at_the_folder_again(folders, forked, expected, tmp_path):
     """A resume reads only the run's own checkpoint, so the folder may have been deleted."""
     source, _ = folders("llama")
     folder = shutil.copytree(source, tmp_path / "folder")
     run = launch.make_run(tmp_path, {**overrides_of(folder, "z1"), "batch.max_steps": 2})
-    assert record_initial(run, load_resolved(run.config_yaml)) == []
+    assert record_initial_of(run) == []
     forked.train(run)
     shutil.rmtree(folder)
     config = load_resolved(run.config_yaml)
@@ -161,7 +166,7 @@ def test_a_folder_that_has_changed_since_is_refused(folders, forked, tmp_path):
     source, _ = folders("llama")
     folder = shutil.copytree(source, tmp_path / "folder")
     run = launch.make_run(tmp_path, overrides_of(folder, "z1"))
-    record_initial(run, load_resolved(run.config_yaml))
+    record_initial_of(run)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.1}))
     ended = forked.end(run)

@@ -13,7 +13,7 @@ from nbtrain.base.events import read_events
 from nbtrain.checkpoint.opened import RunWeights
 from nbtrain.checkpoint.store import CheckpointStore, TensorPart
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.initial_weights import record_initial
+from nbtrain.jobs.initial_weights import read_initial_weights, record_initial
 from nbtrain.model.names import OF_VOCABULARY
 from tests.train import launch
 from tests.train.layouts import HALF, Place, layout
@@ -70,7 +70,8 @@ def test_masters_and_new_rows(before, words, place):
 def record_initial_of(run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_OUTPUT", str(run.path.parent))
-        return record_initial(run, load_resolved(run.config_yaml))
+        config = load_resolved(run.config_yaml)
+        return record_initial(run, config, read_initial_weights(config))
 
 
 def test_any_part_of_a_grown_vocabulary(place):

@@ -20,14 +20,19 @@ from nbtrain.dataset.manifest import DatasetManifest
 REMEMBERED = ".contents.json"
 
 
-def check_contents(dataset: DatasetFiles) -> None:
-    """Raise DataError if a file of the dataset, or of a dataset in its blend, does not match its manifest."""
+def check_contents(dataset: DatasetFiles, manifest: DatasetManifest | None = None) -> None:
+    """Raise DataError if a file of the dataset, or of a dataset in its blend, does not match its manifest.
+
+    `manifest` is the folder's, if it has been read already.
+    """
     if isinstance(dataset, BlendFiles):
         for entry in dataset.entries:
             check_contents(entry.files)
         return
-    manifest = dataset.own_manifest()
-    if manifest is None or not (young := _younger_files(dataset, manifest)):
+    manifest = manifest or dataset.own_manifest()
+    if manifest is None or dataset.bin.name not in manifest.files:
+        return
+    if not (young := _younger_files(dataset, manifest)):
         return
     with Progress(f"read {dataset.directory.name}", sum(path.stat().st_size for path in young), "B") as bar:
         for path in young:

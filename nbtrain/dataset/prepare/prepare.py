@@ -67,7 +67,7 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
             if isinstance(dataset, BlendFiles):
                 named = [f"{entry.name or entry.prefix} {entry.weight:g}" for entry in config.data.blend]
                 with _step(report, "encode") as say:
-                    dataset.check_tokenizer(config)
+                    dataset.check_tokenizer(config, dataset.manifest())
                     say("used", f"a blend of existing datasets: {', '.join(named)}")
                 _report_ends(config, dataset)
             else:

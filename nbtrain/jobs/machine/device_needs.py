@@ -20,7 +20,7 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine.environment import threads_per_rank
 from nbtrain.jobs.machine.hostfile import hosts_of
-from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.machine.machine import Machine, this_machine
 from nbtrain.jobs.machine.node_address import is_this_machine
 from nbtrain.jobs.machine.queue_folder import Queue
 
@@ -143,7 +143,7 @@ def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
     return found
 
 
-def more_than_is_here(config: RunConfig) -> list[Finding]:
+def more_than_is_here(config: RunConfig, machine: Machine | None = None) -> list[Finding]:
     """Return findings about cores and host memory that a run requests and this machine does not have.
 
     Returns nothing if this machine lacks the GPUs: another machine is meant, or the submission is refused.
@@ -152,7 +152,7 @@ def more_than_is_here(config: RunConfig) -> list[Finding]:
     cores, memory = resources.cpus_per_node, resources.memory_per_node_bytes
     if config.backend.kind != "local" or (cores is None and memory is None):
         return []
-    machine, found = this_machine(), []
+    machine, found = machine or this_machine(), []
     if resources.device == "gpu" and len(machine.gpus) < config.world_size:
         return []
     if cores is not None and cores > machine.cores:
@@ -187,7 +187,7 @@ def threads_of_shell(config: RunConfig, queue: Queue) -> list[str]:
     ]
 
 
-def warnings_here(config: RunConfig, queue: Queue) -> list[str]:
+def warnings_here(config: RunConfig, queue: Queue, machine: Machine) -> list[str]:
     """Return a sentence, without its full stop, for each request that this machine cannot fully meet."""
-    asked = [finding.text.removesuffix(".") for finding in more_than_is_here(config)]
+    asked = [finding.text.removesuffix(".") for finding in more_than_is_here(config, machine)]
     return [*asked, *threads_of_shell(config, queue), *used_by_others(config, queue)]

@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.addresses import text_without_secrets
-from nbtrain.base.errors import DataError
 from nbtrain.base.git import ask_git
 from nbtrain.base.nvml import CUDA_DEVICES
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.version import PACKAGE, __version__
-from nbtrain.base.workspace import data_home, output_root, queue_folder, tokenizer_dir, workspace
+from nbtrain.base.workspace import data_home, output_root, queue_folder, workspace
 from nbtrain.config.debug import debug_variables
 from nbtrain.config.load.attempt import TAKEN_OVER
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.tokenizer.folder import read_manifest
-from nbtrain.dataset.of_run import dataset_of
-from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.dataset.run_data import RunData
+from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.machine.processes import JOB_MARKER, NODE_MARKER
 
 RECORDED_PACKAGES = (
@@ -128,11 +126,10 @@ def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, 
     return {**variables, **own}
 
 
-def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
+def environment_record(config: RunConfig, job: JobDir, machine: Machine, data: RunData) -> dict[str, Any]:
     """Return the contents of environment.json: everything but the configuration that this job's results
     depend on.
     """
-    machine = this_machine()
     cpu = {"name": machine.cpu, "cores": machine.cores}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -146,8 +143,8 @@ def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
         "memory_bytes": machine.memory_bytes,
         "memory_available_bytes": machine.memory_available_bytes,
         "gpus": [asdict(gpu) for gpu in machine.gpus],
-        "dataset_sha256": dataset_sha256(config),
-        "tokenizer_sha256": tokenizer_sha256(config),
+        "dataset_sha256": data.dataset_sha256,
+        "tokenizer_sha256": data.tokenizer_sha256,
         "backend_env": {name: hidden(name, value) for name, value in config.backend.env.items()},
         "debug": config.backend.debug,
         "variables": recorded_variables({**os.environ, **rank_variables(config, job, 0, machine.cores)}),
@@ -186,24 +183,10 @@ def source_commit() -> str | None:
     """Return the git commit of nbtrain's source, "+changes" if modified; None for an installed wheel."""
     if not (PACKAGE.parent / ".git").exists():
         return None
-    commit = ask_git(PACKAGE, "rev-parse", "HEAD")
-    changed = ask_git(PACKAGE, "status", "--porcelain", "--untracked-files=no", "--", ".")
-    return f"{commit}+changes" if commit and changed else commit
-
-
-def dataset_sha256(config: RunConfig) -> str | None:
-    """Return the hash by which checkpoints identify the dataset; None if the dataset is missing or
-    unreadable.
-    """
-    with contextlib.suppress(DataError):
-        return getattr(dataset_of(config).manifest(), "dataset_sha256", None)
-    return None
-
-
-def tokenizer_sha256(config: RunConfig) -> str | None:
-    """Return the hash by which checkpoints identify the tokenizer; None if the tokenizer is missing or
-    unreadable.
-    """
-    with contextlib.suppress(DataError):
-        return (read_manifest(tokenizer_dir(config.tokenizer.name)) or {}).get("sha256")
-    return None
+    # One process answers both questions: the commit, and whether a file of the package differs from it.
+    options = ("--porcelain=v2", "--branch", "--untracked-files=no")
+    lines = (ask_git(PACKAGE, "status", *options, "--", ".") or "").splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)
+    if commit in (None, "(initial)"):
+        return None
+    return f"{commit}+changes" if any(not line.startswith("#") for line in lines) else commit

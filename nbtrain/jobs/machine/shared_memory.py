@@ -12,7 +12,6 @@ from nbtrain.base.findings import Finding
 from nbtrain.config.arithmetic.shared_memory import worker_shared_memory_bytes
 from nbtrain.config.findings import shortage
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.machine.machine import Machine
 
 SHARED_MEMORY = Path("/dev/shm")
 FIX = (
@@ -29,6 +28,11 @@ def free_shared_memory(path: Path = SHARED_MEMORY) -> int:
     return 0 if stat.f_flag & os.ST_RDONLY else stat.f_bavail * stat.f_frsize
 
 
+def too_little_here(config: RunConfig, host: str) -> Iterator[Finding]:
+    """Yield a finding if this machine's /dev/shm does not hold the batches of the data workers."""
+    yield from too_little(config, free_shared_memory(), host)
+
+
 def too_little(config: RunConfig, free_bytes: int, host: str) -> Iterator[Finding]:
     """Yield a finding if the run's data workers need more shared memory than a machine has free."""
     needed, ranks = worker_shared_memory_bytes(config), config.ranks_per_node
@@ -42,8 +46,3 @@ def too_little(config: RunConfig, free_bytes: int, host: str) -> Iterator[Findin
             FIX,
             needed - free_bytes,
         )
-
-
-def shared_memory_suffices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Check that this machine's /dev/shm holds the batches of the data workers."""
-    yield from too_little(config, free_shared_memory(), machine.host)

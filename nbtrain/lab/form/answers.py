@@ -21,8 +21,8 @@ from nbtrain.base.workspace import bundled, display, output_root, workspace
 from nbtrain.config.load import Overrides, find
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.attempt.backend import status_of
-from nbtrain.jobs.existing_run import RunFacts
 from nbtrain.jobs.findings import findings_here
+from nbtrain.jobs.request import active_job
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import (
     GROUPS,
@@ -153,7 +153,7 @@ def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
     if draft.clone_of:
         parent = RunDir.named(draft.clone_of).run_id
         refuse_taken(RunDir.named(config.name))
-    before = RunFacts(RunDir.named(config.name)).active
+    before = active_job(RunDir.named(config.name))
     job = submit(config, parent=parent)
     found: dict[str, Any] = {"name": job.run.name, "job_id": job.job_id}
     changes = [str(change) for change in not_applied(job.run, config)]

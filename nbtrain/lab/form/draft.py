@@ -234,7 +234,7 @@ class Draft:
 
     def assess(self) -> Assessment:
         """Load, check and plan the run, and check this machine for it, in about 20 ms."""
-        from nbtrain.jobs.initial_weights import with_new_tokens
+        from nbtrain.jobs.launch import read_launch
         from nbtrain.jobs.preflight import preflight
         from nbtrain.planner.plan import plan
 
@@ -247,7 +247,8 @@ class Draft:
         problems = [*unreadable, *find_problems(config)]
         if problems:
             return Assessment(config, problems, [], None)
-        return Assessment(config, [], preflight(config), plan(with_new_tokens(config)))
+        launch = read_launch(config)
+        return Assessment(config, [], preflight(launch), plan(launch.config, needs=launch.needs))
 
     def _other_problems(self, misfits: list[Finding]) -> list[Finding]:
         """Check the values that the schema accepts, so that all problems are reported at the same time."""

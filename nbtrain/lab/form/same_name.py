@@ -18,7 +18,6 @@ from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.existing_run import (
     CONTINUES,
     Check,
-    RunFacts,
     a_checkpoint_is_complete,
     backend_is_the_same,
     folder_is_this_run,
@@ -27,6 +26,7 @@ from nbtrain.jobs.existing_run import (
     pause_keeps_its_settings,
     training_is_the_same,
 )
+from nbtrain.jobs.request import Request, read_request
 from nbtrain.lab.form.fields import field_at
 
 LONGEST_STEM = 48
@@ -47,57 +47,52 @@ def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, An
         return [_problem(f"There is already a run {run.name}.", full=str(_taken(run)))]
     if findings := list(folder_is_this_run(run)):
         return [_problem(f"{display(run.path)} is not a run of this name.", full=str(findings[0]))]
-    facts = RunFacts(run)
-    if facts.active and not _is_paused(facts.active):
-        return _of_active(facts, facts.active, config)
     try:
-        return _of_paused(facts, config) if facts.active else _of_ended(facts, config)
+        request = read_request(config)
+        if (active := request.existing.active) and not _is_paused(active):
+            return _of_active(request)
+        return _of_paused(request) if active else _of_ended(request)
     except NbtrainError as error:
         return [_problem(str(error))]
 
 
-def _of_ended(facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
-    before = facts.finished_config
+def _of_ended(request: Request) -> list[dict[str, Any]]:
+    before = request.existing.finished_config
     steps = f" in {amounts.counted(before.train_steps, 'step')}" if before else ""
-    sentence = f"{facts.run.name} has already been trained{steps}."
-    return _refused(sentence, is_not_finished, facts, config) or _of_saved(facts, config)
+    sentence = f"{request.run.name} has already been trained{steps}."
+    return _refused(sentence, is_not_finished, request) or _of_saved(request)
 
 
-def _of_paused(facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
-    named = _named_changes(facts, config, bound=False)
-    differing = f"{facts.run.name} is paused, with other settings{named}."
-    return _of_saved(facts, config) or _refused(differing, pause_keeps_its_settings, facts, config)
+def _of_paused(request: Request) -> list[dict[str, Any]]:
+    differing = f"{request.run.name} is paused, with other settings{_named_changes(request, bound=False)}."
+    return _of_saved(request) or _refused(differing, pause_keeps_its_settings, request)
 
 
-def _of_saved(facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
-    """Return why a run with `config` would not continue from the run's checkpoints."""
-    name, steps = facts.run.name, amounts.counted(config.train_steps, "step")
+def _of_saved(request: Request) -> list[dict[str, Any]]:
+    """Return why the request would not continue from the run's checkpoints."""
+    name, steps = request.run.name, amounts.counted(request.config.train_steps, "step")
     sentences: dict[Check, str] = {
-        training_is_the_same: f"{name} was trained with other settings{_named_changes(facts, config, True)}.",
+        training_is_the_same: f"{name} was trained with other settings{_named_changes(request, bound=True)}.",
         a_checkpoint_is_complete: f"{name} has no complete checkpoint to continue from.",
         length_is_not_reached: f"{name} has already trained for more than {steps}.",
     }
     for check in CONTINUES:
-        if problems := _refused(sentences[check], check, facts, config):
+        if problems := _refused(sentences[check], check, request):
             return problems
     return []
 
 
-def _refused(sentence: str, check: Check, facts: RunFacts, config: RunConfig) -> list[dict[str, Any]]:
+def _refused(sentence: str, check: Check, request: Request) -> list[dict[str, Any]]:
     """Return a problem with a sentence of the form for the first finding of a check."""
-    return [_problem(sentence, full=str(finding)) for finding in check(facts, config)][:1]
+    return [_problem(sentence, full=str(finding)) for finding in check(request)][:1]
 
 
-def _named_changes(facts: RunFacts, config: RunConfig, bound: bool) -> str:
+def _named_changes(request: Request, bound: bool) -> str:
     """Return the first settings that differ; with `bound`, only those that cannot change on resume.
 
     For example ": optimizer.lr 0.1, not 0.2; and 3 more".
     """
-    try:
-        all_changes = facts.changes(config)
-    except (NbtrainError, OSError):
-        return ""
-    changes = [change for change in all_changes if change.bound or not bound]
+    changes = [change for change in request.changes if change.bound or not bound]
     words = [
         f"{change.key} {show(change.before)}, not {show(change.now)}" for change in changes[:MOST_CHANGES]
     ]
@@ -143,16 +138,16 @@ def not_applied(run: RunDir, config: RunConfig) -> list[Change]:
     return typed_changes(load_resolved(run.config_yaml), config)
 
 
-def _of_active(facts: RunFacts, job: JobDir, config: RunConfig) -> list[dict[str, Any]]:
-    if findings := list(backend_is_the_same(facts, config)):
+def _of_active(request: Request) -> list[dict[str, Any]]:
+    if findings := list(backend_is_the_same(request)):
         return [_problem(str(findings[0]))]
-    changes = not_applied(job.run, config)
+    changes = [change for change in request.changes if request.config.sets(change.key)]
     if not changes:
         return []
     words = ", ".join(f"{one.key} {show(one.before)}, not {show(one.now)}" for one in changes)
     message = (
-        f"{job.run.name} is {facts.state} with other settings: {words}. Choose another name, or stop it "
-        "first."
+        f"{request.run.name} is {request.existing.state} with other settings: {words}. Choose another "
+        "name, or stop it first."
     )
     return [_problem(message, [at.key for one in changes if (at := field_at(one.key))])]
 

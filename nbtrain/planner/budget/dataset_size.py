@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.blend import BlendFiles
-from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.blend import BlendFiles, OpenBlend
+from nbtrain.dataset.files import OpenDataset
+from nbtrain.dataset.indexed import IndexedDataset, idx_path
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples.gpt_index import split_bounds, split_weights
@@ -30,35 +31,58 @@ class DatasetSize:
     """Problem with the .idx file or the manifest; "" if they agree."""
 
 
-def dataset_size(config: RunConfig) -> DatasetSize | None:
-    """Return the token counts; None if no dataset is prepared. A damaged dataset is described in
-    `problem`.
+@dataclass(frozen=True)
+class DatasetOnDisk:
+    """A run's prepared data as far as it can be read: a plan does not need a dataset that can be trained
+    on.
     """
+
+    manifest: DatasetManifest | None
+    """None if there is none, or if it is damaged."""
+    indexed: tuple[IndexedDataset, ...]
+    """The pair, or those of a blend; empty if one is missing or damaged."""
+    problem: str = ""
+    """Description of what is damaged; "" if nothing is."""
+
+
+def read_dataset(config: RunConfig, opened: OpenDataset | OpenBlend | None = None) -> DatasetOnDisk:
+    """Read the manifest and the .idx of a run's data; `opened` is the run's dataset, if it is open."""
+    if opened is not None:
+        entries = opened.entries if isinstance(opened, OpenBlend) else (opened,)
+        return DatasetOnDisk(opened.manifest, tuple(entry.indexed for entry in entries))
     files = dataset_of(config)
     pairs = [entry.files for entry in files.entries] if isinstance(files, BlendFiles) else [files]
     manifest: DatasetManifest | None = None
+    indexed: list[IndexedDataset] = []
     problem = ""
     try:
         manifest = files.manifest()
     except DataError as error:
         problem = str(error)
-    found: list[IndexedDataset] = []
     if all(pair.idx.is_file() for pair in pairs):
         try:
-            found = [IndexedDataset(pair.prefix) for pair in pairs]
+            indexed = [IndexedDataset(pair.prefix) for pair in pairs]
         except DataError as error:
             problem = str(error)
-    if not found:
+    return DatasetOnDisk(manifest, tuple(indexed), problem)
+
+
+def dataset_size(config: RunConfig, dataset: DatasetOnDisk) -> DatasetSize | None:
+    """Return the token counts; None if no dataset is prepared. A damaged dataset is described in
+    `problem`.
+    """
+    manifest, indexed, problem = dataset.manifest, dataset.indexed, dataset.problem
+    if not indexed:
         return _by_manifest(config, manifest, problem) if manifest else None
-    tokens, documents = sum(one.num_tokens for one in found), sum(one.num_documents for one in found)
+    tokens, documents = sum(pair.num_tokens for pair in indexed), sum(pair.num_documents for pair in indexed)
     if manifest is not None and (tokens, documents) != _counts(manifest):
         by_manifest, of_manifest = _counts(manifest)
-        names = ", ".join(display(pair.idx) for pair in pairs)
+        names = ", ".join(display(idx_path(pair.prefix)) for pair in indexed)
         problem = (
             f"{names}: {tokens:,} tokens in {documents:,} documents, but manifest.json says {by_manifest:,} "
             f"in {of_manifest:,}: the files are not those that were prepared. The plan counts the .idx."
         )
-    trained = sum(_train_tokens(config, one) for one in found)
+    trained = sum(_train_tokens(config, pair) for pair in indexed)
     return DatasetSize(tokens, documents, trained, "the .idx", problem)
 
 

@@ -1,13 +1,12 @@
 """Disk space that a run needs for its checkpoints, and for its dataset if that is prepared."""
 
-import contextlib
 from dataclasses import dataclass
 
-from nbtrain.base.errors import DataError
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.of_run import dataset_of
-from nbtrain.planner.budget.dataset_size import DatasetSize, dataset_size
+from nbtrain.dataset.blend import OpenBlend
+from nbtrain.dataset.files import OpenDataset
+from nbtrain.planner.budget.dataset_size import DatasetSize, dataset_size, read_dataset
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,15 @@ class DiskEstimate:
         return self.checkpoints_bytes + (self.dataset_bytes or 0)
 
 
-def estimate_disk(config: RunConfig) -> DiskEstimate:
-    """Estimate the disk space of a run's checkpoints and dataset."""
-    manifest = None
-    # A damaged dataset does not prevent a plan; prepare and preflight report what is wrong with it.
-    with contextlib.suppress(DataError):
-        manifest = dataset_of(config).manifest()
+def estimate_disk(config: RunConfig, dataset: OpenDataset | OpenBlend | None = None) -> DiskEstimate:
+    """Estimate the disk space of a run's checkpoints and dataset; `dataset` is the run's, if it is open."""
+    files = read_dataset(config, dataset)
+    manifest = files.manifest
     return DiskEstimate(
         checkpoint_bytes=checkpoint_bytes(config),
         num_checkpoints=num_checkpoints(config),
         dataset_bytes=sum(entry["bytes"] for entry in manifest.files.values()) if manifest else None,
-        dataset=dataset_size(config),
+        dataset=dataset_size(config, files),
         local_bytes=local_bytes(config),
     )
 

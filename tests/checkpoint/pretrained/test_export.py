@@ -21,7 +21,7 @@ from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.exchange import export_model as exporting
 from nbtrain.exchange.export_model import default_place, export_model
 from nbtrain.exchange.import_model import import_model
-from nbtrain.jobs.initial_weights import record_initial
+from nbtrain.jobs.initial_weights import read_initial_weights, record_initial
 from nbtrain.model.gpt import build_model
 from nbtrain.pretrained.model import open_model
 from tests.dataset.dataset_maker import make_tokenizer
@@ -337,7 +337,7 @@ def test_a_round_trip_changes_nothing(words, place, tmp_path, monkeypatch):
         str(tmp_path / "trip.yaml"),
     )
     config = load_resolved(run.config_yaml)
-    assert record_initial(run, config) == []
+    assert record_initial(run, config, read_initial_weights(config)) == []
     exported = export_model(run, tmp_path / "before")
     assert exported.step == 0 and exported.dtype == "bf16"
     # The dataset was made with another tokenizer, which no step reads.

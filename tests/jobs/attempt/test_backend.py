@@ -13,7 +13,7 @@ from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
 from nbtrain.jobs.attempt.backend import BACKENDS, CAPABILITIES, Capabilities, backend_of
-from nbtrain.jobs.existing_run import RunFacts
+from nbtrain.jobs.request import active_job
 
 
 class Elsewhere:
@@ -64,13 +64,13 @@ def test_a_job_is_asked_through_its_backend(job, elsewhere):
     """The state, logs and events of a job come from its backend. A backend that cannot stop a job in order
     kills it.
     """
-    assert RunFacts(job.run).active.job_id == job.job_id
+    assert active_job(job.run).job_id == job.job_id
     run = Run(job.run)
     assert run.log(5) == ["rank 0"]
     assert [event["message"] for event in run.events] == ["far away"]
     assert control.cancel(job) == ("CANCELLED", None)
     assert elsewhere.asked == [("cancel", True), ("finish", False)]
-    assert RunFacts(job.run).active is None
+    assert active_job(job.run) is None
 
 
 def test_what_a_backend_cannot_do_is_not_asked_for(job, elsewhere):

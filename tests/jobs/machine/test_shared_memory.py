@@ -5,6 +5,7 @@ import os
 from nbtrain.base.files import write_text
 from nbtrain.base.findings import stops
 from nbtrain.jobs.findings import findings_here
+from nbtrain.jobs.launch import read_launch
 from nbtrain.jobs.machine import shared_memory
 from nbtrain.jobs.machine.shared_memory import free_shared_memory
 from nbtrain.jobs.preflight import preflight
@@ -17,7 +18,7 @@ def test_check_and_submit_name_it(tiny, monkeypatch):
     """A /dev/shm of 64 KiB, the default in a container, is reported; a larger one is not."""
     config = tiny(**{"data.num_workers": 2})
     monkeypatch.setattr(shared_memory, "free_shared_memory", lambda: 64 << 10)
-    [obstacle] = preflight(config)
+    [obstacle] = preflight(read_launch(config))
     [finding] = findings_here(config)
     assert finding == obstacle
     text = str(finding)
@@ -25,9 +26,9 @@ def test_check_and_submit_name_it(tiny, monkeypatch):
     assert "Set data.num_workers=0" in text and "--shm-size" in text
     assert str(obstacle).startswith("override data.num_workers=2: data.num_workers = 2 for each of 1 rank")
     assert stops([finding])
-    assert preflight(tiny()) == [] and findings_here(tiny()) == []
+    assert preflight(read_launch(tiny())) == [] and findings_here(tiny()) == []
     monkeypatch.setattr(shared_memory, "free_shared_memory", lambda: NEEDED)
-    assert preflight(config) == [] and findings_here(config) == []
+    assert preflight(read_launch(config)) == [] and findings_here(config) == []
 
 
 def test_the_room_of_a_folder(tmp_path):

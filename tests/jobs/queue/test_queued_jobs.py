@@ -13,7 +13,7 @@ from nbtrain.base.jobstate import CANCELLED, LOST, QUEUED, SUCCEEDED, SUSPENDED
 from nbtrain.base.nvml import Gpu
 from nbtrain.base.records import JobRecord
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs import preflight
+from nbtrain.jobs import launch, preflight
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.control import cancel, pause, unpause, wait
 from nbtrain.jobs.machine.machine import this_machine
@@ -80,7 +80,7 @@ def test_ranks_see_the_gpus_that_their_job_holds(fake, start, wait_until, monkey
     put_machine(gpus=["0", "1"])
     machine = this_machine()
     gpus = (Gpu("NVIDIA H200", 141 * GIB),) * 2
-    monkeypatch.setattr(preflight, "this_machine", lambda: type(machine)(**{**vars(machine), "gpus": gpus}))
+    monkeypatch.setattr(launch, "this_machine", lambda: type(machine)(**{**vars(machine), "gpus": gpus}))
     monkeypatch.setattr(preflight, "CHECKS", (preflight.devices_suffice, preflight.data_is_whole))
     config = fake(steps=100_000)
     gpu = config.resources.model_copy(update={"device": "gpu"})

@@ -24,11 +24,12 @@ from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.workspace import output_root
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.jobs import existing_run, submit
+from nbtrain.jobs import submit
 from nbtrain.jobs.backends.hosts import backend as hosts_backend
 from nbtrain.jobs.control import asked_priority, cancel
 from nbtrain.jobs.machine import device_needs
 from nbtrain.jobs.machine.device_needs import needs_of, warnings_here
+from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.jobs.machine.processes import JOB_MARKER
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket
 from nbtrain.jobs.queue import after_boot, restart
@@ -37,7 +38,6 @@ from nbtrain.jobs.supervisor import queue_place
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.queue_place import place_of
 from nbtrain.jobs.supervisor.signals import Asked
-from nbtrain.planner import plan
 
 
 @pytest.mark.slow
@@ -206,9 +206,8 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
     assert started == ["first", "third"]
     assert [(ticket.name, ticket.refused) for ticket in holders.queue.tickets()] == [("third", "no room")]
     files.write_text(jobs["first"].run.config_yaml, to_yaml(holders.config("first")))
-    monkeypatch.setattr(submit, "preflight", lambda config: [])
-    monkeypatch.setattr(existing_run, "dataset_sha256", lambda config: None)
-    monkeypatch.setattr(plan, "plan", lambda config: None)
+    monkeypatch.setattr(submit, "preflight", lambda launch: [])
+    monkeypatch.setattr(submit, "make_plan", lambda config, needs: None)
     with pytest.raises(SubmitError, match=r"^output/first: it was cancelled before it was started again\.$"):
         restart.go_on(str(jobs["first"].run.path), jobs["first"].job_id)
 
@@ -311,16 +310,16 @@ def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
     asked = {"resources.cpus_per_node": cores, "parallel.data_parallel_size": cores}
     config = holders.config("one", **asked)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert warnings_here(config, holders.queue) == []
+    assert warnings_here(config, holders.queue, this_machine()) == []
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     mark = "s" if cores > 1 else ""
-    assert warnings_here(config, holders.queue) == [
+    assert warnings_here(config, holders.queue, this_machine()) == [
         f"each rank has 1 thread (resources.cpus_per_node: {cores} core{mark} over {cores} rank{mark}), and "
         "OMP_NUM_THREADS=3 of this shell is not used. To use it, set backend.env.OMP_NUM_THREADS=3"
     ]
     theirs = holders.config("one", **asked, **{"backend.env": {"OMP_NUM_THREADS": "3"}})
-    assert warnings_here(theirs, holders.queue) == []
-    assert warnings_here(holders.config("one"), holders.queue) == []
+    assert warnings_here(theirs, holders.queue, this_machine()) == []
+    assert warnings_here(holders.config("one"), holders.queue, this_machine()) == []
 
 
 def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch):
@@ -330,9 +329,9 @@ def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = usable_cores()
     most = {"resources.cpus_per_node": cores, "resources.memory_per_node_bytes": 1 << 30}
-    assert warnings_here(holders.config("one", **most), holders.queue) == []
+    assert warnings_here(holders.config("one", **most), holders.queue, this_machine()) == []
     more = {"resources.cpus_per_node": cores + 6, "resources.memory_per_node_bytes": 9 * 10**15}
-    said, memory = warnings_here(holders.config("one", **more), holders.queue)
+    said, memory = warnings_here(holders.config("one", **more), holders.queue, this_machine())
     has = f"{cores} core{'s' * (cores > 1)}"
     assert re.match(rf"cpus_per_node = {cores + 6}, but \S+ has {has} for this run, which uses", said)
     assert f"Set resources.cpus_per_node: {cores} or null" in said
@@ -340,7 +339,7 @@ def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch)
         r"memory_per_node_bytes = 9,0{3},.* is 8185\.5 TiB, but \S+ has .*may not fit here\. Set", memory
     )
     for elsewhere in ({"resources.device": "gpu"}, {"backend.kind": "slurm"}):
-        assert warnings_here(holders.config("one", **more, **elsewhere), holders.queue) == []
+        assert warnings_here(holders.config("one", **more, **elsewhere), holders.queue, this_machine()) == []
     assert main(["check", "gpt-tiny", *(f"{key}={value}" for key, value in more.items())]) == 0
     shown = capsys.readouterr().out
     assert said.partition(". ")[0] in shown and memory.partition(": ")[0] in shown

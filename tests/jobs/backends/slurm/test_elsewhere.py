@@ -20,8 +20,8 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
-from nbtrain.jobs.existing_run import RunFacts
-from nbtrain.jobs.submit import write_identity
+from nbtrain.jobs.job_files import write_identity
+from nbtrain.jobs.request import active_job
 from nbtrain.monitor.job_facts import job_page
 from tests.jobs.conftest import TINY
 
@@ -264,6 +264,6 @@ def test_a_job_whose_submission_was_killed_is_found_by_its_comment(
     state, cause = BACKEND.status(job)
     assert state == QUEUED and cause.startswith("Slurm job 13 waits (Priority): ")
     assert SlurmHandle.read(job.handle_json) == SlurmHandle(["13"])
-    assert RunFacts(job.run).active.job_id == job.job_id
+    assert active_job(job.run).job_id == job.job_id
     assert BACKEND.cancel(job, now=False)
     assert (workspace / "cancelled").read_text() == "13\n"

@@ -3,7 +3,9 @@
 // the kernel that opened the form.
 
 import { FormAsks } from "./form_asks.js";
-import { draftOf, forgetDraft, joinViews, keepDraft, orphanOf, otherViews } from "./form_drafts.js";
+import {
+  draftOf, forgetDraft, joinViews, keepDraft, keepLastSettings, lastSettings, orphanOf, otherViews,
+} from "./form_drafts.js";
 import { FormHeld } from "./form_held.js";
 import { makeHost } from "./host.js";
 import { mountRun } from "./run.js";
@@ -169,6 +171,7 @@ class Form extends FormHeld {
       if (mine === this.asked && !this.ended) this.show(described);
       return true;
     } catch (error) {
+      this.isRefused = Boolean(error.status);
       if (mine === this.asked && !this.ended)
         this.failed(error, async () => (await this.describe()) && this.greet());
       return false;
@@ -312,6 +315,7 @@ class Form extends FormHeld {
     this.answer.say("Submitting\u2026");
     try {
       const found = await this.ask("submit", { name: this.text("name") });
+      this.keepLast(found);
       const shown = this.showRun(found.name);
       // A form in a separate tab has done its work; in a notebook, the reader's place is kept.
       if (!this.ofKernel && !found.twin_of && this.host.openRun) this.host.openRun(found.name);
@@ -323,6 +327,13 @@ class Form extends FormHeld {
       // If values changed meanwhile, the button is enabled once they are checked.
       this.submitButton.disabled = this.insert.disabled || !(this.found && this.found.may_submit);
     }
+  }
+
+  /** Save the settings of a submitted run: a form that is opened next without a run begins with them. */
+  keepLast(found) {
+    if (this.ofKernel || this.start.clone || found.twin_of) return;
+    const { yaml, mode } = this.state, { name: _, ...typed } = this.state.typed;
+    keepLastSettings({ name: found.name, yaml, typed, mode });
   }
 
   /** Show the run below the form, in a notebook. Returns whether it is shown. */
@@ -413,13 +424,29 @@ class Form extends FormHeld {
     const newer = kept && kept.start === this.startKey && kept.state.seq > this.state.seq;
     this.heard = this.state.seq;
     if (newer) this.state = { ...this.state, ...kept.state };
+    const opensEmpty = !this.ofKernel && !this.start.yaml && !this.start.clone && !newer;
+    this.last = opensEmpty ? lastSettings() : null;
+    if (this.last) {
+      const { yaml, typed, mode } = this.last;
+      Object.assign(this.state, { yaml, typed: { ...typed }, mode: mode || this.state.mode });
+    }
     if (this.lost) this.watching = setInterval(() => this.sayKernel(), AGAIN_MS);
     this.say("Reading\u2026");
     this.describe().then((done) => {
-      if (!done || this.ended) return;
+      if (this.ended) return;
+      if (!done) return this.withoutLast();
       if (newer) this.keep();
       this.greet();
     });
+  }
+
+  /** Open the example if the YAML of the last run cannot be read any more. */
+  async withoutLast() {
+    if (!this.last || !this.isRefused) return;
+    keepLastSettings(null);
+    this.last = null;
+    Object.assign(this.state, { yaml: "", typed: {} });
+    if (await this.describe()) this.greet();
   }
 
   /** The first message: who answers, or changes that an earlier form had. */
@@ -441,8 +468,13 @@ class Form extends FormHeld {
     }
     const left = this.described.left_out;
     if (left) return this.say(`Some of the notebook's overrides were not applied: ${left}`, "bad");
-    const [sentence, actions] = this.proposed();
-    this.say([this.asks.words, sentence].filter(Boolean).join(" "), "", actions);
+    const [sentence, actions] = this.proposed(), { last } = this, words = [this.asks.words];
+    if (last) {
+      const example = this.described.yamls[0];
+      words.push(`These are the settings of ${last.name}, which was submitted last from this browser.`);
+      if (example && (example !== last.yaml || this.changes)) actions.push([`Open ${example}`, () => this.open(example)]);
+    }
+    this.say([...words, sentence].filter(Boolean).join(" "), "", actions);
   }
 
   /** Take values that the kernel (form.set in a cell) or another view of this form has changed. Returns whether

@@ -1,6 +1,7 @@
 // Values typed into forms, saved in this browser, so that a reload restores a form with or without its kernel.
 
 const DRAFTS_KEY = "nbtrain-form-drafts";
+const LAST_KEY = "nbtrain-form-last";
 const MOST_DRAFTS = 20;
 
 function readDrafts() {
@@ -17,6 +18,26 @@ function writeDrafts(drafts) {
     window.localStorage.setItem(DRAFTS_KEY, JSON.stringify(Object.fromEntries(sorted.slice(0, MOST_DRAFTS))));
   } catch {
     /* the storage is full or disabled; the kernel has the values too */
+  }
+}
+
+/** The settings of the run that was last submitted from this browser, {name, yaml, typed, mode}; null without one. */
+export function lastSettings() {
+  try {
+    const { name, yaml, typed, mode } = JSON.parse(window.localStorage.getItem(LAST_KEY)) || {};
+    return name && yaml && typed ? { name, yaml, typed, mode } : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Save the settings of a submitted run for the next form; null forgets them. */
+export function keepLastSettings(settings) {
+  try {
+    if (settings) window.localStorage.setItem(LAST_KEY, JSON.stringify(settings));
+    else window.localStorage.removeItem(LAST_KEY);
+  } catch {
+    /* the storage is full or disabled: the next form opens with the example */
   }
 }
 

@@ -156,6 +156,7 @@ export class Strip {
     head.append(this.title, ...this.logsOf(row));
     head.append(button("Close", "", () => this.choose(this.chosen)));
     const message = cell.message ? [Clamped.of(cell.message)] : [];
+    this.detail.classList.toggle("nbt-strip-failed", cell.tone === "bad");
     this.curves = this.curves || element("div", "nbt-usage");
     this.detail.replaceChildren(head, ...message, this.curves);
   }

@@ -271,7 +271,8 @@ const CSS = `
  text-align:left}
 .nbtrain-panel .nbt-strip-large small{display:block;font-size:11px}
 .nbtrain-panel .nbt-strip-detail{margin:8px 0;padding:2px 10px 8px;border:1px solid var(--nbt-line);border-radius:5px}
-.nbtrain-panel .nbt-strip-detail .nbt-clamped{font-size:12px;color:var(--nbt-failed)}
+.nbtrain-panel .nbt-strip-detail .nbt-clamped{font-size:12px}
+.nbtrain-panel .nbt-strip-failed .nbt-clamped{color:var(--nbt-failed)}
 .nbtrain-panel .nbt-reading{margin:0;padding:6px 14px;border-bottom:1px solid var(--nbt-line)}
 .nbtrain-panel .nbt-usage{display:grid;gap:10px 18px;padding-top:6px;
  grid-template-columns:repeat(auto-fit,minmax(min(320px,100%),1fr))}

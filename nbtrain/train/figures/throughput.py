@@ -244,9 +244,8 @@ class TimeSplit:
         communication = seconds.pop("communication")
         whole = sum(seconds.values()) or 1.0
         parts = [f"{name} {own / whole:.1%}" for name, own in seconds.items() if own]
-        if communication:
-            parts.append(f"in these, communication {communication / whole:.1%}")
-        return ", ".join(parts)
+        inside = f"; communication in these parts {communication / whole:.1%}" if communication else ""
+        return ", ".join(parts) + inside
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from nbtrain.train.health.collectives import CollectiveWatch
 
 BEAT_SECONDS = 1.0
+# A shorter phase has no event, which would say that it took 0.00 s.
+LEAST_EVENT_SECONDS = 0.005
+PHASE_WORDS = {
+    "start": "starting",
+    "build": "building the model",
+    "load": "loading the checkpoint",
+    "train": "training",
+    "evaluate": "the validation",
+    "save": "saving",
+    "test": "the test",
+    "end": "the end",
+}
 # A disk that is full or was remounted read-only also fails at the next checkpoint.
 
 
@@ -80,7 +92,7 @@ class HeartbeatWriter:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Run the body as a phase, and write an event with the seconds of the phase itself, unless it
-        raises.
+        raises or is shorter than LEAST_EVENT_SECONDS.
         """
         assert name in PHASES
         outer, outer_inner = self._phase, self._inner_seconds
@@ -91,10 +103,9 @@ class HeartbeatWriter:
         try:
             yield
             own = time.monotonic() - started - self._inner_seconds
-            if self.events is not None:
-                self.events.write(
-                    "phase", f"{name} took {own:.2f} s", phase=name, seconds=own, step=self.step
-                )
+            if self.events is not None and own >= LEAST_EVENT_SECONDS:
+                words = f"{PHASE_WORDS[name]} took {own:.2f} s"
+                self.events.write("phase", words, phase=name, seconds=own, step=self.step)
         finally:
             self._inner_seconds = outer_inner + time.monotonic() - started
             self._depth -= 1

@@ -120,20 +120,55 @@ def test_a_submitted_run_is_followed(browser: Any) -> None:
         page.evaluate("window.end()")
 
 
-def form_page(browser: Any, width: int, overrides: Any = None) -> Any:
+def form_page(browser: Any, width: int, overrides: Any = None, start: Any = None) -> Any:
     """Open the form of gpt-tiny with this process as its server; window.again() unmounts and mounts the
     form.
     """
     asked = {"yaml": "gpt-tiny", "overrides": overrides or {}, "typed": {}, "mode": "full"}
+    asked, key = (asked, "f") if start is None else (start, "")
     routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}
+    routes["submit"] = lambda query, body: {"name": body["name"], "job_id": "j1", "notes": []}
+    routes["runs"] = lambda query, body: {"runs": []}
     server = """{call: async (path, method, body) =>
-        (await fetch(`/user/x/nbtrain/${path}`, {method, body: JSON.stringify(body)})).json()}"""
-    once = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}, id: 'f'}})"
+        fetch(`/user/x/nbtrain/${path}`, {method, body: JSON.stringify(body)}).then(async (answer) => {
+          const value = await answer.json();
+          if (!answer.ok) throw Object.assign(new Error(value.message), {status: answer.status});
+          return value;
+        })}"""
+    once = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}, id: '{key}'}})"
     mount = (
         f"{once}; window.again = () => {{ window.end(); window.end = {once}; }};"
         f"window.beside = (root) => void {once}"
     )
     return view_page(browser, routes, mount, width, module="form")
+
+
+def test_a_new_form_begins_with_the_settings_that_were_submitted_last(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example is one click away, and is opened if the last YAML does not exist any more."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    (tmp_path / "own.yaml").write_text("extends: gpt-tiny\nname: own\n")
+    with form_page(browser, 1100, start={}) as page:
+        length = page.locator("[aria-label='Essential fields'] [data-key='batch.max_steps'] input")
+        path, notice = page.get_by_label("or a path"), page.locator(".nbf-notice")
+        path.fill("own.yaml")
+        path.press("Enter")
+        notice.get_by_text("Opened own.yaml.").wait_for()
+        length.fill("17")
+        page.locator(".nbf-line", has_text='{"batch.max_steps": 17}').wait_for()
+        page.get_by_role("button", name="Submit").click()
+        page.get_by_text("Submitted: job j1 of own.").wait_for()
+        page.evaluate("window.again()")
+        notice.get_by_text("These are the settings of own, which was submitted last from this").wait_for()
+        assert length.input_value() == "17"
+        notice.get_by_role("button", name="Open gpt-tiny").click()
+        notice.get_by_text("Opened gpt-tiny.").wait_for()
+        assert length.input_value() == ""
+        (tmp_path / "own.yaml").unlink()
+        page.evaluate("window.again()")
+        page.locator(".nbf-line", has_text='nb.submit("gpt-tiny"').wait_for()
+        assert "submitted last" not in notice.inner_text()
 
 
 @pytest.mark.parametrize("width", [1100, 620])

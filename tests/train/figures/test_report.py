@@ -227,7 +227,7 @@ def test_communication_is_estimated_from_the_steps_where_it_was_measured():
     split.add_step(4.0, {"backward": 4.0}, None)
     split.add(evaluation=2.0)
     assert split.seconds()["communication"] == 2.0
-    assert str(split) == "forward 40.0%, backward 40.0%, evaluation 20.0%, in these, communication 20.0%"
+    assert str(split) == "forward 40.0%, backward 40.0%, evaluation 20.0%; communication in these parts 20.0%"
 
 
 def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_while(job, config):

@@ -30,6 +30,7 @@ from nbtrain.planner.actual import rows as compared_rows
 from nbtrain.planner.budget.cost import CostEstimate, estimate_cost
 from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.budget.limits import Limit, limits_of
+from nbtrain.planner.budget.wikipedias import TextEstimate, epochs_words
 from nbtrain.planner.lint.rules import findings_of
 from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.memory import MemoryEstimate
@@ -88,6 +89,8 @@ class Plan(Result):
     """Whether rates measured on this machine are used."""
     limits: list[Limit] = field(default_factory=list)
     """Limits of the run and of its workspace, with the plan's figures."""
+    text: TextEstimate | None = None
+    """Estimated training tokens of Wikipedias that are not prepared yet; None for other data."""
     network: NetworkUse | None = None
     """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
 
@@ -215,6 +218,8 @@ class Plan(Result):
         flops = amounts.count(model_flops_per_token(config))
         training["FLOPs a token"] = f"{flops}, forward and backward"
         training["epochs"] = "not known: the data are not prepared"
+        if self.text is not None:
+            training["epochs"] = epochs_words(self.text, config.train_tokens)
         if self.epochs is not None and disk.dataset is not None:
             prepared = disk.dataset
             training["epochs"] = (
@@ -303,6 +308,7 @@ class Plan(Result):
             "network": self.network.to_dict() if self.network else None,
             "measured": [asdict(one) for one in self.compared],
             "epochs": self.epochs,
+            "estimated_epochs": self.text.epochs(config.train_tokens) if self.text else None,
             "warnings": self.warnings,
             "findings": [finding.to_dict() for finding in self.findings],
         }
@@ -351,6 +357,7 @@ def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = Non
         findings,
         compared,
         use_measured,
-        limits_of(config, cost, duration, disk, subject.epochs),
+        limits_of(config, cost, duration, disk, subject.epochs, subject.least_epochs),
+        subject.text,
         network,
     )

@@ -467,6 +467,8 @@ def test_every_rule_finds_something_in_a_case():
     }
     computed |= {"model_is_made_in_host_memory", "checkpoints_are_few", "tensor_ranks_share_a_machine"}
     computed |= {
+        "limits_hold",  # tests/planner/budget/test_limits.py
+        "tokens_match_a_published_length",  # tests/planner/budget/test_wikipedias.py
         "a_checkpoint_comes_before_the_end",
         "dataset_is_not_repeated_too_often",
         "dataset_counts_agree",
@@ -819,20 +821,25 @@ def test_a_broken_rule_is_a_finding_too():
 def test_check_and_plan_give_one_list(capsys):
     """check and plan show the same findings, in text, HTML and JSON."""
     found = findings("gpt-13b-4xdp-4xpp")
-    assert [one.rule for one in found] == ["bubble_is_small", "loaders_have_cores", "bf16_needs_no_scale"]
+    assert [one.rule for one in found] == [
+        "dataset_is_not_repeated_too_often",
+        "bubble_is_small",
+        "loaders_have_cores",
+        "bf16_needs_no_scale",
+    ]
     assert main(["check", "gpt-13b-4xdp-4xpp"]) == 0
     printed = capsys.readouterr().out
     lines = [line for one in found for line in one.lines()]
     assert printed == (
-        "gpt-13b-4xdp-4xpp: valid; 3 findings, most expensive first:\n" + "\n".join(lines) + "\n"
+        "gpt-13b-4xdp-4xpp: valid; 4 findings, most expensive first:\n" + "\n".join(lines) + "\n"
     )
-    assert lines[3:6] == [
+    assert lines[6:9] == [
         "warning, costs time, because ranks wait for samples: gpt-13b-4xdp-4xpp.yaml:16: data.num_workers",
         "  num_workers(32) for each of 8 ranks is 256 processes on cpus_per_node(16).",
         "  Set data.num_workers: 1; reading samples takes a fraction of a core.",
     ]
     result = plan(load("gpt-13b-4xdp-4xpp"), use_measured=False)
-    assert result.warnings == [one.text for one in found[:2]]
+    assert result.warnings == [one.text for one in found[:3]]
     assert [one["rule"] for one in result.to_dict()["findings"]] == [one.rule for one in found]
     assert f"  - {found[1].label}: {found[1].text}" in str(result)
     assert found[1].fix in result._repr_html_()
@@ -878,6 +885,18 @@ SHIPPED = {
     },
     "warmup_is_long_enough": {"gpt-125m", "gpt-125m-2xdp", "gpt-125m-4xdp", "gpt-125m-zh"},
     "checkpoints_fit_the_disk": {"gpt-175b"},
+    "tokens_match_a_published_length": {"gpt-175b", "gpt-345m-8xdp", "gpt-3-7b-2xdp-2xpp-2xtp"},
+    # 4.2B to 5.1B tokens of the English Wikipedia, as the plan estimates them before it is downloaded.
+    "dataset_is_not_repeated_too_often": {
+        *(f"gpt-1-3b-{layout}" for layout in ("4xdp", "4xdp-4xpp", "8xdp")),
+        *(f"gpt-13b-{layout}" for layout in ("4xdp-4xpp", "4xdp-4xpp-4xtp", "4xdp-8xpp")),
+        "gpt-6-7b-4xdp-4xtp",
+        *(
+            f"llama-{size}{ranks}"
+            for size in ("1b", "3b", "8b")
+            for ranks in ("", "-4xdp", "-8xdp", "-16xdp")
+        ),
+    },
 }
 
 

@@ -105,8 +105,12 @@ def limits_of(
     duration: DurationEstimate,
     disk: DiskEstimate,
     epochs: float | None,
+    least_epochs: float | None = None,
 ) -> list[Limit]:
-    """Return the limits that hold for a run, with the plan's figures; [] if there are none."""
+    """Return the limits that hold for a run, with the plan's figures; [] if there are none.
+
+    `least_epochs` is a lower bound where `epochs` are not known: it refuses a run, but lets none pass.
+    """
     team, located = workspace_limits()
     planned = _figures(cost, duration, disk, epochs)
     found = []
@@ -115,13 +119,16 @@ def limits_of(
         if own is None and shared is None:
             continue
         by_workspace = own is None or (shared is not None and shared <= own)
+        most = shared if by_workspace else own
+        if key == "epochs" and epochs is None and least_epochs is not None and least_epochs > most:
+            planned[key] = least_epochs
         place = located.where(key) if by_workspace else config.where(f"limits.{key}")
         is_looser = by_workspace and own is not None and own > shared
         why, fix = _unknown(key, config) if planned[key] is None else ("", "")
         found.append(
             Limit(
                 key,
-                shared if by_workspace else own,
+                most,
                 place or display(limits_path()),
                 by_workspace,
                 config.where(f"limits.{key}") if is_looser else "",

@@ -22,7 +22,9 @@ def limits_hold(subject: Subject) -> Iterator[Finding]:
 
     A submission refuses the findings of the level error.
     """
-    for limit in limits_of(subject.config, subject.cost, subject.duration, subject.disk, subject.epochs):
+    for limit in limits_of(
+        subject.config, subject.cost, subject.duration, subject.disk, subject.epochs, subject.least_epochs
+    ):
         if limit.looser:
             yield _looser(subject, limit)
         name, most = f"limits.{limit.key}", amount_of(limit.key, limit.most)

@@ -7,6 +7,7 @@ from nbtrain.base.findings import Cost
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.budget.cost import CostEstimate
 from nbtrain.planner.budget.disk import DiskEstimate
+from nbtrain.planner.budget.wikipedias import TextEstimate, estimate_text
 from nbtrain.planner.memory import MemoryEstimate
 from nbtrain.planner.time.duration import DurationEstimate
 from nbtrain.planner.time.network_use import NetworkUse
@@ -37,6 +38,18 @@ class Subject:
         amount, price = fraction * (self.cost.money or 0.0), self.cost.price
         money = f"{amount:,.0f} {price.currency}" if price and amount >= 1 else ""
         return Cost(gpu_hours=fraction * (self.cost.device_hours or 0.0), hours=hours, money=money)
+
+    @cached_property
+    def text(self) -> TextEstimate | None:
+        """Estimated training tokens of Wikipedias that are not prepared yet; None for other data."""
+        return estimate_text(self.config) if self.disk.dataset is None else None
+
+    @property
+    def least_epochs(self) -> float | None:
+        """Passes over the training split: counted, or at least so many by the size of the text."""
+        if self.epochs is None and self.text is not None:
+            return self.text.epochs(self.config.train_tokens)[0]
+        return self.epochs
 
     @property
     def epochs(self) -> float | None:

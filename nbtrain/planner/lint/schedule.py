@@ -13,6 +13,7 @@ from nbtrain.config.schedule_section import given_unit, other_warmups
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import other_text_of_tokenizer
 from nbtrain.planner.lint.run_estimates import Subject
+from nbtrain.planner.lint.training_lengths import is_far, neighbours
 
 # More than four passes over the same text add little: arXiv:2305.16264, section 5.
 USEFUL_EPOCHS = 4
@@ -166,6 +167,36 @@ def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
     )
 
 
+def tokens_match_a_published_length(subject: Subject) -> Iterator[Finding]:
+    """Check that some published model of a similar size was trained on as many tokens per parameter.
+
+    Megatron-LM's script for 175B trains on 9 tokens a parameter; published models of that size were trained
+    on at most 2.1, or on 19 and more.
+    """
+    config = subject.config
+    parameters, tokens = count_parameters(config).total, config.train_tokens
+    ratio = tokens / parameters
+    if parameters < LEAST_PARAMETERS or config.shortened_by or config.init_from is not None:
+        return
+    if not LEAST_TOKENS <= ratio <= MOST_TOKENS or not is_far(parameters, tokens):
+        return
+    found = [length for length in neighbours(parameters, tokens) if length is not None]
+    named = " and ".join(f"{length.name} {length.ratio:,.3g} ({length.source})" for length in found)
+    unit, _ = config.batch.train_amount
+    usual = amounts.count(USUAL_TOKENS * parameters)
+    yield finding_of(
+        config,
+        "tokens_match_a_published_length",
+        f"batch.train_{unit}",
+        f"{amounts.count(tokens)} tokens are {ratio:,.3g} for each of {amounts.count(parameters)} "
+        f"parameters; no published model of a similar size is near that. The nearest: {named}.",
+        f"About {USUAL_TOKENS} a parameter, {usual} tokens, give the lowest loss for the time "
+        "(arXiv:2203.15556); more give a better model of this size.",
+        Cost(words="an untried ratio of tokens to parameters"),
+        "note",
+    )
+
+
 def _decay_field(config: RunConfig) -> str:
     return f"lr_decay_{given_unit(config.lr_schedule, 'lr_decay') or 'tokens'}"
 
@@ -274,8 +305,14 @@ def fp16_scale_can_move(subject: Subject) -> Iterator[Finding]:
 
 
 def dataset_is_not_repeated_too_often(subject: Subject) -> Iterator[Finding]:
-    """Check how often a run repeats the training split of its prepared dataset."""
+    """Check how often a run repeats its training split, prepared or estimated from Wikipedia's size."""
     passes, config = subject.epochs, subject.config
+    words = f"{passes:.1f} times" if passes is not None else ""
+    basis = ""
+    if passes is None and subject.text is not None:
+        # Before the data are prepared: the least that Wikipedia's size allows.
+        passes, most = subject.text.epochs(config.train_tokens)
+        words, basis = f"{passes:,.3g} to {most:,.3g} times", f" The text: {subject.text.basis}."
     if passes is None or passes <= USEFUL_EPOCHS:
         return
     useful = int(config.train_tokens * USEFUL_EPOCHS / passes)
@@ -283,8 +320,8 @@ def dataset_is_not_repeated_too_often(subject: Subject) -> Iterator[Finding]:
         config,
         "dataset_is_not_repeated_too_often",
         f"batch.train_{config.batch.train_amount[0]}",
-        f"The run reads its training text {passes:.1f} times; more than {USEFUL_EPOCHS} add little "
-        "(arXiv:2305.16264).",
+        f"The run reads its training text {words}; more than {USEFUL_EPOCHS} add little "
+        f"(arXiv:2305.16264).{basis}",
         f"Take more text or fewer train_tokens: {useful:,} are {USEFUL_EPOCHS} passes.",
         subject.share(1 - USEFUL_EPOCHS / passes, "text that adds little"),
     )
@@ -413,6 +450,7 @@ SCHEDULE_RULES = (
     warmup_is_long_enough,
     warmup_ends_before_the_run,
     tokens_suit_the_size,
+    tokens_match_a_published_length,
     decay_ends_with_the_run,
     decay_reaches_its_end,
     training_is_longer_than_a_step,

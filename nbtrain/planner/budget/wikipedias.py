@@ -1,0 +1,130 @@
+"""Sizes of the largest Wikipedias, from which a plan estimates epochs before anything is downloaded.
+
+The twenty Wikipedias with the most text in the dumps of 1 June 2023: articles, bytes of the dump
+(pages-articles.xml.bz2), and bytes of text without markup. Source of every row: tensorflow/datasets at
+01934cd6, docs/catalog/wikipedia.md, the configurations 20230601.<language> ("Examples", "Download size",
+"Dataset size"). Wikipedias grow by a few percent a year, and this project's own extraction may keep more or
+less of a page than that dataset.
+
+Tokens are text bytes over bytes per token, a range that is assumed for vocabularies from 32,000 entries that
+were trained on the language: English has 4.4 bytes a token with GPT-2's vocabulary; letters of other scripts
+take two or three bytes each in UTF-8. Any other Wikipedia has less text than the last row; its range is
+assumed from there down to a megabyte.
+"""
+
+from dataclasses import dataclass
+
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.devices import GIB
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.sources import WikiSource
+from nbtrain.dataset.samples.gpt_index import split_weights
+
+DATE = "2023-06-01"
+SOURCE = "tensorflow/datasets, docs/catalog/wikipedia.md"
+MIB = 2**20
+# Assumed bytes per token, from a vocabulary that suits the text badly to one that suits it well.
+LATIN, TWO_BYTES, HAN_AND_KANA = (3.5, 4.8), (5.0, 8.5), (3.5, 5.0)
+ENGLISH = (4.0, 4.8)
+SMALLEST_BYTES = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Wikipedia:
+    """Size of one Wikipedia on DATE."""
+
+    articles: int
+    dump_bytes: float
+    """Bytes of pages-articles.xml.bz2."""
+    text_bytes: float
+    """Bytes of the articles without markup."""
+    bytes_per_token: tuple[float, float] = LATIN
+    """Assumed range."""
+
+
+WIKIPEDIAS = {
+    "en": Wikipedia(6_672_479, 20.53 * GIB, 19.88 * GIB, ENGLISH),
+    "ru": Wikipedia(3_171_747, 4.87 * GIB, 9.52 * GIB, TWO_BYTES),
+    "de": Wikipedia(3_703_022, 6.50 * GIB, 9.00 * GIB),
+    "fr": Wikipedia(2_527_241, 5.64 * GIB, 7.44 * GIB),
+    "ja": Wikipedia(1_714_906, 3.74 * GIB, 6.44 * GIB, HAN_AND_KANA),
+    "es": Wikipedia(3_267_500, 4.05 * GIB, 5.67 * GIB),
+    "uk": Wikipedia(1_943_992, 2.04 * GIB, 4.54 * GIB, TWO_BYTES),
+    "it": Wikipedia(2_226_602, 3.49 * GIB, 4.48 * GIB),
+    "ceb": Wikipedia(6_124_071, 2.04 * GIB, 4.10 * GIB),
+    "ar": Wikipedia(2_237_839, 1.52 * GIB, 2.93 * GIB, TWO_BYTES),
+    "pl": Wikipedia(1_959_303, 2.28 * GIB, 2.75 * GIB),
+    "pt": Wikipedia(1_582_349, 2.08 * GIB, 2.57 * GIB),
+    "zh": Wikipedia(1_935_042, 2.62 * GIB, 2.52 * GIB, HAN_AND_KANA),
+    "nl": Wikipedia(2_651_793, 1.73 * GIB, 2.45 * GIB),
+    "sv": Wikipedia(4_314_124, 1.47 * GIB, 2.11 * GIB),
+    "fa": Wikipedia(2_786_413, 1.09 * GIB, 1.89 * GIB, TWO_BYTES),
+    "sr": Wikipedia(3_183_435, 956.10 * MIB, 1.85 * GIB, TWO_BYTES),
+    "ca": Wikipedia(851_793, 1.11 * GIB, 1.81 * GIB),
+    "he": Wikipedia(527_620, 864.64 * MIB, 1.80 * GIB, TWO_BYTES),
+    "vi": Wikipedia(1_521_735, 941.06 * MIB, 1.49 * GIB),
+}
+LARGEST_OTHER_BYTES = min(wikipedia.text_bytes for wikipedia in WIKIPEDIAS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TextEstimate:
+    """Tokens of the training split of Wikipedias that are not prepared yet, as an assumed range."""
+
+    least_tokens: float
+    most_tokens: float
+    basis: str
+    """What is known of the text, and its source."""
+
+    def epochs(self, train_tokens: int) -> tuple[float, float]:
+        """Return the least and the most passes over the training split."""
+        return train_tokens / self.most_tokens, train_tokens / self.least_tokens
+
+
+def estimate_text(config: RunConfig) -> TextEstimate | None:
+    """Estimate the training tokens of a run whose only sources are Wikipedias that it would download.
+
+    Returns None for other sources, and for dumps on disk.
+    """
+    sources = config.data.sources
+    if not sources or config.data.blend:
+        return None
+    least = most = 0.0
+    words = []
+    for source in sources:
+        if not isinstance(source, WikiSource) or source.path is not None or source.namespaces != [0]:
+            return None
+        low, high, basis = _tokens(source)
+        least, most = least + low, most + high
+        words.append(basis)
+    weights = split_weights(config.data.split)
+    share = weights[0] / sum(weights)
+    if not share:
+        return None
+    return TextEstimate(share * least, share * most, "; ".join(words))
+
+
+def _tokens(source: WikiSource) -> tuple[float, float, str]:
+    """Return the least and the most tokens of a Wikipedia, and the basis of both."""
+    known = WIKIPEDIAS.get(source.language)
+    if known is None:
+        low, high = SMALLEST_BYTES / TWO_BYTES[1], LARGEST_OTHER_BYTES / LATIN[0]
+        return low, high, (
+            f"the {source.language} Wikipedia is not in the table of the {len(WIKIPEDIAS)} largest: less "
+            f"than {LARGEST_OTHER_BYTES / 1e9:.1f} GB of text, assumed"
+        )  # fmt: skip
+    share = min(source.max_articles / known.articles, 1.0) if source.max_articles else 1.0
+    text = share * known.text_bytes
+    few, many = known.bytes_per_token
+    articles = f"{round(share * known.articles):,} articles"
+    return text / many, text / few, (
+        f"the {source.language} Wikipedia of {DATE}, {articles} with {text / 1e9:.1f} GB of text "
+        f"(dump: {known.dump_bytes / 1e9:.1f} GB; {SOURCE}), at {few:g} to {many:g} bytes a token, assumed"
+    )  # fmt: skip
+
+
+def epochs_words(estimate: TextEstimate, train_tokens: int) -> str:
+    """Format the estimated epochs for the plan."""
+    least, most = estimate.epochs(train_tokens)
+    tokens = f"{amounts.count(round(estimate.least_tokens))} to {amounts.count(round(estimate.most_tokens))}"
+    return f"{least:,.3g} to {most:,.3g}, over {tokens} training tokens: {estimate.basis}; not prepared yet"

@@ -74,7 +74,7 @@ class TextEstimate:
     least_tokens: float
     most_tokens: float
     basis: str
-    """What is known of the text, and its source."""
+    """Facts about the text, with their source."""
 
     def epochs(self, train_tokens: int) -> tuple[float, float]:
         """Return the least and the most passes over the training split."""

@@ -136,6 +136,9 @@ DOORS = {
     ("serving", "nbtrain.inference.generate"),
     ("cli", "nbtrain.checkpoint.universal"),
     ("exchange", "nbtrain.checkpoint.pretrained"),
+    # Files that nbtrain wrote are recognized by the module that they start.
+    ("foreign", "nbtrain.jobs.supervisor"),
+    ("foreign", "nbtrain.jobs.node"),
     # Not GPU-side: `nbtrain twin`, which the form starts as a process.
     ("lab", "nbtrain.cli"),
 }

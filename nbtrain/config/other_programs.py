@@ -30,7 +30,7 @@ OTHER_MODELS = (
     OtherModel(
         "a model of text and images",
         r".*(vlm|multimodal|llava).*|(.*[_-])?(vl|clip|mimo)([_.-].*)?",
-        r"--(language-model-type|vision-model-type)",
+        r"--(language-model-type|vision-model-type|model-provider)",
     ),
     OtherModel(
         "a vision model",

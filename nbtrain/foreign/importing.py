@@ -21,7 +21,7 @@ from nbtrain.base.findings import Finding
 from nbtrain.base.report import Code, Findings, InNotebook, Report, Result
 from nbtrain.config.architectures import expanded
 from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.config.load import Overrides, flatten, load, override_layer, validate
+from nbtrain.config.load import Overrides, flatten, load, override_layer, to_yaml, validate
 from nbtrain.config.resume import within
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES, why_reserved
@@ -49,6 +49,7 @@ from nbtrain.foreign.json_comments import TWICE, Document, read_json
 from nbtrain.foreign.lint_flags import exclusive
 from nbtrain.foreign.located import Word
 from nbtrain.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
+from nbtrain.foreign.own_files import run_of
 from nbtrain.foreign.programs import other_program
 from nbtrain.foreign.read import read_files
 from nbtrain.foreign.rows_layout import stage_for_format
@@ -118,6 +119,10 @@ def import_files(
         names = ", ".join(f"{job.label} ({job.name.text if job.name else job.kind})" for job in jobs)
         raise ConfigError(f"{len(jobs)} jobs in these files: {names}. Import one after the other.")
     layer = override_layer(overrides)
+    if jobs[0].own_run is not None:
+        config = load(run_of(jobs[0]), overrides)
+        text = f"# Made by nbtrain import from {jobs[0].label}, which nbtrain wrote.\n\n{to_yaml(config)}"
+        return Imported(config, text, (), "nbtrain")
     source = read_job(jobs[0], dict(flatten(layer.value)), target)
     if onto is not None:
         return _onto(source, layer, onto)

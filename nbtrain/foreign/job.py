@@ -24,6 +24,8 @@ class Job:
     """A script that the command runs but that no file contains."""
     other_program: tuple[str, str] | None = None
     """Place and sentence, if the command runs a program that trains no GPT with Megatron's flags."""
+    own_run: Word | None = None
+    """Name or directory of the run for which nbtrain itself wrote the file."""
     files: list[ImportedFile] = field(default_factory=list)
     """All files of the import, with their hashes."""
     settings: dict[str, Value] = field(default_factory=dict)

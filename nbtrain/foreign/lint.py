@@ -14,7 +14,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import FATAL, Cost, Finding, by_cost
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.config.load import Overrides, flatten, override_layer, validate
+from nbtrain.config.load import Overrides, flatten, load, override_layer, validate
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
@@ -22,6 +22,7 @@ from nbtrain.foreign.conversion import Reading
 from nbtrain.foreign.importing import ALONE, nested, read_job
 from nbtrain.foreign.lint_flags import FLAG_RULES, number, ranks_of
 from nbtrain.foreign.lint_json import JSON_RULES
+from nbtrain.foreign.own_files import run_of
 from nbtrain.foreign.read import read_files
 from nbtrain.foreign.rows_model import GPT2_VOCABULARY
 
@@ -35,15 +36,18 @@ def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str =
     """
     layer = override_layer(overrides)
     given = dict(flatten(layer.value))
-    sources = [read_job(job, given, target) for job in read_files(paths)]
-    findings = [*names_are_their_own(sources), *folders_are_their_own(sources)]
+    jobs = read_files(paths)
+    runs = [load(run_of(job), overrides, check=False) for job in jobs if job.own_run is not None]
+    sources = [read_job(job, given, target) for job in jobs if job.own_run is None]
+    findings = [finding for run in runs for finding in _of_run(run)]
+    findings += [*names_are_their_own(sources), *folders_are_their_own(sources)]
     for source in sources:
         if source.job.other_program is not None:
             findings += [replace(failure, rule="a_program_is_known") for failure in source.failures]
             continue
-        own = [finding for rule in RULES for finding in rule(source)]
-        own += states_fit_the_cluster(source, given)
-        findings += [*own, *_as_run(source, layer, own)]
+        found = [finding for rule in RULES for finding in rule(source)]
+        found += states_fit_the_cluster(source, given)
+        findings += [*found, *_as_run(source, layer, found)]
     return by_cost(findings)
 
 
@@ -90,9 +94,14 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
         return findings  # a finding about a flag explains why its field is missing
     if problems := find_problems(config):
         return [*findings, *problems]
+    return [*findings, *_of_run(config), *checkpoints_fit_the_volume(source, config)]
+
+
+def _of_run(config: RunConfig) -> list[Finding]:
+    """Return the findings of the rules, or, if no rule is broken, of the plan."""
     from nbtrain.planner.plan import plan
 
-    return [*findings, *plan(config).findings, *checkpoints_fit_the_volume(source, config)]
+    return list(find_problems(config)) or list(plan(config).findings)
 
 
 def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from nbtrain.foreign.job import Job
 from nbtrain.foreign.kubernetes_place import is_gpu, read_place
 from nbtrain.foreign.launch import Launch, find_launch
 from nbtrain.foreign.located import Value, Word, quantity, whole
+from nbtrain.foreign.own_files import own_manifest
 from nbtrain.foreign.shell import read_script
 from nbtrain.foreign.yaml_tree import Tree
 
@@ -73,6 +74,8 @@ def _kind(tree: Tree) -> str:
 
 def _job_of(tree: Tree, kind: str) -> Job:
     job = _READERS[kind](tree)
+    if own_manifest(tree, job):
+        return job
     read_place(tree, job, tuple(_pods(tree, kind)), MAIN_CONTAINER[kind])
     return job
 

@@ -18,7 +18,7 @@ from nbtrain.config.other_programs import (
     program_of_script,
 )
 from nbtrain.foreign.flags import ASCEND, VERSIONS, tables
-from nbtrain.foreign.located import Word
+from nbtrain.foreign.located import OUTSIDE, Word
 
 # Least number of known flags: another program may share a flag or two of Megatron's.
 FEWEST_FLAGS = 5
@@ -54,7 +54,7 @@ def _is_open(known: Collection[str], flags: Sequence[Word]) -> bool:
     lists = [
         word
         for at, word in enumerate(flags)
-        if word.from_outside
+        if OUTSIDE.fullmatch(word.text)
         and not word.text.startswith("-")
         and (at == 0 or not flags[at - 1].text.startswith("--"))
     ]
@@ -74,15 +74,19 @@ def _dialect(flags: Sequence[Word], unknown: Collection[str]) -> tuple[str, str]
     """Return the refusal of a program that adds flags to Megatron's; None if all flags are known or none
     tells the program.
     """
-    for name, pattern in DIALECTS.items():
-        own = [word for word in flags if _is_flag(word, pattern) and word.text.partition("=")[0] in unknown]
-        if own:
-            names = ", ".join(dict.fromkeys(word.text.partition("=")[0] for word in own))
-            words = (
-                f"flags of {name}, and no field says what they do: remove them, or start from Megatron-LM's"
-            )
-            return own[0].place, f"{names}: {words} script."
-    return None
+    found = {
+        name: [word for word in flags if _is_flag(word, pattern) and word.text.partition("=")[0] in unknown]
+        for name, pattern in DIALECTS.items()
+    }
+    most = max(len(own) for own in found.values())
+    if not most:
+        return None
+    names = [name for name, own in found.items() if len(own) == most]
+    own = found[names[0]]
+    shown = ", ".join(dict.fromkeys(word.text.partition("=")[0] for word in own))
+    only = f"only {' and '.join(names)} {'has' if len(names) == 1 else 'have'} it"
+    words = f"{only}, and no field says what it does"
+    return own[0].place, f"{shown}: {words}. Remove it, or use the script of Megatron-LM."
 
 
 def _is_flag(word: Word, pattern: re.Pattern[str]) -> bool:

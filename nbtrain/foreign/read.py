@@ -30,6 +30,7 @@ from nbtrain.foreign.json_comments import Document, read_json
 from nbtrain.foreign.launch import Launch, find_launch
 from nbtrain.foreign.located import Value, Word
 from nbtrain.foreign.manifests import read_manifests
+from nbtrain.foreign.own_files import own_directory
 from nbtrain.foreign.programs import FEWEST_FLAGS, READS, knows_flags
 from nbtrain.foreign.provenance import imported_file
 from nbtrain.foreign.shell import Script, read_script
@@ -248,6 +249,8 @@ def jobs_of_script(script: Script, lines: Sequence[SbatchLine] = ()) -> list[Job
     launches: list[Launch] = []
     substitutions = []
     for command in script.commands:
+        if directory := own_directory(command.words):
+            return [Job("shell script", script.label, own_run=directory, environment=script.exported)]
         if launch := find_launch(command.words):
             launch.environment |= command.environment
             launches.append(launch)

@@ -209,6 +209,14 @@ def _read_tokenizer(source: Reading) -> None:
         source.set("tokenizer.name", clean_name(PurePosixPath(path).name, "tokenizer"), "tokenizer_model")
     elif kind in (None, "GPT2BPETokenizer"):
         _read_bpe(source)
+    elif kind == "NullTokenizer" and source.value("vocab_size"):
+        # It makes no tokens of text: its ids are the words of the mock data.
+        source.set("tokenizer.name", "mock", "tokenizer_type")
+        # Versions before 2026 add the end of a document to it (NullTokenizer).
+        more = 0 if source.table.version == "d98e8a64" else 1
+        source.set("tokenizer.vocab_size", source.value("vocab_size") + more, "vocab_size")
+        place = source.place("tokenizer_type")
+        source.note(place, "--tokenizer-type NullTokenizer: a tokenizer of this size is trained on the text.")
     else:
         place = source.place("tokenizer_type")
         source.fail(
@@ -237,8 +245,17 @@ def _read_bpe(source: Reading) -> None:
         entries = _entries(path)
         if entries or gpt2:
             source.set("tokenizer.vocab_size", entries or GPT2_VOCABULARY, "vocab_file")
-    if source.value("vocab_size"):
-        source.set("tokenizer.vocab_size", source.value("vocab_size"), "vocab_size")
+    if (size := source.known("vocab_size", "tokenizer.vocab_size")) is None:
+        return
+    if (entries := source.values.get("tokenizer.vocab_size", size)) != size:
+        # Megatron overwrites the flag by the size of the tokenizer (tokenizer.py, build_tokenizer).
+        words = f"--vocab-size {size}: ignored, because the vocabulary file has {entries} entries."
+        source.note(source.place("vocab_size"), words)
+        return
+    if "tokenizer.vocab_size" not in source.values and setting is not None:
+        words = "the program counts the entries of its vocabulary file, which is not here; both must agree."
+        source.note(source.place("vocab_size"), f"--vocab-size {size}: {words}")
+    source.set("tokenizer.vocab_size", size, "vocab_size")
 
 
 def _entries(path: PurePosixPath) -> int:
@@ -270,7 +287,10 @@ def _read_data(source: Reading) -> None:
     place, setting = source.place("data_path"), source.setting("data_path")
     words = [word for one in (setting.value if setting else []) for word in str(one).split()]
     run = clean_name(source.job.name.text if source.job.name else Path(source.job.label).stem, "run")
-    if not words or "$" in "".join(words):
+    if source.has("mock_data") and source.value("mock_data"):
+        source.set("data.name", f"{run}-mock", "mock_data")
+        source.set("data.sources", [{"kind": "mock"}], "mock_data")
+    elif not words or "$" in "".join(words):
         text = setting.text if setting else "no --data-path"
         source.set("data.name", f"{run}-data", comment=text, place=place)
         source.note(place, f"{text}: the dataset is called {run}-data; data.name=... changes that.")
@@ -398,8 +418,8 @@ OTHER = (
         _write_tokenizer,
     ),
     Row(
-        ("data.name", "data.json_key", "data.blend", "data.split", "data.split_rule"),
-        ("data_path", "split"),
+        ("data.name", "data.sources", "data.json_key", "data.blend", "data.split", "data.split_rule"),
+        ("data_path", "mock_data", "split"),
         _read_data,
         _write_data,
     ),

@@ -10,10 +10,12 @@ import yaml
 
 from nbtrain.api.check import check
 from nbtrain.base.errors import ConfigError, SubmitError
-from nbtrain.config.load import load
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import load, to_yaml
+from nbtrain.config.load.one_line import RUN_YAML
+from nbtrain.foreign.importing import import_files
 from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.dry_run import dry_run, request_text
-from nbtrain.jobs.node.prepared import RUN_YAML
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
@@ -63,6 +65,24 @@ def test_the_diffs_of_the_page_are_what_the_engines_get(places, workspace, tmp_p
         assert RUN_YAML not in request_text(config), "what `nbtrain submit` sends has its run on the disk"
         assert RUN_YAML in dry_run(config, tmp_path / "alone").read_text()
     assert not (workspace / "output").exists()
+
+
+@pytest.mark.parametrize(("where", "name"), [("Slurm", "again.sbatch"), ("Kubernetes", "again.yaml")])
+def test_a_dry_run_is_imported_as_its_run(places, workspace, tmp_path, where, name):
+    """The file of a dry run imports as the run that wrote it. What `nbtrain submit` sends needs the run
+    directory.
+    """
+    path = dry_run(places[where], tmp_path / name)
+    assert import_files([path]).config == places[where]
+    assert import_files([path], ["model.seed=7"]).config.model.seed == 7
+    assert check(path).works
+    path.write_text(request_text(places[where]))
+    with pytest.raises(ConfigError, match="is written by nbtrain for the run my-run, whose settings are in"):
+        import_files([path])
+    run = RunDir.named("my-run")
+    run.path.mkdir(parents=True)
+    run.config_yaml.write_text(to_yaml(places[where]))
+    assert import_files([path]).config == places[where]
 
 
 @pytest.mark.parametrize("where", ["Slurm", "Kubernetes"])

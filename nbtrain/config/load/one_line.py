@@ -9,6 +9,8 @@ from nbtrain.config.load import flatten, validate
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_yaml
 
+# Environment variables that hold the run, and its id, in the files of a dry run.
+RUN_YAML, RUN_ID = "NBTRAIN_RUN_YAML", "NBTRAIN_RUN_ID"
 # Linux takes 131,072 bytes for a variable with its name.
 MOST_CHARS = 130_000
 # Each escape of a JSON text. For a character beyond U+FFFF JSON has two, which YAML reads as two characters.

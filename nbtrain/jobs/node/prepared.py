@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.rundir import JobDir
+from nbtrain.config.load.one_line import RUN_ID, RUN_YAML, from_one_line
 
 if TYPE_CHECKING:
     from nbtrain.jobs.node.agent import Leaving
 
-RUN_YAML, RUN_ID = "NBTRAIN_RUN_YAML", "NBTRAIN_RUN_ID"
 LOOK_SECONDS = 0.2
 
 
@@ -27,7 +27,6 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
     if not text or job.job_json.is_file():
         return True
     # An agent of another job does not need them.
-    from nbtrain.config.load.one_line import from_one_line
     from nbtrain.jobs.submit import prepare_job
 
     config = from_one_line(text, RUN_YAML)
@@ -57,7 +56,6 @@ def prepared_in_allocation(job: JobDir) -> str:
     text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
     if not text:
         return ""
-    from nbtrain.config.load.one_line import from_one_line
     from nbtrain.jobs.attempt.backend import backend_of
     from nbtrain.jobs.submit import prepare_job
 

@@ -26,7 +26,7 @@ from nbtrain.base.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display, workspace
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load_resolved
-from nbtrain.config.load.one_line import one_line
+from nbtrain.config.load.one_line import RUN_ID, RUN_YAML, one_line
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import CAPABILITIES, Launcher
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
@@ -53,7 +53,6 @@ from nbtrain.jobs.backends.slurm.script import (
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.machine.environment import supervisor_environment
-from nbtrain.jobs.node.prepared import RUN_ID, RUN_YAML
 from nbtrain.jobs.supervisor.journal import Journal
 
 # Variables of the submitting shell that the batch script sets itself; sbatch passes the others on.

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import workspace
+from nbtrain.config.load.one_line import RUN_YAML
 from nbtrain.config.rules.backends import options_in
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.node.prepared import RUN_YAML
 
 # Variables that select the cluster and identify the user there.
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET")

@@ -2,9 +2,9 @@
 
 import yaml
 
+from nbtrain.config.load.one_line import RUN_YAML
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest
 from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
-from nbtrain.jobs.node.prepared import RUN_YAML
 
 
 def manifest_text(work: PodWork, manifest: Manifest) -> str:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.load.one_line import RUN_ID, RUN_YAML
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.kubernetes.manifests.names import checked_namespace, object_name, own_labels
-from nbtrain.jobs.node.prepared import RUN_ID, RUN_YAML
 
 AGENT = "nbtrain.jobs.node"
 

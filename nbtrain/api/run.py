@@ -23,7 +23,7 @@ from nbtrain.lab.widgets.watched import note_unfinished
 
 if TYPE_CHECKING:
     from nbtrain.jobs.queue.listing import QueueList
-    from nbtrain.monitor.job_page import JobPage
+    from nbtrain.monitor.job_description import JobDescription
     from nbtrain.monitor.log_search import Hit
     from nbtrain.monitor.pictures import ScalarsTable
     from nbtrain.monitor.profiles import Profiles
@@ -77,7 +77,7 @@ class Run:
         return job
 
     def _job(self, job_id: str | None) -> JobDir:
-        from nbtrain.monitor.job_facts import job_of
+        from nbtrain.monitor.job_records import job_of
 
         return job_of(self.directory, job_id)
 
@@ -406,14 +406,14 @@ class Run:
 
         return timing(self.view)
 
-    def job_page(self, job_id: str | None = None) -> "JobPage":
+    def job_page(self, job_id: str | None = None) -> "JobDescription":
         """Return basic facts, conditions, events, replicas and resources of a job, by default the newest.
 
         It prints like `nbtrain job`; to_dict() returns JSON with the curves.
         """
-        from nbtrain.monitor.job_facts import job_page
+        from nbtrain.monitor.job_records import describe_job
 
-        return job_page(self.directory, job_id)
+        return describe_job(self.directory, job_id)
 
     def resources(self, job_id: str | None = None) -> Any:
         """Plot a job's use of CPU, memory, GPUs, network and disks over time, with its limits."""

@@ -8,7 +8,7 @@ from nbtrain.base.errors import JobFailed
 from nbtrain.base.report import Picture, Report, Result
 
 if TYPE_CHECKING:
-    from nbtrain.monitor.job_page import JobPage
+    from nbtrain.monitor.job_description import JobDescription
     from nbtrain.proof.report import TwinReport
 
 
@@ -49,6 +49,6 @@ class TwinRun(Result):
 
         return draw(self._report.to_dict())
 
-    def job_page(self) -> "JobPage":
+    def job_page(self) -> "JobDescription":
         """Return the page of the twin's newest job."""
         return self.run.job_page()

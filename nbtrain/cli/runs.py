@@ -339,7 +339,7 @@ def status(options: argparse.Namespace) -> None:
 
 def job(options: argparse.Namespace) -> None:
     """Show the page of a job."""
-    from nbtrain.monitor.job_page import job_text
+    from nbtrain.monitor.job_description import job_text
     from nbtrain.monitor.usage_picture import usage_figure
 
     if options.events < 0:
@@ -360,7 +360,7 @@ def job(options: argparse.Namespace) -> None:
 def logs(options: argparse.Namespace) -> None:
     """Show, follow or search the logs of a run."""
     from nbtrain.jobs.attempt.backend import status_of
-    from nbtrain.monitor.job_facts import job_of
+    from nbtrain.monitor.job_records import job_of
     from nbtrain.monitor.logs import log_path
     from nbtrain.monitor.status_text import no_log_line, waiting_line
     from nbtrain.monitor.tracebacks import failed_rank, whose

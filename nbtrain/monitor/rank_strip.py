@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from nbtrain.monitor.job_page import JobPage, RankRow, Replica, shown
+from nbtrain.monitor.job_description import JobDescription, RankRow, Replica, shown
 
 # A cell is a click target; with more ranks, the strip would be longer than the table.
 MOST_CELLS = 1024
@@ -25,7 +25,7 @@ TONES = {
 """Tones of the phases of a rank; all others are calm."""
 
 
-def rank_strip(page: JobPage) -> dict[str, Any]:
+def rank_strip(page: JobDescription) -> dict[str, Any]:
     """Return the strip of a job's ranks.
 
     measures   [[key, title, summary], ...]: what the cells can be coloured by; the first one is the state

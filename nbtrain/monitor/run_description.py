@@ -17,7 +17,7 @@ from typing import Any
 from nbtrain.base import amounts
 from nbtrain.base.records import Heartbeat
 from nbtrain.monitor.chart_data import charts
-from nbtrain.monitor.job_status import JobStatus
+from nbtrain.monitor.job_description import JobStatus
 from nbtrain.monitor.run_status import UNKNOWN, RunStatus, perplexity
 
 SCHEMA_VERSION = 1

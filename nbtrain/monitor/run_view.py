@@ -24,7 +24,7 @@ from nbtrain.monitor.advice import advice, marks, nan_words, remedies, waiting
 from nbtrain.monitor.conditions import NUM_EVENTS, alerts_part, event_part, in_sight
 from nbtrain.monitor.curves import band, curve_part, thinned_means
 from nbtrain.monitor.finite_json import finite
-from nbtrain.monitor.job_status import job_status
+from nbtrain.monitor.job_description import job_status
 from nbtrain.monitor.metrics_reader import ScalarReader
 from nbtrain.monitor.prediction import prediction
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler

@@ -12,7 +12,7 @@ from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, JobDir, RunDir
 from nbtrain.base.terminal import printable
 from nbtrain.monitor.conditions import in_sight
-from nbtrain.monitor.job_page import engine_words
+from nbtrain.monitor.job_description import engine_words
 from nbtrain.monitor.logs import log_path, read_log
 from nbtrain.monitor.run_status import RunStatus
 from nbtrain.monitor.run_view import RunView

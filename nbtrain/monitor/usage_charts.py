@@ -12,7 +12,7 @@ from nbtrain.base import amounts
 from nbtrain.base.look import line_look
 from nbtrain.base.usage import FIGURES, rank_subject
 from nbtrain.monitor.chart_data import LEAST_BYTES, byte_ticks, share, ticks
-from nbtrain.monitor.job_page import MOST_POINTS, JobPage
+from nbtrain.monitor.job_description import MOST_POINTS, JobDescription
 from nbtrain.monitor.usage import NodeUsage, Points
 
 # A chart with more lines shows the mean of each group of them, with a band, its highest and its lowest line.
@@ -105,7 +105,9 @@ class UsageChart:
         return max([peak, *(bound.value for bound in self.bounds)])
 
 
-def usage_charts(page: JobPage, most_points: int = MOST_POINTS, rank: int | None = None) -> list[UsageChart]:
+def usage_charts(
+    page: JobDescription, most_points: int = MOST_POINTS, rank: int | None = None
+) -> list[UsageChart]:
     """Return every chart that has a line, in the order of CHARTS; with `rank`, only the charts of that
     rank.
     """
@@ -127,7 +129,7 @@ def usage_charts(page: JobPage, most_points: int = MOST_POINTS, rank: int | None
     return found
 
 
-def _lines(page: JobPage, title: str, most_points: int) -> Iterator[Line]:
+def _lines(page: JobDescription, title: str, most_points: int) -> Iterator[Line]:
     beginnings, figures = CHARTS[title]
     for node in page.usage:
         for subject in node.subjects():
@@ -144,7 +146,7 @@ def _lines(page: JobPage, title: str, most_points: int) -> Iterator[Line]:
                     yield Line(_label(page, node, subject, word), points, group)
 
 
-def _of_rank(page: JobPage, title: str, rank: int, most_points: int) -> Iterator[Line]:
+def _of_rank(page: JobDescription, title: str, rank: int, most_points: int) -> Iterator[Line]:
     """Yield the lines of one rank. A rank that is alone on its node is measured as the replica."""
     beginnings, figures = CHARTS[title]
     replica = next((one for one in page.replicas if rank in [row.rank for row in one.ranks]), None)
@@ -202,7 +204,7 @@ def _mean(lines: list[Line], label: str, most_points: int) -> Line:
     )
 
 
-def _label(page: JobPage, node: NodeUsage, subject: str, word: str) -> str:
+def _label(page: JobDescription, node: NodeUsage, subject: str, word: str) -> str:
     if len(page.usage) == 1:
         name = "all ranks" if subject in ("replica", "node") and not word else subject
         return word if word and subject in ("replica", "node") else name
@@ -210,7 +212,7 @@ def _label(page: JobPage, node: NodeUsage, subject: str, word: str) -> str:
     return f"{place}, {word}" if word else place
 
 
-def _bounds(page: JobPage, figure: str) -> Iterator[Bound]:
+def _bounds(page: JobDescription, figure: str) -> Iterator[Bound]:
     found = [("request", page.requests.get(figure)), ("limit", page.limits.get(figure))]
     if figure == "gpu_memory_bytes":
         sizes = [

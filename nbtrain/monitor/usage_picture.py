@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.look import GREEN, GREY, LINE_COLORS, RED, SERIES, line_look, themed
 from nbtrain.base.usage import FIGURES
-from nbtrain.monitor.job_page import JobPage
+from nbtrain.monitor.job_description import JobDescription
 from nbtrain.monitor.life import COLORS as LIFE_COLORS
 from nbtrain.monitor.pictures import shown_figure
 from nbtrain.monitor.usage_charts import UsageChart, axis_label, usage_charts
@@ -20,7 +20,7 @@ LIFE_HEIGHT = 0.16
 BOUND_COLORS = {"request": GREEN, "limit": RED, "request = limit": RED}
 
 
-def usage_figure(page: JobPage) -> "Figure":
+def usage_figure(page: JobDescription) -> "Figure":
     """Draw the job's life, then every chart that has points, over the time since the job was submitted."""
     charts = usage_charts(page)
     rows = max(1, -(-len(charts) // 2))
@@ -34,7 +34,7 @@ def usage_figure(page: JobPage) -> "Figure":
     return themed(figure)
 
 
-def _life(axes: "Axes", page: JobPage) -> None:
+def _life(axes: "Axes", page: JobDescription) -> None:
     """Draw the spans of the job's life as one bar, with the time of each kind in the legend."""
     begin, end = page.life["begin"], page.life["end"]
     seconds, unit = unit_of(end - begin)
@@ -60,7 +60,7 @@ def unit_of(seconds: float) -> tuple[int, str]:
     return next((size, word) for size, word in units if seconds >= 3 * size or size == 1)
 
 
-def _chart(axes: "Axes", page: JobPage, chart: UsageChart) -> None:
+def _chart(axes: "Axes", page: JobDescription, chart: UsageChart) -> None:
     from matplotlib.ticker import FuncFormatter, MultipleLocator
 
     last = max(line.points.times[-1] for line in chart.lines) - page.created_at

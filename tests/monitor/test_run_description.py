@@ -6,8 +6,8 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import to_yaml
-from nbtrain.monitor.job_facts import job_page
-from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.job_records import describe_job
+from nbtrain.monitor.job_tables import job_tables
 from nbtrain.monitor.life import elapsed_words
 from nbtrain.monitor.run_status import UNKNOWN
 from nbtrain.monitor.run_view import RunView
@@ -55,8 +55,8 @@ def test_the_elapsed_time_is_the_same_on_every_page(job: FakeJob) -> None:
     job.supervisor_events.write("state", "RUNNING: rank 0 trains", state="RUNNING")
     job.finish("CANCELLED", "stopped on request")
     head = dict(RunView(job.run).describe().texts["line"])["elapsed"]
-    page = job_page(job.run)
-    assert head == dict(job_shown(job.run)["basics"])["elapsed"] and head.startswith("2 min")
+    page = describe_job(job.run)
+    assert head == dict(job_tables(job.run)["basics"])["elapsed"] and head.startswith("2 min")
     assert head == elapsed_words(page.elapsed_seconds, page.paused_seconds)
 
 

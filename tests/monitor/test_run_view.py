@@ -20,7 +20,7 @@ from nbtrain.monitor import run_view
 from nbtrain.monitor.conditions import NUM_EVENTS, in_sight
 from nbtrain.monitor.curves import Band, band
 from nbtrain.monitor.finite_json import encoded, finite
-from nbtrain.monitor.job_facts import job_page
+from nbtrain.monitor.job_records import describe_job
 from nbtrain.monitor.metrics_range import Asked, metrics
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.series import Gaps
@@ -170,7 +170,7 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     assert snapshot["ranks"][0]["phase"] == "gone"
     resume = f"`nbtrain resume {run.name}` continues it"
     assert progress_line(run).endswith(f"the machine was restarted) | {resume}")
-    assert job_page(run).cause.endswith(f"the machine was restarted); {resume}")
+    assert describe_job(run).cause.endswith(f"the machine was restarted); {resume}")
     # An agent's ranks outlive the supervisor.
     path = run.newest_job().heartbeat(0)
     replace(Heartbeat.read(path), process=ProcessIdentity.of(os.getpid())).write(path)
@@ -178,7 +178,7 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
         f"its ranks still run (step 1): `nbtrain cancel {run.name}` makes them save and exit, and {resume}"
     )
     assert progress_line(run).endswith(f" | {cancel}")
-    assert job_page(run).cause.endswith(f"; {cancel}")
+    assert describe_job(run).cause.endswith(f"; {cancel}")
 
 
 def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:

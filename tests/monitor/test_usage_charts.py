@@ -8,8 +8,8 @@ from nbtrain.base.records import Stamp
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.usage_files import UsageWriter
 from nbtrain.monitor.chart_data import byte_ticks
-from nbtrain.monitor.job_facts import job_page
-from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.job_records import describe_job
+from nbtrain.monitor.job_tables import job_tables
 from nbtrain.monitor.usage import Points
 from nbtrain.monitor.usage_charts import Line, UsageChart, drawn, time_ticks, usage_charts
 from tests.lab.widgets.fake_run import GIB, FakeJob, measure
@@ -28,7 +28,7 @@ def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
     are relative to the submission.
     """
     measure(job, gpu=True)
-    page = job_page(job.run)
+    page = describe_job(job.run)
     charts = {chart.title: drawn(chart, page.created_at) for chart in usage_charts(page)}
     memory = charts["Memory"]
     assert [(line["label"], line["color"]) for line in memory["lines"]] == [
@@ -71,7 +71,7 @@ def test_many_ranks_are_a_mean_with_a_band_and_the_extremes_by_name(tmp_path: Pa
         about = {"ranks": [*range(64)], "requests": {}, "limits": {}}
         at = job.record.created_at + 2 * number
         writer.add(sample, about, Stamp("boot", 1000.0 + 2 * number), at)
-    page = job_page(job.run)
+    page = describe_job(job.run)
     (chart,) = [drawn(each, page.created_at) for each in usage_charts(page)]
     labels = ["mean of 64 ranks", "rank 37, highest mean", "rank 5, lowest mean"]
     assert [line["label"] for line in chart["lines"]] == labels
@@ -114,7 +114,7 @@ def test_the_pages_of_a_job(job: FakeJob) -> None:
     job.job.log(1, 1).write_text("x\n")
     job.job.supervisor_log.write_text("x\n")
     job.events.write("alert", "memory")
-    shown = job_shown(job.run)
+    shown = job_tables(job.run)
     newest = job.job.job_id
     assert shown["jobs"] == [[newest, f"job {newest}, the newest"], [earlier.job_id, f"job {earlier.job_id}"]]
     assert shown["logs"] == [
@@ -129,7 +129,7 @@ def test_the_pages_of_a_job(job: FakeJob) -> None:
     assert shown["events"]["rows"][1]["cells"] == ["Warning", "Alert", "rank 0", "memory"]
     assert shown["charts"] == [] and shown["conditions"]["heads"][0] == "since"
     measure(job)
-    row = next(row for row in job_shown(job.run)["figures"]["rows"] if row["cells"][1] == "memory")
+    row = next(row for row in job_tables(job.run)["figures"]["rows"] if row["cells"][1] == "memory")
     assert row["cells"] == ["worker 0", "memory", "5.0 GiB", "2.8 GiB", "5.0 GiB", "6.0 GiB", "8.0 GiB"]
 
 

@@ -24,7 +24,7 @@ def job_named(run: RunDir, job_id: str | None) -> JobDir:
     """
     ids = run.job_ids()
     if not ids or (job_id is not None and job_id not in ids):
-        from nbtrain.monitor.job_facts import job_of
+        from nbtrain.monitor.job_records import job_of
 
         try:
             job_of(run, job_id)
@@ -48,7 +48,7 @@ _kept: dict[str, tuple[float, bytes]] = {}
 
 
 def _page(name: str, job_id: str | None) -> bytes:
-    from nbtrain.monitor.job_shown import job_shown
+    from nbtrain.monitor.job_tables import job_tables
 
     began = time.thread_time()
     job = job_named(view_of(name).run, job_id)
@@ -56,7 +56,7 @@ def _page(name: str, job_id: str | None) -> bytes:
     key = f"{job.path} {read_state(job, time.time())[0]}"
     at, content = _kept.get(key, (-math.inf, b""))
     if time.monotonic() - at >= PAGES.seconds:
-        content = encoded(job_shown(job.run, job.job_id))
+        content = encoded(job_tables(job.run, job.job_id))
         if len(_kept) >= MOST_VIEWS:
             _kept.clear()
         _kept[key] = (time.monotonic(), content)
@@ -74,7 +74,7 @@ class RankHandler(NbtrainHandler):
 
 
 def _rank_charts(job: JobDir, rank: int) -> list[dict[str, Any]]:
-    from nbtrain.monitor.job_shown import rank_charts
+    from nbtrain.monitor.job_tables import rank_charts
 
     return rank_charts(job.run, job.job_id, rank)
 
@@ -92,9 +92,9 @@ class JobPartHandler(NbtrainHandler):
 
 
 def _part(run: RunDir, job: JobDir, part: str, since: float | None) -> dict[str, Any]:
-    from nbtrain.monitor.job_facts import job_page
+    from nbtrain.monitor.job_records import describe_job
 
-    page = job_page(run, job.job_id).to_dict()
+    page = describe_job(run, job.job_id).to_dict()
     found = page[part]
     if since is not None and part == "events":
         found = [event for event in found if event["time"] >= since]

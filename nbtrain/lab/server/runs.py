@@ -43,7 +43,7 @@ class RunsHandler(NbtrainHandler):
 def _load_the_rest() -> None:
     """Load the modules of a run's page early, so that the first run opens half a second faster."""
     import nbtrain.lab.run_actions
-    import nbtrain.monitor.job_shown  # noqa: F401
+    import nbtrain.monitor.job_tables  # noqa: F401
 
 
 class CompareHandler(NbtrainHandler):

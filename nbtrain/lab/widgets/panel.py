@@ -28,7 +28,7 @@ from nbtrain.lab.run_pages import run_pages
 from nbtrain.lab.ui.script import panel_script
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.static import run_html, run_text
-from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.job_tables import job_tables
 from nbtrain.monitor.run_view import RunView
 
 PUSH_SECONDS = 1.0
@@ -116,7 +116,7 @@ class RunPanel(anywidget.AnyWidget):
             self.send({"kind": "job", "error": text})
         elif content.get("kind") == "job":
             try:
-                self.send({"kind": "job", "value": job_shown(self.view.run, content.get("job"))})
+                self.send({"kind": "job", "value": job_tables(self.view.run, content.get("job"))})
             except NbtrainError as error:
                 self.send({"kind": "job", "error": str(error)})
         elif content.get("kind") == "stop":
@@ -165,7 +165,7 @@ def report_html(view: RunView) -> str:
 def _kept(view: RunView) -> dict[str, Any] | None:
     """Return the job page of the newest job; None without a job, or if its submission was interrupted."""
     try:
-        return job_shown(view.run)
+        return job_tables(view.run)
     except NbtrainError:
         return None
 

@@ -3,7 +3,7 @@
 It shows everything that the live panel shows at one moment, with its tabs below each other. Styles are in
 attributes and curves in <img> data, because JupyterLab removes <style>, <script> and inline <svg> from the
 outputs of an untrusted notebook, such as one that papermill has executed. Texts and numbers come from the
-run's description (monitor/run_description.py) and from the job page (monitor/job_shown.py).
+run's description (monitor/run_description.py) and from the job page (monitor/job_tables.py).
 """
 
 import html
@@ -39,7 +39,7 @@ def run_html(
 ) -> str:
     """Return a run's description as complete HTML: state, progress, metrics, curves, ranks, events, job, log.
 
-    With job_shown() of the newest job, it also has conditions, replicas, and the resources over time. With
+    With job_tables() of the newest job, it also has conditions, replicas, and the resources over time. With
     run_pages(), it also has all other curves, the plan and the configuration.
     """
     shown = run.texts

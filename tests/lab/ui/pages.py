@@ -18,7 +18,7 @@ from nbtrain.lab.server.logs import hit_shown
 from nbtrain.lab.server.requests import status_of_error
 from nbtrain.lab.ui.script import script
 from nbtrain.monitor import log_search, logs
-from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.job_tables import job_tables
 from nbtrain.monitor.log_lines import LINES
 from nbtrain.monitor.run_view import RunView
 
@@ -72,7 +72,7 @@ def routes_of(run: RunDir) -> dict[str, Answer]:
 
     return {
         f"run/{run.name}": lambda query, body: run_shown(view),
-        f"run/{run.name}/job": lambda query, body: job_shown(run, query.get("job")),
+        f"run/{run.name}/job": lambda query, body: job_tables(run, query.get("job")),
         f"run/{run.name}/log": log,
         f"run/{run.name}/log/search": search,
     }

@@ -17,7 +17,7 @@ from nbtrain.base.records import ExitRecord, Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.run_actions import actions, off, run_shown
 from nbtrain.lab.run_pages import config_page
-from nbtrain.monitor.job_shown import rank_charts
+from nbtrain.monitor.job_tables import rank_charts
 from nbtrain.monitor.metric_charts import how_drawn, metric_charts
 from nbtrain.monitor.run_status import RunStatus
 from nbtrain.monitor.run_view import RunView

@@ -16,7 +16,7 @@ from nbtrain.lab.widgets.panel import report_html
 from nbtrain.lab.widgets.static import run_html, run_text
 from nbtrain.lab.widgets.static_charts import chart_svg
 from nbtrain.monitor.chart_data import charts
-from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.job_tables import job_tables
 from nbtrain.monitor.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob, measure
 
@@ -104,7 +104,7 @@ def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
     a script or the network.
     """
     measure(job)
-    page = run_html(RunView(job.run).describe(), job_shown(job.run))
+    page = run_html(RunView(job.run).describe(), job_tables(job.run))
     assert "Conditions, UTC" in page and "Rank0Trains" in page
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]+)", page)]
     assert len(pictures) == 8

@@ -25,8 +25,8 @@ from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
-from nbtrain.monitor.job_facts import job_page
-from nbtrain.monitor.job_page import job_text
+from nbtrain.monitor.job_description import job_text
+from nbtrain.monitor.job_records import describe_job
 from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
 
 PODS = "/api/v1/namespaces/research/pods"
@@ -124,7 +124,7 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     stub.set_status(path, name, status_of(kind, "waits"))
     nowhere = "no node takes it: insufficient nvidia.com/gpu"
     assert backend.status(job) == ("QUEUED", f"{pod}: {nowhere}")
-    page = job_page(job.run)
+    page = describe_job(job.run)
     assert (page.phase, page.replicas[0].phase, page.replicas[0].message) == ("Pending", "Pending", nowhere)
     seen = [(event.type, event.reason, event.object, event.writer) for event in page.events]
     assert seen == [("Warning", "FailedScheduling", f"Pod/{pod}", "kubernetes")]
@@ -151,7 +151,7 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     backend.pause(job)
     assert backend.status(job)[0] == "RUNNING", "until its pods are gone"
     stub.set_status(path, name, status_of(kind, "pauses"))
-    assert backend.status(job)[0] == "SUSPENDED" and job_page(job.run).phase == "Suspended"
+    assert backend.status(job)[0] == "SUSPENDED" and describe_job(job.run).phase == "Suspended"
     backend.unpause(job)
     stub.set_status(path, name, status_of(kind, "runs"))
     assert backend.status(job) == ("RUNNING", None)
@@ -175,9 +175,9 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     assert [line for line in "".join(printed).splitlines() if line.startswith(("node", "step"))] == [
         *("node 0: attempt 0: starts 4 ranks", "node 0: continues", "step 1 loss 9.0")
     ]
-    (replica,) = job_page(job.run).replicas
+    (replica,) = describe_job(job.run).replicas
     assert (replica.host, replica.message, replica.pod.restarts) == ("n1", killed, 2)
-    assert replica.pod.exit_code == 137 and "  0, pod 2  " in job_text(job_page(job.run))
+    assert replica.pod.exit_code == 137 and "  0, pod 2  " in job_text(describe_job(job.run))
     supervisor_writes(job, SUCCEEDED)
     assert backend.status(job) == ("SUCCEEDED", None), "the job's own record counts first"
 
@@ -191,7 +191,7 @@ def test_an_operators_deadline_is_the_reason_of_the_failure(kind, life, job, stu
     failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "it was too long"}
     stub.set_status(path, name, {"phase": "Failed", "conditions": [failed]})
     assert backend.status(job) == ("FAILED", "DeadlineExceeded: it was too long")
-    condition = job_page(job.run).conditions[-1]
+    condition = describe_job(job.run).conditions[-1]
     assert (condition.type, condition.status, condition.reason) == ("Failed", True, "DeadlineExceeded")
 
 
@@ -402,7 +402,7 @@ def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submit
         and job.node_log(1).read_text() == "its own\n"
     )
     assert KubernetesBackend().logs(job, 0, 10) == ["No module named nbtrain"]
-    assert job_page(job.run).replicas[0].logs[0].path.endswith("logs/node0.log")
+    assert describe_job(job.run).replicas[0].logs[0].path.endswith("logs/node0.log")
 
 
 @pytest.mark.slow

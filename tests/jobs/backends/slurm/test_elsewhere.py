@@ -22,7 +22,7 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
 from nbtrain.jobs.job_files import write_identity
 from nbtrain.jobs.request import active_job
-from nbtrain.monitor.job_facts import job_page
+from nbtrain.monitor.job_records import describe_job
 from tests.jobs.conftest import TINY
 
 AWAY = "scontrol is not installed on this machine"
@@ -194,7 +194,7 @@ def test_what_only_slurm_can_do_is_refused(
 def test_slurms_word_for_the_end_is_the_reason(become: Callable[..., None], state: str, seen_as: str) -> None:
     """If the supervisor has vanished or was never started, Slurm's final state is the reason."""
     become(state, FAILED, "Slurm job 12 ended as NODE_FAIL", silent=400, ended_as="NODE_FAIL")
-    last = job_page(RunDir.named("tiny")).conditions[-1]
+    last = describe_job(RunDir.named("tiny")).conditions[-1]
     assert (last.type, last.status, last.reason) == (seen_as, True, "NODE_FAIL")
 
 

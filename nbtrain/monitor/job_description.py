@@ -1,12 +1,14 @@
-"""Job page, the same for every backend: basic facts, conditions, events, replicas, resources.
+"""Description of a job, the same for every backend: basic facts, conditions, events, replicas, resources.
 
-    job_facts.job_page(RunDir)  ->  JobPage  ->  to_dict()  ->  `nbtrain job RUN --json`
-                                             ->  job_text() ->  `nbtrain job RUN`
+    job_records.describe_job(RunDir)  ->  JobDescription  ->  to_dict()    `nbtrain job --json`, REST
+                                                          ->  job_text()   `nbtrain job`
+                                                          ->  job_tables() the panel and the static picture
 
 All data comes from the run directory, while the job runs and afterwards: no scheduler is queried. A replica
 is one machine or pod with its ranks.
 """
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,16 +18,18 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.jobstate import ACTIVE, RUNNING
+from nbtrain.base.records import JobRecord
 from nbtrain.base.table import aligned
 from nbtrain.base.terminal import printable
 from nbtrain.base.usage import FIGURES
 from nbtrain.monitor.conditions import Condition, JobEvent
 from nbtrain.monitor.finite_json import finite
 from nbtrain.monitor.job_use import Gpu, Use
+from nbtrain.monitor.life import elapsed_words, paused_seconds
 from nbtrain.monitor.pods import Pod
 from nbtrain.monitor.usage import NodeUsage, usage_part
 
-PAGE_SCHEMA_VERSION = 1
+SCHEMA_VERSION = 1
 # Points of a curve in to_dict(): as many as a chart has room for.
 MOST_POINTS = 240
 NUM_EVENTS = 20
@@ -107,18 +111,71 @@ class Replica:
     """Pod as its cluster reported it last; None on other backends."""
 
 
-@dataclass(frozen=True)
-class JobPage:
-    """All known facts of one job."""
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """Size and times of a job, from its record and its events."""
+
+    job_id: str
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    attempt: int
+    restarts: int
+    resumed_from_step: int | None
+    """Step of the checkpoint that the newest attempt started from; None if it began at step 0."""
+    world_size: int
+    backend: str
+    command: list[str]
+    """Command of each rank: the arguments of Python, to which the run directory is appended."""
+    elapsed_seconds: float
+    """Time since the start, or since the submission of a job that has not started; until its end or now."""
+    paused_seconds: float
+    """Part of elapsed_seconds in which the job was paused."""
+
+    @property
+    def ranks_text(self) -> str:
+        return amounts.counted(self.world_size, "rank")
+
+    @property
+    def restarts_text(self) -> str:
+        return amounts.counted(self.restarts, "restart")
+
+    @property
+    def elapsed_text(self) -> str:
+        """Elapsed time as text, with the part of it that was a pause."""
+        return elapsed_words(self.elapsed_seconds, self.paused_seconds)
+
+
+def job_status(record: JobRecord, active: bool, events: Sequence[Mapping[str, Any]], now: float) -> JobStatus:
+    """Return the status of a job. If the job is not active, the record includes its end."""
+    begin = "started_at" if record.started_at else "created_at"
+    elapsed = record.seconds_since(begin, now) if active else record.seconds_between(begin, "ended_at")
+    return JobStatus(
+        job_id=record.job_id,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        attempt=record.attempt,
+        restarts=record.restarts,
+        resumed_from_step=record.resumed_from_step,
+        world_size=record.world_size,
+        backend=record.backend,
+        command=record.command,
+        elapsed_seconds=elapsed,
+        paused_seconds=paused_seconds(events, record.created_at, now if active else record.ended_at or now),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDescription(JobStatus):
+    """Everything that nbtrain shows of one job: status, conditions, events, replicas and resources."""
 
     name: str
-    job_id: str
     run_id: str | None
     parent: str | None
     """The run id of the run that this one was cloned from."""
     parent_name: str | None
     """Name of the parent run, if it still exists."""
-    backend: str
     place: dict[str, str]
     """Location of the job in its scheduler's terms (job_place.py); {} on kind: local."""
     restart_policy: str
@@ -136,15 +193,6 @@ class JobPage:
     notes: str
     """The user's notes on the run. `archived` also belongs to the run, not to the job."""
     archived: bool
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    elapsed_seconds: float
-    paused_seconds: float
-    """Part of elapsed_seconds in which the job was paused."""
-    world_size: int
-    attempt: int
-    restarts: int
     image: str | None
     requests: dict[str, float]
     """Requests of each replica: {metric or "gpus": requested amount}."""
@@ -152,8 +200,6 @@ class JobPage:
     """Result of DeepSpeed's autotuner, and how to apply it; None if it was not requested."""
     limits: dict[str, float]
     """Limits of each replica: the maximum that it may use, the smallest if replicas differ."""
-    command: list[str]
-    """Command of each rank: the arguments of Python, to which `folder` is appended."""
     folder: str
     yaml: str
     """The resolved configuration with which the job was submitted."""
@@ -172,7 +218,7 @@ class JobPage:
         own = {name: value for name, value in vars(self).items() if name != "usage"}
         plain = {name: _plain(value) for name, value in own.items()}
         curves = [usage_part(node, most_points) for node in self.usage]
-        return finite({"schema_version": PAGE_SCHEMA_VERSION, **plain, "resources": curves})
+        return finite({"schema_version": SCHEMA_VERSION, **plain, "resources": curves})
 
     def __repr__(self) -> str:
         return job_text(self)
@@ -189,9 +235,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def job_text(page: JobPage, num_events: int = NUM_EVENTS) -> str:
+def job_text(page: JobDescription, num_events: int = NUM_EVENTS) -> str:
     """Return basic facts, conditions, replicas with their ranks, resources, and the newest events."""
-    parts = ["\n".join(_basics(page))]
+    head = f"{page.name} {page.phase}: job {page.job_id} on backend {page.backend}"
+    facts = [row for row in basics(page) if row[0] not in ("phase", "job")]
+    notes = ["notes: " + page.notes.strip().replace("\n", "\n  ")] if page.notes else []
+    cause = [page.cause] if page.cause else []
+    parts = ["\n".join([head, *cause, *aligned(facts), *notes])]
     table = [
         (
             condition.type,
@@ -227,51 +277,42 @@ def job_text(page: JobPage, num_events: int = NUM_EVENTS) -> str:
     return printable("\n\n".join(parts))
 
 
-def _basics(page: JobPage) -> list[str]:
-    begun = f"submitted {amounts.moment(page.created_at)}"
-    ended = f", ended {amounts.moment(page.ended_at)}" if page.ended_at else ""
-    lines = [
-        f"{page.name} {page.phase}: job {page.job_id} on backend {page.backend}",
-        f"{begun}{ended}, {amounts.elapsed(page.elapsed_seconds)}",
-        f"{amounts.counted(len(page.replicas), 'replica')}, {amounts.counted(page.world_size, 'rank')}, "
-        f"attempt {page.attempt}, {amounts.counted(page.restarts, 'restart')}",
-        f"request per replica: {amounts_text(page.requests) or 'none'}; "
-        f"limit per replica: {amounts_text(page.limits) or 'none'}",
-        f"restarts {page.restart_policy}",
+def basics(page: JobDescription) -> list[list[str]]:
+    """Return basic facts as [label, text]: state, scheduler, times, size and requests."""
+    size = f"{page.ranks_text}, attempt {page.attempt}, {page.restarts_text}"
+    rows = [
+        ("phase", page.phase + (f": {page.cause}" if page.cause else "")),
+        ("job", f"{page.job_id} of run {page.run_id or '-'}, backend {page.backend}"),
+        *page.place.items(),
+        ("twin", page.twin),
+        ("cloned from", cloned_from(page)),
+        ("started from", page.started_from),
+        ("labels", ", ".join(f"{key}={value}" for key, value in page.labels.items())),
+        ("submitted", amounts.moment(page.created_at)),
+        ("ended", amounts.moment(page.ended_at) if page.ended_at else ""),
+        ("elapsed", page.elapsed_text),
+        ("size", f"{amounts.counted(len(page.replicas), 'replica')}, {size}"),
+        ("request per replica", amounts_text(page.requests) or "none"),
+        ("limit per replica", amounts_text(page.limits) or "none"),
+        ("image", page.image or ""),
+        ("replicas", replicas_words(page)),
+        ("restart policy", page.restart_policy),
+        ("engine", engine_words(page.engine, ended=page.ended_at is not None) if page.engine else ""),
+        ("DeepSpeed's autotuner", page.autotuner or ""),
+        ("archived", "not in `nbtrain runs` without --archived" if page.archived else ""),
+        ("command", shlex.join(["python", *page.command, page.folder]) if page.command else ""),
     ]
-    if page.place:
-        lines.insert(1, ", ".join(f"{label} {text}" for label, text in page.place.items()))
-    if page.cause:
-        lines.insert(1, page.cause)
-    if page.engine:
-        lines.append(engine_words(page.engine, ended=page.ended_at is not None))
-    if page.autotuner:
-        lines.append(f"DeepSpeed's autotuner: {page.autotuner}")
-    if page.image:
-        lines.append(f"image {page.image}")
-    if page.twin:
-        lines.append(f"twin {page.twin}")
-    if page.parent:
-        lines.append(f"cloned from {cloned_from(page)}")
-    if page.started_from:
-        lines.append(f"started from {page.started_from}")
-    if page.labels:
-        lines.append("labels: " + ", ".join(f"{key}={value}" for key, value in page.labels.items()))
-    if page.archived:
-        lines.append("archived: not in `nbtrain runs` without --archived")
-    if page.notes:
-        lines.append("notes: " + page.notes.strip().replace("\n", "\n  "))
-    return lines
+    return [[label, text] for label, text in rows if text]
 
 
-def cloned_from(page: JobPage) -> str:
+def cloned_from(page: JobDescription) -> str:
     """Return the parent run: its name, or its id if it no longer exists; "" without a parent."""
     if page.parent is None:
         return ""
     return f"{page.parent_name} (run {page.parent})" if page.parent_name else f"run {page.parent}"
 
 
-def replicas_words(page: JobPage) -> str:
+def replicas_words(page: JobDescription) -> str:
     """Count replicas by role and phase: "2 x worker: 2 Running"."""
     roles = Counter(replica.labels.get("role", "") for replica in page.replicas)
     phases = Counter(replica.phase for replica in page.replicas)

@@ -1,10 +1,13 @@
-"""Read the facts of a job page from the run directory, without querying a scheduler."""
+"""Read the description of a job from the run directory, without querying a scheduler.
+
+describe_job(RunDir, job_id)  ->  JobDescription
+"""
 
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from nbtrain.base import files
+from nbtrain.base import amounts, files
 from nbtrain.base.errors import JobError
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import (
@@ -28,10 +31,9 @@ from nbtrain.config.load.autotune import found_words
 from nbtrain.config.load.resolved_cache import kept_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import conditions, failure_reason, job_events
-from nbtrain.monitor.job_page import JobPage, LogFile, RankEnd, RankRow, Replica
-from nbtrain.monitor.job_place import place_of, restart_policy, started_from, twin_words
+from nbtrain.monitor.job_description import JobDescription, LogFile, RankEnd, RankRow, Replica, job_status
 from nbtrain.monitor.job_use import gpus, limits, uses
-from nbtrain.monitor.life import life, paused_seconds
+from nbtrain.monitor.life import life
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.pods import cluster_events, pods_of, reason_of_failure
@@ -39,6 +41,8 @@ from nbtrain.monitor.run_ids import name_of
 from nbtrain.monitor.status_records import job_with_end, lost_words
 from nbtrain.monitor.usage import NodeUsage, read_usage, usage_warnings
 
+# If there are many machines, only this many are named.
+MOST_HOSTS = 8
 # Metrics that are measured only for the whole machine or pod, and shown along with its replica's own.
 OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")
 PHASES = {
@@ -59,8 +63,8 @@ WAITING_PHASES = ("Pending", "Starting")
 """Phases of a rank that has not reported anything yet."""
 
 
-def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobPage:
-    """Return the job page of a run's newest job, or of `job_id`. Raises JobError if there is none."""
+def describe_job(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobDescription:
+    """Return the description of a run's newest job, or of `job_id`. Raises JobError if there is none."""
     job = job_of(run, job_id)
     now = time.time() if now is None else now
     record, state, cause = job_with_end(job, now)
@@ -70,7 +74,6 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     usage = read_usage(job.resources)
     active, said = state in ACTIVE, notes_of(run)
     replicas = _replicas(job, record, config, usage, state)
-    begin = "started_at" if record.started_at else "created_at"
     events = read_events(job)
     since = now if active else (record.ended_at or now)
     engine = files.read_json_unsynced(job.engine_json)
@@ -87,13 +90,12 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     codes = [row.exit_code for replica in replicas for row in replica.ranks if row.phase == "Error"]
     said_by_engine = reason_of_failure(job) or (engine or {}).get("ended_as")
     reason = (state in FAILURES and said_by_engine) or failure_reason(state, cause, codes)
-    return JobPage(
+    return JobDescription(
+        **vars(job_status(record, active, events, now)),
         name=run.name,
-        job_id=job.job_id,
         run_id=record.run_id,
         parent=parent,
         parent_name=name_of(parent, run.path.parent) if parent else None,
-        backend=record.backend,
         place=place_of(job, config),
         restart_policy=restart_policy(config),
         started_from=started_from(run, config),
@@ -105,21 +107,10 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         labels=_labels(run, job, record, said),
         notes=said.notes,
         archived=said.archived,
-        created_at=record.created_at,
-        started_at=record.started_at,
-        ended_at=record.ended_at,
-        elapsed_seconds=record.seconds_since(begin, now)
-        if active
-        else record.seconds_between(begin, "ended_at"),
-        paused_seconds=paused_seconds(events, record.created_at, now if active else record.ended_at or now),
-        world_size=record.world_size,
-        attempt=record.attempt,
-        restarts=record.restarts,
         image=config.image,
         requests=requests,
         autotuner=found_words(run, config, record.autotune, active),
         limits=limits(usage),
-        command=record.command,
         folder=display(run.path),
         yaml=job.config_yaml.read_text(encoding="utf-8"),
         conditions=conditions(events, record.created_at, (state, cause, since, reason)),
@@ -288,3 +279,76 @@ def _host(job: JobDir, rows: list[RankRow]) -> str:
 def _log(job: JobDir, path: Any, attempt: int | None = None) -> LogFile:
     size = path.stat().st_size if path.exists() else 0
     return LogFile(path.relative_to(job.run.path).as_posix(), size, attempt)
+
+
+def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
+    """Return {label: text}: Kubernetes' object and UID, Slurm's job, the hosts; {} on kind: local."""
+    said = files.read_json(job.handle_json) or {}
+    found: dict[str, Any] = {}
+    if config.backend.kind == "kubernetes":
+        section = config.backend.kubernetes
+        found = {
+            "object": " ".join([said.get("kind") or section.workload, said.get("name") or ""]).strip(),
+            "namespace": said.get("namespace") or section.namespace,
+            "uid": said.get("uid"),
+            "cluster": said.get("context") or section.context,
+            "queue": section.queue,
+        }
+    elif config.backend.kind == "slurm":
+        slurm = config.backend.slurm
+        found = {
+            "Slurm job": ", ".join(said.get("numbers") or []),
+            "cluster": said.get("cluster"),
+            "partition": slurm.partition,
+            "account": slurm.account,
+        }
+    elif config.backend.kind == "hosts":
+        hosts = said.get("hosts") or []
+        more = f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else ""
+        found = {"hosts": ", ".join(hosts[:MOST_HOSTS]) + more}
+    return {label: str(text) for label, text in found.items() if text}
+
+
+def started_from(run: RunDir, config: RunConfig) -> str:
+    """Return the checkpoint or model with which the run started; "" if its weights were initialized
+    randomly.
+    """
+    if config.init_from is None:
+        return ""
+    taken = files.read_json(run.init_from_json) or {}
+    adapters = f", with adapters of {config.lora.init_from}" if config.lora and config.lora.init_from else ""
+    if "step" in taken:
+        chosen = f", its {config.init_step} at the submission" if isinstance(config.init_step, str) else ""
+        run_id = f" (run {taken['run_id']}{chosen})" if taken.get("run_id") else ""
+        return f"step {taken['step']:,} of {taken['run']}{run_id}{adapters}"
+    family = f"{taken['family']}, " if taken.get("family") else ""
+    return f"{family}{config.init_from}{adapters}"
+
+
+def twin_words(run: RunDir) -> str:
+    """Return the results of a twin's checks and the run that it belongs to; "" for any other run."""
+    of = (run.record() or {}).get("twin_of")
+    if not of:
+        return ""
+    report = files.read_json(run.path / "twin.json")
+    if report is None:
+        return f"of {of}: its checks continue; their report comes when all are done"
+    failed = [check for check in report["checks"] if check["outcome"] != "passed"]
+    if not failed:
+        return f"of {of}: PASSED: {', '.join(check['name'] for check in report['checks'])}"
+    return f"of {of}: FAILED: " + "; ".join(f"{check['name']}: {check['message']}" for check in failed)
+
+
+def restart_policy(config: RunConfig) -> str:
+    """Return what happens after a failure, as a part of a sentence."""
+    most = config.backend.max_restarts
+    words = f"after a failure from the newest checkpoint, at most {amounts.counted(most, 'time')}"
+    words = words if most else "never: a failure ends the job"
+    if config.backend.kind == "kubernetes":
+        section = config.backend.kubernetes
+        words += f"; pods: {section.pod_restart_policy or f'as the runtime {section.runtime} says'}"
+    slurm = config.backend.slurm
+    if config.backend.kind == "slurm" and (slurm.requeue or slurm.resubmissions):
+        again = [amounts.counted(slurm.resubmissions, "resubmission")] if slurm.resubmissions else []
+        words += "; Slurm: " + ", ".join(["requeued when a node fails"] * slurm.requeue + again)
+    return words

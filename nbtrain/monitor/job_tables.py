@@ -1,31 +1,25 @@
-"""Job page for the panel: rows of its tables, charts, and the jobs and logs to choose from.
+"""Tables of a job for the panel: rows, charts, and the jobs and logs to choose from.
 
-job_shown(run, job_id)  ->  one JSON object  ->  the pages of the live panel; static.py draws a part of it
+job_tables(run, job_id)  ->  one JSON object  ->  the pages of the live panel; static.py draws a part of it
 """
 
 import itertools
-import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.jobstate import ACTIVE, FAILURES
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.conditions import type_of
-from nbtrain.monitor.job_facts import job_page
-from nbtrain.monitor.job_page import (
+from nbtrain.monitor.job_description import (
     UNKNOWN,
-    JobPage,
+    JobDescription,
     RankRow,
     Replica,
-    amounts_text,
-    cloned_from,
-    engine_words,
-    replicas_words,
+    basics,
     resource_rows,
     use_of_limit,
 )
-from nbtrain.monitor.life import elapsed_words
+from nbtrain.monitor.job_records import describe_job
 from nbtrain.monitor.logs import SUPERVISOR
 from nbtrain.monitor.rank_strip import rank_strip, seconds_text
 from nbtrain.monitor.usage_charts import drawn, usage_charts
@@ -68,7 +62,7 @@ MOST_IN_MENU = 32
 FIGURE_HEADS = ("replica", "figure", "newest", "mean", "peak", "request", "limit")
 
 
-def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) -> dict[str, Any]:
+def job_tables(run: RunDir, job_id: str | None = None, now: float | None = None) -> dict[str, Any]:
     """Return the job page of the newest job, or of `job_id`, as data. Raises JobError if there is none.
 
     job_id, active  which job, and whether it is active
@@ -85,7 +79,7 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
     logs            [[rank, attempt, description], ...]: the logs that the log viewer can show
     yaml            the run's resolved configuration
     """
-    page = job_page(run, job_id, now)
+    page = describe_job(run, job_id, now)
     return {
         "job_id": page.job_id,
         "active": page.state in ACTIVE,
@@ -122,14 +116,14 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
 
 
 def rank_charts(run: RunDir, job_id: str | None, rank: int) -> list[dict[str, Any]]:
-    """Return the charts of one rank's resources, in the form of job_shown(). Raises JobError if there is no
+    """Return the charts of one rank's resources, in the form of job_tables(). Raises JobError if there is no
     such job.
     """
-    page = job_page(run, job_id)
+    page = describe_job(run, job_id)
     return [drawn(chart, page.created_at) for chart in usage_charts(page, CHART_POINTS, rank)]
 
 
-def conditions_shown(page: JobPage) -> dict[str, Any]:
+def conditions_shown(page: JobDescription) -> dict[str, Any]:
     """Return the rows of the conditions table."""
     rows = (
         (
@@ -146,37 +140,7 @@ def conditions_shown(page: JobPage) -> dict[str, Any]:
     return _table(CONDITION_HEADS, rows)
 
 
-def basics(page: JobPage) -> list[list[str]]:
-    """Return basic facts: kind of job, its place, its times, and its requests."""
-    restarts = amounts.counted(page.restarts, "restart")
-    ranks = amounts.counted(page.world_size, "rank")
-    rows = [
-        ("phase", page.phase + (f": {page.cause}" if page.cause else "")),
-        ("job", f"{page.job_id} of run {page.run_id or '-'}, backend {page.backend}"),
-        *page.place.items(),
-        ("twin", page.twin),
-        ("cloned from", cloned_from(page)),
-        ("started from", page.started_from),
-        ("labels", ", ".join(f"{key}={value}" for key, value in page.labels.items())),
-        ("submitted", amounts.moment(page.created_at)),
-        ("ended", amounts.moment(page.ended_at) if page.ended_at else ""),
-        ("elapsed", elapsed_words(page.elapsed_seconds, page.paused_seconds)),
-        (
-            "size",
-            f"{amounts.counted(len(page.replicas), 'replica')}, {ranks}, attempt {page.attempt}, {restarts}",
-        ),
-        ("request per replica", amounts_text(page.requests) or "none"),
-        ("limit per replica", amounts_text(page.limits) or "none"),
-        ("image", page.image or ""),
-        ("replicas", replicas_words(page)),
-        ("restart policy", page.restart_policy),
-        ("engine", engine_words(page.engine, ended=page.ended_at is not None) if page.engine else ""),
-        ("command", shlex.join(["python", *page.command, page.folder]) if page.command else ""),
-    ]
-    return [[label, text] for label, text in rows if text]
-
-
-def _jobs(run: RunDir, page: JobPage) -> list[list[str]]:
+def _jobs(run: RunDir, page: JobDescription) -> list[list[str]]:
     ids = run.job_ids()
     newest = [*reversed(ids)][:MOST_JOBS]
     shown = newest if page.job_id in newest else [*newest, page.job_id]
@@ -245,7 +209,7 @@ def _rank_logs(row: RankRow) -> list[list[Any]]:
     ]
 
 
-def _logs(page: JobPage) -> list[list[Any]]:
+def _logs(page: JobDescription) -> list[list[Any]]:
     """Return the logs: newest attempts of all ranks, then earlier attempts, then supervisor and machines."""
     by_rank = [_rank_logs(row) for replica in page.replicas for row in replica.ranks]
     by_age = itertools.zip_longest(*by_rank)

@@ -7,7 +7,7 @@ import pytest
 
 from nbtrain.base.records import ExitRecord, Heartbeat
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.job_shown import RANK_HEADS, REPLICA_HEADS, job_shown
+from nbtrain.monitor.job_tables import RANK_HEADS, REPLICA_HEADS, job_tables
 from tests.lab.widgets.fake_run import FakeJob, measure
 
 
@@ -27,7 +27,7 @@ def test_a_replica_names_its_place_its_use_and_its_logs(job: FakeJob) -> None:
     """A replica shows its host, its resource usage and its logs: first its ranks' logs, newest attempt first,
     and then its agent's.
     """
-    (row,) = job_shown(job.run)["replicas"]["rows"]
+    (row,) = job_tables(job.run)["replicas"]["rows"]
     cells = dict(zip(REPLICA_HEADS, row["cells"], strict=True))
     assert cells["host"] and (cells["replica"], cells["role"], cells["ranks"]) == (
         "worker 0",
@@ -45,7 +45,7 @@ def test_a_replica_names_its_place_its_use_and_its_logs(job: FakeJob) -> None:
 
 def test_a_rank_says_how_it_ended_and_has_all_its_logs(job: FakeJob) -> None:
     job.finish("FAILED", "rank 1 failed: boom")
-    shown = job_shown(job.run)
+    shown = job_tables(job.run)
     ranks = [dict(zip(RANK_HEADS, row["cells"], strict=True)) for row in shown["ranks"]["rows"]]
     assert [(rank["rank"], rank["phase"], rank["step"], rank["exit code"]) for rank in ranks[:1]] == [
         ("0", "Error", "3", "1")
@@ -65,8 +65,8 @@ def test_of_many_logs_the_newest_of_every_rank_can_be_chosen(
 ) -> None:
     for attempt in range(1, 4):
         job.job.log(0, attempt).write_text("")
-    monkeypatch.setattr("nbtrain.monitor.job_shown.MOST_LOGS", 4)
-    assert [log[2] for log in job_shown(job.run)["logs"]] == [
+    monkeypatch.setattr("nbtrain.monitor.job_tables.MOST_LOGS", 4)
+    assert [log[2] for log in job_tables(job.run)["logs"]] == [
         *("rank 0, attempt 3", "rank 1, attempt 1", "rank 0, attempt 2", "rank 1, attempt 0"),
         "supervisor",
     ]
@@ -74,7 +74,7 @@ def test_of_many_logs_the_newest_of_every_rank_can_be_chosen(
 
 def test_times_are_numbers_for_the_readers_zone(job: FakeJob) -> None:
     """Times are sent as numbers and formatted in the reader's time zone; static pictures show them in UTC."""
-    shown = job_shown(job.run)
+    shown = job_tables(job.run)
     assert shown["times"] == {"submitted": job.record.created_at}
     basics = dict(shown["basics"])
     assert basics["submitted"].endswith(" UTC")
@@ -84,7 +84,7 @@ def test_times_are_numbers_for_the_readers_zone(job: FakeJob) -> None:
         "after a failure from the newest checkpoint, at most 3 times",
     )
     job.finish("SUCCEEDED", "done")
-    assert set(job_shown(job.run)["times"]) == {"submitted", "ended"}
+    assert set(job_tables(job.run)["times"]) == {"submitted", "ended"}
 
 
 def test_the_strip_compares_each_rank_with_the_median(job: FakeJob) -> None:
@@ -94,7 +94,7 @@ def test_the_strip_compares_each_rank_with_the_median(job: FakeJob) -> None:
         replace(beat, attempt=rank, compute_seconds=seconds).write(job.job.heartbeat(rank))
     ended = ExitRecord(1, 1, 10.0, 1, None, "failed", 3, "boom")
     ended.write(job.job.exit_record(1, 1))
-    strip = job_shown(job.run)["strip"]
+    strip = job_tables(job.run)["strip"]
     assert strip["measures"][:2] == [
         ["state", "state", "1 Running, 1 Error"],
         ["seconds", "computing time", "median 0.250 s, lowest 0.100 s (rank 0), highest 0.400 s (rank 1)"],

@@ -14,10 +14,9 @@ from nbtrain.base.files import write_json, write_text
 from nbtrain.base.records import ExitRecord, Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.monitor.job_facts import job_page
-from nbtrain.monitor.job_page import job_text
-from nbtrain.monitor.job_place import restart_policy
-from nbtrain.monitor.job_shown import basics
+from nbtrain.monitor.job_description import job_text
+from nbtrain.monitor.job_records import describe_job, restart_policy
+from nbtrain.monitor.job_tables import basics
 from nbtrain.monitor.usage_picture import usage_figure
 from tests.lab.widgets.fake_run import GIB, FakeJob, measure
 
@@ -33,10 +32,10 @@ def test_each_job_shows_its_own_configuration(tmp_path: Path) -> None:
         write_text(job.job.config_yaml, config)
         write_text(run.config_yaml, config)
         job.tensorboard.close()
-    cores_of = [job_page(run, job_id).requests["cpu_cores"] for job_id in run.job_ids()]
+    cores_of = [describe_job(run, job_id).requests["cpu_cores"] for job_id in run.job_ids()]
     assert sorted(cores_of) == [2.0, 8.0]
     for job_id in run.job_ids():
-        assert job_page(run, job_id).yaml == run.job(job_id).config_yaml.read_text()
+        assert describe_job(run, job_id).yaml == run.job(job_id).config_yaml.read_text()
 
 
 @pytest.fixture
@@ -66,10 +65,15 @@ def failed(tmp_path: Path) -> FakeJob:
 TEXT = """\
 gpt-fake Error: job JOB on backend local
 rank 1 failed
-submitted MOMENT UTC, ended MOMENT UTC, 0 s
-1 replica, 2 ranks, attempt 1, 1 restart
-request per replica: none; limit per replica: 4 cores, 8.0 GiB of memory
-restarts after a failure from the newest checkpoint, at most 3 times
+submitted            MOMENT UTC
+ended                MOMENT UTC
+elapsed              0 s
+size                 1 replica, 2 ranks, attempt 1, 1 restart
+request per replica  none
+limit per replica    4 cores, 8.0 GiB of memory
+replicas             1 x worker: 1 Error
+restart policy       after a failure from the newest checkpoint, at most 3 times
+command              python torchrun --nproc-per-node 2 -m nbtrain.train gpt-fake FOLDER
 
 Conditions
   TYPE        STATUS  SINCE (UTC) REASON     MESSAGE
@@ -109,9 +113,11 @@ def test_page_of_a_failed_job_as_text(failed: FakeJob) -> None:
     """The text page of a failed job lists exit codes as Kubernetes does, and resource usage next to the
     limits.
     """
-    page = job_page(failed.run)
+    page = describe_job(failed.run)
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "MOMENT", job_text(page, num_events=2))
-    text = text.replace(page.job_id, "JOB").replace(page.replicas[0].host, "HOST")
+    text = (
+        text.replace(page.job_id, "JOB").replace(page.replicas[0].host, "HOST").replace(page.folder, "FOLDER")
+    )
     assert squeezed(text) == squeezed(TEXT)
 
 
@@ -125,11 +131,11 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
     failed.record.labels = {"backend": "x", "job": "y"}
     failed.record.write(failed.job.job_json)
     write_json(failed.job.run.run_json, {**(failed.job.run.record() or {}), "parent": "older"})
-    page = job_page(failed.job.run)
+    page = describe_job(failed.job.run)
     said = page.to_dict()
     assert (said["backend"], said["job_id"], said["parent"]) == ("local", failed.job.job_id, "older")
     assert said["labels"] == {"backend": "x", "job": "y"}
-    assert "\ncloned from run older\nlabels: backend=x, job=y\n" in job_text(page)
+    assert {"cloned from run older", "labels backend=x, job=y"} < {*squeezed(job_text(page))}
 
 
 @pytest.mark.parametrize(
@@ -163,9 +169,9 @@ def test_a_fine_tuned_run_says_what_it_started_from(failed: FakeJob, changes, ta
     write_text(failed.job.config_yaml, to_yaml(config))
     if taken:
         write_json(failed.run.init_from_json, taken)
-    page = job_page(failed.run)
+    page = describe_job(failed.run)
     assert page.started_from == (words or "")
-    assert (f"\nstarted from {words}\n" in job_text(page)) == bool(words)
+    assert (f"started from {words}" in squeezed(job_text(page))) == bool(words)
     assert (["started from", words] in basics(page)) == bool(words)
 
 
@@ -185,10 +191,10 @@ def test_a_job_says_where_its_engine_has_it(tmp_path: Path) -> None:
         changes = {"backend.kind": kind, "backend.max_restarts": 0, "backend.slurm.partition": "gpu"}
         config = load(load_resolved(run.config_yaml), changes, check=False)
         write_text(job.job.config_yaml, to_yaml(config))
-        page = job_page(run)
+        page = describe_job(run)
         found[kind] = ", ".join(f"{label} {text}" for label, text in page.place.items())
         assert page.restart_policy.startswith("never: a failure ends the job")
-        assert found[kind] in job_text(page)
+        assert {f"{label} {text}" for label, text in page.place.items()} < {*squeezed(job_text(page))}
     assert found == {
         "kubernetes": "object TrainJob gpt-fake-0a90, namespace team-a, uid 12-34",
         "slurm": "Slurm job 401, 402, cluster alpha, partition gpu",
@@ -200,7 +206,7 @@ def test_page_as_json_holds_logs_and_thinned_curves(failed: FakeJob) -> None:
     """The JSON page contains the logs and downsampled curves in plain JSON types, and can be read after the
     run has ended.
     """
-    found = job_page(failed.run).to_dict(most_points=5)
+    found = describe_job(failed.run).to_dict(most_points=5)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert (found["schema_version"], found["phase"], found["state"]) == (1, "Error", "FAILED")
     assert found["yaml"] == failed.run.config_yaml.read_text()
@@ -240,7 +246,7 @@ def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
     }
     write_json(job.job.path / "engine.json", word)
     measure(job, node=1, ranks=(2,), gpu=True)
-    page = job_page(job.run)
+    page = describe_job(job.run)
     assert [
         (replica.host, replica.address, [row.rank for row in replica.ranks]) for replica in page.replicas
     ] == [
@@ -253,7 +259,7 @@ def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
     assert page.replicas[1].gpus["gpu 0"].use["gpu_memory_bytes"].limit == 80 * GIB
     assert page.replicas[1].logs[0].path.endswith("logs/node1.log")
     text = job_text(page)
-    assert "\nSlurm job 4711: RUNNING (engine not seen now: no route)\n" in text
+    assert "engine Slurm job 4711: RUNNING (engine not seen now: no route)" in squeezed(text)
     assert "worker 1  gpu 0, gpu fraction" in text
     assert page._repr_html_().endswith("gpu fraction" + text.rpartition("gpu fraction")[2] + "</div>")
 
@@ -270,7 +276,7 @@ def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> 
     write_text(job.job.config_yaml, to_yaml(config))
     pod = {"node": 1, "created": "1", "pod": "p-1", "host": "n1", "phase": "Running", "restarts": 0}
     write_json(job.job.kubernetes_json, {"replicas": [{**pod, "exit_code": None, "reason": ""}]})
-    page = job_page(job.run)
+    page = describe_job(job.run)
     assert [[row.rank for row in replica.ranks] for replica in page.replicas] == [[0, 1], [2, 3]]
     assert [replica.phase for replica in page.replicas] == ["Pending", "Running"]
     assert {page.image, *(replica.image for replica in page.replicas)} == {"registry.example.com/own:1"}
@@ -292,7 +298,7 @@ def test_the_clusters_reason_of_a_failure_is_kept(failed: FakeJob, condition, re
     """The cluster's reason for a failure is shown unless it only repeats the state."""
     said = {"type": "Failed", "status": "True", "reason": "", "message": "", "last_change": "", **condition}
     write_json(failed.job.kubernetes_json, {"conditions": [said]})
-    page = job_page(failed.run)
+    page = describe_job(failed.run)
     assert (page.conditions[-1].type, page.conditions[-1].reason) == ("Failed", reason)
     assert [row.phase for row in page.replicas[0].ranks] == ["Stopped", "Error"]
 
@@ -309,7 +315,7 @@ def test_slurms_own_word_for_the_end_is_the_reason(failed: FakeJob) -> None:
     }
     for said, reason in (("TIMEOUT", "TIMEOUT"), ("", "ExitCode3")):
         write_json(failed.job.engine_json, {**word, "ended_as": said})
-        last = job_page(failed.run).conditions[-1]
+        last = describe_job(failed.run).conditions[-1]
         assert (last.type, last.reason) == ("Failed", reason)
 
 
@@ -319,7 +325,7 @@ def test_a_rank_is_succeeded_only_when_its_work_is_done(failed: FakeJob) -> None
         for rank in (0, 1):
             path = failed.job.exit_record(rank, 1)
             ExitRecord(rank, 1, time.time(), 0, None, outcome, 9, "saved").write(path)
-        [replica] = job_page(failed.run).replicas
+        [replica] = describe_job(failed.run).replicas
         assert {replica.phase, *(row.phase for row in replica.ranks)} == {phase}
 
 
@@ -334,12 +340,12 @@ def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
         "seen": True,
     }
     write_json(failed.job.path / "engine.json", word)
-    text = job_text(job_page(failed.run))
-    assert "\nSlurm job 4 is RUNNING on n0 (its last report before the job's end)\n" in text
+    lines = squeezed(job_text(describe_job(failed.run)))
+    assert "engine Slurm job 4 is RUNNING on n0 (its last report before the job's end)" in lines
     waits = {**word, "state": "QUEUED", "reason": "Slurm job 4 waits (None): Slurm says no reason"}
     write_json(failed.job.path / "engine.json", waits)
-    text = job_text(job_page(failed.run))
-    assert "\nSlurm job 4: not asked again since the job ended\n" in text
+    text = job_text(describe_job(failed.run))
+    assert "engine Slurm job 4: not asked again since the job ended" in squeezed(text)
     assert "(None)" not in text
 
 
@@ -348,7 +354,7 @@ def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
     """The picture has a chart for each measured resource. A limit is drawn as a line, or given in the title
     if it is far above the curve.
     """
-    page = job_page(failed.run)
+    page = describe_job(failed.run)
     figure = usage_figure(page)
     charts = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
     assert list(charts) == [
@@ -368,21 +374,21 @@ def test_a_job_that_is_not_there(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "gpt-fake")
     run.path.mkdir()
     with pytest.raises(JobError, match=r"holds no job yet; `nbtrain submit gpt-fake` starts one\."):
-        job_page(run)
+        describe_job(run)
     job = FakeJob(run, steps=4)
     with pytest.raises(JobError, match=rf"has no job 'x'; there are: {job.job.job_id}\."):
-        job_page(run, "x")
-    assert usage_figure(job_page(run)).texts[-1].get_text() == "nothing was measured"
+        describe_job(run, "x")
+    assert usage_figure(describe_job(run)).texts[-1].get_text() == "nothing was measured"
     job.tensorboard.close()
 
 
 def test_what_deepspeeds_autotuner_found(failed, workspace):
     """For jobs that only run DeepSpeed's autotuner, its result is shown."""
-    assert "autotuner" not in job_text(job_page(failed.job.run))
+    assert "autotuner  " not in job_text(describe_job(failed.job.run))
     failed.record.autotune = "tune"
     failed.record.write(failed.job.job_json)
-    text = job_text(job_page(failed.job.run))
-    assert "\nDeepSpeed's autotuner: no trial finished; look at stderr.log and stdout.log of each" in text
+    text = job_text(describe_job(failed.job.run))
+    assert "\nDeepSpeed's autotuner  no trial finished; look at stderr.log and stdout.log of each" in text
 
 
 @pytest.mark.parametrize(
@@ -415,7 +421,7 @@ def test_the_last_condition_is_as_old_as_the_end(tmp_path: Path, state: str) -> 
     job.record.write(job.job.job_json)
     job.tensorboard.close()
     now = time.time() + 5
-    page = job_page(job.run, now=now)
+    page = describe_job(job.run, now=now)
     assert page.conditions[-1].last_change == (now if state == "RUNNING" else 1234.5)
 
 
@@ -436,5 +442,5 @@ def test_a_rank_is_shown_in_its_newest_attempt(
     for number in logs:
         job.job.log(0, number).write_text("a line")
     job.tensorboard.close()
-    [rank] = job_page(job.run).replicas[0].ranks
+    [rank] = describe_job(job.run).replicas[0].ranks
     assert rank.attempt == attempt

@@ -45,6 +45,10 @@ class NodeRecord(RenewedRecord):
     """Version of nbtrain."""
     interface: str = ""
     """The network interface that has `address`."""
+    notice: str = ""
+    """Notice of backend.preemption_notice that this machine is about to be taken away; "" without one."""
+    notice_trouble: str = ""
+    """Reason why the command of backend.preemption_notice could not be run; "" if it could."""
 
 
 @dataclass
@@ -152,8 +156,6 @@ class EngineWord(RenewedRecord):
     """Whether the scheduler answered the last request; if not, state and reason are from an earlier one."""
     trouble: str = ""
     """Reason why the scheduler did not answer."""
-    starts_at: float | None = None
-    """Time at which the scheduler expects to start a waiting job, in seconds since the epoch."""
     engine: str = ""
     """Scheduler and its name for the job, such as Slurm job 4711."""
     ended_as: str = ""

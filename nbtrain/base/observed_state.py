@@ -7,7 +7,7 @@ state, not a state.
 
 from typing import TYPE_CHECKING
 
-from nbtrain.base import files, last_words
+from nbtrain.base import amounts, files, last_words
 from nbtrain.base.files import READ_ONLY, is_read_only
 from nbtrain.base.jobstate import (
     ACTIVE,
@@ -21,7 +21,7 @@ from nbtrain.base.jobstate import (
     SUCCEEDED,
     SUSPENDED,
 )
-from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.records import Heartbeat, JobRecord, Preemption, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
 
@@ -61,6 +61,13 @@ def seconds_left(state: str, heartbeat: Heartbeat | None) -> float | None:
     if heartbeat is None or heartbeat.progress is None or not ranks_run(state, heartbeat):
         return None
     return heartbeat.progress.eta_seconds
+
+
+def preempted_words(preemption: Preemption) -> str:
+    """Return the cause of a job that is QUEUED after a preemption."""
+    since = amounts.moment(preemption.preempted_at)
+    lost = amounts.counted(preemption.lost_steps, "step")
+    return f"preempted, waiting in the queue since {since}, lost {lost}; {preemption.notice}"
 
 
 def at_rest(record: JobRecord) -> bool:
@@ -132,6 +139,13 @@ def state_with_engine(
         if denied:
             why = reason or f"{engine} is not known any more"
             return LOST, f"its supervisor has been silent for {silent:.0f} s while the job was {state}; {why}"
+    elif denied and silent > 0:
+        # The supervisor may still write how the job ended.
+        why = reason or f"{engine} is not known any more"
+        return state, (
+            f"{why}; its supervisor has been silent for {silent:.0f} s, and the job counts as LOST after "
+            f"{ENGINE_SILENCE_SECONDS:.0f} s"
+        )
     answers = word is not None and word.seen and silent_seconds - silent < SILENCE_SECONDS
     if silent_seconds > SILENCE_SECONDS and not answers:
         return LOST, (
@@ -159,7 +173,10 @@ def _before_its_supervisor(
         return LOST, f"{engine} is not known any more, and nothing continues the job: {record.cause}"
     if denied:
         return LOST, f"{engine} is not known, and its supervisor never started"
-    return QUEUED, reason or record.cause
+    if record.waiting_preemption is None:
+        return QUEUED, reason or record.cause
+    # Until the scheduler takes the devices, it still reports the allocation as running.
+    return QUEUED, "; ".join(filter(None, (record.cause, reason if said == QUEUED else "")))
 
 
 def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:

@@ -205,6 +205,26 @@ class AttemptRecord(Record):
 
 
 @dataclass
+class Preemption(Stamped):
+    """An end of an attempt because the job's devices were taken away, in job.json."""
+
+    attempt: int
+    notice: str
+    """Announcement of the preemption, by the scheduler or by backend.preemption_notice."""
+    preempted_at: float
+    lost_steps: int
+    """Steps trained after the checkpoint from which the next attempt starts."""
+    lost_tokens: int
+    resumed_at: float | None = None
+    """Time at which the next attempt began; None while the job waits for devices."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that the job waited for devices; 0 while it still waits."""
+        return 0.0 if self.resumed_at is None else self.seconds_between("preempted_at", "resumed_at")
+
+
+@dataclass
 class TrainingProgress(Record):
     """The training's progress as rank 0 knows it; part of its heartbeat. None: not known yet."""
 
@@ -285,6 +305,8 @@ class JobRecord(Stamped):
     """tune: the backend runs DeepSpeed's autotuner without a supervisor; run: a supervisor follows it."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     """Records of the job's attempts, oldest first."""
+    preemptions: list[Preemption] = field(default_factory=list)
+    """Preemptions and evictions of the job, oldest first. None of them counts as a restart."""
     goes_on_from: TrainingProgress | None = None
     """Progress of the newest checkpoint when the job was submitted; None if there was none."""
     schema_version: int = SCHEMA_VERSION
@@ -301,6 +323,24 @@ class JobRecord(Stamped):
         if self.attempts:
             return self.attempts[-1].first_step
         return self.goes_on_from.checkpoint_step if self.goes_on_from else None
+
+    @property
+    def preemption_lost_steps(self) -> int:
+        """Steps that all preemptions together have lost."""
+        return sum(preemption.lost_steps for preemption in self.preemptions)
+
+    @property
+    def preemption_waited_seconds(self) -> float:
+        """Seconds that the job has waited for devices after its preemptions, until now if it still waits."""
+        waiting = self.waiting_preemption
+        so_far = waiting.seconds_since("preempted_at") if waiting else 0.0
+        return so_far + sum(preemption.waited_seconds for preemption in self.preemptions)
+
+    @property
+    def waiting_preemption(self) -> Preemption | None:
+        """The preemption after which the job still waits for devices; None if it does not wait."""
+        newest = self.preemptions[-1] if self.preemptions else None
+        return newest if newest is not None and newest.resumed_at is None else None
 
     def placed(self, beat: "Heartbeat") -> "Heartbeat":
         """Return the heartbeat `beat`; until its rank has loaded the checkpoint, with the checkpoint's step

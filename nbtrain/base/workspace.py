@@ -114,6 +114,13 @@ def resolve(path: str | os.PathLike) -> Path:
     return path if path.is_absolute() else workspace() / path
 
 
+def resolved_program(program: str) -> str:
+    """Return the path of a program: a bare name is searched on PATH, a relative path is relative to the
+    workspace.
+    """
+    return str(resolve(program)) if "/" in program else program
+
+
 def bundled(part: str) -> Path:
     """Return where notebooks, examples/megatron-gpt, docs or README.md is: in the wheel, or in a clone.
 

@@ -101,9 +101,12 @@ class SlurmConfig(ConfigModel):
     up to 60 s early.
     """
     resubmissions: SmallCount = 0
-    """Number of times that a run resubmits itself after it reached its time limit or lost its allocation."""
+    """Number of times that a run submits itself again after its allocation ended: at its time limit, or by a
+    preemption that cancels jobs (PreemptMode=CANCEL). A preemption that puts the job back into Slurm's queue
+    (PreemptMode=REQUEUE) does not count."""
     requeue: Annotated[bool, SbatchOption(("--requeue", "--no-requeue"))] = True
-    """Whether Slurm requeues the job when a node fails; it continues from its newest checkpoint."""
+    """Whether Slurm requeues the job when a node fails or when it is preempted; it continues from its newest
+    checkpoint."""
     array: Annotated[
         Annotated[str, Field(pattern=ARRAY, max_length=15)] | None, SbatchOption(("--array", "-a"))
     ] = None
@@ -160,10 +163,19 @@ class BackendConfig(ConfigModel):
     wherever `priority` is read.
     """
     deadline_seconds: PositiveSeconds | None = None
-    """Seconds that the job may run, including restarts, without pauses and without waiting in this machine's
-    queue. After that the ranks save and exit, and the job is FAILED with the cause "deadline". null sets no
-    limit. batch.exit_duration_minutes ends a job without a failure.
+    """Seconds that the job may run, including restarts, without pauses, without waiting in this machine's
+    queue and without waiting after a preemption. After that the ranks save and exit, and the job is FAILED
+    with the cause "deadline". null sets no limit. batch.exit_duration_minutes ends a job without a failure.
     """
+    preemption_notice: list[PathText] = []
+    """Program and arguments that announce that this machine is about to be taken away, run without a shell on
+    every machine of the run. Exit code 0 is a notice: the ranks save and exit, and the job is QUEUED until
+    its scheduler starts it again or the program no longer exits with 0. Any other exit code means no notice.
+    For a cloud's spot machines it is a query of the metadata service. Empty asks nothing.
+    """
+    preemption_notice_interval_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0
+    """Seconds between two runs of `preemption_notice`. A run that takes longer than 10 s is killed, which is
+    reported and counts as no notice."""
     disk_wait_seconds: Seconds = 600.0
     """Seconds to wait for free space when the disk is too full for a checkpoint. After that the job fails."""
     elastic: bool = False

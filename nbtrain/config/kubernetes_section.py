@@ -39,6 +39,9 @@ LABEL_WORDS |= {
     f"^{SUBDOMAIN}$": "must be a Kubernetes name: lower-case letters, digits, dashes and dots, the "
     "first and last a letter or digit, e.g. team-data",
 }
+# The largest id that the API server accepts.
+UnixId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+AffinityWeight = Annotated[int, Field(ge=1, le=100)]
 Annotation = Annotated[str, Field(max_length=100_000)]
 
 Workload = Literal["DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"]
@@ -97,6 +100,47 @@ class TolerationConfig(ConfigModel):
         return self.operator or ("Exists" if self.value is None else "Equal")
 
 
+class SecurityContextConfig(ConfigModel):
+    """Users and groups of the pods' processes. null keeps what the image or the cluster sets."""
+
+    run_as_user: UnixId | None = None
+    """User id of the processes."""
+    run_as_group: UnixId | None = None
+    """Group id of the processes."""
+    fs_group: UnixId | None = None
+    """Group id that owns the mounted volumes, and that every process is also a member of."""
+    supplemental_groups: list[UnixId] = []
+    """Further group ids of every process."""
+    run_as_non_root: bool | None = None
+    """Whether the kubelet refuses to start a container as root."""
+
+
+class NodeAffinityConfig(ConfigModel):
+    """A condition on the labels of the nodes that the pods run on."""
+
+    key: LabelKey
+    """Key of the label."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = "In"
+    """In and NotIn compare the label with `values`, Gt and Lt with one whole number in `values`."""
+    values: list[LabelValue] = []
+    """Values to compare with; empty for Exists and DoesNotExist."""
+    weight: AffinityWeight | None = None
+    """null requires the condition; 1 to 100 prefers nodes that meet it, by this weight."""
+
+
+class PodAffinityConfig(ConfigModel):
+    """A condition on the pods that run in the same topology domain, such as a node, a rack or a zone."""
+
+    topology_key: LabelKey
+    """Label of the nodes whose value names the domain, e.g. kubernetes.io/hostname."""
+    labels: dict[LabelKey, LabelValue] = {}
+    """Labels of the other pods; empty means the pods of this job."""
+    anti: bool = False
+    """Whether the pods must be in other domains than those pods, instead of in the same."""
+    weight: AffinityWeight | None = None
+    """null requires the condition; 1 to 100 prefers domains that meet it, by this weight."""
+
+
 class KubernetesConfig(ConfigModel):
     """Pods that an operator of the cluster starts from one manifest. The ranks are processes in them."""
 
@@ -141,6 +185,15 @@ class KubernetesConfig(ConfigModel):
     """Labels that a node must have, e.g. {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}."""
     tolerations: list[TolerationConfig] = []
     """Taints that the pods accept."""
+    node_affinity: list[NodeAffinityConfig] = []
+    """Conditions on the nodes. All that have no weight must hold."""
+    pod_affinity: list[PodAffinityConfig] = []
+    """Conditions on the pods in the same node, rack or zone. All that have no weight must hold."""
+    security_context: SecurityContextConfig = SecurityContextConfig()
+    """Users and groups of the pods' processes."""
+    host_network: bool = False
+    """Whether the pods use the network of their nodes instead of the cluster's, as some RDMA setups need.
+    Each pod then occupies ports of its node."""
     secret_variables: list[SecretVariableConfig] = []
     """Environment variables whose values are in Secrets."""
     secret_files: list[SecretFilesConfig] = []

@@ -22,7 +22,7 @@ from typing import Any
 from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.terminal import shortened
 from nbtrain.base.version import __version__
-from nbtrain.base.workspace import resolve
+from nbtrain.base.workspace import resolved_program
 from nbtrain.config.notify_section import NotifyConfig
 
 SCHEMES = ("https://", "http://")
@@ -44,13 +44,6 @@ def notify(config: NotifyConfig, summary: dict[str, Any]) -> Iterator[tuple[bool
             not went_wrong,
             f"the address in {config.url_variable} {went_wrong or 'has received the summary'}",
         )
-
-
-def resolved_program(program: str) -> str:
-    """Return the path of the program: a bare name is searched on PATH, a relative path is relative to the
-    workspace.
-    """
-    return str(resolve(program)) if "/" in program else program
 
 
 def _run(command: list[str], body: bytes, seconds: float) -> str:

@@ -16,7 +16,7 @@ from nbtrain.base.errors import DataError, SubmitError, refuse
 from nbtrain.base.files import is_read_only
 from nbtrain.base.findings import Finding
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.workspace import data_home, display, output_root, the_workspace
+from nbtrain.base.workspace import data_home, display, output_root, resolved_program, the_workspace
 from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
@@ -36,7 +36,7 @@ from nbtrain.jobs.attempt.backend import backend_of
 from nbtrain.jobs.initial_weights import problems_of_weights
 from nbtrain.jobs.launch import Launch
 from nbtrain.jobs.machine.shared_memory import too_little_here
-from nbtrain.jobs.notify import SCHEMES, resolved_program
+from nbtrain.jobs.notify import SCHEMES
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
     extensions_can_be_built,
@@ -223,13 +223,7 @@ def notification_is_possible(launch: Launch) -> Iterator[Finding]:
     notify = config.notify
     if config.backend.kind == "kubernetes":
         return
-    if notify.command and shutil.which(resolved_program(notify.command[0])) is None:
-        yield mistake(
-            config,
-            "notify.command",
-            f"notify.command: the program {notify.command[0]!r} was not found.",
-            "Give its path, from the workspace on, or put it on PATH and make it executable.",
-        )
+    yield from _program_is_there(config, "notify.command", notify.command)
     address = os.environ.get(notify.url_variable or "", "")
     if notify.url_variable and urlsplit(address).username is not None:
         yield mistake(
@@ -245,6 +239,23 @@ def notification_is_possible(launch: Launch) -> Iterator[Finding]:
             f"the environment variable {notify.url_variable} is not "
             "set here to an address that begins with https:// or http://.",
             f"Set it in the shell or kernel that submits: export {notify.url_variable}=https://...",
+        )
+
+
+def preemption_notice_is_possible(launch: Launch) -> Iterator[Finding]:
+    """Check that the program of backend.preemption_notice exists on this machine, if the ranks run here."""
+    config = launch.config
+    if config.backend.kind == "local":
+        yield from _program_is_there(config, "backend.preemption_notice", config.backend.preemption_notice)
+
+
+def _program_is_there(config: RunConfig, key: str, command: list[str]) -> Iterator[Finding]:
+    if command and shutil.which(resolved_program(command[0])) is None:
+        yield mistake(
+            config,
+            key,
+            f"{key}: the program {command[0]!r} was not found.",
+            "Give its path, from the workspace on, or put it on PATH and make it executable.",
         )
 
 
@@ -402,6 +413,7 @@ CHECKS: tuple[Callable[[Launch], Iterator[Finding]], ...] = (
     shared_memory_suffices,
     fault_orders_are_understood,
     notification_is_possible,
+    preemption_notice_is_possible,
     output_is_writable,
     disk_holds_checkpoints,
     local_dir_is_ready,

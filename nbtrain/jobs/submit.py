@@ -36,7 +36,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.attempt.backend import backend_of, status_of
+from nbtrain.jobs.attempt.backend import backend_of, backend_of_job, status_of
 from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.control import asked_pause, asked_priority, cancel, end_cut_off, unpause
 from nbtrain.jobs.existing_run import (
@@ -145,6 +145,8 @@ def resume(
             f"{display(run.path)}: there is no run to resume. {runs_like(run.name)} "
             "`nbtrain submit RUN.yaml` starts one."
         )
+    if newest := run.newest_job():
+        backend_of_job(newest).settle(newest)
     existing = read_run(run)
     before = existing.config or load_resolved(run.config_yaml)
     given = override_layer(overrides).value

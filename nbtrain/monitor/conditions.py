@@ -48,7 +48,7 @@ NUM_EVENTS = 60
 # Important events, which stay visible however many newer events of other kinds there are.
 WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 # Kinds of events that a reader should look at.
-WARNINGS = frozenset({"warning", "error", "alert", "hang", "restart", "rollback"})
+WARNINGS = frozenset({"warning", "error", "alert", "hang", "restart", "rollback", "preemption"})
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ def conditions(
     `final` is (state, cause, since when, reason) as a reader sees it now; its reason is used if it is known.
     """
     found = {"Submitted": Condition("Submitted", True, created_at, "Submitted", "the job was submitted")}
-    current, restart_reason = "", None
+    current, restart_reason, preempted = "", None, False
     for event in events:
+        preempted = preempted or event.get("kind") == "preemption"
         if event.get("kind") in ("restart", "rollback"):
             kind = event.get("reason") if event["kind"] == "restart" else "rollback"
             restart_reason = RESTART_REASONS.get(str(kind))
@@ -102,6 +103,9 @@ def conditions(
         if not isinstance(state, str) or state not in MEANING:
             continue
         reason = restart_reason if state == RESTARTING else None
+        if preempted and state == QUEUED:
+            reason = "Preempted"
+        preempted = preempted and state == QUEUED
         message = str(event.get("cause") or MEANING[state])
         current = _enter(found, current, state, event["time"], reason, message)
     state, cause, since, reason = final

@@ -131,6 +131,11 @@ class JobStatus:
     """Time since the start, or since the submission of a job that has not started; until its end or now."""
     paused_seconds: float
     """Part of elapsed_seconds in which the job was paused."""
+    preemptions: int = 0
+    preemption_lost_steps: int = 0
+    """Steps that all preemptions together have lost."""
+    preemption_waited_seconds: float = 0.0
+    """Seconds that the job waited for devices after its preemptions."""
 
     @property
     def ranks_text(self) -> str:
@@ -138,7 +143,15 @@ class JobStatus:
 
     @property
     def restarts_text(self) -> str:
-        return amounts.counted(self.restarts, "restart")
+        """Number of restarts, and of preemptions with what they cost: "0 restarts, 2 preemptions (3 steps
+        lost, 5 min 20 s waited)".
+        """
+        text = amounts.counted(self.restarts, "restart")
+        if not self.preemptions:
+            return text
+        lost = f"{amounts.counted(self.preemption_lost_steps, 'step')} lost"
+        waited = f"{amounts.elapsed(self.preemption_waited_seconds)} waited"
+        return f"{text}, {amounts.counted(self.preemptions, 'preemption')} ({lost}, {waited})"
 
     @property
     def elapsed_text(self) -> str:
@@ -162,6 +175,9 @@ def job_status(record: JobRecord, active: bool, events: Sequence[Mapping[str, An
         backend=record.backend,
         command=record.command,
         elapsed_seconds=elapsed,
+        preemptions=len(record.preemptions),
+        preemption_lost_steps=record.preemption_lost_steps,
+        preemption_waited_seconds=record.preemption_waited_seconds,
         paused_seconds=paused_seconds(events, record.created_at, now if active else record.ended_at or now),
     )
 
@@ -332,7 +348,6 @@ def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended:
         words = reason
     else:
         words = f"{engine}: {said.get('state') or 'does not know the job'}{', ' if reason else ''}{reason}"
-    words += f", expected to start {amounts.moment(said['starts_at'])}" if said.get("starts_at") else ""
     if ended and said.get("state") in ACTIVE:
         words += " (its last report before the job's end)"
     elif said.get("seen") is False:

@@ -6,7 +6,7 @@ from typing import Any
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import LOST, QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
+from nbtrain.base.jobstate import LOST, QUEUED, RESTARTING, STARTING, SUSPENDED
 from nbtrain.base.observed_state import read_state
 from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, JobDir, RunDir
@@ -20,8 +20,6 @@ from nbtrain.monitor.status_records import lost_words, read_status
 from nbtrain.monitor.tracebacks import whose
 
 STATUS_EVENTS = 8
-# In these states a job's cause is an earlier event.
-RUNS_BY_ITSELF = frozenset({STARTING, RUNNING, RESTARTING})
 # {state: (reason why there are no lines if the job has no cause, time when lines follow)}
 WAITING = {
     QUEUED: ("its supervisor has not started yet", "when it starts"),
@@ -64,7 +62,8 @@ def _progress(status: RunStatus) -> list[str]:
 def _reasons(run: RunDir, status: RunStatus) -> list[str]:
     """Return why a run is in its state, how a LOST run continues, and whether its scheduler answers."""
     job = run.newest_job()
-    reasons = [one_line(status.cause)] if status.cause and status.state not in RUNS_BY_ITSELF else []
+    # The cause of a restart is an earlier event.
+    reasons = [one_line(status.cause)] if status.cause and status.state != RESTARTING else []
     if status.state == LOST and job:
         reasons.append(lost_words(job, time.time()))
     if (report := _engine_report(run, status)) and report.get("seen") is False:

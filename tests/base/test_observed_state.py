@@ -22,8 +22,13 @@ from nbtrain.base.jobstate import (
     SUSPENDED,
 )
 from nbtrain.base.node_records import EngineWord
-from nbtrain.base.observed_state import QUEUED_GRACE_SECONDS, read_state, state_with_engine
-from nbtrain.base.records import JobRecord
+from nbtrain.base.observed_state import (
+    QUEUED_GRACE_SECONDS,
+    preempted_words,
+    read_state,
+    state_with_engine,
+)
+from nbtrain.base.records import JobRecord, Preemption
 from nbtrain.base.rundir import JobDir, RunDir
 
 NAME = "Slurm job 12"
@@ -147,6 +152,9 @@ def test_the_words_of_every_state() -> None:
     assert cause(RUNNING, FAILED, ended) == f"{silent}; {ended}"
     assert cause(RUNNING, UNKNOWN) == f"{silent}; {NAME} is not known any more"
     assert cause(RUNNING, RUNNING) == "own"
+    assert cause(RUNNING, FAILED, ended, silent=4) == (
+        f"{ended}; its supervisor has been silent for 4 s, and the job counts as LOST after 30 s"
+    )
     assert cause(RUNNING, CANCELLED) == f"{NAME} was cancelled, while the job was RUNNING"
     assert cause(RUNNING, QUEUED) == f"{NAME} has put it back into its queue"
     assert cause(RUNNING, RUNNING, silent=1000, seen=False) == (
@@ -165,6 +173,22 @@ def test_the_words_of_every_state() -> None:
     )
     assert cause(RUNNING, SUSPENDED) == f"suspended by {NAME}"
     assert SUSPENDED in ACTIVE
+
+
+def test_a_preempted_job_says_since_when_it_waits_and_what_it_lost() -> None:
+    """While the scheduler still reports the old allocation, only the preemption is shown; later also why the
+    job waits.
+    """
+    record = record_of(QUEUED)
+    record.preemptions = [Preemption(0, "Slurm preempted job 12", 1_795_939_256.0, 3, 384)]
+    record.cause = preempted_words(record.preemptions[0])
+    assert record.cause == (
+        "preempted, waiting in the queue since 2026-11-29 08:00:56 UTC, lost 3 steps; Slurm preempted job 12"
+    )
+    word = EngineWord(RUNNING, "Slurm job 12 is RUNNING on n[0-1]", 0.0, engine=NAME)
+    assert state_with_engine(record, word, 0.0) == (QUEUED, record.cause)
+    word = EngineWord(QUEUED, "Slurm job 12 waits (Resources)", 0.0, engine=NAME)
+    assert state_with_engine(record, word, 0.0) == (QUEUED, f"{record.cause}; Slurm job 12 waits (Resources)")
 
 
 def test_the_silence_is_read_from_the_time_stamps_of_the_disk(tmp_path) -> None:

@@ -49,7 +49,14 @@ MinJobAge=300
 InactiveLimit=0
 NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=8000
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=8000
-PartitionName=main Nodes=n0,n1 Default=YES MaxTime=60 State=UP OverSubscribe=NO
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=n0,n1 Default=YES MaxTime=60 State=UP OverSubscribe=NO PreemptMode=OFF
+PartitionName=urgent Nodes=n0,n1 PriorityTier=10 PreemptMode=OFF
+PartitionName=low Nodes=n0,n1 PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+PartitionName=low-grace Nodes=n0,n1 PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
+PartitionName=cancel Nodes=n0,n1 PriorityTier=1 PreemptMode=CANCEL GraceTime=0
+PartitionName=cancel-grace Nodes=n0,n1 PriorityTier=1 PreemptMode=CANCEL GraceTime=30
 PartitionName=closed Nodes=n0,n1 State=DOWN
 """
 

@@ -421,19 +421,27 @@ def split_is_readable(config: RunConfig) -> Problems:
         )
 
 
-def notification_is_safe(config: RunConfig) -> Problems:
-    """The arguments of notify.command are written to config.yaml, so none may be a secret."""
-    key = "notify.command"
-    if config.notify.command and not config.notify.command[0].strip():
+def commands_are_safe(config: RunConfig) -> Problems:
+    """The arguments of notify.command and backend.preemption_notice are written to config.yaml, so none may
+    be a secret.
+    """
+    yield from _command_is_safe(
+        config, "notify.command", config.notify.command, ", or use notify.url_variable"
+    )
+    yield from _command_is_safe(config, "backend.preemption_notice", config.backend.preemption_notice)
+
+
+def _command_is_safe(config: RunConfig, key: str, command: list[str], other: str = "") -> Problems:
+    if command and not command[0].strip():
         yield hidden(config, key, f"{key}: the first entry, which names the program, is empty.")
-    for number, argument in enumerate(config.notify.command):
+    for number, argument in enumerate(command):
         if SECRET_VALUES.search(argument) or ("://" in argument and redacted(argument) != argument):
             yield hidden(
                 config,
                 key,
                 f"{key}: entry {number} looks like a secret, or an address with one, which config.yaml would "
                 "show.\n"
-                "  Have the program read it from the environment, or use notify.url_variable.",
+                f"  Have the program read it from the environment{other}.",
             )
         elif "\0" in argument:
             yield hidden(
@@ -464,7 +472,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     profile_fits_run,
     split_is_readable,
     environment_is_safe,
-    notification_is_safe,
+    commands_are_safe,
     *DATA_RULES,
     *BACKEND_RULES,
     kubernetes_agrees,

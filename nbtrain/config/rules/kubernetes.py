@@ -19,6 +19,7 @@ NO_PLACE = {
     },
     "TrainJob": {
         "priority": "set backend.kubernetes.priority_class, which becomes Kueue's label",
+        "host_network": "the runtime decides it; set hostNetwork there",
         "image_pull_policy": "the runtime decides it; set it there",
         "clean_up_policy": "the pods stay until the TrainJob is deleted",
         "restart_policy": "the runtime decides it; set it there",
@@ -64,6 +65,8 @@ def kubernetes_problems(config: RunConfig, section: KubernetesConfig) -> Problem
     yield from deadlines_agree(config, section)
     yield from names_are_free(config, section)
     yield from tolerations_are_whole(config, section)
+    yield from affinity_is_whole(config, section)
+    yield from users_are_allowed(config, section)
     yield from autotuner_fits(config, section)
     yield from shared_memory_suffices(config, section)
 
@@ -172,6 +175,56 @@ def tolerations_are_whole(config: RunConfig, section: KubernetesConfig) -> Probl
                 "  Equal compares the value of one key: set key, or remove operator and value to accept "
                 "every taint.",
             )
+
+
+# {operator: number of values that it compares with; None means one or more}
+NODE_OPERATORS = {"In": None, "NotIn": None, "Exists": 0, "DoesNotExist": 0, "Gt": 1, "Lt": 1}
+
+
+def affinity_is_whole(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """Each condition on a node's label has as many values as its operator compares with. Otherwise every pod
+    is rejected, and the operator retries indefinitely.
+    """
+    for index, condition in enumerate(section.node_affinity):
+        key, count = f"backend.kubernetes.node_affinity.{index}", NODE_OPERATORS[condition.operator]
+        found = f"{key} has operator {condition.operator} and {counted(len(condition.values), 'value')}"
+        if count is None and not condition.values:
+            yield mistake(config, key, f"{found}\n  {condition.operator} needs at least one value.")
+        elif count is not None and len(condition.values) != count:
+            needs = "one value" if count else "no values"
+            yield mistake(config, key, f"{found}\n  {condition.operator} takes {needs}.")
+        elif count == 1 and not condition.values[0].isdigit():
+            yield mistake(
+                config,
+                key,
+                f"{key}: {condition.operator} {show(condition.values[0])}\n"
+                f'  {condition.operator} compares whole numbers, e.g. "8".',
+            )
+
+
+# Kinds whose workers run sshd with keys in /root/.ssh, where the operator mounts them.
+RUN_AS_ROOT = ("DeepSpeedJob", "MPIJob")
+
+
+def users_are_allowed(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """The pods' user does not contradict run_as_non_root or the kind, whose sshd may need root."""
+    context, key = section.security_context, "backend.kubernetes.security_context"
+    if context.run_as_non_root and context.run_as_user == 0:
+        yield mistake(
+            config,
+            key,
+            f"{key} has run_as_user(0) and run_as_non_root(true)\n"
+            "  user 0 is root, and no container would start: remove one of the two.",
+        )
+    if section.workload in RUN_AS_ROOT and (context.run_as_user or context.run_as_non_root):
+        field = f"run_as_user({context.run_as_user})" if context.run_as_user else "run_as_non_root(true)"
+        yield mistake(
+            config,
+            key,
+            f"{key} has {field}\n"
+            f"  the pods of this kind, {section.workload}, run sshd with the keys in /root/.ssh, which needs "
+            "root: use a TrainJob or a PyTorchJob.",
+        )
 
 
 def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> Problems:

@@ -69,6 +69,24 @@ class Launcher(Protocol):
         can.
         """
 
+    def preemption(self, signalled: bool = False) -> str:
+        """Return the notice that the job's devices are being taken away; "" without one.
+
+        Only the scheduler's own record or backend.preemption_notice counts. `signalled`: the scheduler has
+        sent this process a signal, so that its record is requested even if no machine has been told to leave.
+        """
+
+    def preemption_trouble(self) -> str:
+        """Return why it is not known whether devices are being taken away; "" if it is known."""
+
+    def give_back(self) -> None:
+        """Return the devices of a preempted job before its scheduler takes them, if the scheduler starts the
+        job again then.
+        """
+
+    def missing(self) -> str:
+        """Return which machines have not come back after a preemption; "" if ranks can start."""
+
     def abandon(self) -> None:
         """Kill the ranks without saving and write nothing, because another supervisor owns the job now."""
 
@@ -127,6 +145,9 @@ class Backend:
         """Return (state, cause) from the job's records, as described in jobstate.py."""
         return read_state(job, time.time())
 
+    def settle(self, job: JobDir) -> None:
+        """Wait until a job that its scheduler has ended counts as ended for readers too."""
+
     def cancel(self, job: JobDir, now: bool) -> bool:
         """Ask the job to save and exit, or to exit at once; return False if no process is left to do so."""
         raise NotImplementedError
@@ -174,6 +195,18 @@ class Backend:
         none.
         """
         return ""
+
+    def preempted_since(self, job: JobDir, started_at: float) -> str:
+        """Return the scheduler's record of a preemption of this job since a time of this machine's clock; ""
+        without one. Raises JobError if the scheduler does not answer.
+        """
+        return ""
+
+    def after_preemption(self, job: JobDir, config: RunConfig) -> str:
+        """Return text that says how a preempted job continues, submitting it again if need be; "" if it does
+        not continue by itself.
+        """
+        return self.starts_again(job)
 
     def starts_again(self, job: JobDir) -> str:
         """Return text that says that the scheduler will start the job again after ending it; "" if it will

@@ -20,6 +20,8 @@ from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.machine.processes import signal_name
 
 SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
+# Kind of a verdict on an attempt whose devices were taken away.
+PREEMPTED = "preempted"
 # Exit code that a shell reports for a death by SIGKILL.
 EXIT_137 = 128 + SIGKILL
 # Descriptions of success, by the run's mode.

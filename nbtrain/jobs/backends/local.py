@@ -32,6 +32,7 @@ from nbtrain.jobs.machine.device_needs import too_few
 from nbtrain.jobs.machine.environment import HELD_CORES, HELD_GPUS, rank_variables
 from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.machine.node_address import LOOPBACK
+from nbtrain.jobs.machine.preemption_notice import PreemptionNotice, notice_of
 from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.node.ranks_here import RanksHere, send_to
 
@@ -47,11 +48,14 @@ class LocalLauncher:
         self._command = [*command, str(job.run.path)]
         self._ranks = RanksHere(job.job_id, job.supervisor_log)
         self._attempt = 0
+        self._notice: PreemptionNotice | None = None
         self.last_words = ""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
         """Start torchrun with one wrapper for each rank."""
         self._attempt, self.last_words = attempt, ""
+        if self._notice is None:
+            self._notice = notice_of(config)
         rendezvous = ["--nnodes", "1", "--master-addr", LOOPBACK, "--master-port", str(port_to_listen_on())]
         cores = int(os.environ.get(HELD_CORES) or usable_cores())
         environment = rank_variables(config, self._job, attempt, cores)
@@ -104,6 +108,21 @@ class LocalLauncher:
         """Return "", because the end of a local process is noticed at once."""
         return ""
 
+    def preemption(self, signalled: bool = False) -> str:
+        """Return this machine's notice."""
+        return self._notice.look() if self._notice else ""
+
+    def preemption_trouble(self) -> str:
+        """Return why the notice's program gave no answer."""
+        return self._notice.trouble if self._notice else ""
+
+    def give_back(self) -> None:
+        """Do nothing, because no other job may start on this machine while it has a notice."""
+
+    def missing(self) -> str:
+        """Return "", because this machine is there."""
+        return ""
+
     def abandon(self) -> None:
         """Kill only the processes that this supervisor started; its successor's ranks carry the same
         marker.
@@ -111,7 +130,9 @@ class LocalLauncher:
         self._ranks.abandon()
 
     def close(self) -> None:
-        """Do nothing, since no process is left."""
+        """End the notice's program; no other process is left."""
+        if self._notice is not None:
+            self._notice.close()
 
 
 class LocalBackend(SupervisedHere):

@@ -223,6 +223,40 @@ class RemoteLauncher:
             for node in range(config.resources.nodes)
         ]
 
+    def preemption(self, signalled: bool = False) -> str:
+        """Return the notice of a machine that is there, or the scheduler's record if machines were told to
+        leave.
+        """
+        self._look_at_nodes()
+        there = {node: watch.record for node, watch in sorted(self._watches.items()) if not self._lost(node)}
+        notices = [f"{record.host}: {record.notice}" for record in there.values() if record.notice]
+        if notices:
+            return notices[0]
+        leaving = [node for node, record in there.items() if record.phase == "leaving"]
+        return self.scheduler_preemption(leaving) if leaving or signalled else ""
+
+    def scheduler_preemption(self, leaving: list[int]) -> str:
+        """Return the scheduler's record that it takes these machines away, or the whole job; "" without
+        one.
+        """
+        return ""
+
+    def preemption_trouble(self) -> str:
+        """Return why a machine's notice gave no answer."""
+        records = [watch.record for _, watch in sorted(self._watches.items())]
+        troubles = [f"{record.host}: {record.notice_trouble}" for record in records if record.notice_trouble]
+        return troubles[0] if troubles else ""
+
+    def give_back(self) -> None:
+        """Do nothing; the scheduler takes what it wants."""
+
+    def missing(self) -> str:
+        """Return the machines whose agents do not report; "" if all do."""
+        self._look_at_nodes()
+        nodes = range(self._config.resources.nodes)
+        gone = [str(node) for node in nodes if not self._fresh(node)]
+        return f"node{'s' if len(gone) > 1 else ''} {', '.join(gone)}" if gone else ""
+
     def _before_order(self) -> int | None:
         """Give the launch order once every agent has reported; return an exit code if agents are missing for
         too long.
@@ -367,11 +401,15 @@ class RemoteLauncher:
         return NodeExit.read(self._job.node_exit(node, self._attempt))
 
     def _all_fresh(self) -> bool:
-        now = time.monotonic()
+        return len(self._watches) == self._config.resources.nodes and all(map(self._fresh, self._watches))
+
+    def _fresh(self, node: int) -> bool:
+        watch = self._watches.get(node)
         limit = min(FRESH_SECONDS, self._config.backend.node_timeout_seconds)
-        return len(self._watches) == self._config.resources.nodes and all(
-            now - watch.heard_at < limit and watch.record.phase != "leaving"
-            for watch in self._watches.values()
+        return (
+            watch is not None
+            and time.monotonic() - watch.heard_at < limit
+            and watch.record.phase != "leaving"
         )
 
     def _known_agents(self) -> list[NodeRecord]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED
 from nbtrain.base.node_records import Ask, EngineWord
-from nbtrain.base.observed_state import at_rest, read_state
+from nbtrain.base.observed_state import ENGINE_SILENCE_SECONDS, at_rest, read_state
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
@@ -76,6 +76,18 @@ class RemoteBackend(Backend):
         with contextlib.suppress(OSError):
             word.write(job.engine_json)
         return word
+
+    def settle(self, job: JobDir) -> None:
+        """Wait while the supervisor of a job that the scheduler has ended may still record that end."""
+        deadline = time.monotonic() + ENGINE_SILENCE_SECONDS + ASK_SECONDS
+        record = JobRecord.read(job.job_json)
+        if record is None or record.state not in ACTIVE or record.supervisor is None:
+            return
+        while time.monotonic() < deadline:
+            word = self.engine_word(job)
+            if word is None or not word.seen or word.state not in FINAL or self.status(job)[0] not in ACTIVE:
+                return
+            time.sleep(1.0)
 
     def cancel(self, job: JobDir, now: bool) -> bool:
         """Ask the supervisor to save and exit; a job that still waits is removed from the scheduler's

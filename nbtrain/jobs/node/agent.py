@@ -37,6 +37,7 @@ from nbtrain.jobs.machine import processes
 from nbtrain.jobs.machine.environment import DROPPED_VARIABLES
 from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.jobs.machine.node_address import own_address, resolves
+from nbtrain.jobs.machine.preemption_notice import notice_of
 from nbtrain.jobs.node.ranks_here import RanksHere, send_to
 from nbtrain.jobs.node.sampler import Sampler
 
@@ -119,6 +120,7 @@ class Agent:
         self._supervisor = Heard(job.job_json)
         self._ended_by_us = ""
         self._usage = UsageWriter(job.resources, number)
+        self._notice = notice_of(config)
         self._sampler: Sampler | None = None
         self._looked_at = time.monotonic()
         self._supervised = False
@@ -136,8 +138,10 @@ class Agent:
             self._look()
             if self._displaced:
                 # No report: nodes/<k>.json now belongs to another agent.
+                self._notice.close()
                 return 0
             if why := self._must_leave(leaving):
+                self._notice.close()
                 return self._leave(why)
             time.sleep(LOOK_SECONDS)
 
@@ -177,7 +181,10 @@ class Agent:
             self._obey_signals()
             if self._ranks.poll() is not None:
                 self._attempt_ended()
-        if time.monotonic() - self._reported_at >= REPORT_SECONDS:
+        notice = self._notice.look()
+        told = (notice, self._notice.trouble) == (self.record.notice, self.record.notice_trouble)
+        self.record.notice, self.record.notice_trouble = notice, self._notice.trouble
+        if not told or time.monotonic() - self._reported_at >= REPORT_SECONDS:
             self._look_at_owner()
             if not self._displaced:
                 self.report()

@@ -25,6 +25,7 @@ from nbtrain.base.records import (
     ControlRequest,
     Heartbeat,
     JobRecord,
+    Preemption,
     ProcessIdentity,
     ResumeCertificate,
     Rollback,
@@ -33,7 +34,7 @@ from nbtrain.base.rundir import JobDir
 from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
-from nbtrain.jobs.attempt.verdict import Verdict
+from nbtrain.jobs.attempt.verdict import PREEMPTED, Verdict
 from nbtrain.jobs.supervisor.recovery import starting_point
 from nbtrain.jobs.supervisor.summary import write_summary
 
@@ -65,6 +66,8 @@ class Journal:
         self._requests = 0
         self._signed_at = 0.0
         self._own: ProcessIdentity | None = None
+        self.lost_attempt: AttemptRecord | None = None
+        """The attempt during which the previous allocation was lost; None if none was."""
         self.displaced: ProcessIdentity | None = None
         """The supervisor from which this one took the job in the middle of an attempt."""
 
@@ -85,6 +88,7 @@ class Journal:
             last = self.record.attempts[-1]
             if last.ended_at is None:
                 last.ended_at, last.cause = time.time(), "its allocation was lost"
+                self.lost_attempt = last
                 self.displaced = before
             if last.attempt == self.record.attempt:
                 self.record.attempt += 1
@@ -228,6 +232,11 @@ class Journal:
         found = newest_saved_step(self.job.run)
         attempt = attempt_record(config, self.record.attempt, found, self._tokens_between(0, found or 0))
         self.record.attempts.append(attempt)
+        if (preemption := self.record.waiting_preemption) is not None:
+            preemption.mark("resumed_at")
+            waited = amounts.elapsed(preemption.waited_seconds)
+            said = f"the job has its devices again, {waited} after its preemption"
+            self.event("preemption", said, waited_seconds=round(preemption.waited_seconds, 3))
         self.set_state(STARTING)
         assert self.reserve is not None
         self.reserve.write(self._write_record)
@@ -265,9 +274,14 @@ class Journal:
 
     def attempt_ended(self, verdict: Verdict) -> str:
         """Complete the attempt's record, which is written with the next state; return text about the work
-        that a failure lost.
+        that a failure or a preemption lost.
         """
-        lost, tokens = self._tell_lost(verdict) if verdict.retry else ("", None)
+        lost, tokens = "", None
+        if verdict.kind == PREEMPTED:
+            reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
+            lost, tokens = self.preempted(self.record.attempt, verdict.cause, reached)
+        elif verdict.retry:
+            lost, tokens = self._tell_lost(verdict)
         # A stop before the ranks started is not an attempt; the newest record then describes an earlier one.
         if (newest := self.record.attempt_record(self.record.attempt)) is not None:
             newest.ended_at, newest.reached_step = time.time(), self.reached_step
@@ -281,20 +295,56 @@ class Journal:
         self.record.attempt += 1
         self.record.restarts += restart
 
+    def preempted(self, attempt: int, notice: str, reached: int) -> tuple[str, int]:
+        """Record a preemption of an attempt that had reached a step; return text about the work that it
+        lost, and its tokens.
+        """
+        text, tokens, saved = self._lost_since_saved(reached)
+        lost_steps = max(0, reached - saved)
+        preemption = Preemption(attempt, notice, time.time(), lost_steps, tokens)
+        preemption.mark("preempted_at")
+        self.record.preemptions.append(preemption)
+        self.event(
+            "preemption",
+            f"{notice}; {text}",
+            lost_steps=lost_steps,
+            lost_tokens=tokens,
+            checkpoint_step=saved,
+            step=reached,
+        )
+        return text, tokens
+
+    def lost_to_a_preemption(self, notice: str) -> None:
+        """Record that the previous allocation, which could not record its end, was lost to a preemption."""
+        lost = self.lost_attempt
+        assert lost is not None
+        beat = Heartbeat.read(self.job.heartbeat(0))
+        here = beat is not None and beat.attempt == lost.attempt
+        lost.reached_step = beat.step if beat is not None and here else lost.first_step or 0
+        lost.cause = notice
+        _, lost.lost_tokens = self.preempted(lost.attempt, notice, lost.reached_step)
+
     def _tell_lost(self, verdict: Verdict) -> tuple[str, int]:
+        reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
+        text, tokens, saved = self._lost_since_saved(reached)
+        self.event(
+            "error", f"{verdict.cause}; {text}", lost_tokens=tokens, checkpoint_step=saved, step=reached
+        )
+        return text, tokens
+
+    def _lost_since_saved(self, reached: int) -> tuple[str, int, int]:
+        """Return text about the steps since the newest checkpoint, their tokens, and the checkpoint's
+        step.
+        """
         saved = newest_saved_step(self.job.run) or 0
         on_nodes = " on the nodes' own disks" if only_on_nodes(self.job.run) else ""
-        reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
         tokens = self._tokens_between(saved, reached)
         lost = amounts.counted(max(0, reached - saved), "step")
         verb = "is" if reached - saved == 1 else "are"
         text = f"{lost} ({tokens:,} tokens) since the checkpoint of step {saved:,}{on_nodes} {verb} lost"
         if not saved:
             text = f"no checkpoint yet: {lost} ({tokens:,} tokens) {'is' if reached == 1 else 'are'} lost"
-        self.event(
-            "error", f"{verdict.cause}; {text}", lost_tokens=tokens, checkpoint_step=saved, step=reached
-        )
-        return text, tokens
+        return text, tokens, saved
 
     def _tokens_between(self, saved: int, reached: int) -> int:
         assert self.config is not None

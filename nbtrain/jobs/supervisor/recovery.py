@@ -1,5 +1,6 @@
 """Policy that decides what follows an attempt; supervise.py carries it out.
 
+preemption   once the scheduler has given the devices back; it is not a failure, so nothing limits it
 rollback     at once: the samples from the checkpoint to the bad step are skipped for good
 disk         after there is room, for at most backend.disk_wait_seconds
 GPU, rank    with backend.elastic, the devices are counted, and the next attempt has as many data-parallel
@@ -21,7 +22,7 @@ from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD
-from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, Verdict
+from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, PREEMPTED, Verdict
 
 LONGEST_BACKOFF_SECONDS = 300.0
 # A float cannot exceed 2.0 ** 1024, and backend.max_restarts allows a million.
@@ -163,6 +164,11 @@ def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) ->
 def given_up(verdict: Verdict, why: str) -> Verdict:
     """Return the verdict of a job for which another attempt could help, but that is not tried again."""
     return Verdict(FAILED, f"{verdict.cause}; not tried again: {why}", step=verdict.step)
+
+
+def preempted(verdict: Verdict, notice: str) -> Verdict:
+    """Return the verdict on an attempt that ended because its devices were taken away."""
+    return Verdict(CANCELLED, notice, step=verdict.step, kind=PREEMPTED)
 
 
 def overdue(verdict: Verdict, config: RunConfig) -> Verdict:

@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.2
 
 
 # Reasons for the ranks to leave.
-REQUEST, PAUSE, DEADLINE = "a request", "a pause", "the deadline"
+REQUEST, PAUSE, DEADLINE, PREEMPTION = "a request", "a pause", "the deadline", "a preemption"
 ALLOCATION = "the time limit of its allocation"
 ENGINE = "a signal from its scheduler (TERM, as scancel or a deleted pod sends it)"
 
@@ -33,7 +33,7 @@ class Asked:
     save: bool = False
     """Save and continue. The loop resets it once the ranks have the request."""
     why: str = ""
-    """Reason of a stop: REQUEST, PAUSE, DEADLINE, ALLOCATION or ENGINE. REQUEST overrides the others."""
+    """Reason of a stop: one of the reasons above. REQUEST overrides the others."""
     _last_ask: Ask | None = None
 
     def listen(self, in_allocation: bool = False) -> "Asked":

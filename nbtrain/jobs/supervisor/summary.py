@@ -84,6 +84,9 @@ def summarize(
         "steps_without_loss": newest("steps_without_loss", progress.steps_without_loss),
         "restarts": record.restarts,
         "lost_tokens": sum(attempt.lost_tokens or 0 for attempt in record.attempts),
+        "preemptions": len(record.preemptions),
+        "preemption_lost_steps": record.preemption_lost_steps,
+        "preemption_waited_seconds": round(record.preemption_waited_seconds, 3),
         "started_at": record.created_at,
         "ended_at": record.ended_at,
         # From the submission to the end: start-up, training, evaluation, saving, restarts.

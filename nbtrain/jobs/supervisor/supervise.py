@@ -6,6 +6,7 @@
       ^          ^           |
       |          +-RESTARTING+     from the newest complete checkpoint
       +----------+-SUSPENDED-+     the same, when it is resumed (pause.py); QUEUED if its devices are taken
+      +----------------------+     a preemption: the ranks have saved and left (wait_for_return)
 
 The main path: supervise -> run_attempts -> run_attempt (attempt/attempt.py) -> its verdict
 (attempt/verdict.py) -> recover, by the policy of recovery.py. journal.py writes everything down.
@@ -25,10 +26,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nbtrain.base import files
+from nbtrain.base.errors import JobError
 from nbtrain.base.files import is_read_only
-from nbtrain.base.jobstate import CANCELLED, FAILED, FINAL, RESTARTING, STARTING, SUCCEEDED, SUSPENDED
+from nbtrain.base.jobstate import (
+    CANCELLED,
+    FAILED,
+    FINAL,
+    QUEUED,
+    RESTARTING,
+    STARTING,
+    SUCCEEDED,
+    SUSPENDED,
+)
 from nbtrain.base.node_records import STOPS, Ask
-from nbtrain.base.observed_state import at_rest
+from nbtrain.base.observed_state import at_rest, preempted_words
 from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage_files import UsageWriter
@@ -37,10 +48,10 @@ from nbtrain.config.load import load_resolved
 from nbtrain.config.load.elastic import fitted
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.attempt import Attempt
-from nbtrain.jobs.attempt.backend import Launcher, backend_of
+from nbtrain.jobs.attempt.backend import Backend, Launcher, backend_of
 from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
-from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, Verdict
+from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, PREEMPTED, Verdict
 from nbtrain.jobs.control import asked_devices, asked_pause
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.node.sampler import Sampler
@@ -54,16 +65,26 @@ from nbtrain.jobs.supervisor.recovery import (
     cancelled_while_waiting,
     given_up,
     overdue,
+    preempted,
     recovery_from,
     rollback_of,
     saved_words,
     with_the_disk,
 )
-from nbtrain.jobs.supervisor.signals import ALLOCATION, DEADLINE, ENGINE, LOOK_SECONDS, PAUSE, Asked
+from nbtrain.jobs.supervisor.signals import (
+    ALLOCATION,
+    DEADLINE,
+    ENGINE,
+    LOOK_SECONDS,
+    PAUSE,
+    PREEMPTION,
+    Asked,
+)
 
 # Bytes for events, logs and heartbeats, in addition to a checkpoint.
 SPARE_BYTES = 64 << 20
 DISK_POLL_SECONDS = 1.0
+RETURN_POLL_SECONDS = 1.0
 RESUME = "`nbtrain resume` continues it"
 
 
@@ -89,6 +110,10 @@ class Supervision:
     """Attempt for which slow saving was already reported; None if none was."""
     pause_ends_allocation: bool = False
     """Whether the supervisor of a paused job leaves too."""
+    notice: str = ""
+    """Newest notice that the job's devices are being taken away."""
+    notice_trouble: str = ""
+    """Newest reported reason why backend.preemption_notice gave no answer."""
 
 
 def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
@@ -156,7 +181,8 @@ def supervise(journal: Journal, asked: Asked) -> int:
                 place = place_of(journal, config)
                 report = ProgressReport(journal)
                 it = Supervision(job, config, launcher, asked, journal, usage, place=place, report=report)
-                it.paused_seconds = paused_before(job)
+                note_lost_allocation(journal, backend)
+                it.paused_seconds = paused_before(job) + journal.record.preemption_waited_seconds
                 it.pause_ends_allocation = backend.capabilities.pause_ends_allocation
                 verdict = run_attempts(it)
                 report.close(journal.last_beat)
@@ -167,8 +193,14 @@ def supervise(journal: Journal, asked: Asked) -> int:
                 if asked.why in (ALLOCATION, ENGINE) and verdict.state == CANCELLED:
                     journal.check_owner()
                     said = f"{asked.why}: {saved_words(job)}"
-                    ends = asked.why == ALLOCATION
-                    if words := backend.go_on(job, config) if ends else backend.starts_again(job):
+                    if (preemption := journal.record.waiting_preemption) is not None:
+                        said = preempted_words(preemption)
+                        words = backend.after_preemption(job, config)
+                    elif asked.why == ALLOCATION:
+                        words = backend.go_on(job, config)
+                    else:
+                        words = backend.starts_again(job)
+                    if words:
                         journal.hand_over(f"{said}; {words}")
                         launcher.close()
                         return 0
@@ -225,8 +257,17 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
         verdict = with_the_disk(verdict, free_bytes, is_read_only(it.job.path))
         if verdict.kind == "rollback":
             it.journal.note_rollback(rollback_of(verdict, it.job, it.journal.record.attempt))
+        if notice := preemption_of(it, verdict):
+            verdict = preempted(verdict, notice)
         lost = it.journal.attempt_ended(verdict)
-        ended = recover(it, verdict, before, lost) if verdict.retry else verdict
+        if verdict.kind == PREEMPTED:
+            ended = wait_for_return(it, verdict)
+            if ended is None:
+                before = None
+                it.journal.next_attempt(restart=False)
+                continue
+        else:
+            ended = recover(it, verdict, before, lost) if verdict.retry else verdict
         if ended is not None and is_paused(it.asked, ended):
             ended = pause(it, ended)
             if ended is None:
@@ -253,6 +294,62 @@ def wait_for_devices(it: Supervision) -> Verdict | None:
     else:
         it.paused_seconds += time.monotonic() - since
     return ended
+
+
+def note_lost_allocation(journal: Journal, backend: Backend) -> None:
+    """Record a preemption that ended the previous allocation before its supervisor could record it."""
+    lost = journal.lost_attempt
+    if lost is None:
+        return
+    try:
+        notice = backend.preempted_since(journal.job, lost.started_at)
+    except JobError as error:
+        journal.event("warning", f"whether the lost allocation was preempted is not known: {error}")
+        return
+    if notice:
+        journal.lost_to_a_preemption(notice)
+
+
+def preemption_of(it: Supervision, verdict: Verdict) -> str:
+    """Return the notice if the attempt ended because the job's devices are taken away; "" if it did not.
+
+    A stop that a user requested, a deadline and the end of the training take precedence.
+    """
+    asked = it.asked
+    scheduler = asked.why in (ALLOCATION, ENGINE)
+    left = verdict.state == CANCELLED and asked.why in (PREEMPTION, ALLOCATION, ENGINE)
+    if not (left or (verdict.retry and asked.why in ("", PREEMPTION, ALLOCATION, ENGINE))):
+        return ""
+    return it.launcher.preemption(signalled=scheduler) or (it.notice if asked.why == PREEMPTION else "")
+
+
+def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
+    """Stay QUEUED without ranks until the devices are back. Return the job's verdict if the scheduler ends
+    the allocation first, or if the job is stopped or paused.
+    """
+    asked, journal = it.asked, it.journal
+    preemption = journal.record.waiting_preemption
+    assert preemption is not None, "attempt_ended() has recorded it"
+    journal.forget_request()
+    since = time.monotonic()
+    if asked.why != ENGINE:
+        journal.set_state(QUEUED, preempted_words(preemption))
+        it.launcher.give_back()
+    while True:
+        if asked.why in (PREEMPTION, ALLOCATION):
+            # The scheduler ends the allocation with TERM; the warning of the time limit comes from the end
+            # that the preemption has set.
+            asked.stop, asked.why = False, ""
+        asked.save = False  # the ranks have saved
+        # An elastic run continues on the machines that are left.
+        away = it.launcher.preemption() or (not it.config.backend.elastic and it.launcher.missing())
+        if asked.stop or not away:
+            break
+        asked.stop_within(RETURN_POLL_SECONDS, lambda: look_for_requests(it))
+    it.paused_seconds += time.monotonic() - since
+    if asked.stop:
+        return Verdict(CANCELLED, f"stopped on request while it waited in the queue; {verdict.cause}")
+    return fit_devices(it, verdict) if it.config.backend.elastic else None
 
 
 def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
@@ -294,6 +391,7 @@ def run_attempt(it: Supervision) -> Verdict:
     with measured(it):
         while attempt.poll():
             look(it)
+            heed_preemption(it)
             obey(it, attempt)
             tell_training(it, attempt)
             tell_saving(it, attempt)
@@ -308,15 +406,35 @@ def run_attempt(it: Supervision) -> Verdict:
     return verdict
 
 
-def look(it: Supervision) -> None:
-    """Renew the sign of life, and check for a requested pause and a passed deadline."""
+def look_for_requests(it: Supervision) -> None:
+    """Renew the sign of life, and check for a requested stop or pause."""
     it.journal.sign_of_life()
     it.asked.read_ask(it.job)
+    if asked_pause(it.job):
+        it.asked.leave(PAUSE)
+
+
+def look(it: Supervision) -> None:
+    """Look for requests, and check for a passed deadline."""
+    look_for_requests(it)
     deadline = it.config.backend.deadline_seconds
     if deadline is not None and it.journal.record.seconds_since("started_at") - it.paused_seconds >= deadline:
         it.asked.leave(DEADLINE)
-    if asked_pause(it.job):
-        it.asked.leave(PAUSE)
+
+
+def heed_preemption(it: Supervision) -> None:
+    """Make the ranks save and exit if the job's devices are being taken away."""
+    if it.asked.stop:
+        return
+    if notice := it.launcher.preemption():
+        it.notice = notice
+        it.journal.event("preemption", notice)
+        it.asked.leave(PREEMPTION)
+    trouble = it.launcher.preemption_trouble()
+    if trouble != it.notice_trouble:
+        it.notice_trouble = trouble
+        if trouble:
+            it.journal.event("warning", trouble)
 
 
 @contextlib.contextmanager

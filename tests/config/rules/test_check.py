@@ -1344,6 +1344,13 @@ BROKEN = {
         "config.yaml would show.\n"
         "  Have the program read it from the environment, or use notify.url_variable.",
     ),
+    "a secret among the arguments of a preemption notice": (
+        "gpt-125m",
+        ["backend.preemption_notice=[curl, https://me:s3cret@host/x]"],
+        "override backend.preemption_notice: backend.preemption_notice: entry 1 looks like a secret, or an "
+        "address with one, which config.yaml would show.\n"
+        "  Have the program read it from the environment.",
+    ),
     "a secret by its name": (
         "gpt-125m",
         ["backend.env.HF_TOKEN=abc"],

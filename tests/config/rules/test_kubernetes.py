@@ -164,6 +164,58 @@ def test_a_toleration_is_one_that_kubernetes_takes(config, toleration, words):
     assert messages(config, section) == found
 
 
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ({"operator": "In", "values": ["a"]}, ""),
+        ({"operator": "In"}, "has operator In and 0 values\n  In needs at least one value."),
+        (
+            {"operator": "Exists", "values": ["a"]},
+            "has operator Exists and 1 value\n  Exists takes no values.",
+        ),
+        ({"operator": "Gt", "values": ["1", "2"]}, "has operator Gt and 2 values\n  Gt takes one value."),
+    ],
+)
+def test_a_condition_on_nodes_has_the_values_of_its_operator(config, condition, words):
+    """A condition with too few or too many values is refused, because the API server would reject every
+    pod.
+    """
+    section = KubernetesConfig(mounts=[MOUNT], node_affinity=[{"key": "zone", **condition}])
+    found = [f"backend.kubernetes.node_affinity.0 {words}"] if words else []
+    assert messages(config, section) == found
+    section = KubernetesConfig(
+        mounts=[MOUNT], node_affinity=[{"key": "n", "operator": "Lt", "values": ["many"]}]
+    )
+    (said,) = messages(config, section)
+    assert said.startswith("backend.kubernetes.node_affinity.0: Lt many\n  Lt compares whole numbers")
+
+
+@pytest.mark.parametrize(
+    ("workload", "context", "words"),
+    [
+        ("PyTorchJob", {"run_as_user": 1000, "fs_group": 1000, "run_as_non_root": True}, ""),
+        ("MPIJob", {"fs_group": 1000}, ""),
+        ("PyTorchJob", {"run_as_user": 0, "run_as_non_root": True}, "user 0 is root"),
+        ("MPIJob", {"run_as_user": 1000}, "of this kind, MPIJob, run sshd with the keys in /root/.ssh"),
+        ("DeepSpeedJob", {"run_as_non_root": True}, "of this kind, DeepSpeedJob, run sshd"),
+    ],
+)
+def test_the_pods_user_fits_their_kind(config, workload, context, words):
+    """A user that contradicts run_as_non_root, or that cannot start the kind's sshd, is refused."""
+    section = KubernetesConfig(mounts=[MOUNT], workload=workload, security_context=context)
+    said = "".join(messages(config, section))
+    assert (
+        (words in said and said.startswith("backend.kubernetes.security_context has ")) if words else not said
+    )
+
+
+def test_the_runtime_of_a_trainjob_decides_its_network(config):
+    """A TrainJob's patches have no hostNetwork, so that the field is refused there."""
+    section = KubernetesConfig(mounts=[MOUNT], host_network=True)
+    assert "is not supported in a TrainJob: the runtime decides it" in messages(config, section)[0]
+    assert not messages(config, KubernetesConfig(mounts=[MOUNT], host_network=True, workload="PyTorchJob"))
+
+
 def test_the_jobs_own_deadline_comes_before_the_operators(config):
     """The job's own deadline must come before the operator's, to leave time for a checkpoint."""
     own = load(config, {"backend.deadline_seconds": 3600})

@@ -43,6 +43,8 @@ PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "
 # Seconds from the end of the agents until the launcher has noticed it.
 RUNNER_END_SECONDS = 5.0
 END_TIMEOUT_SECONDS = 60.0
+# Seconds between two counts of the machines that have come back after a preemption.
+COUNT_SECONDS = 15.0
 AGENT_END_SECONDS = 15.0
 # DeepSpeed's launcher requires a port, but never uses this one: agents choose a separate port to meet at.
 UNUSED_PORT = 29500
@@ -53,6 +55,9 @@ class HostsLauncher(RemoteLauncher):
 
     # Usable devices of each machine when they were last counted; empty if they never were.
     _usable: Mapping[str, int] = {}
+    # When the machines are counted again after a preemption, and the result of the last count.
+    _counts_at = 0.0
+    _missing_words = ""
     # Agents of earlier starts: one that ssh cannot reach may still see the disk, and write to it.
     _replaced: Sequence[ProcessIdentity] = ()
 
@@ -88,6 +93,18 @@ class HostsLauncher(RemoteLauncher):
         if unreached:
             return NotStarted("; ".join(unreached))
         return start_runner(config, self._job, hosts)
+
+    def missing(self) -> str:
+        """Return how many machines answer if they are too few; an attempt starts the agents itself."""
+        now, config = time.monotonic(), self._config
+        if now < self._counts_at:
+            return self._missing_words
+        self._counts_at = now + COUNT_SECONDS
+        counted = self.devices(config)
+        enough = [most for most in counted or () if most >= config.ranks_per_node]
+        few = counted is not None and len(enough) < config.resources.nodes
+        self._missing_words = f"{len(enough)} of {config.resources.nodes} machines answer" if few else ""
+        return self._missing_words
 
     def _known_agents(self) -> list[NodeRecord]:
         return [record for record in super()._known_agents() if record.agent not in self._replaced]

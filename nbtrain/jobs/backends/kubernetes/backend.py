@@ -37,12 +37,15 @@ from nbtrain.jobs.backends.kubernetes.manifests.names import object_name
 from nbtrain.jobs.backends.kubernetes.manifests.text import manifest_text
 from nbtrain.jobs.backends.kubernetes.manifests.work import work_of
 from nbtrain.jobs.backends.kubernetes.refusals import Unanswered
+from nbtrain.jobs.backends.kubernetes.replicas import preemption_words, replica
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
 from nbtrain.jobs.control import asked_pause
 from nbtrain.monitor.logs import NODE, follow, log_path, tail_lines
 from nbtrain.monitor.pods import cluster_events
 
+# Seconds between two questions whether pods that were told to leave are evicted.
+ASK_AGAIN_SECONDS = 2.0
 # Seconds after which a followed stream is closed, to see whether the rank has a separate log by now.
 FOLLOW_SECONDS = 5.0
 
@@ -142,6 +145,15 @@ class KubernetesBackend(RemoteBackend):
         handle = _handle(job)
         self._patch(job, handle, KINDS[handle.kind].pause(False))
 
+    def disruption(self, job: JobDir, nodes: list[int]) -> str:
+        """Return the cluster's record that it takes away a pod of these nodes; "" without one.
+
+        Raises JobError if the cluster does not answer or refuses, as it does without the right to list pods.
+        """
+        handle = _handle(job)
+        pods = _cluster(handle).pods(job.job_id)
+        return preemption_words([replica(pod, handle.kind == "PyTorchJob") for pod in pods], nodes)
+
     def starts_again(self, job: JobDir) -> str:
         """Return the same text always: if no pod follows, the object's state shows it, or the object is
         gone.
@@ -218,6 +230,33 @@ class KubernetesBackend(RemoteBackend):
 
 class PodLauncher(RemoteLauncher):
     """Launcher for agents that already run, because each pod starts its own."""
+
+    # The newest record of a disruption with the nodes that were told to leave, and when it was requested.
+    _disruption: tuple[list[int], str] = ([], "")
+    _asked_at = float("-inf")
+    _trouble = ""
+
+    def scheduler_preemption(self, leaving: list[int]) -> str:
+        """Return the cluster's record about the pods that were told to leave, or about node 0's, where this
+        supervisor is.
+        """
+        known, words = self._disruption
+        if words and known == leaving:
+            return words
+        if leaving and time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
+            return ""
+        self._asked_at, words = time.monotonic(), ""
+        try:
+            words = BACKEND.disruption(self._job, leaving or [0])
+            self._trouble = ""
+        except JobError as error:
+            self._trouble = f"whether a pod was evicted is not known: {error}"
+        self._disruption = (leaving, words)
+        return words
+
+    def preemption_trouble(self) -> str:
+        """Return why the cluster or a pod's notice gave no answer."""
+        return self._trouble or super().preemption_trouble()
 
     def devices(self, config: RunConfig) -> list[int]:
         """Return the number of GPUs of each pod, or of its ranks on CPU; 0 for a pod that does not answer."""

@@ -20,7 +20,12 @@ from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Kind, Manifest
 from nbtrain.jobs.backends.kubernetes.manifests.names import JOB_ID
 from nbtrain.jobs.backends.kubernetes.refusals import Refused
-from nbtrain.jobs.backends.kubernetes.replicas import failure_words, replica, waiting_words
+from nbtrain.jobs.backends.kubernetes.replicas import (
+    failure_words,
+    preemption_words,
+    replica,
+    waiting_words,
+)
 from nbtrain.jobs.backends.kubernetes.states import conditions_table, object_word, restarts
 from nbtrain.jobs.backends.kubernetes.tolerant import mapping
 
@@ -65,7 +70,7 @@ def ask(
     elif mapping(mapping(mapping(item.get("spec")).get("runMode")).get("debug")).get("enabled") is True:
         reason = "debug mode: its pods run without training, to look around in them"
     elif word.state == QUEUED:
-        reason = waiting_words(pods) or word.reason
+        reason = waiting_words(pods) or preemption_words(pods) or word.reason
     found = [pod.to_dict() for pod in pods]
     details = KubernetesDetails(word.known, restarts(item), conditions_table(item), found)
     same = (before.conditions, before.replicas) == (details.conditions, details.replicas)

@@ -20,6 +20,10 @@ WAITING = {
     "ContainerCreating": "its volumes and network are being prepared",
     "PodInitializing": "its init containers run",
 }
+# Reasons of a pod's status with which the kubelet ends it for other pods, or for the end of its machine.
+EVICTED = ("Evicted", "Preempting", "NodeShutdown")
+# Reason of the condition DisruptionTarget of a pod whose machine is gone, which is a failure of that machine.
+MACHINE_GONE = "DeletionByPodGC"
 SIGNALLED = 128
 # Labels with a pod's number, most reliable first; without one, the pod's name tells the number.
 INDEX_LABELS = (
@@ -46,6 +50,10 @@ class Replica:
     node: int | None = None
     """Node whose agent runs in the pod; None for an MPIJob's launcher, or if unknown."""
     created: str = ""
+    disruption: str = ""
+    """The cluster's record that it takes the pod away: its condition DisruptionTarget or the reason Evicted;
+    "" without one. A pod whose machine has failed has none.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,15 +82,18 @@ def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
     phase = str(status.get("phase") or "Unknown")
     why = ended or _waits(containers) or _unscheduled(status)
     evicted = " ".join(str(status.get(key) or "") for key in ("reason", "message")).strip()
+    # A pod that exceeded its own memory limit was not taken away, whatever followed.
+    disruption = "" if _killed_for_memory(containers) else _disruption(status)
     return Replica(
         pod=str(mapping(pod.get("metadata")).get("name") or ""),
         host=str(spec.get("nodeName") or ""),
         phase=phase,
         restarts=sum(number(container.get("restartCount")) for container in containers),
         exit_code=code,
-        reason=why or evicted,
+        reason=disruption or why or evicted,
         node=node_of(pod, has_master),
         created=str(mapping(pod.get("metadata")).get("creationTimestamp") or ""),
+        disruption=disruption,
     )
 
 
@@ -97,6 +108,16 @@ def failure_words(pods: list[Replica]) -> str:
 def waiting_words(pods: list[Replica]) -> str:
     """Return why a pod does not start, from the first pending pod that gives a reason; "" if none does."""
     return next((f"{pod.pod}: {pod.reason}" for pod in pods if pod.phase == "Pending" and pod.reason), "")
+
+
+def preemption_words(pods: list[Replica], nodes: list[int] | None = None) -> str:
+    """Return the cluster's record that it takes away the newest pod of one of these nodes, by default of any
+    node; "" without one.
+    """
+    newest = {pod.node: pod for pod in sorted(pods, key=lambda pod: pod.created)}
+    wanted = [pod for pod in newest.values() if nodes is None or pod.node in nodes]
+    taken = next((pod for pod in wanted if pod.disruption), None)
+    return f"Kubernetes takes pod {taken.pod} away ({taken.disruption})" if taken else ""
 
 
 def exit_words(code: int, reason: str = "") -> str:
@@ -131,6 +152,11 @@ def _end(containers: list[dict[str, Any]]) -> tuple[int | None, str]:
     return max(ends)
 
 
+def _killed_for_memory(containers: list[dict[str, Any]]) -> bool:
+    ends = (mapping(mapping(container.get("state")).get("terminated")) for container in containers)
+    return any(end.get("reason") == "OOMKilled" for end in ends)
+
+
 def _waits(containers: list[dict[str, Any]]) -> str:
     for container in containers:
         waiting = mapping(mapping(container.get("state")).get("waiting"))
@@ -140,6 +166,19 @@ def _waits(containers: list[dict[str, Any]]) -> str:
                 f": {message}" if message else ""
             )
     return ""
+
+
+def _disruption(status: dict[str, Any]) -> str:
+    for condition in map(mapping, items(status.get("conditions"))):
+        reason = str(condition.get("reason") or "DisruptionTarget")
+        told = condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+        if told and reason != MACHINE_GONE:
+            message = str(condition.get("message") or "").rstrip(".")
+            return f"{reason}: {message}" if message else reason
+    reason, message = str(status.get("reason") or ""), str(status.get("message") or "").rstrip(".")
+    if reason not in EVICTED:
+        return ""
+    return f"{reason}: {message}" if message else reason
 
 
 def _unscheduled(status: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import JobError
@@ -35,9 +36,12 @@ from nbtrain.jobs.backends.slurm.engine import (
     SINFO_FORMAT,
     SlurmJob,
     call,
+    cancelled_for,
     look_up,
     numbered,
     read_sinfo,
+    requeues_preempted,
+    submitted_number,
     word_of,
 )
 from nbtrain.jobs.backends.slurm.script import (
@@ -60,6 +64,10 @@ EXPORTED = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 SRUN_END_SECONDS = 15.0
 # The reason of a job that `scontrol uhold` keeps waiting.
 HELD = "JobHeldUser"
+# Slurm's state of a preempted job, and the reason in slurmstepd's line.
+PREEMPTED, PREEMPTION = "PREEMPTED", "PREEMPTION"
+# Seconds between two questions whether nodes that were told to leave are preempted.
+ASK_AGAIN_SECONDS = 2.0
 
 
 @dataclass
@@ -168,6 +176,9 @@ class SlurmBackend(RemoteBackend):
         """Make Slurm hold a waiting job. A job that has run gives its allocation back itself."""
         record, number = JobRecord.read(job.job_json), self._number(job)
         if record is None or number is None or at_rest(record):
+            return
+        if record.supervisor is not None and record.waiting_preemption is not None:
+            # A preempted job whose allocation has not ended yet: its supervisor reads the request.
             return
         try:
             # `uhold`, unlike `hold` by an administrator, can be released by the user.
@@ -288,6 +299,38 @@ class SlurmBackend(RemoteBackend):
             return ""
         return f"continues in Slurm job {number}"
 
+    def preempted_since(self, job: JobDir, started_at: float) -> str:
+        """Return Slurm's record: PreemptTime and the state PREEMPTED of scontrol, or slurmstepd's line."""
+        number = os.environ.get("SLURM_JOB_ID", "")
+        try:
+            found = look_up(number) if number else None
+        except EngineUnseen as error:
+            raise JobError(f"Slurm: {error}") from error
+        if found is not None and found.preempt_time:
+            return f"Slurm preempted job {number} (PreemptTime={found.preempt_time})"
+        if (found is not None and found.state == PREEMPTED) or self._end(
+            job, found, started_at
+        ) == PREEMPTION:
+            return f"Slurm preempted job {number}"
+        return ""
+
+    def after_preemption(self, job: JobDir, config: RunConfig) -> str:
+        """Return text that names the requeue by Slurm, or the job that is submitted because Slurm cancels
+        preempted jobs. A preempted job that is cancelled by scancel is not submitted again.
+        """
+        if words := self.starts_again(job):
+            return words
+        attempts = Journal(job).record.attempts
+        with contextlib.suppress(EngineUnseen):
+            found = look_up(os.environ.get("SLURM_JOB_ID", ""))
+            if self._end(job, found, attempts[-1].started_at if attempts else 0.0) == PREEMPTION:
+                return self.go_on(job, config)
+        return ""
+
+    def _end(self, job: JobDir, found: SlurmJob | None, since: float) -> str | None:
+        log = Path(found.error_path) if found and found.error_path else job.supervisor_log
+        return cancelled_for(log, os.environ.get("SLURM_JOB_ID", ""), since)
+
     def starts_again(self, job: JobDir) -> str:
         """Return text if Slurm has counted a restart, which it does right after a lost node or a
         preemption.
@@ -336,7 +379,10 @@ class SlurmBackend(RemoteBackend):
             handle.asked = False
             handle.write(job.handle_json)
             raise
-        number, _, cluster = said.strip().partition(";")
+        number, cluster = submitted_number(said)
+        if not number and not (number := numbered(name_of(job), comment_of(job), handle.numbers) or ""):
+            last = (said.strip().splitlines() or ["nothing"])[-1]
+            raise JobError(f"sbatch: it printed no job number, and Slurm has no such job; it printed: {last}")
         handle.numbers.append(number)
         handle.cluster, handle.asked = cluster, False
         handle.write(job.handle_json)
@@ -357,6 +403,42 @@ def _exported() -> dict[str, str]:
 
 class SlurmLauncher(RemoteLauncher):
     """Starts the agents as one step of the allocation."""
+
+    # Slurm's record of a preemption of this allocation, and when it was last requested.
+    _preemption = ""
+    _asked_at = float("-inf")
+    _trouble = ""
+
+    def scheduler_preemption(self, leaving: list[int]) -> str:
+        """Return Slurm's record of this allocation. It concerns all its nodes."""
+        record = JobRecord.read(self._job.job_json)
+        if not self._preemption and leaving and time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
+            return ""
+        self._asked_at = time.monotonic()
+        started_at = record.attempts[-1].started_at if record and record.attempts else 0.0
+        try:
+            self._preemption = self._preemption or BACKEND.preempted_since(self._job, started_at)
+            self._trouble = ""
+        except JobError as error:
+            self._trouble = f"whether the job was preempted is not known: {error}"
+        return self._preemption
+
+    def give_back(self) -> None:
+        """Have Slurm requeue the job now, if that is what it does at the end of the grace time. In all other
+        cases the job keeps its nodes until Slurm ends it.
+        """
+        number, partition = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_JOB_PARTITION", "")
+        if not (self._preemption and self._config.backend.slurm.requeue and number and partition):
+            return
+        try:
+            if requeues_preempted(partition):
+                call("scontrol", "requeue", number)
+        except (JobError, EngineUnseen) as error:
+            print(f"the allocation is kept until Slurm ends it: {error}", flush=True)
+
+    def preemption_trouble(self) -> str:
+        """Return why Slurm or a machine's notice gave no answer."""
+        return self._trouble or super().preemption_trouble()
 
     def devices(self, config: RunConfig) -> list[int] | None:
         """Return the devices of each node: as many as it has ranks, 0 for a lost node.

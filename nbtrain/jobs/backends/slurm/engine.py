@@ -25,6 +25,11 @@ from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen
 from nbtrain.jobs.backends.slurm.words import STATES, reason_words
 
 COMMAND_SECONDS = 30.0
+# sbatch prints the first form with --parsable, which a wrapper may drop.
+SUBMITTED = re.compile(
+    r"(?P<number>\d+)(?:;(?P<cluster>\S+))?|Submitted batch job (?P<named>\d+)(?: on cluster (?P<on>\S+))?"
+)
+NO_ESTIMATE_SECONDS = 360 * 86_400.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class SlurmJob:
     name: str = ""
     comment: str = ""
     node_count: int = 0
+    preempt_time: str = ""
+    """Time of its preemption as Slurm writes it; "" without one. A requeue deletes it."""
+    error_path: str = ""
+    """Path of the batch step's standard error."""
 
 
 def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
@@ -144,6 +153,26 @@ def numbered(name: str, comment: str, known: list[str]) -> str | None:
     return max((number for number in found if number.isdigit()), key=int, default=None)
 
 
+def requeues_preempted(partition: str) -> bool:
+    """Return whether preempted jobs of a partition are put back into the queue; False if their quality of
+    service decides. Raises EngineUnseen, JobError.
+    """
+    if "preempt/partition_prio" not in call("scontrol", "show", "config"):
+        return False
+    return "PreemptMode=REQUEUE" in call("scontrol", "show", "partition", "-o", partition)
+
+
+def submitted_number(said: str) -> tuple[str, str]:
+    """Return (number, cluster) of the job from the output of sbatch; ("", "") without a number.
+
+    A site may have wrapped sbatch in a script that prints other lines.
+    """
+    for line in reversed(said.splitlines()):
+        if found := SUBMITTED.fullmatch(line.strip()):
+            return found["number"] or found["named"], found["cluster"] or found["on"] or ""
+    return "", ""
+
+
 def accounted(number: str) -> SlurmJob | None:
     """Return the job from accounting; None if accounting is off or does not know the job."""
     try:
@@ -216,7 +245,39 @@ def _read_line(line: str) -> SlurmJob:
         name=fields.get("JobName", ""),
         comment=fields.get("Comment", "").strip(),
         node_count=_leading(fields.get("NumNodes", "")),
+        preempt_time=_known(fields.get("PreemptTime", "")),
+        error_path=fields.get("StdErr", ""),
     )
+
+
+def _known(text: str) -> str:
+    return "" if moment(text) is None else text
+
+
+# Line of slurmstepd in the log of a batch step that is signalled (slurmd/slurmstepd/req.c).
+STEPD_LINE = re.compile(
+    r"\*\*\* JOB (?P<number>\d+) ON \S+ CANCELLED AT (?P<time>\S+)(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
+)
+LOG_BYTES = 1 << 20
+
+
+def cancelled_for(log: Path, number: str, since: float) -> str | None:
+    """Return why Slurm ended the batch step, such as PREEMPTION, TIME LIMIT or JOB REQUEUE, from the newest
+    such line of its log; "" for scancel, None without a line since that time of the batch step's own clock.
+
+    It is the only record of a preemption once the job has been put back into the queue without a grace time.
+    """
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_BYTES))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return None
+    lines = [line for line in STEPD_LINE.finditer(text) if line["number"] == number]
+    # Slurm writes whole seconds.
+    if not lines or (moment(lines[-1]["time"]) or 0.0) < int(since):
+        return None
+    return lines[-1]["why"] or ""
 
 
 def moment(text: str) -> float | None:
@@ -242,9 +303,8 @@ def word_of(found: SlurmJob | None, number: str) -> EngineWord:
         reason = f"{engine} ended as {found.state}{words}{code}{why}"
     else:
         reason = f"{engine} is {found.state} on {found.nodes}{words}" if found.nodes else ""
-    starts = found.start if state == QUEUED else None
     ended_as = found.state if state == FAILED else ""
-    return EngineWord(state, reason, time.time(), starts_at=starts, engine=engine, ended_as=ended_as)
+    return EngineWord(state, reason, time.time(), engine=engine, ended_as=ended_as)
 
 
 def waiting_words(found: SlurmJob) -> str:
@@ -257,6 +317,7 @@ def waiting_words(found: SlurmJob) -> str:
     text = f"Slurm job {found.number} waits ({name}): {words or reason_words(name)}"
     if found.restarts:
         text += f"; put back into the queue {found.restarts} time{'s' if found.restarts > 1 else ''}"
-    if found.start is not None and found.start > time.time():
+    # Slurm writes "in a year" if it has no estimate.
+    if found.start is not None and 0 < found.start - time.time() < NO_ESTIMATE_SECONDS:
         text += f"; start estimated at {amounts.moment(found.start)}"
     return text

@@ -50,7 +50,7 @@ WAITING = {
     "Resources": "the nodes that it needs are busy",
     "Dependency": "it waits for another job",
     "DependencyNeverSatisfied": "the job that it depends on has failed; it will never start",
-    "BeginTime": "Slurm starts it at a later time; after a lost node that takes about 2 minutes",
+    "BeginTime": "Slurm starts it at a later time; after a requeue that takes about 2 minutes",
     "JobHeldUser": f"held by its user; {RELEASE}",
     "JobHeldAdmin": "held by an administrator, who alone can release it",
     "job_requeued_in_held_state": f"it was put back into the queue and is held; {RELEASE}",

@@ -29,6 +29,17 @@ EVERYTHING = {
     "queue": "gpu",
     "node_selector": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"},
     "tolerations": [{"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}],
+    "node_affinity": [
+        {"key": "zone", "values": ["a", "b"]},
+        {"key": "gpus", "operator": "Gt", "values": ["7"]},
+        {"key": "spot", "operator": "DoesNotExist", "weight": 50},
+    ],
+    "pod_affinity": [
+        {"topology_key": "rack"},
+        {"topology_key": "kubernetes.io/hostname", "anti": True, "weight": 100},
+        {"topology_key": "kubernetes.io/hostname", "anti": True, "labels": {"app": "loud"}},
+    ],
+    "security_context": {"fs_group": 1000, "supplemental_groups": [2000]},
     "secret_variables": [{"name": "HF_TOKEN", "secret": "hub", "key": "token"}],
     "secret_files": [{"secret": "s3", "mount_path": "/etc/s3"}],
     "service_account": "trainer",
@@ -42,11 +53,20 @@ OWN = {
     "DeepSpeedJob": {
         **WITH_PULL,
         **dict(priority=50, restart_policy="OnFailure", autotune="tune", debug_mode=True),
-        **dict(min_nodes=1, max_nodes=4),
+        **dict(min_nodes=1, max_nodes=4, host_network=True),
     },
-    "TrainJob": {"priority_class": "high", "runtime": "torch-team", "runtime_kind": "TrainingRuntime"},
-    "MPIJob": {**WITH_PULL, "priority_class": "high", "restart_policy": "OnFailure"},
-    "PyTorchJob": {**WITH_PULL, "priority_class": "high", "min_nodes": 1, "max_nodes": 4},
+    "TrainJob": {
+        **dict(priority_class="high", runtime="torch-team", runtime_kind="TrainingRuntime"),
+        "security_context": {"run_as_user": 1000, "run_as_group": 1000, "run_as_non_root": True},
+    },
+    "MPIJob": {**WITH_PULL, "priority_class": "high", "restart_policy": "OnFailure", "host_network": True},
+    "PyTorchJob": {
+        **WITH_PULL,
+        "priority_class": "high",
+        "min_nodes": 1,
+        "max_nodes": 4,
+        "host_network": True,
+    },
 }
 
 
@@ -158,8 +178,37 @@ def test_what_the_pods_ask_for(work_with):
     assert {"name": "HF_TOKEN", "valueFrom": hub} in spec["trainer"]["env"]
     for kind in ("DeepSpeedJob", "MPIJob", "PyTorchJob"):
         text = json.dumps(write(work_with(kind, **EVERYTHING)))
-        for part in (*pod["volumes"], *pod["containers"][0]["volumeMounts"], asked, hub, pod["tolerations"]):
+        placed = (pod["tolerations"], pod["affinity"], pod["securityContext"])
+        for part in (*pod["volumes"], *pod["containers"][0]["volumeMounts"], asked, hub, *placed):
             assert json.dumps(part) in text, kind
+
+
+def test_where_and_as_whom_the_pods_run(work_with):
+    """Conditions without a weight are required, those with one preferred; empty labels mean the job's own
+    pods; a pod on its node's network still resolves the cluster's names.
+    """
+    spec = write(work_with("PyTorchJob", **EVERYTHING, host_network=True))["spec"]["pytorchReplicaSpecs"]
+    pod = spec["Worker"]["template"]["spec"]
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    zone = {"key": "zone", "operator": "In", "values": ["a", "b"]}
+    gpus = {"key": "gpus", "operator": "Gt", "values": ["7"]}
+    spot = {"matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]}
+    assert pod["affinity"]["nodeAffinity"] == {
+        required: {"nodeSelectorTerms": [{"matchExpressions": [zone, gpus]}]},
+        preferred: [{"weight": 50, "preference": spot}],
+    }
+    own = {"matchLabels": {"nbtrain/job-id": "20261121-031500-a1b2"}}
+    assert pod["affinity"]["podAffinity"] == {required: [{"topologyKey": "rack", "labelSelector": own}]}
+    host = "kubernetes.io/hostname"
+    assert pod["affinity"]["podAntiAffinity"] == {
+        required: [{"topologyKey": host, "labelSelector": {"matchLabels": {"app": "loud"}}}],
+        preferred: [{"weight": 100, "podAffinityTerm": {"topologyKey": host, "labelSelector": own}}],
+    }
+    assert pod["securityContext"] == {"fsGroup": 1000, "supplementalGroups": [2000]}
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    plain = write(work_with("PyTorchJob"))["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert not {"affinity", "securityContext", "hostNetwork", "dnsPolicy"} & set(plain)
 
 
 @pytest.mark.parametrize("kind", ["DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"])

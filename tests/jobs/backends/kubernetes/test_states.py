@@ -94,7 +94,7 @@ def test_how_a_pod_ended_in_words():
     assert replica(pod(containerStatuses=[ended(1, key="lastState")])).reason == "exit code 1"
     assert exit_words(137) == "exit code 137 (SIGKILL)" and exit_words(255) == "exit code 255"
     evicted = replica(pod(phase="Failed", reason="Evicted", message="node low on disk"))
-    assert failure_words([evicted]) == "gpt-worker-1: Evicted node low on disk"
+    assert failure_words([evicted]) == "gpt-worker-1: Evicted: node low on disk"
     assert failure_words([replica({}), replica({"status": "odd"})]) == ""
 
 

@@ -100,6 +100,8 @@ def test_the_next_allocation_is_asked_for_or_queued_already(
     assert BACKEND.go_on(job, twice) == ""
     slurm["sbatch"] = EngineUnseen("Unable to contact slurm controller")
     assert BACKEND.go_on(job, config(**{"backend.slurm.resubmissions": 9})) == ""
+    slurm.update(sbatch="Welcome to the cluster\n", squeue="")
+    assert BACKEND.go_on(job, config(**{"backend.slurm.resubmissions": 9})) == ""
     array = config(**{"backend.slurm.array": "1-3%1"})
     for task, words in (("2", "continues in task 3 of the array"), ("3", "")):
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
@@ -121,6 +123,96 @@ def test_the_next_allocation_counts_its_own_restarts(
     assert BACKEND.go_on(job, config(**settings)) == "continues in Slurm job 13"
     inherited = {name for name in slurm["environment"] if name.startswith(("SLURM_", "SBATCH_"))}
     assert inherited <= {"SLURM_CONF"} and "PATH" in slurm["environment"]
+
+
+PREEMPTED = "JobId=12 JobName=a JobState=COMPLETING Reason=None Restarts=0 PreemptTime=2026-11-29T08:00:56"
+REQUEUED = "JobId=12 JobName=a JobState=COMPLETING Reason=None Restarts=1 NodeList=n0"
+ENDED_BY = "slurmstepd-n0: error: *** JOB 12 ON n0 CANCELLED AT 2100-01-01T00:00:00{why} ***\n"
+
+
+@pytest.fixture
+def preempted(
+    job: JobDir, slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Callable[[], str]]:
+    """Return a function that makes Slurm answer, and its batch step log, as after an end for this reason."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    record = JobRecord(job.job_id, "id", "tiny", RUNNING, 1.0, 4, backend="slurm")
+    record.write(job.job_json)
+
+    def make(answer: str, why: str | None = None) -> Callable[[], str]:
+        slurm.update(scontrol=answer, sbatch="13\n")
+        job.supervisor_log.write_text("" if why is None else ENDED_BY.format(why=why))
+        return lambda: BACKEND.preempted_since(job, 0.0)
+
+    return make
+
+
+def test_only_slurms_own_record_is_a_preemption(
+    preempted: Callable[..., Callable[[], str]], slurm: dict[str, Any]
+) -> None:
+    """A preemption is known by PreemptTime, by the state PREEMPTED, or by slurmstepd's line if the job is in
+    the queue again. scancel, a requeue by hand and a failed node are none.
+    """
+    announced = "Slurm preempted job 12 (PreemptTime=2026-11-29T08:00:56)"
+    assert preempted(PREEMPTED)() == announced
+    assert preempted(PREEMPTED.replace("2026-11-29T08:00:56", "None"))() == ""
+    assert preempted(REQUEUED.replace("COMPLETING", "PREEMPTED"))() == "Slurm preempted job 12"
+    assert preempted(REQUEUED, " DUE TO PREEMPTION")() == "Slurm preempted job 12"
+    for why in ("", " DUE TO JOB REQUEUE", " DUE TO NODE FAILURE", " DUE TO TIME LIMIT", None):
+        assert preempted(REQUEUED, why)() == ""
+    slurm["scontrol"] = EngineUnseen("Unable to contact slurm controller")
+    with pytest.raises(JobError, match="Slurm: Unable to contact slurm controller"):
+        preempted(slurm["scontrol"])()
+
+
+def test_a_preemption_that_cancels_is_submitted_again_up_to_the_limit(
+    job: JobDir, preempted: Callable[..., Callable[[], str]], config: Callable[..., RunConfig]
+) -> None:
+    """A requeue needs no resubmission; PreemptMode=CANCEL needs one each; a job cancelled by scancel during
+    its grace time is not submitted again.
+    """
+    once = config(**{"backend.slurm.resubmissions": 1})
+    preempted(REQUEUED, " DUE TO PREEMPTION")
+    assert BACKEND.after_preemption(job, once) == "Slurm job 12 was put back into the queue"
+    preempted(PREEMPTED, "")
+    assert BACKEND.after_preemption(job, once) == ""
+    preempted(PREEMPTED, " DUE TO PREEMPTION")
+    assert BACKEND.after_preemption(job, config()) == ""
+    assert BACKEND.after_preemption(job, once) == "continues in Slurm job 13"
+    assert BACKEND.after_preemption(job, once) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "requeue", "asked"),
+    [
+        ("preempt/partition_prio", "REQUEUE", True, True),
+        ("preempt/partition_prio", "CANCEL", True, False),
+        ("preempt/qos", "REQUEUE", True, False),
+        ("preempt/partition_prio", "REQUEUE", False, False),
+    ],
+)
+def test_an_allocation_is_given_back_if_slurm_queues_the_job_again(
+    job: JobDir,
+    preempted: Callable[..., Callable[[], str]],
+    config: Callable[..., RunConfig],
+    slurm: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    mode: str,
+    requeue: bool,
+    asked: bool,
+) -> None:
+    """A preempted job leaves its nodes before the end of the grace time only if Slurm requeues such jobs."""
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "low")
+    launcher = SlurmLauncher(job, ("rank.py",))
+    launcher._config = config(**{"backend.slurm.requeue": requeue})
+    preempted(PREEMPTED)
+    assert launcher.scheduler_preemption([1]).startswith("Slurm preempted job 12")
+    slurm["scontrol"] = f"PreemptType = {kind}\nPartitionName=low PreemptMode={mode} State=UP"
+    launcher.give_back()
+    assert (("scontrol", "requeue", "12") in slurm["said"]) is asked
 
 
 PAUSED = "paused on request at step 8; saved; `nbtrain resume tiny` continues it"

@@ -8,7 +8,14 @@ import pytest
 from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.jobs.backends.remote_backend import EngineAway
 from nbtrain.jobs.backends.slurm import engine
-from nbtrain.jobs.backends.slurm.engine import read_sacct, read_scontrol, read_sinfo, word_of
+from nbtrain.jobs.backends.slurm.engine import (
+    cancelled_for,
+    read_sacct,
+    read_scontrol,
+    read_sinfo,
+    submitted_number,
+    word_of,
+)
 from nbtrain.jobs.backends.slurm.words import STATES, WAITING, reason_words
 
 RECORDS = Path(__file__).with_name("records")
@@ -57,10 +64,10 @@ def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyP
     """
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr(engine.time, "time", lambda: 0.0)
+    monkeypatch.setattr(engine.time, "time", lambda: 1_795_396_918.0)
     assert spoken("requeued-22.05.txt") == (
         QUEUED,
-        "Slurm job 18 waits (BeginTime): Slurm starts it at a later time; after a lost node that takes about "
+        "Slurm job 18 waits (BeginTime): Slurm starts it at a later time; after a requeue that takes about "
         "2 minutes; put back into the queue 1 time; start estimated at 2026-11-23 01:23:58 UTC",
     )
 
@@ -71,7 +78,7 @@ def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.Monk
     """
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr(engine.time, "time", lambda: 0.0)
+    monkeypatch.setattr(engine.time, "time", lambda: 1_795_396_918.0)
     assert spoken("waiting-24.11.txt") == (
         QUEUED,
         f"Slurm job 12 waits (QOSMaxGRESPerUser): {reason_words('QOSMaxGRESPerUser')}; start estimated at "
@@ -241,3 +248,50 @@ def test_a_machine_without_a_slurm_conf_says_so(tmp_path: Path, monkeypatch: pyt
     assert str(away.value) == (
         "sinfo finds no cluster: there is no slurm.conf where it looks ($SLURM_CONF, /etc/slurm)"
     )
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [
+        ("13\n", ("13", "")),
+        ("13;east\n", ("13", "east")),
+        ("----\n   Welcome to 2 clusters\n--> Verifying valid submit host (login1)...OK\n13\n", ("13", "")),
+        ("Welcome\nSubmitted batch job 13\n", ("13", "")),
+        ("Submitted batch job 13 on cluster east\nGood bye\n", ("13", "east")),
+        ("sbatch: queued\n", ("", "")),
+    ],
+)
+def test_the_number_is_found_in_what_a_wrapped_sbatch_prints(printed: str, found: tuple[str, str]) -> None:
+    """The job's number is found next to the banner of a site's own sbatch, with and without --parsable."""
+    assert submitted_number(printed) == found
+
+
+LOG = """\
+slurmstepd-n0: error: *** JOB 12 ON n0 CANCELLED AT 2026-11-29T08:00:56 DUE TO PREEMPTION ***
+2026-11-29 08:01:10 UTC state: RUNNING
+slurmstepd-n0: error: *** STEP 12.0 ON n0 CANCELLED AT 2026-11-29T08:02:00 ***
+"""
+
+
+@pytest.mark.parametrize(
+    ("added", "since", "why"),
+    [
+        ("", 0, "PREEMPTION"),
+        ("", 10, None),
+        ("*** JOB 12 ON n0 CANCELLED AT 2026-11-29T08:03:00 ***", 10, ""),
+        ("*** JOB 12 ON n0 CANCELLED AT 2026-11-29T08:03:00 DUE TO TIME LIMIT ***", 10, "TIME LIMIT"),
+        ("*** JOB 12 ON n0 CANCELLED AT 2026-11-29T08:03:00 DUE TO JOB REQUEUE ***", 10, "JOB REQUEUE"),
+        ("*** JOB 13 ON n0 CANCELLED AT 2026-11-29T08:03:00 DUE TO PREEMPTION ***", 10, None),
+    ],
+)
+def test_slurmstepd_says_why_it_ends_the_batch_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: str, since: int, why: str | None
+) -> None:
+    """The newest line about this job since the attempt began counts, not one of a step or of another job."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    log = tmp_path / "supervisor.log"
+    log.write_text(f"{LOG}{added}\n")
+    # 2026-11-29 08:00:56 UTC
+    assert cancelled_for(log, "12", 1_795_939_256.0 + since) == why
+    assert cancelled_for(tmp_path / "none", "12", 0.0) is None

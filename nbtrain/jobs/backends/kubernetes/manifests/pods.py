@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from nbtrain.jobs.backends.kubernetes.manifests.names import JOB_ID
 from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 
 SHARED_MEMORY = "shared-memory"
@@ -135,10 +136,72 @@ def placement(work: PodWork) -> dict[str, Any]:
             {**toleration.model_dump(exclude_none=True), "operator": toleration.written_operator}
             for toleration in section.tolerations
         ]
+    if rules := affinity(work):
+        written["affinity"] = rules
+    if context := pod_security_context(work):
+        written["securityContext"] = context
+    if section.host_network:
+        written["hostNetwork"] = True
+        # Otherwise the pods would resolve names by their node's DNS alone.
+        written["dnsPolicy"] = "ClusterFirstWithHostNet"
     if section.service_account:
         written["serviceAccountName"] = section.service_account
     if section.image_pull_secrets:
         written["imagePullSecrets"] = [{"name": name} for name in section.image_pull_secrets]
+    return written
+
+
+def pod_security_context(work: PodWork) -> dict[str, Any]:
+    """Return the pod's security context; empty if no field is set."""
+    context = work.section.security_context
+    written = {
+        "runAsUser": context.run_as_user,
+        "runAsGroup": context.run_as_group,
+        "fsGroup": context.fs_group,
+        "supplementalGroups": list(context.supplemental_groups) or None,
+        "runAsNonRoot": context.run_as_non_root,
+    }
+    return {name: value for name, value in written.items() if value is not None}
+
+
+def affinity(work: PodWork) -> dict[str, Any]:
+    """Return the conditions on nodes and on other pods; empty if there are none."""
+    written: dict[str, Any] = {}
+    required, preferred = [], []
+    for node in work.section.node_affinity:
+        condition: dict[str, Any] = {"key": node.key, "operator": node.operator}
+        if node.values:
+            condition["values"] = list(node.values)
+        if node.weight is None:
+            required.append(condition)
+        else:
+            preferred.append({"weight": node.weight, "preference": {"matchExpressions": [condition]}})
+    # Conditions of one term must all hold; of several terms, one would suffice.
+    terms: Any = {"nodeSelectorTerms": [{"matchExpressions": required}]} if required else None
+    if parts := _affinity_parts(terms, preferred):
+        written["nodeAffinity"] = parts
+    for name, anti in (("podAffinity", False), ("podAntiAffinity", True)):
+        required, preferred = [], []
+        for pod in work.section.pod_affinity:
+            if pod.anti is not anti:
+                continue
+            labels = dict(pod.labels) or {JOB_ID: work.job_id}
+            term = {"topologyKey": pod.topology_key, "labelSelector": {"matchLabels": labels}}
+            if pod.weight is None:
+                required.append(term)
+            else:
+                preferred.append({"weight": pod.weight, "podAffinityTerm": term})
+        if parts := _affinity_parts(required or None, preferred):
+            written[name] = parts
+    return written
+
+
+def _affinity_parts(required: Any, preferred: list[dict[str, Any]]) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    if required is not None:
+        written["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    if preferred:
+        written["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
     return written
 
 

@@ -1,0 +1,64 @@
+"""The program of backend.preemption_notice: its exit codes, its output, and a program that does not end."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from nbtrain.jobs.machine import preemption_notice
+from nbtrain.jobs.machine.preemption_notice import PreemptionNotice
+
+
+def answer(notice: PreemptionNotice) -> str:
+    """Look until the program has ended or was given up, and return the notice."""
+    notice.look()
+    deadline = time.monotonic() + 60
+    while notice._process is not None and time.monotonic() < deadline:
+        notice.look()
+        time.sleep(0.01)
+    return notice._answer
+
+
+@pytest.mark.parametrize(
+    ("script", "notice", "trouble"),
+    [
+        ("echo terminate at 08:22", "backend.preemption_notice (sh) gave notice: terminate at 08:22", ""),
+        ("exit 0", "backend.preemption_notice (sh) gave notice", ""),
+        ("echo 404; exit 22", "", ""),
+        ("kill -9 $$", "", "backend.preemption_notice: sh was killed by SIGKILL"),
+    ],
+)
+def test_only_exit_code_0_is_a_notice(script: str, notice: str, trouble: str) -> None:
+    """Exit code 0 is a notice with the last line of output; another code is none; a killed program is
+    reported.
+    """
+    asked = PreemptionNotice(["sh", "-c", script], 1.0)
+    assert (answer(asked), asked.trouble) == (notice, trouble)
+
+
+def test_the_command_is_a_list_and_its_failure_is_reported(tmp_path: Path) -> None:
+    """No shell reads the arguments, and a program that does not exist is reported."""
+    made = tmp_path / "made"
+    asked = PreemptionNotice(["false", f"; touch {made}"], 1.0)
+    assert answer(asked) == "" and not made.exists() and asked.trouble == ""
+    absent = PreemptionNotice(["no-such-program"], 1.0)
+    assert answer(absent) == ""
+    assert absent.trouble.startswith("backend.preemption_notice: no-such-program did not start: ")
+    assert PreemptionNotice([], 1.0).look() == ""
+
+
+def test_a_program_that_hangs_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that does not answer never blocks, and is killed with everything that it has started."""
+    monkeypatch.setattr(preemption_notice, "TIMEOUT_SECONDS", 0.2)
+    asked = PreemptionNotice(["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid; wait"], 1.0)
+    assert answer(asked) == ""
+    assert asked.trouble == "backend.preemption_notice: sh took more than 0.2 s and was killed"
+    child = int((tmp_path / "pid").read_text() or 0)
+    with pytest.raises(ProcessLookupError):
+        for _ in range(500):
+            os.kill(child, signal.SIGCONT)
+            time.sleep(0.01)

@@ -8,7 +8,7 @@ from typing import Any
 
 from nbtrain.base.jobstate import ACTIVE, LOST
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.lab.server.requests import NbtrainHandler, Refusal, act
+from nbtrain.lab.server.requests import NbtrainHandler, RequestError, act
 from nbtrain.lab.server.views import changed
 from nbtrain.monitor.run_view import RunView
 
@@ -20,7 +20,7 @@ class ActionHandler(NbtrainHandler):
 
     def need_job(self, view: RunView, what: str) -> JobDir:
         if (job := view.job) is None:
-            raise Refusal(409, f"{view.name} has no job to {what}.")
+            raise RequestError(409, f"{view.name} has no job to {what}.")
         return job
 
     async def until_answered(self, view: RunView, what: str, function: Callable[[], Any]) -> None:
@@ -84,7 +84,7 @@ class CloneHandler(ActionHandler):
     async def post(self, name: str) -> None:
         view, asked = await self.view(name), self.body(name=str, overrides=dict, submit=bool)
         if "name" not in asked:
-            raise Refusal(400, 'name is missing: {"name": the name of the new run}.')
+            raise RequestError(400, 'name is missing: {"name": the name of the new run}.')
         start = asked.get("submit", False)
         job_id, notes = await self.library(_clone, view.run, asked["name"], asked.get("overrides"), start)
         made = await self.view(asked["name"])

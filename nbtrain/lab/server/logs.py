@@ -16,7 +16,7 @@ from tornado.iostream import StreamClosedError
 from nbtrain.base.observed_state import read_state
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.jobs import job_named
-from nbtrain.lab.server.requests import NbtrainHandler, Refusal, in_pool
+from nbtrain.lab.server.requests import NbtrainHandler, RequestError, in_pool
 from nbtrain.lab.server.views import confined
 from nbtrain.monitor import logs
 from nbtrain.monitor.log_lines import LINES
@@ -41,7 +41,7 @@ class OneLogHandler(NbtrainHandler):
         rank = self.get_argument("rank", "0")
         known = rank == logs.SUPERVISOR or logs.NODE.fullmatch(rank)
         if not known and not (rank.isascii() and rank.isdigit() and len(rank) < 10):
-            raise Refusal(400, f'rank = {rank[:80]!r} must be a number, "{logs.SUPERVISOR}" or "node0".')
+            raise RequestError(400, f'rank = {rank[:80]!r} must be a number, "{logs.SUPERVISOR}" or "node0".')
         attempt = self.number("attempt")
         job = await self.read(job_named, view.run, self.get_argument("job", None))
         return job, await self.read(lambda: confined(logs.log_path(job, rank, attempt)))
@@ -66,7 +66,7 @@ class LogFileHandler(OneLogHandler):
     async def get(self, name: str) -> None:
         job, path = await self.log_asked_for(name)
         if not await self.read(path.exists):
-            raise Refusal(404, f"{name}: job {job.job_id} has no log {path.name}.")
+            raise RequestError(404, f"{name}: job {job.job_id} has no log {path.name}.")
         stream = await self.read(path.open, "rb")
         self.set_header("Content-Disposition", f'attachment; filename="{name}-{job.job_id}-{path.name}"')
         self.set_header("Content-Type", "text/plain; charset=utf-8")
@@ -93,7 +93,7 @@ class LogSearchHandler(NbtrainHandler):
     async def get(self, name: str) -> None:
         view, text = await self.view(name), self.get_argument("q", "", strip=False)
         if not text or len(text) > MOST_TEXT:
-            raise Refusal(
+            raise RequestError(
                 400, f"q must be a text of 1 to {MOST_TEXT:,} characters; this one has {len(text):,}."
             )
         limit = self.number("limit", HITS, MOST_HITS)
@@ -101,7 +101,7 @@ class LogSearchHandler(NbtrainHandler):
         job_id = self.get_argument("job", None)
         asked = (view.run, job_id, text, rank, case is False, limit, self.switch("regex") or False)
         if LogSearchHandler.num_searches >= MOST_SEARCHES:
-            raise Refusal(
+            raise RequestError(
                 409, f"{MOST_SEARCHES} searches of logs are running or waiting already; try again later."
             )
         LogSearchHandler.num_searches += 1

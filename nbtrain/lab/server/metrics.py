@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tornado.iostream import StreamClosedError
 
-from nbtrain.lab.server.requests import NbtrainHandler, Refusal
+from nbtrain.lab.server.requests import NbtrainHandler, RequestError
 from nbtrain.monitor.metrics_range import AXES, MOST_POINTS, MOST_TAGS, POINTS, Asked, csv_pieces, metrics
 
 # The curves that the panel shows first.
@@ -17,7 +17,9 @@ class NamedScalarsHandler(NbtrainHandler):
     def names(self) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part for part in self.get_argument("tags", TAGS).split(",") if part))
         if len(names) > MOST_TAGS:
-            raise Refusal(400, f"tags has {len(names):,} names; at most {MOST_TAGS} go into one request.")
+            raise RequestError(
+                400, f"tags has {len(names):,} names; at most {MOST_TAGS} go into one request."
+            )
         return names
 
 
@@ -27,7 +29,7 @@ class MetricsHandler(NamedScalarsHandler):
     async def get(self, name: str) -> None:
         view, x = await self.view(name), self.get_argument("x", "step")
         if x not in AXES:
-            raise Refusal(400, f"x = {x[:80]!r} must be one of {', '.join(AXES)}.")
+            raise RequestError(400, f"x = {x[:80]!r} must be one of {', '.join(AXES)}.")
         points = self.number("points", POINTS, MOST_POINTS)
         asked = Asked(self.names(), x, self.real("from"), self.real("to"), max(2, points or 0))
         self.answer(await self.read(metrics, view, asked))

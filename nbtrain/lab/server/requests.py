@@ -56,7 +56,7 @@ AHEAD = ThreadPoolExecutor(1, "nbtrain-ahead")
 LIBRARY = ThreadPoolExecutor(2, "nbtrain-library")
 
 
-class Refusal(web.HTTPError):
+class RequestError(web.HTTPError):
     """An error answer with its message. It exists because tornado would double a % in the message."""
 
     def __init__(self, status: int, words: str):
@@ -133,14 +133,16 @@ class NbtrainHandler(APIHandler):
         try:
             value = json.loads(bytes(self._body) or b"{}")
         except (ValueError, RecursionError):
-            raise Refusal(400, "the body of the request is not JSON.") from None
+            raise RequestError(400, "the body of the request is not JSON.") from None
         if not isinstance(value, dict):
-            raise Refusal(400, "the body of the request must be a JSON object.")
+            raise RequestError(400, "the body of the request must be a JSON object.")
         for key, found in value.items():
             if key not in known:
-                raise Refusal(400, f"{key!r} is not a key of this request; its keys are: {', '.join(known)}.")
+                raise RequestError(
+                    400, f"{key!r} is not a key of this request; its keys are: {', '.join(known)}."
+                )
             if found is not None and known[key] not in (type(found), object):
-                raise Refusal(400, f"{key} = {json.dumps(found)[:80]} must be {WORDS[known[key]]}.")
+                raise RequestError(400, f"{key} = {json.dumps(found)[:80]} must be {WORDS[known[key]]}.")
         return {key: found for key, found in value.items() if found is not None}
 
     def number(self, argument: str, default: int | None = None, most: int | None = None) -> int | None:
@@ -149,9 +151,9 @@ class NbtrainHandler(APIHandler):
         if text is None:
             return default
         if not (text.isascii() and text.isdigit()) or len(text) > 18:
-            raise Refusal(400, f"{argument} = {text[:80]!r} must be a number.")
+            raise RequestError(400, f"{argument} = {text[:80]!r} must be a number.")
         if most is not None and int(text) > most:
-            raise Refusal(400, f"{argument} = {int(text):,} must be at most {most:,}.")
+            raise RequestError(400, f"{argument} = {int(text):,} must be at most {most:,}.")
         return int(text)
 
     def real(self, argument: str) -> float | None:
@@ -162,14 +164,14 @@ class NbtrainHandler(APIHandler):
         except ValueError:
             value = float("nan")
         if value is not None and not abs(value) < float("inf"):
-            raise Refusal(400, f"{argument} = {str(text)[:80]!r} must be a number.")
+            raise RequestError(400, f"{argument} = {str(text)[:80]!r} must be a number.")
         return value
 
     def switch(self, argument: str) -> bool | None:
         """Return a 0 or 1 from the query as a bool; None if it is missing."""
         text = self.get_argument(argument, None)
         if text not in (None, "0", "1"):
-            raise Refusal(400, f"{argument} = {text[:80]!r} must be 0 or 1.")
+            raise RequestError(400, f"{argument} = {text[:80]!r} must be 0 or 1.")
         return None if text is None else text == "1"
 
     async def view(self, name: str) -> RunView:
@@ -215,7 +217,7 @@ class NbtrainHandler(APIHandler):
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Send an error as {"message"}, which the panel shows."""
         error = kwargs.get("exc_info", (None, None))[1]
-        message = error.words if isinstance(error, Refusal) else None
+        message = error.words if isinstance(error, RequestError) else None
         if message is None and isinstance(error, web.HTTPError):
             message = error._log_message or error.reason
         self.set_status(status_code)
@@ -236,9 +238,9 @@ WORDLESS = {
 }
 
 
-def _too_large(num_bytes: int | None) -> Refusal:
+def _too_large(num_bytes: int | None) -> RequestError:
     has = f"has {num_bytes:,}" if num_bytes else "has more"
-    return Refusal(
+    return RequestError(
         413,
         f"the request {has} bytes; at most {MOST_BODY_BYTES:,} ({amounts.size(MOST_BODY_BYTES)}) are read.",
     )
@@ -281,12 +283,14 @@ def _after_the_list(function: Callable[..., Value], *arguments: Any) -> Value:
 
 
 async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arguments: Any) -> Value:
-    """Run a function in a thread of a pool and return its value. nbtrain's errors are raised as Refusal."""
+    """Run a function in a thread of a pool and return its value. nbtrain's errors are raised as
+    RequestError.
+    """
     call = functools.partial(function, *arguments)
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, call)
     except (NbtrainError, OSError) as error:
-        raise Refusal(status_of_error(error), words_of(error)) from error
+        raise RequestError(status_of_error(error), words_of(error)) from error
 
 
 def words_of(error: NbtrainError | OSError) -> str:
@@ -336,7 +340,7 @@ class Actions:
             if key in self._running:
                 return self._running[key]
             if len(self._running) >= MOST_ACTIONS:
-                raise Refusal(
+                raise RequestError(
                     409, f"{MOST_ACTIONS} jobs are being stopped or paused already; try again later."
                 )
             future: Future[Any] = Future()
@@ -365,8 +369,8 @@ ACTIONS = Actions()
 
 
 async def act(key: tuple[str, ...], function: Callable[[], Any], log: Any) -> bool:
-    """Start an action and return whether it ended within ANSWER_SECONDS. Raises Refusal with its error if it
-    failed by then.
+    """Start an action and return whether it ended within ANSWER_SECONDS. Raises RequestError with its error
+    if it failed by then.
     """
     future = asyncio.wrap_future(ACTIONS.start(key, function, log))
     done, _ = await asyncio.wait([future], timeout=ANSWER_SECONDS)
@@ -376,5 +380,5 @@ async def act(key: tuple[str, ...], function: Callable[[], Any], log: Any) -> bo
     try:
         future.result()
     except (NbtrainError, OSError) as error:
-        raise Refusal(status_of_error(error), words_of(error)) from error
+        raise RequestError(status_of_error(error), words_of(error)) from error
     return True

@@ -11,7 +11,7 @@ from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.server.pace import PACE
-from nbtrain.lab.server.requests import AHEAD, NbtrainHandler, Refusal
+from nbtrain.lab.server.requests import AHEAD, NbtrainHandler, RequestError
 from nbtrain.lab.server.views import (
     NoRun,
     OutsideError,
@@ -64,7 +64,7 @@ class CompareHandler(NbtrainHandler):
         names, published = body.get("runs", []), body.get("published", {})
         texts = [*names, published.get("file"), published.get("text")]
         if set(published) != {"file", "text"} or not all(isinstance(text, str) for text in texts):
-            raise Refusal(400, "runs must be a list of names, and published {file, text}, both text.")
+            raise RequestError(400, "runs must be a list of names, and published {file, text}, both text.")
         self.answer(await self.read(_compared, names, published["text"], published["file"]))
 
     @property
@@ -109,7 +109,9 @@ class SparklinesHandler(NbtrainHandler):
     async def get(self) -> None:
         names = self.get_arguments("name")
         if len(names) > MOST_SPARKLINES:
-            raise Refusal(400, f"name is given {len(names):,} times; at most {MOST_SPARKLINES} are allowed.")
+            raise RequestError(
+                400, f"name is given {len(names):,} times; at most {MOST_SPARKLINES} are allowed."
+            )
         self.answer(await self.read(_sparklines, names))
 
 
@@ -169,7 +171,7 @@ class RunHandler(NbtrainHandler):
         run = await self.read(run_of, name)
         confirmed, force = self.get_argument("confirm", ""), self.switch("force") or False
         if confirmed != name:
-            raise Refusal(
+            raise RequestError(
                 400,
                 f"confirm = {confirmed[:80]!r} must be the run's name, {name}: deleting it cannot be undone.",
             )

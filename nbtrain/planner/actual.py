@@ -8,10 +8,9 @@ compared only if the planned setup is the measured one: otherwise two different 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nbtrain.base import amounts, files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base import amounts
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.setup.measured import measured_rate
+from nbtrain.planner.setup.measured import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +46,26 @@ class Comparison:
 
 
 def compare(
-    config: RunConfig, step_seconds: float | None, memory_bytes: float | None, bubble_fraction: float
+    config: RunConfig,
+    found: Measured | None,
+    step_seconds: float | None,
+    memory_bytes: float | None,
+    bubble_fraction: float,
 ) -> list[Comparison]:
-    """Compare the plan of a run with its last job. Empty if the run has not been measured with this setup."""
-    found = measured_rate(config)
+    """Compare the plan of a run with `found`, the measurements of its last job. Empty if the run has not been
+    measured with this setup.
+    """
     if found is None or found.differences:
         return []
-    summary = files.read_json(RunDir.named(config.name).summary_json) or {}
     measured_step = config.tokens_per_step / found.tokens_per_second
     compared = [Comparison("step", step_seconds, measured_step)] if step_seconds else []
-    if memory_bytes and (used := _positive(summary.get("memory_bytes"))):
-        compared.append(Comparison("memory", memory_bytes, used))
-    waited = _positive(summary.get("pipeline_fraction"))
-    if config.parallel.pipeline_parallel_size > 1 and waited:
-        compared.append(Comparison("bubble", bubble_fraction, waited))
+    if memory_bytes and found.memory_bytes:
+        compared.append(Comparison("memory", memory_bytes, found.memory_bytes))
+    if config.parallel.pipeline_parallel_size > 1 and found.pipeline_fraction:
+        compared.append(Comparison("bubble", bubble_fraction, found.pipeline_fraction))
     return compared
 
 
 def rows(compared: Iterable[Comparison]) -> dict[str, str]:
     """Return the comparisons as rows of a plan: name to text."""
     return {one.name: one.text for one in compared}
-
-
-def _positive(value: object) -> float | None:
-    return value if isinstance(value, int | float) and value > 0 else None

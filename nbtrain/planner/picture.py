@@ -12,7 +12,6 @@ from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.planner.memory import MemoryEstimate, stage_parts
 from nbtrain.planner.plan import Plan
-from nbtrain.planner.setup.setup import setup_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +56,7 @@ def plan_picture(plan: Plan) -> "Figure":
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
     """Draw a stacked bar per pipeline stage and the device's limit; of many stages, draw only the fullest."""
-    memory, setup = plan.memory, setup_of(plan.config)
+    memory, setup = plan.memory, plan.speed.setup
     stages = setup.pipeline_parallel_size
     by_stage = {stage: stage_parts(setup, stage) for stage in range(stages)}
     fullest = sorted(by_stage, key=lambda stage: -sum(by_stage[stage].values()))[:MOST_BARS]

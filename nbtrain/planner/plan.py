@@ -37,10 +37,10 @@ from nbtrain.planner.memory import MemoryEstimate
 from nbtrain.planner.memory.lora import USUAL_RANK, estimate_lora
 from nbtrain.planner.needs import Needs, needs_of
 from nbtrain.planner.second_opinion import second_opinion
-from nbtrain.planner.setup.setup import setup_of
-from nbtrain.planner.time.duration import DurationEstimate, estimate_duration, rates_of_run
+from nbtrain.planner.time.duration import DurationEstimate, duration_at
 from nbtrain.planner.time.explain import traffic
 from nbtrain.planner.time.network_use import NetworkUse, network_use
+from nbtrain.planner.time.speed import Speed, read_speed
 
 if TYPE_CHECKING:
     from nbtrain.planner.why import Why
@@ -79,14 +79,14 @@ class Plan(Result):
     """Passes over the training split; None if the dataset is not prepared."""
     cost: CostEstimate
     """Device hours, money and energy."""
+    speed: Speed
+    """The setup and the rates that memory and time were estimated from."""
     findings: list[Finding] = field(default_factory=list)
     """Expected problems, in numbers, the most expensive first."""
     compared: list[Comparison] = field(default_factory=list)
     """Measurements of the run's last job compared with the plan; empty if its setup differed or it never
     ran.
     """
-    use_measured: bool = True
-    """Whether rates measured on this machine are used."""
     limits: list[Limit] = field(default_factory=list)
     """Limits of the run and of its workspace, with the plan's figures."""
     text: TextEstimate | None = None
@@ -236,11 +236,11 @@ class Plan(Result):
         if memory.total_host_bytes:
             host = (f"{_words(part)} {amounts.size(n)}" for part, n in memory.host_parts.items() if n)
             memory_rows["host memory"] = f"{amounts.size(memory.total_host_bytes)} a rank ({', '.join(host)})"
-        if opinion := second_opinion(setup_of(config), memory):
+        if opinion := second_opinion(self.speed.setup, memory):
             states = f"{amounts.size(opinion.device_bytes)} of states by its own formula"
             memory_rows["DeepSpeed"] = f"{states}, {amounts.size(opinion.planned_device_bytes)} here"
         if memory.fits is False and config.lora is None:
-            lora = amounts.size(estimate_lora(setup_of(config), USUAL_RANK).total_bytes)
+            lora = amounts.size(estimate_lora(self.speed.setup, USUAL_RANK).total_bytes)
             memory_rows["LoRA"] = (
                 f"{lora} a rank with adapters of rank {USUAL_RANK} next to frozen weights (lora, init_from)"
             )
@@ -259,7 +259,7 @@ class Plan(Result):
             **({"on each node": amounts.size(disk.local_bytes)} if disk.local_bytes else {}),
             "dataset": amounts.size(dataset) if dataset is not None else "not prepared yet",
         }
-        if sent := traffic(setup_of(config)):
+        if sent := traffic(self.speed.setup):
             by_kind = (f"{term.name.partition(' / ')[2]} {amounts.size(round(term.value))}" for term in sent)
             time_rows["traffic"] = f"one rank sends in a step: {', '.join(by_kind)}"
         time_rows.update(self.cost.rows())
@@ -275,7 +275,7 @@ class Plan(Result):
         """Explain every number of the plan: its formula with the numbers filled in, and its source."""
         from nbtrain.planner.why import why
 
-        return why(self.config, self.parameters, self.duration, self.disk, self.cost, self.use_measured)
+        return why(self.config, self.parameters, self.duration, self.disk, self.cost, self.speed)
 
     def as_report(self) -> Report:
         """Return the main answers, the findings, every number and, in a notebook, the formula of each.
@@ -333,31 +333,24 @@ def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = Non
     """
     needs = needs or needs_of(config)
     memory, disk = needs.memory, needs.disk
-    duration = estimate_duration(config, use_measured)
+    speed = read_speed(config, use_measured, setup=needs.setup)
+    duration = duration_at(config, speed)
     cost = estimate_cost(config, duration.seconds)
-    network = None
-    if config.resources.nodes > 1:
-        network = network_use(setup_of(config), rates_of_run(config, use_measured))
-    subject = Subject(config, memory, duration, disk, cost, network)
-    findings = findings_of(subject)
-    compared = []
-    if use_measured:
-        step = duration.step
-        bubble = duration.bubble_fraction
-        compared = compare(config, step.seconds if step else None, memory.total_bytes, bubble)
-    counted = count_parameters(config)
+    network = network_use(speed.setup, speed.rates) if config.resources.nodes > 1 else None
+    subject = Subject(config, memory, duration, disk, cost, speed, network)
+    step = duration.step.seconds if duration.step else None
     return Plan(
-        config,
-        counted,
-        memory,
-        duration,
-        disk,
-        subject.epochs,
-        cost,
-        findings,
-        compared,
-        use_measured,
-        limits_of(config, cost, duration, disk, subject.epochs, subject.least_epochs),
-        subject.text,
-        network,
+        config=config,
+        parameters=count_parameters(config),
+        memory=memory,
+        duration=duration,
+        disk=disk,
+        epochs=subject.epochs,
+        cost=cost,
+        speed=speed,
+        findings=findings_of(subject),
+        compared=compare(config, speed.last_job, step, memory.total_bytes, duration.bubble_fraction),
+        limits=limits_of(config, cost, duration, disk, subject.epochs, subject.least_epochs),
+        text=subject.text,
+        network=network,
     )

@@ -20,11 +20,10 @@ from nbtrain.config.shape import Shape
 from nbtrain.planner.budget.cost import COOLING_FACTOR, MACHINE_FACTOR, CostEstimate
 from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.memory.explain import explain as explain_memory
-from nbtrain.planner.setup.measured import measured_rate
-from nbtrain.planner.setup.setup import setup_of
 from nbtrain.planner.setup.terms import Term
-from nbtrain.planner.time.duration import DurationEstimate, rates_of_run
+from nbtrain.planner.time.duration import DurationEstimate
 from nbtrain.planner.time.explain import explain as explain_step
+from nbtrain.planner.time.speed import Speed
 from nbtrain.planner.time.step import forward_seconds
 
 _CHINCHILLA = "arXiv:2203.15556: about 20 tokens a parameter"
@@ -89,14 +88,11 @@ def why(
     duration: DurationEstimate,
     disk: DiskEstimate,
     cost: CostEstimate,
-    use_measured: bool = True,
+    speed: Speed,
 ) -> Why:
     """Return the Terms of a plan's numbers; sections without known numbers are omitted."""
-    setup = setup_of(config)
-    memory = explain_memory(setup)
-    # As in time/duration.py: the cores are not measured for a run that has a measured rate.
-    cores = not use_measured or measured_rate(config) is None
-    step = explain_step(setup, rates_of_run(config, use_measured, measure_cores=cores))
+    memory = explain_memory(speed.setup)
+    step = explain_step(speed.setup, speed.rates)
     sections = {
         "Model": _model(config.shape, parameters),
         "Batch": _batch(config, parameters),

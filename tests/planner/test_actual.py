@@ -66,4 +66,4 @@ def test_another_setup_is_not_compared(ran):
 
 
 def test_a_run_that_never_ran_has_nothing_to_compare(ran, workspace):
-    assert compare(load("gpt-tiny"), 1.0, 1.0, 0.0) == []
+    assert compare(load("gpt-tiny"), None, 1.0, 1.0, 0.0) == []

@@ -11,8 +11,8 @@ from nbtrain.planner.calibration.measured_network import MeasuredNetwork, place_
 from nbtrain.planner.plan import plan
 from nbtrain.planner.search import search
 from nbtrain.planner.setup.setup import setup_of
-from nbtrain.planner.time.duration import rates_of_run
 from nbtrain.planner.time.network_use import network_use
+from nbtrain.planner.time.speed import read_speed
 
 # 39.5B parameters with ZeRO 3 on two machines of eight H200, four micro batches of 8 sequences on a rank.
 FORTY_BILLION = {
@@ -39,7 +39,7 @@ def forty_billion(**resources):
 
 
 def use_of(config):
-    return network_use(setup_of(config), rates_of_run(config, use_measured=True))
+    return network_use(setup_of(config), read_speed(config).rates)
 
 
 def test_bytes_of_zero_3_by_hand():

@@ -16,7 +16,7 @@ from nbtrain.planner.budget.disk import estimate_disk, num_checkpoints
 from nbtrain.planner.picture import plan_picture
 from nbtrain.planner.plan import plan
 from nbtrain.planner.setup.measured import record_of
-from nbtrain.planner.time import duration
+from nbtrain.planner.time import speed
 from nbtrain.planner.time.duration import estimate_duration
 from tests.dataset.indexed_writer import IndexedWriter
 
@@ -40,16 +40,16 @@ def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, pe
     half as long.
     """
     config = load("gpt3-tiny", [f"precision.dtype={dtype}", "resources.cpus_per_node=4"], check=False)
-    monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 200e9)
+    monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: 200e9)
     estimate = estimate_duration(config)
     assert estimate.basis == (
         f"assumed {per_core} GFLOP/s on each of 4 cores: {share} of the 200 that this machine reaches in "
         f"fp32 matrix products, as training in {dtype} did in the benchmarks"
     )
-    monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 400e9)
+    monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: 400e9)
     twice = estimate_duration(config).parts["steps"]
     assert twice == pytest.approx(estimate.parts["steps"] / 2)
-    monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: None)
+    monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: None)
     assert "of the 166 that are assumed in fp32 matrix products" in estimate_duration(config).basis
 
 
@@ -74,7 +74,7 @@ def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
     """On any machine, the plan reproduces docs/evidence/benchmarks.md: gpt3-tiny in fp32 and a 14M model in
     bf16 on 2 cores.
     """
-    monkeypatch.setattr(duration, "matmul_flops_per_core", None)
+    monkeypatch.setattr(speed, "matmul_flops_per_core", None)
     config = load("gpt3-tiny", [*overrides, "resources.cpus_per_node=2"], check=False)
     rate = estimate_duration(config, use_measured=False).tokens_per_second
     assert rate == pytest.approx(tokens_per_second, rel=0.02)
@@ -82,7 +82,7 @@ def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
 
 def test_a_gpu_run_measures_no_cpu(monkeypatch):
     """The cores are not measured for a GPU run, nor for a CPU run whose rate is configured."""
-    monkeypatch.setattr(duration, "matmul_flops_per_core", None)
+    monkeypatch.setattr(speed, "matmul_flops_per_core", None)
     assert estimate_duration(load("gpt-125m")).seconds
     directory = RunDir.named("gpt3-tiny")
     directory.path.mkdir(parents=True)

@@ -15,7 +15,7 @@ from nbtrain.planner.lint.remedies import MICRO_BATCH, with_changes
 from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.memory import estimate
 from nbtrain.planner.setup.setup import network_of, setup_of
-from nbtrain.planner.time.duration import bubble_fraction, rates_of_run
+from nbtrain.planner.time.duration import bubble_fraction
 from nbtrain.planner.time.network_use import PAYS_FRACTION, gigabytes
 from nbtrain.planner.time.rates import INFINITE
 from nbtrain.planner.time.step import estimate_step
@@ -114,10 +114,10 @@ def tensor_ranks_share_a_machine(subject: Subject) -> Iterator[Finding]:
 def _waiting(subject: Subject) -> float:
     """Return the fraction of a step that would be saved if tensor ranks had the links of one machine."""
     config, step = subject.config, subject.duration.step
-    rates = rates_of_run(config, use_measured=False)
+    rates = subject.speed.table_rates
     if step is None or rates is None:
         return 0.0
-    setup, tensor = setup_of(config), config.parallel.tensor_parallel_size
+    setup, tensor = subject.speed.setup, config.parallel.tensor_parallel_size
     inside = replace(setup, devices_per_node=tensor, nodes=setup.world_size // tensor)
     faster = estimate_step(inside, rates)
     return max(1 - faster.seconds / step.seconds, 0.0) if faster else 0.0
@@ -130,7 +130,7 @@ def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
     arXiv:1910.02054, section 7: volumes of ZeRO; larger micro batches gather weights less often.
     """
     config, step = subject.config, subject.duration.step
-    rates = rates_of_run(config, use_measured=False)
+    rates = subject.speed.table_rates
     if step is None or rates is None or step.data / step.seconds < LARGE_TRAFFIC_FRACTION:
         return
     parallel, micro = config.parallel, config.batch.micro_batch_size
@@ -169,7 +169,7 @@ def network_keeps_up(subject: Subject) -> Iterator[Finding]:
     config, network = subject.config, subject.network
     if network is None or network.waiting < LARGE_WAIT_FRACTION:
         return
-    setup, rates = setup_of(config), rates_of_run(config, use_measured=False)
+    setup, rates = subject.speed.setup, subject.speed.table_rates
     inside = rates and replace(rates, across=replace(rates.across, bytes_per_second=INFINITE))
     faster = estimate_step(setup, inside) if inside else None
     if faster is None:
@@ -252,7 +252,7 @@ def fpdt_chunks_are_large_enough(subject: Subject) -> Iterator[Finding]:
     (arXiv:2408.16978).
     """
     config, step = subject.config, subject.duration.step
-    rates = rates_of_run(config, use_measured=False)
+    rates = subject.speed.table_rates
     if step is None or rates is None or step.chunks / step.seconds < LARGE_CHUNKS_FRACTION:
         return
     chunk, key = config.parallel.fpdt_chunk_tokens, "parallel.fpdt_chunk_tokens"

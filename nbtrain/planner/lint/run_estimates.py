@@ -11,6 +11,7 @@ from nbtrain.planner.budget.wikipedias import TextEstimate, estimate_text
 from nbtrain.planner.memory import MemoryEstimate
 from nbtrain.planner.time.duration import DurationEstimate
 from nbtrain.planner.time.network_use import NetworkUse
+from nbtrain.planner.time.speed import Speed
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Subject:
     duration: DurationEstimate
     disk: DiskEstimate
     cost: CostEstimate
+    speed: Speed
     network: NetworkUse | None = None
     """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
 

@@ -43,12 +43,16 @@ LARGEST_RATIO = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A measured rate, its setup, and how that setup differs from the planned one."""
+    """The measurements of a job, its setup, and how that setup differs from the planned one."""
 
     tokens_per_second: float
     setup: Setup
     differences: tuple[str, ...]
     """Fields of the setup or of its shape that differ; empty for an exact match."""
+    memory_bytes: float | None
+    """Peak device memory of rank 0; None if it is not known."""
+    pipeline_fraction: float | None
+    """Share of a step in which rank 0 waited for other stages; None if it is not known."""
 
 
 def record_of(config: RunConfig) -> dict[str, Any]:
@@ -65,13 +69,14 @@ def machine(on_gpu: bool) -> str:
     return "any with these devices" if on_gpu else f"{platform.node()}, {os.cpu_count()} cores"
 
 
-def measured_rate(config: RunConfig) -> Measured | None:
-    """Return the rate of the run's last job, if it was measured on this kind of machine."""
+def measured_rate(config: RunConfig, wanted: Setup) -> Measured | None:
+    """Return the measurements of the run's last job, if they are of this kind of machine; `wanted` is the
+    setup to compare its setup with.
+    """
     summary = files.read_json(RunDir.named(config.name).summary_json) or {}
     record, samples = summary.get("measured_with"), summary.get("samples_per_second")
     if not isinstance(record, dict) or not isinstance(samples, int | float) or samples <= 0:
         return None
-    wanted = setup_of(config)
     try:
         setup = _setup(record["setup"])
     except (KeyError, TypeError):
@@ -80,7 +85,17 @@ def measured_rate(config: RunConfig) -> Measured | None:
         return None
     if setup.device != wanted.device:
         return None
-    return Measured(samples * setup.shape.seq_length, setup, _differences(setup, wanted))
+    return Measured(
+        samples * setup.shape.seq_length,
+        setup,
+        _differences(setup, wanted),
+        _positive(summary.get("memory_bytes")),
+        _positive(summary.get("pipeline_fraction")),
+    )
+
+
+def _positive(value: object) -> float | None:
+    return value if isinstance(value, int | float) and value > 0 else None
 
 
 def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:

@@ -17,19 +17,14 @@ import math
 from dataclasses import dataclass, field, replace
 
 from nbtrain.base import amounts
-from nbtrain.base.checkpoint_files import measured_save_seconds
-from nbtrain.base.rundir import RunDir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_weights
-from nbtrain.planner.calibration.cpu_rate import matmul_flops_per_core
 from nbtrain.planner.setup.engines import ENGINES
-from nbtrain.planner.setup.measured import LARGEST_RATIO, measured_rate
-from nbtrain.planner.setup.setup import Setup, setup_of
-from nbtrain.planner.time.calibrated_rates import calibrated_rates
-from nbtrain.planner.time.cores import rates_of_cores
-from nbtrain.planner.time.network_rates import with_network
-from nbtrain.planner.time.rates import Rates, rates_of_setup
+from nbtrain.planner.setup.measured import LARGEST_RATIO
+from nbtrain.planner.setup.setup import Setup
+from nbtrain.planner.time.rates import Rates
+from nbtrain.planner.time.speed import Speed, read_speed
 from nbtrain.planner.time.step import StepTime, estimate_step, forward_seconds
 
 
@@ -65,9 +60,12 @@ def estimate_duration(
     on every machine. `last_job=False` ignores only the run's last job. `engine` is the program that trains, a
     key of setup/engines.py.
     """
-    setup = replace(setup_of(config), engine=engine)
-    found = measured_rate(config) if use_measured and last_job else None
-    rates = rates_of_run(config, use_measured, measure_cores=found is None)
+    return duration_at(config, read_speed(config, use_measured, engine, last_job))
+
+
+def duration_at(config: RunConfig, speed: Speed) -> DurationEstimate:
+    """Estimate the time for the steps that a run makes at a speed that has been read."""
+    setup, rates, found = speed.setup, speed.rates, speed.last_job
     step = estimate_step(setup, rates) if rates else None
     if rates is None or step is None:
         return DurationEstimate(None, None, 0.0, _unknown(config, setup))
@@ -86,7 +84,7 @@ def estimate_duration(
     parts = {name: factor * seconds for name, seconds in _parts(config, setup, rates, step).items()}
     parts.update(_checkpoints(config, rates, parts.get("steps", 0.0)))
     rate = setup.tokens_per_step / step.seconds / factor
-    save = _save(config, rates, use_measured)
+    save = _save(config, rates, speed.save_seconds)
     return DurationEstimate(sum(parts.values()), rate, step.bubble_fraction, basis, step, parts, *save)
 
 
@@ -101,27 +99,9 @@ def _rates_then(rates: Rates, setup: Setup, then: Setup) -> Rates:
 
 def bubble_fraction(config: RunConfig) -> float:
     """Return the share of a step in which a rank waits for other stages; 0 without a pipeline."""
-    setup = setup_of(config)
-    rates = rates_of_run(config, use_measured=False)
-    step = estimate_step(setup, rates) if rates else None
+    speed = read_speed(config, use_measured=False)
+    step = estimate_step(speed.setup, speed.rates) if speed.rates else None
     return step.bubble_fraction if step else 0.0
-
-
-def rates_of_run(config: RunConfig, use_measured: bool, measure_cores: bool = True) -> Rates | None:
-    """Return the rates that the run's devices and links reach, or None if the device is not known.
-
-    `use_measured` applies this machine's calibration; without one, `measure_cores` measures a CPU's cores.
-    """
-    setup = setup_of(config)
-    rates: Rates | None
-    if config.resources.device == "cpu":
-        rates = rates_of_cores(config, matmul_flops_per_core() if use_measured and measure_cores else None)
-    elif setup.device is None or setup.device.peak(config.precision.dtype) is None:
-        return None
-    else:
-        rates = rates_of_setup(setup)
-    assert rates is not None
-    return with_network(calibrated_rates(rates, setup) if use_measured else rates, config, use_measured)
 
 
 def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dict[str, float]:
@@ -188,10 +168,10 @@ def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[
     return {"checkpoints": (saves + stay) * pause + (saves - 1) * late + shared}
 
 
-def _save(config: RunConfig, rates: Rates, use_measured: bool) -> tuple[float, str]:
+def _save(config: RunConfig, rates: Rates, measured_seconds: float) -> tuple[float, str]:
     """Return (seconds of one save until it is on the disk, source of the estimate)."""
-    if use_measured and (measured := measured_save_seconds(RunDir.named(config.name))):
-        return measured, "the longest that this run has measured"
+    if measured_seconds:
+        return measured_seconds, "the longest that this run has measured"
     nodes, rate = config.resources.nodes, rates.disk_bytes_per_second
     num_bytes = checkpoint_bytes(config) / nodes
     if config.checkpoint.local_dir is not None:

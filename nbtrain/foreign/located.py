@@ -1,6 +1,7 @@
 """Words and values of the user's files with their places, so that every message names file and line."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +13,74 @@ OUTSIDE = re.compile(r"\$(\w+|\{[^}]*\}|\([^)]*\)|[@*#?])|`[^`]*`")
 
 
 @dataclass(frozen=True, slots=True)
+class Unknown:
+    """A part of a value that only the running shell knows."""
+
+    text: str
+    """The part as messages show it: "$1", "${TP}", "$(nvidia-smi -L)"."""
+    name: str = ""
+    """The variable that holds it; "" for the output of a command that no variable holds."""
+    place: str = ""
+    """Place at which the value was lost, such as "train.sh:12"."""
+    reason: str = ""
+    """Why it is not known, to follow "is not decided here"; "" if no file sets the variable."""
+    causes: tuple["Unknown", ...] = ()
+    """Values that would decide this one, such as those of the condition around its assignment."""
+    choices: tuple[str, ...] = ()
+    """The texts that it may have, if these are known."""
+
+    @property
+    def is_absent(self) -> bool:
+        """Return whether no file sets the variable, so that only the environment can."""
+        return bool(self.name) and not self.reason
+
+    def roots(self) -> Iterator["Unknown"]:
+        """Yield the unknown values that decide this one: those of its condition, or itself."""
+        if self.causes and all(cause.name for cause in self.causes):
+            for cause in self.causes:
+                yield from cause.roots()
+        else:
+            yield self
+
+
+@dataclass(frozen=True, slots=True)
 class Word:
     """A word of a command line, or a value of a manifest."""
 
     text: str
     place: str
     """Place of the word, such as "train.sh:12"."""
+    unknowns: tuple[Unknown, ...] | None = None
+    """Parts that only the running shell knows. None if no shell reads the word: then its text tells."""
 
     @property
     def from_outside(self) -> str:
         """Return the first part of the word that only the running shell knows, e.g. "$1"; "" if there is
         none.
         """
+        if self.unknowns is not None:
+            return self.unknowns[0].text if self.unknowns else ""
         match = OUTSIDE.search(self.text)
         return match.group(0) if match else ""
+
+    @property
+    def is_outside(self) -> bool:
+        """Return whether all of the word is one part that only the running shell knows."""
+        if self.unknowns is not None:
+            return len(self.unknowns) == 1 and self.text == self.unknowns[0].text
+        return bool(OUTSIDE.fullmatch(self.text))
+
+    def after(self, separator: str) -> "Word":
+        """Return the part of the word after the first separator."""
+        return self._part(self.text.partition(separator)[2])
+
+    def before(self, separator: str) -> "Word":
+        """Return the part of the word before the first separator."""
+        return self._part(self.text.partition(separator)[0])
+
+    def _part(self, text: str) -> "Word":
+        unknowns = self.unknowns and tuple(part for part in self.unknowns if part.text in text)
+        return Word(text, self.place, unknowns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,212 @@
+"""Arithmetic of bash on 64-bit integers: $(( ... )), (( ... )), let, and the numbers of [[ -eq ]]."""
+
+import re
+from collections.abc import Callable
+
+_TOKEN = re.compile(
+    r"\s*(\d+#[0-9a-zA-Z@_]+|0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*(?:\[[^\]]*\])?|"
+    r"<<=|>>=|\*\*|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^<>=!]=|[-+*/%&|^<>=!~?:(),])"
+)
+# Strength of the operators with two sides; ** binds to the right.
+_STRENGTH = {
+    ",": 1,
+    "||": 4,
+    "&&": 5,
+    "|": 6,
+    "^": 7,
+    "&": 8,
+    **dict.fromkeys(("==", "!="), 9),
+    **dict.fromkeys(("<", ">", "<=", ">="), 10),
+    **dict.fromkeys(("<<", ">>"), 11),
+    **dict.fromkeys(("+", "-"), 12),
+    **dict.fromkeys(("*", "/", "%"), 13),
+    "**": 14,
+}
+_ASSIGNING = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}
+MOST_DEPTH = 40
+
+
+class NotArithmetic(ValueError):
+    """A text that bash's arithmetic rejects, such as a division by zero."""
+
+
+def wrapped(value: int) -> int:
+    """Return a number as it is in 64 bits."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+class Arithmetic:
+    """Evaluates one expression.
+
+    `read` returns the text of a variable, and `assign` sets one; a name may have a subscript: A[2].
+    """
+
+    def __init__(
+        self,
+        text: str,
+        read: Callable[[str], str],
+        assign: Callable[[str, int], None],
+        depth: int = 0,
+    ):
+        self.read, self.assign, self.depth = read, assign, depth
+        self.tokens: list[str] = []
+        self.position = 0
+        self.skips = 0
+        """Number of surrounding parts that are not evaluated, such as the right side of 0 && ..."""
+        end = 0
+        while text[end:].strip():
+            match = _TOKEN.match(text, end)
+            if not match or depth > MOST_DEPTH:
+                raise NotArithmetic(f"{text[end:].strip()}: not arithmetic")
+            self.tokens.append(match.group(1))
+            end = match.end()
+
+    def value(self) -> int:
+        """Return the value of the expression; 0 for an empty one."""
+        if not self.tokens:
+            return 0
+        result = self._expression(0)
+        if self.position < len(self.tokens):
+            raise NotArithmetic(f"{self.tokens[self.position]}: not expected")
+        return result
+
+    def _next(self) -> str:
+        return self.tokens[self.position] if self.position < len(self.tokens) else ""
+
+    def _take(self) -> str:
+        token = self._next()
+        self.position += 1
+        return token
+
+    def _number(self, token: str) -> int:
+        base, hash_sign, digits = token.partition("#")
+        if hash_sign:
+            letters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
+            digits, result = digits.lower() if int(base) <= 36 else digits, 0
+            for digit in digits:
+                if not 2 <= int(base) <= 64 or letters.index(digit) >= int(base):
+                    raise NotArithmetic(f"{token}: not a number of this base")
+                result = result * int(base) + letters.index(digit)
+            return wrapped(result)
+        if len(token) > 400:
+            raise NotArithmetic("a number of more than 400 digits")
+        if token[:2].lower() == "0x":
+            return wrapped(int(token, 16))
+        if token.startswith("0") and len(token) > 1:
+            if re.search("[89]", token):
+                raise NotArithmetic(f"{token}: a number with a leading 0 is octal")
+            return wrapped(int(token, 8))
+        return wrapped(int(token))
+
+    def _variable(self, name: str) -> int:
+        if self.skips:
+            return 0
+        return Arithmetic(self.read(name), self.read, self.assign, self.depth + 1).value()
+
+    def _operand(self) -> int:
+        token = self._take()
+        if token in ("+", "-", "!", "~"):
+            value = self._expression(15)
+            return {"+": value, "-": wrapped(-value), "!": int(not value), "~": ~value}[token]
+        if token in ("++", "--"):
+            if re.match(r"[A-Za-z_]", self._next()):
+                return self._change(self._take(), 1 if token == "++" else -1)
+            value = self._expression(15)
+            return value
+        if token == "(":
+            value = self._expression(0)
+            if self._take() != ")":
+                raise NotArithmetic(") is missing")
+            return value
+        if token[:1].isdigit():
+            return self._number(token)
+        if not re.match(r"[A-Za-z_]", token):
+            raise NotArithmetic(f"{token or 'the end'}: not expected")
+        if self._next() in _ASSIGNING:
+            return self._assignment(token)
+        if self._next() in ("++", "--"):
+            change = 1 if self._take() == "++" else -1
+            return wrapped(self._change(token, change) - change)
+        return self._variable(token)
+
+    def _change(self, name: str, by: int) -> int:
+        value = wrapped(self._variable(name) + by)
+        if not self.skips:
+            self.assign(name, value)
+        return value
+
+    def _assignment(self, name: str) -> int:
+        operator = self._take()[:-1]
+        right = self._expression(2)
+        value = self._apply(operator, self._variable(name), right) if operator else right
+        if not self.skips:
+            self.assign(name, value)
+        return value
+
+    def _apply(self, operator: str, left: int, right: int) -> int:
+        if self.skips:
+            return 0
+        if operator in ("/", "%"):
+            if right == 0:
+                raise NotArithmetic("division by 0")
+            quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+            return wrapped(quotient if operator == "/" else left - quotient * right)
+        if operator == "**":
+            if right < 0:
+                raise NotArithmetic("exponent less than 0")
+            return wrapped(pow(left, right, 2**64))
+        if operator in ("<<", ">>"):
+            right &= 63
+        result = {
+            "+": lambda: left + right,
+            "-": lambda: left - right,
+            "*": lambda: left * right,
+            "<<": lambda: left << right,
+            ">>": lambda: left >> right,
+            "&": lambda: left & right,
+            "|": lambda: left | right,
+            "^": lambda: left ^ right,
+            "==": lambda: int(left == right),
+            "!=": lambda: int(left != right),
+            "<": lambda: int(left < right),
+            ">": lambda: int(left > right),
+            "<=": lambda: int(left <= right),
+            ">=": lambda: int(left >= right),
+            ",": lambda: right,
+        }[operator]()
+        return wrapped(result)
+
+    def _skipped(self, strength: int, skip: bool) -> int:
+        """Evaluate a part; without effects if `skip` is set."""
+        self.skips += skip
+        value = self._expression(strength)
+        self.skips -= skip
+        return value
+
+    def _expression(self, least: int) -> int:
+        """Return the value of operands joined by operators of at least a strength."""
+        self.depth += 1
+        if self.depth > MOST_DEPTH * 10:
+            raise NotArithmetic("nested too deeply")
+        left = self._operand()
+        while operator := self._next():
+            if operator == "?" and least <= 3:
+                self._take()
+                first = self._skipped(0, not left)
+                if self._take() != ":":
+                    raise NotArithmetic(": is missing")
+                second = self._skipped(3, bool(left))
+                left = first if left else second
+                continue
+            strength = _STRENGTH.get(operator, -1)
+            if strength < max(least, 0) or strength < 0:
+                break
+            self._take()
+            if operator in ("&&", "||"):
+                right = self._skipped(strength + 1, bool(left) == (operator == "||"))
+                left = int(bool(left) and bool(right) if operator == "&&" else bool(left) or bool(right))
+            else:
+                right = self._expression(strength if operator == "**" else strength + 1)
+                left = self._apply(operator, left, right)
+        self.depth -= 1
+        return left

@@ -81,7 +81,7 @@ ALLOWED = {
     "evaluation": ({"config", "corpus", "dataset"}, {"numpy", "orjson", "urllib3", "lm_eval"}),
     "monitor": ({"config"}, {"orjson", "psutil", "tensorboard", "google", "matplotlib"}),
     "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core", "yaml"}),
-    "foreign": ({"config", "planner"}, {"pydantic", "yaml"}),
+    "foreign": ({"config", "planner"}, {"pydantic", "yaml", "tree_sitter", "tree_sitter_bash"}),
     "jobs": (
         {"config", "corpus", "dataset", "evaluation", "monitor", "planner", "pretrained"},
         {"psutil", "yaml", "kubernetes", "urllib3"},

@@ -1,7 +1,7 @@
 """Expansion of bash's words: quotes, variables and their forms (${X:-d}, ${A[@]:1}, ${X%.sh}), splitting."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nbtrain.foreign.bash_arithmetic import Arithmetic, NotArithmetic
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Shell(Protocol):
-    """What expansions need of the evaluator."""
+    """The part of the evaluator that expansions use."""
 
     def variable(self, name: str, place: str) -> Variable | None:
         """Return a variable; None if it is certainly not set."""
@@ -62,14 +62,12 @@ class Shell(Protocol):
         """Count substituted characters, and refuse a script that makes too many."""
 
     def is_settable(self, name: str) -> bool:
-        """Return whether the environment may set a variable that the script does not set, for a scheduler or an
-        operator does.
-        """
+        """Return whether a scheduler or an operator may set a variable that the script does not set."""
 
 
 def literal_unknown(name: str) -> str:
     """Return a variable as messages show it: "$1", "${TP}"."""
-    return f"${name}" if len(name) == 1 or name.isdigit() else f"${{{name}}}"
+    return f"${{{name}}}" if re.match(r"[A-Za-z_]", name) else f"${name}"
 
 
 class Expansion:
@@ -267,7 +265,7 @@ class Expansion:
         """Return the values of ${...}."""
         inner = text[2:-1]
         offset = node.end_byte - len(text.encode()) + 2
-        unknown = [(unknown_run(Unknown(text, "", place, f"{text} is not evaluated")),)]
+        unknown: list[Runs] = [(unknown_run(Unknown(text, "", place, f"{text} is not evaluated")),)]
         if inner[:1] == "#" and len(inner) > 1 and (match := PARAMETER.match(inner, 1)):
             return self._length(inner, match, place, unknown)
         indirect = inner[:1] == "!" and len(inner) > 1
@@ -302,9 +300,7 @@ class Expansion:
         except (Undecided, NotArithmetic):
             return [(unknown_run(named),)]
 
-    def _length(
-        self, inner: str, match: re.Match[str], place: str, unknown: list[Runs]
-    ) -> list[Runs]:
+    def _length(self, inner: str, match: re.Match[str], place: str, unknown: list[Runs]) -> list[Runs]:
         name, end = match.group(1), match.end()
         subscript = inner[end + 1 : -1] if inner[end : end + 1] == "[" else ""
         if end < len(inner) and not subscript:
@@ -396,7 +392,7 @@ class Expansion:
                 default = text_of(self.operand(*operand_at, place, quoted))
                 shown = self.source.of(node)
                 part = unknowns[0]
-                reason = part.reason or f"a scheduler sets it ({shown} is {default} without one)"
+                reason = part.reason or f"a scheduler sets it; without one, {shown} is {default}"
                 return [(unknown_run(Unknown(part.text, part.name, place, reason, part.causes)),)]
             return [(unknown_run(Unknown(self.source.of(node), "", place, "it may be set", (unknowns[0],))),)]
         elif special:
@@ -458,11 +454,11 @@ class Expansion:
             return [_substring(runs, start_at, count, place) for runs in values]
         if rest in ("^", "^^", ",", ",,", "@U", "@L", "@u"):
             change = {"^^": str.upper, "@U": str.upper, ",,": str.lower, "@L": str.lower}.get(rest)
-            first = str.upper if rest in ("^", "@u") else str.lower
+            letter = str.upper if rest in ("^", "@u") else str.lower
             return [
                 tuple(
                     run._replace(text=change(run.text) if change else run.text)
-                    for run in (runs if change else _first_letter(runs, first))
+                    for run in (runs if change else _first_letter(runs, letter))
                 )
                 for runs in values
             ]
@@ -538,8 +534,9 @@ class Expansion:
         return re.sub(r"\\\n|[\"']", "", text)
 
     def number(self, text: str, place: str) -> int:
-        """Return the value of arithmetic whose expansions were replaced. Raises NotArithmetic, or Undecided if a
-        variable is not known.
+        """Return the value of arithmetic whose expansions were replaced.
+
+        Raises NotArithmetic, or Undecided if a variable is not known.
         """
 
         def read(name: str) -> str:
@@ -573,13 +570,19 @@ class Expansion:
 
 
 def _split(runs: Runs, separators: str) -> Iterator[tuple[bool, Run | None]]:
-    """Yield (whether a word begins here, its part), split at the separators. An unknown part is never split."""
+    """Yield (whether a word begins here, its part), split at the separators.
+
+    An unknown part is never split.
+    """
     blanks = "".join(letter for letter in separators if letter in " \t\n")
     others = "".join(letter for letter in separators if letter not in " \t\n")
     if not separators:
         yield from ((False, run) for run in runs)
         return
-    blank, other = f"[{re.escape(blanks)}]" if blanks else "(?!)", f"[{re.escape(others)}]" if others else "(?!)"
+    blank, other = (
+        f"[{re.escape(blanks)}]" if blanks else "(?!)",
+        f"[{re.escape(others)}]" if others else "(?!)",
+    )
     pattern = re.compile(f"{blank}*{other}{blank}*|{blank}+")
     for run in runs:
         if run.unknown is not None or run.quoted:
@@ -698,13 +701,12 @@ def _substring(runs: Runs, start: int, count: int | None, place: str) -> Runs:
     return (Run(text[start:end], runs[0].place if runs else place),)
 
 
-def _first_letter(runs: Runs, change: object) -> Runs:
+def _first_letter(runs: Runs, change: Callable[[str], str]) -> Runs:
     first = next((at for at, run in enumerate(runs) if run.text), None)
     if first is None:
         return runs
     text = runs[first].text
-    letter = text[0].upper() if change is str.upper else text[0].lower()
-    return (*runs[:first], runs[first]._replace(text=letter + text[1:]), *runs[first + 1 :])
+    return (*runs[:first], runs[first]._replace(text=change(text[0]) + text[1:]), *runs[first + 1 :])
 
 
 def _ansi(text: str) -> str:

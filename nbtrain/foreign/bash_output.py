@@ -1,4 +1,4 @@
-"""What harmless commands print: echo, printf, basename, seq, cut, tr, wc ... on values that are known.
+"""Output of harmless commands on known values: echo, printf, basename, seq, cut, tr, wc.
 
 None of them is run: each is computed here, and any other command's output is unknown.
 """
@@ -274,9 +274,9 @@ def _expr(words: list[str], _: str | None) -> str:
 def _bc(words: list[str], stdin: str | None) -> str:
     text = _input(stdin).strip()
     # Other digits than those of whole numbers depend on bc's scale.
-    if words not in ([], ["-l"]) or not re.fullmatch(r"[-+*() \d]+", text):
-        if words or not re.fullmatch(r"[-+*/%() \d]+", text):
-            raise NotComputed
+    whole = words in ([], ["-l"]) and re.fullmatch(r"[-+*() \d]+", text)
+    if not whole and (words or not re.fullmatch(r"[-+*/%() \d]+", text)):
+        raise NotComputed
     return f"{_number(text)}\n"
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nbtrain.foreign.bash_values import Runs, text_of, unknowns_of
 from nbtrain.foreign.located import Unknown
@@ -45,7 +46,9 @@ def pattern_of(runs: Runs, greedy: bool = True) -> str:
         raise Undecided()
     # Several * in a row are one; otherwise the search would take too long.
     kept = [
-        pair for at, pair in enumerate(characters) if pair != ("*", False) or characters[at - 1 : at] != [pair]
+        pair
+        for at, pair in enumerate(characters)
+        if pair != ("*", False) or characters[at - 1 : at] != [pair]
     ]
     if sum(pair == ("*", False) for pair in kept) > MOST_STARS:
         raise Undecided()
@@ -86,7 +89,9 @@ def _regex(characters: Sequence[tuple[str, bool]], greedy: bool) -> str:
                 end += 1
             if end < len(characters) and characters[end][0] == "]":
                 end += 1
-            while end < len(characters) and (characters[end][0] != "]" or _in_class(characters, position, end)):
+            while end < len(characters) and (
+                characters[end][0] != "]" or _in_class(characters, position, end)
+            ):
                 end += 1
             if end == len(characters):
                 result += r"\["
@@ -245,9 +250,8 @@ class Condition:
             places = [at for at, text in enumerate(texts) if text == joining and 0 < at < len(texts) - 1]
             if places and len(texts) > 3:
                 at = places[0]
-                parts = [self._attempt(lambda: self._words(words[:at]))]
-                parts.append(self._attempt(lambda: self._words(words[at + 1 :])))
-                return _decided(parts, decisive)
+                sides = (words[:at], words[at + 1 :])
+                return _decided([self._attempt(partial(self._words, side)) for side in sides], decisive)
         if not words:
             return False
         if len(words) == 1:

@@ -3,8 +3,8 @@
     text -> tree (bash_tree.py) -> statements, in order, on a state (bash_values.py)
          -> words (bash_expansion.py) -> Command
 
-A value that only the running shell knows becomes Unknown, with the line at which it was lost. Where a condition
-is not decided, both branches are followed, and what they set differently is unknown afterwards.
+A value that only the running shell knows becomes Unknown, with the line at which it was lost. Where a
+condition is not decided, both branches are followed, and what they set differently is unknown afterwards.
 """
 
 import re
@@ -32,6 +32,7 @@ from nbtrain.foreign.bash_tree import (
     source_of_parts,
 )
 from nbtrain.foreign.bash_values import (
+    Function,
     Run,
     Runs,
     State,
@@ -120,7 +121,7 @@ class Script:
     comments: list[tuple[str, str]] = field(default_factory=list)
     """(place, text) of comments."""
     remarks: list[Finding] = field(default_factory=list)
-    """What the reader of the script should know, such as a comment that ends a command."""
+    """Facts for the author of the script, such as a comment that ends a command."""
     used: set[str] = field(default_factory=set)
     """Names of the values from the user that were needed."""
     decided: dict[str, str] = field(default_factory=dict)
@@ -131,7 +132,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is known outside of a script."""
+    """Values and files from outside of a script."""
 
     given: Mapping[str, str] = field(default_factory=dict)
     """Values of variables that the user passed: import FILE TP=4."""
@@ -163,7 +164,7 @@ def command_of_words(
 ) -> Command:
     """Return a command that no shell starts, such as the words of a manifest."""
     evaluator = _Evaluator(script or Script(label), around)
-    values = []
+    values: list[Runs] = []
     for word in words:
         if word.unknowns:
             values.append((Run(word.text, word.place, True, word.unknowns[0]),))
@@ -319,7 +320,10 @@ class _Evaluator:
             line = self.source.text.find(b"\n", start)
             rest = _first_words(self.source.text[line + 1 :].decode(errors="replace"))
             self._report_cut(
-                place, "the space after the backslash", rest, "Make the backslash the last character of its line."
+                place,
+                "the space after the backslash",
+                rest,
+                "Make the backslash the last character of its line.",
             )
 
     def _rest_after(self, node: "Node") -> str:
@@ -371,8 +375,8 @@ class _Evaluator:
         self.statements += 1
         if self.statements > MOST_STATEMENTS:
             raise ConfigError(
-                f"{self.source.place_of(node)}: more than {MOST_STATEMENTS:,} statements would be followed; no "
-                "script of a job has that many."
+                f"{self.source.place_of(node)}: more than {MOST_STATEMENTS:,} statements would be followed; "
+                "no script of a job has that many."
             )
         follow = _STATEMENTS.get(node.type)
         if follow is not None:
@@ -389,6 +393,11 @@ class _Evaluator:
 
     def _simple(self, node: "Node", children: Sequence["Node"]) -> None:
         """Follow a simple command: assignments, words and redirections."""
+        outer_stdin = self.stdin
+        self._run_words(node, children)
+        self.stdin = outer_stdin
+
+    def _run_words(self, node: "Node", children: Sequence["Node"]) -> None:
         assignments: list[tuple[str, Variable]] = []
         words: list[Runs] = []
         place = self.source.place_of(node)
@@ -473,9 +482,7 @@ class _Evaluator:
         conditions = [*self.conditions, self.state.doubts] if self.state.doubts else self.conditions
         calls, functions = self.calls, dict(self.state.functions)
 
-        def inner(
-            text: Runs, arguments: Sequence[Runs], more: Mapping[str, Variable]
-        ) -> list[Command]:
+        def inner(text: Runs, arguments: Sequence[Runs], more: Mapping[str, Variable]) -> list[Command]:
             return self._inner(text, arguments, exported | dict(more), calls, functions)
 
         def read_file(
@@ -506,7 +513,7 @@ class _Evaluator:
         arguments: Sequence[Runs],
         environment: Mapping[str, Variable],
         calls: int,
-        functions: Mapping[str, object],
+        functions: Mapping[str, Function],
     ) -> list[Command]:
         """Return the commands of a script that another shell reads: `bash -c TEXT`, `bash FILE`."""
         if calls >= MOST_CALLS:
@@ -547,6 +554,10 @@ class _Evaluator:
         unknowns = [part for runs in words for part in unknowns_of(runs)]
         unknowns += unknowns_of(self.stdin or ())
         place = word_of(words[0]).place
+        head = text_of(words[0])
+        if self.stdin is not None and (head == "tee" or (head == "cat" and len(words) == 1)):
+            self.sink += self.stdin
+            return
         if not unknowns:
             try:
                 stdin = text_of(self.stdin) if self.stdin is not None else None
@@ -560,14 +571,10 @@ class _Evaluator:
                 return
             except NotComputed:
                 pass
-        elif text_of(words[0]) in ("echo", "cat", "printf") and len(words) > 1 and not self.stdin:
-            if text_of(words[0]) == "echo" and not text_of(words[1]).startswith("-"):
-                for number, runs in enumerate(words[1:]):
-                    self.sink += [*([Run(" ", place)] if number else []), *runs]
-                self.sink.append(Run("\n", place))
-                return
-        elif text_of(words[0]) in ("cat", "tee") and self.stdin and len(words) == 1:
-            self.sink += self.stdin
+        elif head == "echo" and len(words) > 1 and not text_of(words[1]).startswith("-"):
+            for number, runs in enumerate(words[1:]):
+                self.sink += [*([Run(" ", place)] if number else []), *runs]
+            self.sink.append(Run("\n", place))
             return
         shown = " ".join(text_of(runs) for runs in words)
         found = Unknown(f"$({shown})", "", place, f"$({shown}) is not run", tuple(unknowns))
@@ -583,7 +590,7 @@ class _Evaluator:
 
     def _call(self, name: str, arguments: list[Runs], assignments: list[tuple[str, Variable]]) -> None:
         """Follow the body of a function."""
-        source, body = self.state.functions[name]  # type: ignore[misc]
+        function = self.state.functions[name]
         outer_arguments, outer = self.state.arguments, (self.source, self.expansion)
         before = {name: self.state.variables.get(name) for name, _ in assignments}
         doubts = self.state.doubts
@@ -592,9 +599,9 @@ class _Evaluator:
         self.state.arguments = tuple(arguments)
         self.frames.append({})
         self.calls += 1
-        self.source, self.expansion = source, Expansion(self, source)
+        self.source, self.expansion = function.source, Expansion(self, function.source)
         stdin, self.stdin = self.stdin, None
-        self.statement(body)
+        self.statement(function.body)
         self.stdin = stdin
         self.source, self.expansion = outer
         self.calls -= 1
@@ -649,7 +656,9 @@ class _Evaluator:
             elements = dict(old.elements) if old is not None else {}
             if adds:
                 runs = (*elements.get(key, ()), *runs)
-            return name, Variable(_ordered(elements | {key: runs}, kind), "table" if kind == "table" else "list")
+            return name, Variable(
+                _ordered(elements | {key: runs}, kind), "table" if kind == "table" else "list"
+            )
         if adds and old is None and not self.state.doubts:
             # Nothing here sets it: bash adds to what the environment holds, which is nothing for most.
             return name, text_variable(runs)
@@ -672,9 +681,7 @@ class _Evaluator:
         except (Undecided, NotArithmetic):
             return self.lost(name, place, "its number is not known")
 
-    def _list(
-        self, name: str, node: "Node", old: Variable | None, kind: str, place: str
-    ) -> Variable:
+    def _list(self, name: str, node: "Node", old: Variable | None, kind: str, place: str) -> Variable:
         """Return the value of NAME=(...)."""
         elements = dict(old.elements) if old is not None else {}
         index = max((int(key) for key in elements if key.isdigit()), default=-1) + 1
@@ -721,8 +728,10 @@ class _Evaluator:
                 name, variable = self._assignment(child, kind)
                 self._declared(keyword, options, name, variable)
                 continue
-            for runs in [self.expansion.value(child)] if child.type == "variable_name" else (
-                self.expansion.words(child)
+            for runs in (
+                [self.expansion.value(child)]
+                if child.type == "variable_name"
+                else (self.expansion.words(child))
             ):
                 text = text_of(runs)
                 if re.fullmatch(r"[-+][A-Za-z]+", text):
@@ -741,10 +750,10 @@ class _Evaluator:
 
     def _prepare(self, keyword: str, options: str, name: str) -> None:
         """Make a variable local to the function, if the declaration does."""
-        if self.frames and keyword in ("local", "declare", "typeset") and "g" not in options:
-            if name not in self.frames[-1]:
-                self.frames[-1][name] = self.state.variables.get(name)
-                self.state.variables[name] = Variable({}, "unset")
+        is_local = keyword in ("local", "declare", "typeset") and "g" not in options
+        if self.frames and is_local and name not in self.frames[-1]:
+            self.frames[-1][name] = self.state.variables.get(name)
+            self.state.variables[name] = Variable({}, "unset")
         if "i" in options:
             old = self.state.variables.get(name)
             elements, kind = (old.elements, old.kind) if old else ({}, "unset")
@@ -763,13 +772,15 @@ class _Evaluator:
             old = self.variable(name, "")
         if old is not None and exports:
             self.state.variables[name] = Variable(old.elements, old.kind, True, old.integer)
-        elif old is None and ("a" in options or "A" in options):
-            self.state.variables[name] = Variable({}, "table" if "A" in options else "list")
-        elif old is not None and old.kind == "unset" and ("a" in options or "A" in options):
+        elif (old is None and ("a" in options or "A" in options)) or (
+            old is not None and old.kind == "unset" and ("a" in options or "A" in options)
+        ):
             self.state.variables[name] = Variable({}, "table" if "A" in options else "list")
 
     def _unset_node(self, node: "Node") -> None:
-        words = [word for child in node.children[1:] if child.is_named for word in self.expansion.words(child)]
+        words = [
+            word for child in node.children[1:] if child.is_named for word in self.expansion.words(child)
+        ]
         self._unset([(Run("unset", ""),), *words], self.source.place_of(node))
 
     # --- builtins -----------------------------------------------------------------------------------
@@ -893,7 +904,7 @@ class _Evaluator:
         if head != "read":
             lines = text.removesuffix("\n").split("\n")
             lines = lines if "t" in options else [f"{line}\n" for line in lines]
-            elements = {str(at): (Run(line, place),) for at, line in enumerate(lines)}
+            elements: dict[str, Runs] = {str(at): (Run(line, place),) for at, line in enumerate(lines)}
             self.assign(names[0] if names else "MAPFILE", Variable(elements, "list"))
             return
         line = text.partition("\n")[0]
@@ -1021,8 +1032,7 @@ class _Evaluator:
                 text = self.source.of(node)
                 if text in ("[", "]", "[[", "]]"):
                     continue
-                runs = None if double else (Run(text, self.source.place_of(node)),)
-                yield Token(text, runs)
+                yield Token(text, None if double else (Run(text, self.source.place_of(node)),))
             elif double:
                 runs = self.expansion.value(node)
                 yield Token(text_of(runs), runs)
@@ -1107,9 +1117,7 @@ class _Evaluator:
                 target.append(child)
         self._branches([(condition, body), *parts], otherwise)
 
-    def _branches(
-        self, parts: list[tuple[list["Node"], list["Node"]]], otherwise: list["Node"]
-    ) -> None:
+    def _branches(self, parts: list[tuple[list["Node"], list["Node"]]], otherwise: list["Node"]) -> None:
         if not parts:
             self._set_status(True)
             self.block(otherwise)
@@ -1314,9 +1322,7 @@ class _Evaluator:
         for name, at in (changed | documents).items():
             old = self.state.variables.get(name)
             lost = self._lost_in_loop(name, changed.get(name) or at or place, causes)
-            self.state.variables[name] = Variable(
-                lost.elements, lost.kind, bool(old and old.exported), False
-            )
+            self.state.variables[name] = Variable(lost.elements, lost.kind, bool(old and old.exported), False)
         self.state.flow, self.state.levels, self.state.doubts = "", 0, outer
         self._set_status(True)
 
@@ -1344,7 +1350,7 @@ class _Evaluator:
         name_node = node.child_by_field_name("name")
         body = node.child_by_field_name("body")
         if name_node is not None and body is not None:
-            self.state.functions[self.source.of(name_node)] = (self.source, body)
+            self.state.functions[self.source.of(name_node)] = Function(self.source, body)
         self._set_status(True)
 
     def _subshell(self, node: "Node") -> None:
@@ -1388,11 +1394,15 @@ class _Evaluator:
         after: list[Node] = []
         piped: list[Node] = []
         extra: list[Node] = []
+        descriptor = _descriptor(self.source, node, body)
         for child in node.children:
             if child == body:
                 continue
             if child.type == "file_redirect":
+                before = list(written)
                 self._redirect(child, written, extra)
+                if descriptor not in ("", "1") and body is not None and child.start_byte == body.end_byte:
+                    written = before
             elif child.type == "herestring_redirect":
                 self.stdin = self._herestring(child)
             elif child.type == "heredoc_redirect":
@@ -1408,8 +1418,8 @@ class _Evaluator:
         if target or piped:
             self.sink = []
         if body is not None:
-            if extra and body.type == "command":
-                self._simple(body, [*body.children, *extra])
+            if (extra or descriptor) and body.type == "command":
+                self._simple(body, [*(body.children[:-1] if descriptor else body.children), *extra])
             else:
                 self.statement(body)
         printed = _collapsed(tuple(self.sink or ())) if target or piped else ()
@@ -1450,7 +1460,8 @@ class _Evaluator:
             runs = tuple(run for run in self.expansion.value(body) if run.text)
         if tabs:
             runs = tuple(
-                run._replace(text=re.sub(r"(?m)^\t+", "", run.text)) if not run.unknown else run for run in runs
+                run._replace(text=re.sub(r"(?m)^\t+", "", run.text)) if not run.unknown else run
+                for run in runs
             )
         return runs or (Run("", self.source.place_of(body), True),)
 
@@ -1577,6 +1588,17 @@ def _collapsed(runs: Runs) -> Runs:
     return tuple(run._replace(quoted=True) for run in runs)
 
 
+def _descriptor(source: Source, node: "Node", body: "Node | None") -> str:
+    """Return the descriptor of `command 2>> log` if the parser takes it for an argument; else ""."""
+    if body is None or body.type != "command" or not body.children:
+        return ""
+    text = source.of(body.children[-1])
+    follows = any(
+        child.type == "file_redirect" and child.start_byte == body.end_byte for child in node.children
+    )
+    return text if follows and text.isdigit() and len(text) == 1 else ""
+
+
 def _is_list(runs: Runs) -> bool:
     """Return whether a word may be several words, or none: an unquoted part that is not known."""
     return any(run.unknown is not None and not run.quoted for run in runs) and all(
@@ -1635,7 +1657,15 @@ def _is_code(root: "Node", byte: int) -> bool:
     """Return whether a byte is outside of comments, strings and here-documents."""
     node = root.descendant_for_byte_range(byte, byte + 1)
     while node is not None:
-        if node.type in ("comment", "raw_string", "string", "heredoc_body", "ansi_c_string", "regex", "array"):
+        if node.type in (
+            "comment",
+            "raw_string",
+            "string",
+            "heredoc_body",
+            "ansi_c_string",
+            "regex",
+            "array",
+        ):
             return False
         node = node.parent
     return True

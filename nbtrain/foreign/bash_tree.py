@@ -89,7 +89,12 @@ def parse(source: Source) -> "Node":
     if root.has_error and (node := _first_error(root)) is not None:
         text = source.of(node).strip()
         if node.is_missing:
-            message = f"{source.place_of(node)}: not valid bash: {node.type} is missing."
+            missing = {
+                "heredoc_end": "the line that ends the here-document",
+                '"': 'the closing "',
+                "word": "a word",
+            }.get(node.type, node.type)
+            message = f"{source.place_of(node.parent or node)}: not valid bash: {missing} is missing."
         elif placeholder := re.match(r"<[^<>|&;\n]+>", text):
             message = (
                 f"{source.place_of(node)}: {shortened(placeholder.group(0))} is a placeholder, which bash "

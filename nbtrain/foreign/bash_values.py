@@ -6,9 +6,14 @@ knows. Values never change, so that a subshell, a branch or a function works on 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nbtrain.foreign.located import Unknown, Word
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+    from nbtrain.foreign.bash_tree import Source
 
 
 class Run(NamedTuple):
@@ -82,12 +87,20 @@ def text_variable(runs: Runs, exported: bool = False) -> Variable:
     return Variable({"0": runs}, "text", exported)
 
 
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the script."""
+
+    source: "Source"
+    body: "Node"
+
+
 @dataclass(slots=True)
 class State:
-    """What the shell knows at a point of the script."""
+    """Variables, functions and arguments at a point of the script."""
 
     variables: dict[str, Variable] = field(default_factory=dict)
-    functions: dict[str, object] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
     arguments: tuple[Runs, ...] | None = None
     """Arguments of the script or the function; None if only the caller knows them."""
     flow: str = ""
@@ -180,15 +193,22 @@ def _either(
             start, end = old.elements.get("0", ()), new.elements.get("0", ())
             added = _added(start, end)
             if added and not unknowns_of(added) and start:
-                place = added[0].place
-                tail = changed_at(name, place, condition, ("", text_of(added)))
-                return Variable({"0": (*start, *tail.elements["0"])}, "text", exported)
+                text = text_of(added)
+                blanks = text[: len(text) - len(text.lstrip())]
+                place = next((run.place for run in added if run.text.strip()), added[0].place)
+                tail = changed_at(name, place, condition, ("", text.lstrip()))
+                if tail.unknown is None:
+                    return Variable(tail.elements, "text", exported)  # the user passed the value
+                between = (Run(blanks, place),) if blanks else ()
+                return Variable({"0": (*start, *between, *tail.elements["0"])}, "text", exported)
         if old and new and old.kind == new.kind == "list" and len(new.elements) > len(old.elements):
-            added = tuple(runs for key, runs in new.elements.items() if key not in old.elements)
+            more = [runs for key, runs in new.elements.items() if key not in old.elements]
             kept = all(_same_runs(runs, new.elements[key]) for key, runs in old.elements.items())
-            if kept and added and not any(unknowns_of(runs) for runs in added):
-                text = " ".join(text_of(runs) for runs in added)
-                tail = changed_at(name, word_of(added[0]).place, condition, ("", text))
+            if kept and more and not any(unknowns_of(runs) for runs in more):
+                text = " ".join(text_of(runs) for runs in more)
+                tail = changed_at(name, word_of(more[0]).place, condition, ("", text))
+                if tail.unknown is None:
+                    return Variable(tail.elements, "text", exported)
                 key = next(key for key in new.elements if key not in old.elements)
                 return Variable(old.elements | {key: tail.elements["0"]}, "list", exported)
     newer = longer if longer is not None and longer is not shorter else shorter

@@ -7,6 +7,7 @@ from nbtrain.base.findings import FATAL, Finding
 from nbtrain.config.schema import RunConfig
 from nbtrain.foreign.flags import Arguments, Setting, Table
 from nbtrain.foreign.job import Job
+from nbtrain.foreign.located import Unknown, question
 
 
 @dataclass
@@ -35,6 +36,8 @@ class Reading:
     """Errors about settings that cannot be imported. `key` is the field that can be overridden instead, or
     "".
     """
+    questions: dict[tuple[str, str], dict[str, Unknown]] = field(default_factory=dict)
+    """{(variable, place): {field: value}} of the values that only the running shell knows."""
 
     @property
     def table(self) -> Table:
@@ -64,15 +67,45 @@ class Reading:
 
     def _is_outside(self, dest: str, key: str) -> bool:
         setting = self.setting(dest) if dest else None
-        outside = setting.word.from_outside if setting and setting.word is not None else ""
-        if setting and outside:
-            text = f"{setting.text}: the script gets {outside} from outside"
+        if setting is None:
+            return False
+        words = [word for word in (setting.words or [setting.word]) if word is not None]
+        outside = next((word for word in words if word.from_outside), None)
+        if outside is None:
+            return False
+        if outside.unknowns:
+            self.ask(key, outside.unknowns[0])
+        else:
             self.fail(
                 key,
                 setting.place,
-                f"{text}. Write the value into the script, or add {key}=... to the command.",
+                f"{setting.text}: {outside.from_outside} is not decided here; write the value, or give "
+                f"{key}=...",
             )
-        return bool(outside)
+        return True
+
+    def ask(self, key: str, unknown: Unknown) -> None:
+        """Fail the import with the question for a value that only the running shell knows. Values that one
+        variable decides are asked for together.
+        """
+        roots = tuple(dict.fromkeys(root for root in unknown.roots() if root.name))
+        asked = self.questions.setdefault(
+            (roots[0].name, roots[0].place) if roots else ("", unknown.place), {}
+        )
+        before = self._asked(asked)
+        asked.setdefault(key, unknown)
+        self.failures = [failure for failure in self.failures if failure not in before]
+        self.failures += self._asked(asked)
+
+    def _asked(self, asked: dict[str, Unknown]) -> list[Finding]:
+        """Return one error for each field that a variable decides, all with the same sentence."""
+        if not asked:
+            return []
+        first = next(iter(asked.values()))
+        others = list(dict.fromkeys(unknown.name for unknown in asked.values() if unknown.name))
+        fields = list(dict.fromkeys(key for key in asked if key))
+        place, text = question(first, fields, others)
+        return [Finding("error", "import", key, place, text, cost=FATAL) for key in asked]
 
     def place(self, dest: str) -> str:
         """Return where a value is set."""

@@ -24,8 +24,8 @@ from nbtrain.foreign.deepspeed_keys import write_json
 from nbtrain.foreign.flags import VERSIONS, Table, find_table
 from nbtrain.foreign.importing import read_job, read_json_alone, said_by, write_once
 from nbtrain.foreign.mapping import ROWS
-from nbtrain.foreign.read import give_json, jobs_of_script
-from nbtrain.foreign.shell import read_script
+from nbtrain.foreign.read import give_json
+from nbtrain.foreign.script_jobs import jobs_of_script
 
 PROGRAM_FILE = "pretrain_gpt.py"
 JSON_FILE = "ds_config.json"
@@ -141,7 +141,7 @@ def _script(writing: Writing) -> str:
 
 def _hints(config: RunConfig, body: str, writing: Writing) -> dict[str, str]:
     """Return {field: comment} for every field that the flags do not express with the run's value."""
-    job = jobs_of_script(read_script(body, f"{config.name}.sh"))[0]
+    job = jobs_of_script(body, f"{config.name}.sh")[0]
     give_json(job, {}, [])
     source = read_job(job, target=writing.table.name)
     said = said_by(source)

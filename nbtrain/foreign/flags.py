@@ -18,7 +18,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.terminal import nearest
-from nbtrain.foreign.located import OUTSIDE, Word
+from nbtrain.foreign.located import Word
 
 TABLES = Path(__file__).with_name("tables")
 
@@ -166,6 +166,8 @@ class Setting:
     place: str
     word: Word | None = None
     """The value as it was written; None for a switch. Only the running shell may know it."""
+    words: tuple[Word, ...] = ()
+    """All values of a flag that takes several."""
 
     @property
     def text(self) -> str:
@@ -223,7 +225,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
     while position < len(words):
         word = words[position]
         position += 1
-        flag, equals, inline = word.text.partition("=")
+        flag, equals, _ = word.text.partition("=")
         if not word.text.startswith("--") or len(word.text) == 2:
             # A list of options that the shell fills in, or a value without a flag.
             if word.from_outside:
@@ -252,7 +254,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
             )
             settings.append(Setting(flag, option, on, word.place))
             continue
-        given = [Word(inline, word.place)] if equals else list(words[position : position + following])
+        given = [word.after("=")] if equals else list(words[position : position + following])
         taken, complaint = _take(option, flag, given, word.place)
         position += 0 if equals else len(taken)
         if complaint:
@@ -266,7 +268,9 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
         values = [value for _, value, _ in converted]
         several = option.nargs not in (None, "?")
         first = taken[0] if taken else Word("", word.place)
-        settings.append(Setting(flag, option, values if several else values[0], word.place, first))
+        settings.append(
+            Setting(flag, option, values if several else values[0], word.place, first, tuple(taken))
+        )
     return Arguments(table, tuple(settings), tuple(complaints), tuple(lists), tuple(ascend))
 
 
@@ -276,7 +280,7 @@ def _may_be_flags(before: Word, word: Word) -> bool:
     """
     weighs = re.fullmatch(r"[\d.]+", before.text)
     every = re.search(r"[@*]\]?\}?$", word.text)
-    return bool(OUTSIDE.fullmatch(word.text) and (every or not weighs))
+    return bool(word.is_outside and (every or not weighs))
 
 
 def _is_value(word: Word) -> bool:

@@ -8,7 +8,8 @@ names it with its file and line. Settings that say nothing about the run are lis
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
 from nbtrain.base.report import Code, Findings, InNotebook, Report, Result
+from nbtrain.base.terminal import shortened
 from nbtrain.config.architectures import expanded
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, flatten, load, override_layer, to_yaml, validate
@@ -43,6 +45,7 @@ from nbtrain.foreign.flags import (
     choose_table,
     find_table,
     parse,
+    tables,
 )
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import TWICE, Document, read_json
@@ -114,10 +117,16 @@ def import_files(
     the run YAML to which a DeepSpeed JSON alone is applied; `target` names program and version if the flags
     leave them open. Raises ConfigError, with file and line of everything that cannot be imported.
     """
-    jobs = read_files(paths)
+    variables, overrides = split_variables(overrides)
+    jobs = read_files(paths, variables)
     if len(jobs) > 1:
         names = ", ".join(f"{job.label} ({job.name.text if job.name else job.kind})" for job in jobs)
-        raise ConfigError(f"{len(jobs)} jobs in these files: {names}. Import one after the other.")
+        programs = [job.program for job in jobs if job.program is not None]
+        if len({job.label for job in jobs}) == 1 and len(programs) == len(jobs):
+            names = ", ".join(f"{word.place} ({word.text})" for word in programs)
+        alternatives = next((job.alternatives for job in jobs if job.alternatives), "")
+        fix = f"\n{alternatives}" if alternatives else " Import one after the other."
+        raise ConfigError(f"{len(jobs)} jobs in these files: {names}.{fix}")
     layer = override_layer(overrides)
     if jobs[0].own_run is not None:
         config = load(run_of(jobs[0]), overrides)
@@ -140,6 +149,42 @@ def import_files(
     check_config(config)
     text = _yaml(source, located.value, f"Made by nbtrain import from {jobs[0].label} ({source.table.name}).")
     return Imported(config, text, tuple(source.notes), source.table.name)
+
+
+def split_variables(overrides: Overrides) -> tuple[dict[str, str], Overrides]:
+    """Separate values of the scripts' variables (TP=4) from overrides of fields (parallel.zero_stage=1)."""
+    if not overrides:
+        return {}, overrides
+    if isinstance(overrides, Mapping):
+        names = {
+            key: "" if value is None else str(value)
+            for key, value in overrides.items()
+            if _is_variable(str(key)) and not isinstance(value, Mapping)
+        }
+        return names, {key: value for key, value in overrides.items() if key not in names}
+    try:
+        words = shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
+    except (ValueError, TypeError):
+        return {}, overrides
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=") if isinstance(word, str) else ("", "", "")
+        if equals and _is_variable(name):
+            found[name] = value
+        else:
+            rest.append(word)
+    return found, rest
+
+
+def _is_variable(name: str) -> bool:
+    """Return whether a name is that of a shell's variable or argument, and not that of a field."""
+    if name.isdigit():
+        return True
+    field = RunConfig.model_fields.get(name)
+    section = field.annotation if field is not None else None
+    is_section = isinstance(section, type) and issubclass(section, BaseModel)
+    return bool(re.fullmatch(r"[A-Za-z_]\w*", name)) and (field is None or is_section)
 
 
 def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
@@ -236,6 +281,8 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
         source.fail("", place, words)
     for key, place, words in job.asked:
         source.fail(key, place, words)
+    for key, unknown in job.unknown:
+        source.ask(key, unknown)
     if job.kind in ALONE:
         if job.deepspeed is not None:
             read_alone(source, job.deepspeed)
@@ -256,6 +303,7 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
             "both. Remove one of them.",
         )
     _lists(source)
+    source.notes += job.remarks
     for row in ROWS:
         row.read(source)
     _compare_batch(source)
@@ -307,28 +355,40 @@ def _name(job: Job) -> str:
 
 
 def _lists(source: Reading) -> None:
-    """Check lists of flags that only the shell knows. A list that nothing sets is empty; any other is
-    refused.
+    """Check lists of flags that only the shell knows. A list that nothing sets is empty; any other is asked
+    for, unless none of the flags that it may hold says anything about the run.
     """
     for word in source.arguments.lists:
-        names = [name for name in source.job.undecided if re.search(rf"\b{name}\b", word.text)]
-        if names:
-            source.fail(
-                "",
-                source.job.undecided[names[0]],
-                f"{word.text}: only the shell knows its value (set in a "
-                "loop, in a function, under a condition, by a command, or used in a form that is not read); "
-                f"its flags may change the run. Write them out, or remove {word.text}.",
+        unknown = word.unknowns[0] if word.unknowns else None
+        if unknown is None or unknown.is_absent:
+            source.note(word.place, f"{word.text}: the file does not set it, so it counts as empty.")
+        elif unknown.choices and all(_without_effect(source, text) for text in unknown.choices):
+            texts = " or ".join(shortened(" ".join(text.split())) or "nothing" for text in unknown.choices)
+            source.note(
+                unknown.place, f"{unknown.name} gets {texts}, which is not decided here: the run is the same."
             )
-        elif re.match(r"\$\(|`", word.from_outside):
+        elif unknown.name:
+            source.ask("", unknown)
+        else:
             source.fail(
                 "",
                 word.place,
                 f"{word.text}: what this command prints may be flags that change the run. "
                 f"Write them out, or remove {word.text}.",
             )
-        else:
-            source.note(word.place, f"{word.text}: the file does not set it, so it counts as empty.")
+
+
+def _without_effect(source: Reading, text: str) -> bool:
+    """Return whether a text is flags that say nothing about the run, in any version of the program."""
+    words = [Word(part, "", ()) for part in text.split()]
+    return any(_says_nothing(parse(table, words)) for table in tables(source.program))
+
+
+def _says_nothing(found: Arguments) -> bool:
+    dests = [setting.option.dest for setting in found.settings]
+    return not (found.complaints or found.lists) and all(
+        dest not in MAPPED and without_meaning(dest) for dest in dests
+    )
 
 
 def _other_flags(source: Reading) -> None:

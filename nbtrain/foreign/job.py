@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from nbtrain.base.findings import Finding
 from nbtrain.config.imported import ImportedFile
 from nbtrain.foreign.json_comments import Document
-from nbtrain.foreign.located import Value, Word
+from nbtrain.foreign.located import Unknown, Value, Word
 
 
 @dataclass(slots=True)
@@ -34,6 +35,8 @@ class Job:
     """(place, text) of settings that no field takes, for the notes of the import."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """(field, place, text) of what only the cluster knows; the command may set the field instead."""
+    unknown: list[tuple[str, Unknown]] = field(default_factory=list)
+    """(field, value) of what only the running shell knows; the command may set the field instead."""
     refused: list[tuple[str, str]] = field(default_factory=list)
     """(place, text) of settings with which the job cannot be imported."""
     workers: Value | None = None
@@ -67,16 +70,22 @@ class Job:
     """JSON files that the script or a ConfigMap writes, by name."""
     substitutions: list[tuple[str, str]] = field(default_factory=list)
     """Substitutions by sed, for a template of the JSON."""
-    undecided: dict[str, str] = field(default_factory=dict)
-    """{variable: place} for variables of the script that only the shell may set."""
+    remarks: list[Finding] = field(default_factory=list)
+    """Facts for the author of the script, such as a comment that ends a command."""
+    alternatives: str = ""
+    """The sentence that asks for what decides between several launches of a script."""
     comments: list[tuple[str, str]] = field(default_factory=list)
+
+    def is_asked(self, key: str) -> bool:
+        """Return whether the import asks for a field already."""
+        return any(asked == key for asked, *_ in (*self.asked, *self.unknown))
 
     def flag(self, *names: str) -> Word | None:
         """Return the value of a flag before any table is used; None if the flag is not set."""
         for number, word in enumerate(self.flags):
-            name, equals, inline = word.text.partition("=")
+            name, equals, _ = word.text.partition("=")
             if name in names:
                 if equals:
-                    return Word(inline, word.place)
+                    return word.after("=")
                 return self.flags[number + 1] if number + 1 < len(self.flags) else word
         return None

@@ -19,7 +19,7 @@ from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
 from nbtrain.foreign.conversion import Reading
-from nbtrain.foreign.importing import ALONE, nested, read_job
+from nbtrain.foreign.importing import ALONE, nested, read_job, split_variables
 from nbtrain.foreign.lint_flags import FLAG_RULES, number, ranks_of
 from nbtrain.foreign.lint_json import JSON_RULES
 from nbtrain.foreign.own_files import run_of
@@ -34,9 +34,10 @@ def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str =
 
     `target` names program and version if the flags leave them open.
     """
+    variables, overrides = split_variables(overrides)
     layer = override_layer(overrides)
     given = dict(flatten(layer.value))
-    jobs = read_files(paths)
+    jobs = read_files(paths, variables)
     runs = [load(run_of(job), overrides, check=False) for job in jobs if job.own_run is not None]
     sources = [read_job(job, given, target) for job in jobs if job.own_run is None]
     findings = [finding for run in runs for finding in _of_run(run)]
@@ -46,6 +47,7 @@ def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str =
             findings += [replace(failure, rule="a_program_is_known") for failure in source.failures]
             continue
         found = [finding for rule in RULES for finding in rule(source)]
+        found += source.job.remarks
         found += states_fit_the_cluster(source, given)
         findings += [*found, *_as_run(source, layer, found)]
     return by_cost(findings)

@@ -185,9 +185,9 @@ def data_parallel_size(source: Reading) -> int:
 def flags_are_open(source: Reading) -> bool:
     """Return whether flags are in a variable that only the shell knows. Such flags may set any size."""
     return any(
-        re.search(rf"\b{name}\b", word.text)
+        unknown.reason or not unknown.name
         for word in source.arguments.lists
-        for name in source.job.undecided
+        for unknown in word.unknowns or ()
     )
 
 

@@ -1,7 +1,7 @@
 """Words and values of the user's files with their places, so that every message names file and line."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,37 @@ class Value:
 
     value: Any
     place: str
+
+
+def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[str] = ()) -> tuple[str, str]:
+    """Return the place and the sentence that ask for an unknown value.
+
+    `fields` are the run's fields that need it, and `dependents` the variables that it decides.
+    """
+    named = [root for root in dict.fromkeys(unknown.roots()) if root.name]
+    given = " and ".join(f"{name}=..." for name in fields) if len(fields) <= MOST_FIELDS else ""
+    if not named:
+        shown = unknown.name or unknown.text
+        reason = f" ({unknown.reason})" if unknown.reason else ""
+        return unknown.place, (
+            f"{shown} is not decided here{reason}; give {given}"
+            if given
+            else f"{shown} is not decided here{reason}. Write its value into the script."
+        )
+    root = named[0]
+    reason = root.reason or "no file sets it"
+    names = list(dict.fromkeys(part.name for part in named))
+    decided = [name for name in dict.fromkeys((unknown.name, *dependents)) if name and name not in names]
+    decides = f", and decides {', '.join(decided)}" if decided else ""
+    wanted = " ".join(f"{name}=..." for name in names)
+    if len(decided) == 1:
+        wanted += f" or {decided[0]}=..."
+    instead = f", or {given}" if given else ""
+    return root.place, f"{root.name} is not decided here ({reason}){decides}; give {wanted}{instead}"
+
+
+# Fields that a question names; a variable that decides more is asked for alone.
+MOST_FIELDS = 3
 
 
 def whole(word: Word | Value, what: str) -> int:

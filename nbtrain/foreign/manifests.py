@@ -4,17 +4,17 @@ Fields follow their operators' definitions: batch.tensorstack.dev/v1beta1 (DeepS
 v2beta1 (PyTorchJob, MPIJob), trainer.kubeflow.org/v1alpha1 (TrainJob).
 """
 
-from collections.abc import Sequence
-from pathlib import PurePosixPath
+import re
+from collections.abc import Mapping, Sequence
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.other_files import JOB_KINDS
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.kubernetes_place import is_gpu, read_place
-from nbtrain.foreign.launch import Launch, find_launch
-from nbtrain.foreign.located import Value, Word, quantity, whole
+from nbtrain.foreign.launch import Launch, Place
+from nbtrain.foreign.located import Unknown, Value, Word, quantity, whole
 from nbtrain.foreign.own_files import own_manifest
-from nbtrain.foreign.shell import read_script
+from nbtrain.foreign.script_jobs import Given, launch_in_words
 from nbtrain.foreign.yaml_tree import Tree
 
 # The label of NVIDIA's GPU feature discovery: the device's name with dashes instead of spaces.
@@ -22,7 +22,7 @@ PRODUCT = "nvidia.com/gpu.product"
 
 
 def read_manifests(
-    trees: Sequence[Tree], scripts: dict[str, Word] | None = None
+    trees: Sequence[Tree], scripts: Mapping[str, Word] | None = None, given: Given | None = None
 ) -> tuple[list[Job], dict[str, Word]]:
     """Return the jobs of all documents, and the JSON files of their ConfigMaps by name.
 
@@ -31,7 +31,8 @@ def read_manifests(
     jobs: list[Job] = []
     files: dict[str, Word] = {}
     claims: dict[str, Value] = {}
-    mounted = (scripts or {}) | _mounted(trees)
+    mounted = dict(scripts or {}) | _mounted(trees)
+    values = given or Given()
     maps = {
         name.text: tree
         for tree in trees
@@ -57,7 +58,7 @@ def read_manifests(
             if name and size:
                 claims[name.text] = Value(int(quantity(size, "storage")), size.place)
         elif kind.text in JOB_KINDS:
-            jobs.append(_job_of(tree, kind.text))
+            jobs.append(_job_of(tree, kind.text, values))
         elif meant := next((one for one in JOB_KINDS if one.lower() == kind.text.lower()), None):
             raise ConfigError(f"{kind.place}: kind = {kind.text}: the kind is spelled {meant}.")
     for job in jobs:
@@ -72,8 +73,8 @@ def _kind(tree: Tree) -> str:
     return kind.text if kind else ""
 
 
-def _job_of(tree: Tree, kind: str) -> Job:
-    job = _READERS[kind](tree)
+def _job_of(tree: Tree, kind: str, given: Given) -> Job:
+    job = _READERS[kind](tree, given)
     if own_manifest(tree, job):
         return job
     read_place(tree, job, tuple(_pods(tree, kind)), MAIN_CONTAINER[kind])
@@ -113,39 +114,50 @@ def _mounted(trees: Sequence[Tree]) -> dict[str, Word]:
     return {name: word for name, word in found.items() if not name.endswith(".json")}
 
 
-def _deepspeed_job(tree: Tree) -> Job:
+def _deepspeed_job(tree: Tree, given: Given) -> Job:
     job = _job(tree, "DeepSpeedJob")
     replicas = tree.find("spec.worker.replicas")
     job.nodes = Value(whole(replicas, "replicas"), replicas.place) if replicas else Value(1, tree.label)
     job.gpus_per_node = tree.find("spec.config.slotsPerWorker")
-    _container(tree, job, "spec.worker.template.spec", "worker")
+    slots = job.gpus_per_node
+    _container(tree, job, "spec.worker.template.spec", "worker", given)
     for form in ("python", "module", "exec"):
         words = tree.words(f"spec.config.run.{form}")
-        if len(words) == 1 and " " in words[0].text:
-            words = _script_words(words[0], job)
         if not words:
             continue
-        if form == "exec":
-            _take(job, find_launch(words))
+        if form == "exec" or (len(words) == 1 and " " in words[0].text):
+            _take_words(tree, job, words, {}, given)
         else:
             job.program, job.flags = words[0], words[1:]
     if custom := tree.word("spec.config.customCommand"):
-        _take(job, find_launch(_script_words(custom, job)))
+        _take_words(tree, job, [custom], {}, given)
+    job.gpus_per_node = job.gpus_per_node or slots
     return job
 
 
-def _pytorch_job(tree: Tree) -> Job:
+def _pytorch_job(tree: Tree, given: Given) -> Job:
     job = _job(tree, "PyTorchJob")
-    replicas, master = 0, job.flags
-    for role in ("Master", "Worker"):
-        if tree.find(f"spec.pytorchReplicaSpecs.{role}"):
-            found = tree.find(f"spec.pytorchReplicaSpecs.{role}.replicas")
-            replicas += whole(found, "replicas") if found else 1
-            job.nodes = Value(replicas, found.place if found else tree.label)
-            _container(tree, job, f"spec.pytorchReplicaSpecs.{role}.template.spec", "pytorch")
-            _same_flags(master, job.flags)
-            master = job.flags
-    if ranks := tree.find("spec.nprocPerNode"):
+    roles = [role for role in ("Master", "Worker") if tree.find(f"spec.pytorchReplicaSpecs.{role}")]
+    for role in roles:
+        found = tree.find(f"spec.pytorchReplicaSpecs.{role}.replicas")
+        before = job.nodes.value if job.nodes else 0
+        place = found.place if found else tree.label
+        job.nodes = Value(before + (whole(found, "replicas") if found else 1), place)
+    ranks = tree.find("spec.nprocPerNode")
+    each = int(ranks.value) if ranks and str(ranks.value).isdigit() else 1
+    operator: dict[str, Value | None] = {"RANK": None, "MASTER_ADDR": None, "PET_NODE_RANK": None}
+    if job.nodes:
+        operator |= {"PET_NNODES": job.nodes, "WORLD_SIZE": Value(job.nodes.value * each, job.nodes.place)}
+    if ranks:
+        operator["PET_NPROC_PER_NODE"] = ranks
+    first: list[Word] = []
+    for role in roles:
+        job.gpus_per_node, job.flags = None, []
+        pod = f"spec.pytorchReplicaSpecs.{role}.template.spec"
+        _container(tree, job, pod, "pytorch", given, operator)
+        _same_flags(first, job.flags)
+        first = first or job.flags
+    if ranks and not job.gpus_per_node and not job.is_asked("resources.gpus_per_node"):
         job.gpus_per_node = ranks if str(ranks.value).isdigit() else job.gpus_asked
     return job
 
@@ -163,18 +175,26 @@ def _same_flags(master: list[Word], worker: list[Word]) -> None:
             )
 
 
-def _mpi_job(tree: Tree) -> Job:
+def _mpi_job(tree: Tree, given: Given) -> Job:
     job = _job(tree, "MPIJob")
-    job.nodes = tree.find("spec.mpiReplicaSpecs.Worker.replicas") or Value(1, tree.label)
-    _container(tree, job, "spec.mpiReplicaSpecs.Launcher.template.spec", "")
-    job.gpus_asked = job.cpus = job.memory_bytes = None
+    replicas = tree.find("spec.mpiReplicaSpecs.Worker.replicas")
+    job.nodes = workers = (
+        Value(whole(replicas, "replicas"), replicas.place) if replicas else Value(1, tree.label)
+    )
     worker = Job("", "")
-    _container(tree, worker, "spec.mpiReplicaSpecs.Worker.template.spec", "")
+    _container(tree, worker, "spec.mpiReplicaSpecs.Worker.template.spec", "", given)
+    job.gpus_asked = worker.gpus_asked
+    _container(tree, job, "spec.mpiReplicaSpecs.Launcher.template.spec", "", given)
     job.gpus_asked, job.cpus, job.memory_bytes = worker.gpus_asked, worker.cpus, worker.memory_bytes
     job.volumes += worker.volumes
     job.gpu_product = worker.gpu_product or job.gpu_product
     job.environment = worker.environment | job.environment
-    job.gpus_per_node = slots = tree.find("spec.slotsPerWorker") or Value(1, tree.label)
+    slots = tree.find("spec.slotsPerWorker") or Value(1, tree.label)
+    if job.gpus_per_node or job.is_asked("resources.gpus_per_node"):
+        if job.nodes and job.nodes.value < workers.value and not job.is_asked("resources.nodes"):
+            job.workers = workers
+        return job
+    job.gpus_per_node, job.nodes = slots, workers
     if job.world_size and str(job.nodes.value).isdigit() and str(slots.value).isdigit():
         # mpirun fills the slots of one worker after another.
         world, all_slots = job.world_size.value, int(job.nodes.value) * int(slots.value)
@@ -188,7 +208,7 @@ def _mpi_job(tree: Tree) -> Job:
     return job
 
 
-def _train_job(tree: Tree) -> Job:
+def _train_job(tree: Tree, given: Given) -> Job:
     job = _job(tree, "TrainJob")
     runtime = tree.word("spec.runtimeRef.name")
     policy = tree.runtimes.get(runtime.text) if runtime else None
@@ -198,14 +218,16 @@ def _train_job(tree: Tree) -> Job:
     job.image = tree.find("spec.trainer.image")
     _environment(tree, job, "spec.trainer.env")
     _resources(tree, job, "spec.trainer.resourcesPerNode")
-    _take_words(job, [*tree.words("spec.trainer.command"), *tree.words("spec.trainer.args")])
     ranks = tree.find("spec.trainer.numProcPerNode")
+    operator = {"PET_NNODES": job.nodes, "PET_NPROC_PER_NODE": ranks, "PET_NODE_RANK": None}
+    words = [*tree.words("spec.trainer.command"), *tree.words("spec.trainer.args")]
+    _take_words(tree, job, words, operator, given)
     if ranks is not None and str(ranks.value) in ("auto", "gpu"):
         ranks = job.gpus_asked  # torchrun counts the GPUs of the container
         job.gpus_per_node = ranks
     elif ranks is not None and not str(ranks.value).isdigit():
-        words = f"numProcPerNode = {ranks.value}: only the cluster knows how many ranks that are."
-        job.asked.append(("resources.gpus_per_node", ranks.place, words))
+        text = f"numProcPerNode = {ranks.value}: only the cluster knows how many ranks that are."
+        job.asked.append(("resources.gpus_per_node", ranks.place, text))
         ranks = None
     job.gpus_per_node = ranks or job.gpus_per_node or job.gpus_asked
     # Pods are patched under runtimePatches, or under podTemplateOverrides in earlier versions.
@@ -231,19 +253,27 @@ def _job(tree: Tree, kind: str) -> Job:
     return Job(kind, tree.label, name=tree.word("metadata.name"), scripts=tree.scripts)
 
 
-def _container(tree: Tree, job: Job, pod: str, wanted: str) -> None:
-    """Read image, environment, resources, volumes and command of a pod's training container."""
+def _container(
+    tree: Tree,
+    job: Job,
+    pod: str,
+    wanted: str,
+    given: Given,
+    operator: Mapping[str, Value | None] | None = None,
+) -> None:
+    """Read image, environment, resources, volumes and command of a pod's training container.
+
+    `operator` holds the variables that the operator sets; None for one that only the pod knows.
+    """
     containers = tree.find(f"{pod}.containers")
     count = len(containers.value) if containers and isinstance(containers.value, list) else 0
-    names = [tree.word(f"{pod}.containers.{at}.name") for at in range(count)]
-    at = next((at for at, name in enumerate(names) if name and name.text == wanted), 0)
     if count:
-        container = f"{pod}.containers.{at}"
+        container = f"{pod}.containers.{_training_container(tree, pod, count, wanted)}"
         job.image = tree.find(f"{container}.image") or job.image
         _environment(tree, job, f"{container}.env")
         _resources(tree, job, f"{container}.resources")
         words = [*tree.words(f"{container}.command"), *tree.words(f"{container}.args")]
-        _take_words(job, words)
+        _take_words(tree, job, words, operator or {}, given)
     selector = tree.find(f"{pod}.nodeSelector")
     product = selector.value.get(PRODUCT) if selector and isinstance(selector.value, dict) else None
     if product:
@@ -252,6 +282,20 @@ def _container(tree: Tree, job: Job, pod: str, wanted: str) -> None:
     for number in range(len(volumes.value) if volumes and isinstance(volumes.value, list) else 0):
         claim = tree.find(f"{pod}.volumes.{number}.persistentVolumeClaim.claimName")
         job.volumes += [claim] if claim else []
+
+
+def _training_container(tree: Tree, pod: str, count: int, wanted: str) -> int:
+    """Return which container trains: the one with the operator's name, else one that requests GPUs."""
+    names = [tree.word(f"{pod}.containers.{at}.name") for at in range(count)]
+    for at, name in enumerate(names):
+        if name and name.text == wanted:
+            return at
+    for at in range(count):
+        probe = Job("", "")
+        _resources(tree, probe, f"{pod}.containers.{at}.resources")
+        if probe.gpus_asked is not None:
+            return at
+    return 0
 
 
 def _environment(tree: Tree, job: Job, dotted: str) -> None:
@@ -304,44 +348,83 @@ def _resources(tree: Tree, job: Job, dotted: str) -> None:
                 job.gpus_asked = Value(whole(one, resource), one.place)
 
 
-def _take_words(job: Job, words: list[Word]) -> None:
+# $(NAME) in a container's command is replaced by the kubelet; $$ stands for $.
+REFERENCE = re.compile(r"\$\$|\$\(([-\w.]+)\)")
+
+
+def _variables(job: Job, operator: Mapping[str, Value | None]) -> dict[str, Word]:
+    """Return the environment of a container: the operator's variables and those of the manifest."""
+    found: dict[str, Word] = {}
+    for name, value in operator.items():
+        if value is None:
+            unknown = Unknown(f"${{{name}}}", name, job.label, "the operator sets it in each pod")
+            found[name] = Word(unknown.text, job.label, (unknown,))
+        else:
+            found[name] = Word(str(value.value), value.place, ())
+    for name, word in job.environment.items():
+        if word.text == f"${{{name}}}":
+            unknown = Unknown(word.text, name, word.place, "only the cluster knows its value")
+            found[name] = Word(word.text, word.place, (unknown,))
+        else:
+            found[name] = _referenced(Word(word.text, word.place, ()), found)
+    return found
+
+
+def _referenced(word: Word, variables: Mapping[str, Word]) -> Word:
+    """Replace $(NAME) as the kubelet does: a name that the container does not have stays as it is."""
+    unknowns: list[Unknown] = []
+
+    def value(match: re.Match[str]) -> str:
+        if match.group(0) == "$$":
+            return "$"
+        variable = variables.get(match.group(1))
+        if variable is None:
+            return match.group(0)
+        unknowns.extend(variable.unknowns or ())
+        return variable.text
+
+    return Word(REFERENCE.sub(value, word.text), word.place, tuple(unknowns))
+
+
+def _take_words(
+    tree: Tree, job: Job, words: Sequence[Word], operator: Mapping[str, Value | None], given: Given
+) -> None:
     """Read a container's command: a launcher's words, bash -c with a script, or a mounted script."""
-    texts = [word.text for word in words]
-    shell = bool(texts) and PurePosixPath(texts[0]).name in ("bash", "sh")
-    file = next((word for word in words[: 4 if shell else 1] if word.text.endswith((".sh", ".bash"))), None)
-    if file is not None and " " not in file.text:
-        script = job.scripts.get(PurePosixPath(file.text).name)
-        job.script_missing = None if script else file
-        words = _script_words(script, job) if script else []
-    elif "-c" in texts or "-lc" in texts or shell or len(words) == 1:
-        words = _script_words(words[-1], job) if words else []
-    _take(job, find_launch(words))
+    if not words:
+        return
+    variables = _variables(job, operator)
+    command = [_referenced(word, variables) for word in words]
+    if len(command) == 1 and " " in command[0].text:
+        command = [Word("bash", command[0].place, ()), Word("-c", command[0].place, ()), *command]
+    nodes = job.nodes if job.nodes and isinstance(job.nodes.value, int) else None
+    place = Place(nodes, job.gpus_asked, is_pod=True)
+    _take(job, launch_in_words(job, command, place, variables, tree.scripts, given))
 
 
 def _take(job: Job, launch: Launch | None) -> None:
+    """Give a job its program, and the ranks that its launcher starts in the manifest's pods."""
     if launch is None:
         return
     job.program, job.flags = launch.program, launch.flags
-    job.environment |= launch.environment
-    if launch.world_size and launch.world_size.text.isdigit():
-        job.world_size = Value(int(launch.world_size.text), launch.world_size.place)
-    if launch.gpus_per_node and not launch.gpus_per_node.from_outside and launch.gpus_per_node.text.isdigit():
-        job.gpus_per_node = Value(int(launch.gpus_per_node.text), launch.gpus_per_node.place)
-
-
-def _script_words(word: Word, job: Job) -> list[Word]:
-    """Return the words of the launching command of a script in a manifest, with the manifest's lines."""
-    first = int(word.place.rpartition(":")[2]) - 1
-    script = read_script(word.text, job.label)
-    for name, value in script.exported.items():
-        line = int(value.place.rpartition(":")[2]) + first
-        job.environment.setdefault(name, Word(value.text, f"{job.label}:{line}"))
-    places = {name: place.rpartition(":")[2] for name, place in script.undecided.items()}
-    job.undecided |= {name: f"{job.label}:{int(line) + first}" for name, line in places.items()}
-    for command in script.commands:
-        if find_launch(command.words):
-            return [
-                Word(one.text, f"{job.label}:{int(one.place.rpartition(':')[2]) + first}")
-                for one in command.words
-            ]
-    return []
+    ranks = launch.ranks
+    if isinstance(ranks.total, Value) and ranks.per_node is None:
+        job.world_size = ranks.total
+    if isinstance(ranks.per_node, Value):
+        job.gpus_per_node = ranks.per_node
+    elif isinstance(ranks.per_node, Unknown):
+        job.unknown.append(("resources.gpus_per_node", ranks.per_node))
+    elif launch.launcher == "python" and job.kind == "PyTorchJob":
+        job.gpus_per_node = Value(1, launch.program.place)  # each pod starts the program once
+    if not launch.is_explicit or not isinstance(ranks.nodes, Value) or job.nodes is None:
+        return
+    if job.kind == "MPIJob" and ranks.nodes.value < job.nodes.value:
+        job.nodes = ranks.nodes
+    elif ranks.nodes.value != job.nodes.value and not job.is_asked("resources.nodes"):
+        job.asked.append(
+            (
+                "resources.nodes",
+                ranks.nodes.place,
+                f"{launch.launcher} starts ranks on {ranks.nodes.value} machines, but the manifest has "
+                f"{job.nodes.value} pods ({job.nodes.place}). Make both equal, or give resources.nodes=...",
+            )
+        )

@@ -21,21 +21,16 @@ from nbtrain.config.other_programs import (
     ACCELERATE,
     MODEL_CONFIG,
     has_keys,
-    program_of_command,
     program_of_file,
 )
 from nbtrain.foreign.accelerate import accelerate_job
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import Document, read_json
-from nbtrain.foreign.launch import Launch, find_launch
-from nbtrain.foreign.located import Value, Word
+from nbtrain.foreign.located import Word
 from nbtrain.foreign.manifests import read_manifests
-from nbtrain.foreign.own_files import own_directory
-from nbtrain.foreign.programs import FEWEST_FLAGS, READS, knows_flags
+from nbtrain.foreign.programs import READS
 from nbtrain.foreign.provenance import imported_file
-from nbtrain.foreign.shell import Script, read_script
-from nbtrain.foreign.slurm_options import SbatchLine, count, gpus_per_node, sbatch_lines, tasks_per_node
-from nbtrain.foreign.slurm_place import read_slurm
+from nbtrain.foreign.script_jobs import Given, jobs_of_script
 from nbtrain.foreign.yaml_tree import Tree, read_documents
 
 
@@ -51,7 +46,6 @@ FILES = "a manifest, a shell script or a DeepSpeed JSON"
 MOST_BYTES = 10_000_000
 # kubectl writes manifests as JSON too, with this key first.
 JSON_MANIFEST = re.compile(r'\s*\{\s*"apiVersion"\s*:')
-SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
 JSON, YAML = (".json", ".jsonc"), (".yaml", ".yml")
 # Kinds of files that start with a job, read without the files next to it.
@@ -88,14 +82,19 @@ def _top(text: str) -> Mapping[str, Any]:
     return trees[0].value if trees and isinstance(trees[0].value, dict) else {}
 
 
-def read_files(files: Sequence[str | Path]) -> list[Job]:
-    """Return the jobs of the files. Raises ConfigError for a file of an unknown kind."""
+def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None = None) -> list[Job]:
+    """Return the jobs of the files. `variables` are values of the scripts' variables.
+
+    Raises ConfigError for a file of an unknown kind, and for a variable that changes nothing.
+    """
     if not files:
         raise ConfigError(f"no file is named; give {FILES}.")
     jobs: list[Job] = []
     texts: dict[str, Word] = {}
     trees: list[Tree] = []
     given: list[ImportedFile] = []
+    scripts: dict[str, Word] = {}
+    values = Given(dict(variables or {}))
     for file in files:
         path = _path(file)
         text, label = _text(path), path.name
@@ -111,10 +110,13 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
                 trees += found
         else:
             _refuse_other_text(path, text)
-            jobs += jobs_of_script(read_script(text, label), sbatch_lines(text, label))
-    found_jobs, maps = read_manifests(trees)
+            scripts[label] = Word(text, f"{label}:1", ())
+    jobs += _jobs_of_scripts(scripts, values, bool(trees))
+    found_jobs, maps = read_manifests(trees, scripts, values)
     jobs += found_jobs
     texts |= maps
+    if not jobs and not texts and not trees:
+        raise ConfigError(f"{', '.join(scripts)}: holds hosts, not a job; give the script that launches too.")
     if not jobs and not texts:
         kinds = ", ".join(JOB_KINDS)
         raise ConfigError(f"{trees[0].label}: contains no job; supported kinds: {kinds}, and ConfigMap.")
@@ -129,7 +131,36 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
             give_json(job, texts, files)
     for job in jobs:
         job.files = given
+    values.raise_unused()
     return jobs
+
+
+def _jobs_of_scripts(scripts: Mapping[str, Word], values: Given, beside_manifest: bool) -> list[Job]:
+    """Return the jobs of all scripts; a script that another one reads is no job itself."""
+    read: set[str] = set()
+    found: dict[str, list[Job] | ConfigError] = {}
+    for label, word in scripts.items():
+        if HOSTFILE.fullmatch(word.text) and "slots" in word.text:
+            continue
+        others = {name: other for name, other in scripts.items() if name != label}
+        try:
+            found[label] = jobs_of_script(word.text, label, values, others, read)
+        except ConfigError as error:
+            found[label] = error
+    jobs: list[Job] = []
+    for label, result in found.items():
+        if label in read:
+            continue
+        if isinstance(result, ConfigError):
+            if beside_manifest:
+                continue  # a script that a container mounts
+            raise result
+        jobs += [] if beside_manifest else result
+    return jobs
+
+
+# The hosts of DeepSpeed's launcher and of mpirun, each with its slots.
+HOSTFILE = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|[ \t]*[\w.-]+[ \t]+slots[ \t]*=[ \t]*\d+[^\n]*(?:\n|\Z))+")
 
 
 def _mapping(trees: Sequence[Tree]) -> Mapping[str, Any]:
@@ -220,97 +251,34 @@ def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> 
     file in the same folder.
     """
     named = job.flag(*CONFIG_FLAGS)
+    written = {name: word for name, word in job.documents.items() if _is_json(name, word)}
     known = job.documents | texts
     name = PurePosixPath(named.text).name if named else ""
     word = known.get(name) or (known.get(named.text) if named else None)
     if word is None and texts:
         word = next(iter(texts.values())) if len(texts) == 1 else None
-    if word is None and len(job.documents) == 1:
-        word = next(iter(job.documents.values()))
+    if word is None and len(written) == 1 and (named or job.flag("--deepspeed")):
+        word = next(iter(written.values()))
     if word is None and name:
         beside = [_path(file).parent / name for file in files if _path(file).name == job.label]
         word = next((Word(_text(path), f"{name}:1") for path in beside if path.is_file()), None)
-    if word is not None:
-        job.deepspeed = _json(word, job.substitutions)
+    if word is None:
+        return
+    job.unknown += [("", unknown) for unknown in word.unknowns or ()]
+    job.deepspeed = _json(word, job.substitutions)
+
+
+def _is_json(name: str, word: Word) -> bool:
+    return name.endswith(JSON) or word.text.lstrip().startswith("{")
 
 
 def _json(word: Word, substitutions: list[tuple[str, str]]) -> Document:
     label, _, line = word.place.rpartition(":")
     text = word.text
+    for unknown in word.unknowns or ():
+        # The import asks for it; what stands there now does not matter.
+        part = re.escape(unknown.text)
+        text = re.sub(rf'"[^"\n]*{part}[^"\n]*"|{part}', '"auto"', text)
     for old, new in substitutions:
         text = text.replace(old, new)
     return read_json(text, label, int(line))
-
-
-def jobs_of_script(script: Script, lines: Sequence[SbatchLine] = ()) -> list[Job]:
-    """Return the jobs that a script launches; `lines` are its options of sbatch. Raises ConfigError if it
-    launches none.
-    """
-    launches: list[Launch] = []
-    substitutions = []
-    for command in script.commands:
-        if directory := own_directory(command.words):
-            return [Job("shell script", script.label, own_run=directory, environment=script.exported)]
-        if launch := find_launch(command.words):
-            launch.environment |= command.environment
-            launches.append(launch)
-        elif command.words[0].text == "sed":
-            for word in command.words[1:]:
-                if match := SED.match(word.text):
-                    substitutions.append((match.group(2), match.group(3)))
-    training = [launch for launch in launches if _trains(launch)]
-    launches = training or launches
-    if not launches:
-        for command in script.commands:
-            if program := program_of_command([word.text for word in command.words]):
-                words = " ".join(word.text for word in command.words[:3])
-                raise ConfigError(f"{command.place}: runs {words}, which belongs to {program}: {READS}.")
-        raise ConfigError(
-            f"{script.label}: launches no training: no command of torchrun, deepspeed, srun, mpirun or "
-            "python with a .py program was found. Give the script that starts the training."
-        )
-    return [_job_of(script, launch, lines, substitutions) for launch in launches]
-
-
-def _trains(launch: Launch) -> bool:
-    """Return whether a program receives flags of Megatron. A script may call other programs before the
-    training.
-    """
-    return knows_flags(launch.flags) >= FEWEST_FLAGS
-
-
-def _job_of(
-    script: Script, launch: Launch, lines: Sequence[SbatchLine], substitutions: list[tuple[str, str]]
-) -> Job:
-    job = Job("shell script", script.label, program=launch.program, flags=launch.flags)
-    allocated = count(lines, "--nodes")
-    job.nodes = _value(launch.nodes) or allocated
-    if launch.one_machine and allocated is None:
-        job.nodes = Value(1, launch.program.place)  # torchrun's own default
-    nodes = job.nodes.value if job.nodes else 0
-    tasks = tasks_per_node(lines, nodes)
-    job.gpus_per_node = _value(launch.gpus_per_node) or gpus_per_node(lines, nodes) or tasks
-    world = _value(launch.world_size)
-    if world and nodes and not job.gpus_per_node and world.value % nodes == 0:
-        job.gpus_per_node = Value(world.value // nodes, world.place)
-    if cpus := count(lines, "--cpus-per-task"):
-        job.cpus = Value(cpus.value * (tasks.value if tasks else 1), cpus.place)
-    before = [
-        command.words for command in script.commands if _line(command.place) < _line(launch.program.place)
-    ]
-    read_slurm(job, lines, [words for words in before if find_launch(words) is None])
-    job.environment = script.exported | launch.environment
-    job.documents = {PurePosixPath(name).name: word for name, word in script.documents.items()}
-    job.substitutions, job.comments, job.undecided = substitutions, script.comments, script.undecided
-    return job
-
-
-def _line(place: str) -> int:
-    return int(place.rpartition(":")[2])
-
-
-def _value(word: Word | None) -> Value | None:
-    """Return an integer from the script; None if only the running shell knows it."""
-    if word is None or not word.text.isdigit():
-        return None
-    return Value(int(word.text), word.place)

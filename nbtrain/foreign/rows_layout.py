@@ -313,7 +313,7 @@ def _read_pipeline(source: Reading) -> None:
     ):
         if found is not None:
             source.set(key, whole(found, key), comment=f"{job.kind}", place=found.place)
-        elif key not in given:
+        elif key not in given and not job.is_asked(key):
             source.fail(
                 key, job.label, f"does not say how many ranks there are: add {key}=... to the command."
             )

@@ -1,7 +1,7 @@
 """Small random bash programs of assignments, scopes, expansions, arithmetic and conditions.
 
-They set variables only, so that real bash may run them: the values that nbtrain decides are compared with what
-bash prints.
+They set variables only, so that real bash may run them: the values that nbtrain decides are compared with
+what bash prints.
 """
 
 import random
@@ -29,8 +29,43 @@ TEXTS = (
     "$'t\\tb'",
 )
 NUMBERS = ("0", "1", "2", "3", "7", "8", "16", "0x10", "010", "2#101")
-OPERATORS = ("+", "-", "*", "/", "%", "**", "<<", ">>", "&", "|", "^", "==", "!=", "<", ">", "<=", ">=", "&&", "||")
-PATTERNS = ("*", "?", "*.*", "/*", "*/", "x*", "[0-9]*", "*[!a-z]", "gpt-*", "*b", '"*"', "a|1", "345?", "@(x|y)*")
+OPERATORS = (
+    "+",
+    "-",
+    "*",
+    "/",
+    "%",
+    "**",
+    "<<",
+    ">>",
+    "&",
+    "|",
+    "^",
+    "==",
+    "!=",
+    "<",
+    ">",
+    "<=",
+    ">=",
+    "&&",
+    "||",
+)
+PATTERNS = (
+    "*",
+    "?",
+    "*.*",
+    "/*",
+    "*/",
+    "x*",
+    "[0-9]*",
+    "*[!a-z]",
+    "gpt-*",
+    "*b",
+    '"*"',
+    "a|1",
+    "345?",
+    "@(x|y)*",
+)
 
 
 class Programs:
@@ -44,7 +79,9 @@ class Programs:
     def program(self) -> str:
         """Return a program that ends by printing every variable, quoted and split."""
         lines = [f"{name}={self.literal()}" for name in NAMES]
-        lines += [f"{name}=({' '.join(self.literal() for _ in range(self.chance.randint(0, 4)))})" for name in LISTS]
+        lines += [
+            f"{name}=({' '.join(self.literal() for _ in range(self.chance.randint(0, 4)))})" for name in LISTS
+        ]
         lines.append(f"f() {{ local {self.name()}={self.word()}; {self.statement()}; }}")
         lines += [self.statement() for _ in range(self.chance.randint(2, 9))]
         shown = [f'"${{{name}-unset}}"' for name in NAMES] + [f'"${{{name}[@]}}"' for name in LISTS]
@@ -182,7 +219,8 @@ class Programs:
         if kind == 10:
             return f"if {self.condition()}; then {self.block()}; else {self.block()}; fi"
         if kind == 11:
-            return f"if {self.condition()}; then {self.block()}; elif {self.condition()}; then {self.block()}; fi"
+            branch = f"elif {self.condition()}; then {self.block()}; fi"
+            return f"if {self.condition()}; then {self.block()}; {branch}"
         if kind == 12:
             arms = " ".join(f"{self.pick(self.pattern(), 'x|1', '*')}) {self.block()};;" for _ in range(3))
             return f'case "${name}" in {arms} esac'
@@ -191,7 +229,8 @@ class Programs:
             leave = self.pick("", "", f"; if [ $i = x ]; then {self.pick('break', 'continue')}; fi")
             return f"for i in {words}; do {self.block()}{leave}; {name}+=$i; done"
         if kind == 14:
-            return f"for ((i=0; i<{self.pick('0', '2', '3')}; i++)); do {name}+=$i; {self.block()}; done"
+            i, end = f"i{self.depth}", self.pick("0", "2", "3")
+            return f"for (({i}=0; {i}<{end}; {i}++)); do {name}+=${i}; {self.block()}; done"
         if kind == 15:
             return f"( {self.block()} )"
         if kind == 16:
@@ -205,10 +244,12 @@ class Programs:
         if kind == 20:
             return f"f {self.literal()}"
         if kind == 21:
-            return f"set -- {self.literal()} {self.literal()}; {name}=$1; shift; {self.name()}=\"$*\""
+            return f'set -- {self.literal()} {self.literal()}; {name}=$1; shift; {self.name()}="$*"'
         if kind == 22:
-            return f"eval \"{name}=\\$((1+2))\""
-        return self.pick(f"unset {name}", f"{name}=$({self.name()}=9; echo ${self.name()})", f"let {name}=3+4")
+            return f'eval "{name}=\\$((1+2))"'
+        return self.pick(
+            f"unset {name}", f"{name}=$({self.name()}=9; echo ${self.name()})", f"let {name}=3+4"
+        )
 
     def block_in_braces(self) -> str:
         return f"{{ {self.block()}; }}"

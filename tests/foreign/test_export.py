@@ -17,9 +17,8 @@ from nbtrain.foreign.exporting import export
 from nbtrain.foreign.flags import VERSIONS, find_table, parse
 from nbtrain.foreign.importing import import_files
 from nbtrain.foreign.mapping import MAPPED, ROWS, SAID, without_meaning
-from nbtrain.foreign.read import jobs_of_script
 from nbtrain.foreign.rows_schedule import as_ramp, schedule_text
-from nbtrain.foreign.shell import read_script
+from nbtrain.foreign.script_jobs import jobs_of_script
 
 TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for version in versions]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "megatron-gpt" / "training"
@@ -112,7 +111,7 @@ def back(config, target: str, folder: Path):
     """Export a run and import it again; assert that the program accepts every word of the script."""
     path = folder / "exported.sh"
     path.write_text(export(config, target).text)
-    flags = jobs_of_script(read_script(path.read_text(), "a.sh"))[0].flags
+    flags = jobs_of_script(path.read_text(), "a.sh")[0].flags
     assert parse(find_table(target), flags).complaints == ()
     found = import_files([path])
     assert found.program == target

@@ -3,7 +3,7 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.foreign.shell import read_script
+from nbtrain.foreign.bash_script import read_script
 
 
 def last(text: str) -> list[str]:
@@ -37,7 +37,8 @@ def last(text: str) -> list[str]:
             ["run", "$1", "${HOME}", "$(date)", "$((N + 1))", "$(pwd)"],
         ),
         ("a=0\nif [ -f x ]; then a=1; fi\nrun $a", ["run", "${a}"]),
-        ("a=0\nfor i in 1 2; do\n a=$i\ndone\nrun $a", ["run", "${a}"]),
+        ("a=0\nfor i in 1 2; do\n a=$i\ndone\nrun $a", ["run", "2"]),
+        ("a=0\nfor i in $(ls); do\n a=$i\ndone\nrun $a", ["run", "${a}"]),
         ("n=4\n[ $n = 5 ] && a=1\n[ $n = 4 ] && b=2 && c=3\nrun ${a-no} $b $c", ["run", "no", "2", "3"]),
         ("n=4\n[ $n = 4 ] || a=1\n[ $n = 5 ] || b=2\nrun ${a-no} $b", ["run", "no", "2"]),
         ('a=0\n[ -n "$X" ] && a=1\nrun $a', ["run", "${a}"]),
@@ -53,9 +54,10 @@ def last(text: str) -> list[str]:
         ("if [ 1 = 1 ] && [ 1 = 2 ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
         ("if [ 1 = 1 ] && [ -f y ]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
         # In [[, * is a wildcard unless it is quoted; in [ it is a character.
-        ("m=13b\nif [[ $m == *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
+        ("m=13b\nif [[ $m == *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "1"]),
         ("m=7b\nif [[ $m != *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "1"]),
-        ("m=7b\nif [[ $m == [78]b ]]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
+        ("m=7b\nif [[ $m == [78]b ]]; then a=1; else a=2; fi\nrun $a", ["run", "1"]),
+        ('m=7b\nif [[ $m == "*b" ]]; then a=1; else a=2; fi\nrun $a', ["run", "2"]),
         ("m=13b\nif [ $m == *13b* ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
         # If an earlier branch may have run, a true condition is undecided, and no later branch runs.
         ("m=x\nif [ -f f ]; then a=1; elif [ $m = y ]; then a=2; else a=3; fi\nrun $a", ["run", "${a}"]),
@@ -66,25 +68,20 @@ def last(text: str) -> list[str]:
         ("A=1 B=2 run x 2>&1 | tee log", ["tee", "log"]),
         ("run --save-interval 1000 > log 2>&1", ["run", "--save-interval", "1000"]),
         ("run --a 1\\\n 2>> log", ["run", "--a", "1"]),
-        (
-            'CMD=" \\\n `pwd`/x.py --a \'b|c\'"\nL=torchrun\nsrun -N 2 bash -c "$L --rank \\$R $CMD"',
-            ["srun", "-N", "2", "bash", "-c", "torchrun", "--rank", "$R", "$(pwd)/x.py", "--a", "b|c"],
-        ),
-        ("CMD='x.py --a'\nsrun bash -c 'torchrun $CMD'", ["srun", "bash", "-c", "torchrun", "x.py", "--a"]),
         ("if false; then run a; fi; run b", ["run", "b"]),
         ("declare -a A=( --x 1 )\nlocal -r b=2\nrun ${A[@]} $b", ["run", "--x", "1", "2"]),
         (': "${n:=8}"\nrun $n', ["run", "8"]),
-        ('A="run --a 1"\neval "$A"', ["eval", "run", "--a", "1"]),
+        ('A="run --a 1"\neval "$A"', ["run", "--a", "1"]),
         ('set -- --a 1\nrun "$@" $2', ["run", "--a", "1", "1"]),
-        # These set values that are not evaluated, and the earlier value no longer applies.
-        ("x=3\n((x++))\nrun $x", ["run", "${x}"]),
-        ("x=3\nlet x+=2\nrun $x", ["run", "${x}"]),
+        ("x=3\n((x++))\nrun $x", ["run", "4"]),
+        ("x=3\nlet x+=2\nrun $x", ["run", "5"]),
         ("x=3\nif ((x >= 2)); then :; fi\nrun $x", ["run", "3"]),
         (
-            "read -r -a x <<< '1 2'\nmapfile -t y < f\nprintf -v z 1\nrun $x $y $z",
-            ["run", "${x}", "${y}", "${z}"],
+            "read -r -a x <<< '1 2'\nmapfile -t y < f\nprintf -v z 1\nrun ${x[@]} $y $z",
+            ["run", "1", "2", "${y}", "1"],
         ),
-        ("x=a\nx[1]=b\nrun ${x[1]}", ["run", "${x[1]}"]),
+        ("x=a\nx[1]=b\nrun ${x[1]}", ["run", "b"]),
+        ("x=a\nx[$N]=b\nrun ${x[0]}", ["run", "${x}"]),
     ],
 )
 def test_words_are_those_of_the_shell(script, expected):
@@ -110,8 +107,8 @@ def test_here_documents_are_files():
     """
     script = read_script('n=8\ncat <<E > a.json\n{"x": $n}\nE\ncat <<\'E\' > b.json\n{"x": $n}\nE\n', "a.sh")
     assert {name: (word.text, word.place) for name, word in script.documents.items()} == {
-        "a.json": ('{"x": 8}', "a.sh:3"),
-        "b.json": ('{"x": $n}', "a.sh:6"),
+        "a.json": ('{"x": 8}\n', "a.sh:3"),
+        "b.json": ('{"x": $n}\n', "a.sh:6"),
     }
 
 
@@ -124,30 +121,35 @@ def test_exported_variables_and_comments_are_kept():
 
 def test_nothing_is_run(tmp_path):
     """Commands in the script are never run."""
-    read_script(f"touch {tmp_path}/a; $(touch {tmp_path}/b); x=$((__import__('os').system('id')))", "a.sh")
+    read_script(
+        f"touch {tmp_path}/a; $(touch {tmp_path}/b); eval 'touch {tmp_path}/c'; cat <(touch {tmp_path}/d)",
+        "a.sh",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ('a\nrun "x', 'a.sh:2: the quote " has no end.'),
-        ("A=(1 2", "a.sh:1: the list ( ... has no end."),
-        ("cat <<E > x\n1", "a.sh:2: the here-document has no end: no line is E."),
-        ("run ${x", "a.sh:1: } is missing."),
+        ('a\nrun "x', 'a.sh:2: not valid bash at "x.'),
+        ("A=(1 2", "a.sh:1: not valid bash: ) is missing."),
+        ("cat <<E > x\n1", "a.sh:1: not valid bash: the line that ends the here-document is missing."),
+        ("run ${x", "a.sh:1: not valid bash at ${x."),
+        ("a=1\nif [ $a = 1 ]; then\nrun", "a.sh:2: not valid bash"),
+        ("a=1\nDATA=<path of the data>\nrun $DATA", "a.sh:2: <path of the data> is a placeholder"),
     ],
 )
 def test_a_script_that_does_not_end_is_named_with_its_line(script, message):
     """A construct without an end is reported with the line where it begins."""
     with pytest.raises(ConfigError) as error:
         read_script(script, "a.sh")
-    assert str(error.value) == message
+    assert str(error.value).startswith(message)
 
 
 def test_variables_that_double_without_end_are_refused():
     """Variables that repeatedly double are refused, because 2 KB of script could fill the memory."""
     text = "A=aaaaaaaaaa\n" + "A=$A$A$A$A$A$A$A$A\n" * 30 + "run $A\n"
     with pytest.raises(
-        ConfigError, match=r"a.sh:8: the script's variables, put in, are more than 5,000,000 "
+        ConfigError, match=r"a.sh:8: the script's variables, substituted, are more than 5,000,000 "
     ):
         read_script(text, "a.sh")

@@ -8,8 +8,6 @@ import sys
 import uuid
 from typing import Any
 
-from nbtrain.base.look import progress_line
-
 
 def is_kernel() -> bool:
     """Return whether this process is a kernel; an import of ipykernel alone does not prove it."""
@@ -44,6 +42,9 @@ class Bar:
 
     def __call__(self, name: str, fraction: float | None, words: str) -> None:
         from IPython.display import display
+
+        # Imported here, because most verbs show no output that is replaced.
+        from nbtrain.base.look import progress_line
 
         data = {"text/html": progress_line(name, fraction, words), "text/plain": f"{name}: {words}"}
         if self._handle is None:

@@ -13,7 +13,6 @@ All text is escaped: as HTML, and for a terminal as \\x1b. Styles are attributes
 get the same style from lab/ui/style.js.
 """
 
-import html
 import itertools
 import re
 from abc import ABC, abstractmethod
@@ -46,7 +45,7 @@ SHORT_CHARACTERS = 10
 LAST_COLUMN = "min-width:160px"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class TextForm:
     """The form in which a block prints its text."""
 
@@ -59,7 +58,10 @@ class TextForm:
 
 
 class Block(ABC):
-    """A part of a report."""
+    """A part of a report.
+
+    Blocks are neither frozen nor comparable: both would double the time that this module takes to import.
+    """
 
     __slots__ = ()
 
@@ -98,7 +100,7 @@ class Result(ABC):
         return self.as_report().html()
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(eq=False, repr=False)
 class Report(Result, Block):
     """A title and the blocks below it."""
 
@@ -136,9 +138,7 @@ class Report(Result, Block):
 
     def html(self) -> str:
         """Return the report as HTML. Facts that follow each other are one table."""
-        parts = (
-            [f'<p style="overflow-wrap:anywhere"><b>{html.escape(self.title)}</b></p>'] if self.title else []
-        )
+        parts = [f'<p style="overflow-wrap:anywhere"><b>{escape(self.title)}</b></p>'] if self.title else []
         for is_grid, group in itertools.groupby(self.blocks, key=_is_in_grid):
             blocks = list(group)
             parts += [_grid(blocks)] if is_grid else [block.html() for block in blocks]
@@ -165,7 +165,7 @@ def record_of(instance: Any, *properties: str) -> dict[str, Any]:
     return plain | {name: getattr(instance, name) for name in properties}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Sentence(Block):
     """A line of words."""
 
@@ -177,11 +177,11 @@ class Sentence(Block):
         return terminal.printable(self.words).split("\n") if self.words else []
 
     def html(self) -> str:
-        words = html.escape(self.in_notebook or self.words)
+        words = escape(self.in_notebook or self.words)
         return f"<p>{CODE.sub(_code, words)}</p>" if words else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Headline(Block):
     """The main answers side by side: (name, word, kind), with the kinds good, tight, bad and ""."""
 
@@ -195,15 +195,15 @@ class Headline(Block):
 
         cells = "".join(
             f'<div style="display:inline-block;vertical-align:top;padding:2px 34px 6px 0">'
-            f'<span style="font-size:11px;{DIM}">{html.escape(name)}</span><br>'
+            f'<span style="font-size:11px;{DIM}">{escape(name)}</span><br>'
             f'<strong style="font-size:19px;color:{WORD_COLORS.get(kind, "inherit")}">'
-            f"{html.escape(word)}</strong></div>"
+            f"{escape(word)}</strong></div>"
             for name, word, kind in self.words
         )
         return f'<div style="margin:2px 0 10px 0">{cells}</div>'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Facts(Block):
     """Names with their values. A name that begins with spaces is indented."""
 
@@ -227,7 +227,7 @@ class Facts(Block):
         return _grid([self])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Column:
     """A column of a table."""
 
@@ -240,7 +240,7 @@ class Column:
     """Whether cells are aligned to the right. None: if all of them are numbers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Table(Block):
     """Rows below headings. Columns of numbers are aligned to the right."""
 
@@ -296,7 +296,7 @@ class Table(Block):
         sides = ["right" if is_right else "left" for is_right in self._are_right(cells)]
         head = "padding:3px 14px 3px 0;vertical-align:top;font-size:11px;font-weight:500"
         titles = "".join(
-            f'<th style="text-align:{side};{head};{DIM};{_rule()}">{html.escape(name)}</th>'
+            f'<th style="text-align:{side};{head};{DIM};{_rule()}">{escape(name)}</th>'
             for name, side in zip(self.heads, sides)
         )
         rows = "".join(
@@ -326,10 +326,10 @@ class Table(Block):
         width = ";white-space:nowrap" if is_short or (self.wraps_last and not is_last) else ""
         if self.wraps_last and is_last and not is_short:
             width = f";{LAST_COLUMN}"
-        return f'<td style="text-align:{side};{CELL}{width}">{html.escape(row[at])}</td>'
+        return f'<td style="text-align:{side};{CELL}{width}">{escape(row[at])}</td>'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Items(Block):
     """A list of sentences."""
 
@@ -341,11 +341,11 @@ class Items(Block):
         return [*([self.title] if self.title else []), *own] if own else []
 
     def html(self) -> str:
-        rows = "".join(f'<li style="margin:2px 0">{html.escape(item)}</li>' for item in self.items)
+        rows = "".join(f'<li style="margin:2px 0">{escape(item)}</li>' for item in self.items)
         return f"{heading(self.title)}{_list(rows)}" if rows else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Findings(Block):
     """Findings with their levels and costs."""
 
@@ -373,11 +373,11 @@ class Findings(Block):
         # Small colored text would be too faint in one of the two themes.
         dot = f'<span aria-hidden="true" style="color:{WORD_COLORS[kind]}">&#9679;</span> ' if kind else ""
         text = f"{finding.head}: {finding.text}" if self.places and finding.head else finding.text
-        label = f'<strong style="font-weight:600">{html.escape(finding.label)}</strong>'
-        return f'<li style="margin:2px 0">{dot}{label}: {html.escape(text)}</li>'
+        label = f'<strong style="font-weight:600">{escape(finding.label)}</strong>'
+        return f'<li style="margin:2px 0">{dot}{label}: {escape(text)}</li>'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Code(Block):
     """A text that is shown as it is, such as a YAML or a command."""
 
@@ -394,7 +394,7 @@ class Code(Block):
         return [*([self.title] if self.title else []), *own] if self.text else []
 
     def html(self) -> str:
-        text = html.escape(self.text)
+        text = escape(self.text)
         if self.marked is not None:
             text = self.marked.sub(r"<mark>\g<0></mark>", text)
         space = "pre-wrap;overflow-wrap:anywhere" if self.wraps else "pre"
@@ -402,7 +402,7 @@ class Code(Block):
         return f'{heading(self.title)}<pre style="{style}">{text}</pre>' if self.text else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Picture(Block):
     """A picture, which only HTML shows."""
 
@@ -428,12 +428,12 @@ class Picture(Block):
         kind = "png" if image.startswith(b"\x89PNG") else "svg+xml"
         data = base64.b64encode(image).decode()
         return (
-            f'<div><img alt="{html.escape(self.title)}" style="max-width:100%" '
+            f'<div><img alt="{escape(self.title)}" style="max-width:100%" '
             f'src="data:image/{kind};base64,{data}"/></div>'
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Fold(Block):
     """Blocks that HTML folds behind a summary. Text does not show them."""
 
@@ -446,12 +446,12 @@ class Fold(Block):
         return []
 
     def html(self) -> str:
-        head = f'<summary style="font-size:12px;cursor:pointer">{html.escape(self.summary)}</summary>'
+        head = f'<summary style="font-size:12px;cursor:pointer">{escape(self.summary)}</summary>'
         blocks = self.blocks() if callable(self.blocks) else self.blocks
         return f"<details{' open' if self.is_open else ''}>{head}{Report('', blocks).html()}</details>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class InText(Block):
     """A block that only text shows."""
 
@@ -464,7 +464,7 @@ class InText(Block):
         return ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class InNotebook(Block):
     """A block that only HTML shows."""
 
@@ -477,10 +477,18 @@ class InNotebook(Block):
         return self.block.html()
 
 
+def escape(text: str) -> str:
+    """Return a text as HTML."""
+    # Imported here, because text needs no table of HTML's entities.
+    import html
+
+    return html.escape(text)
+
+
 def heading(title: str) -> str:
     """Return the title of a block as HTML; "" without one."""
     style = "font-size:12px;font-weight:600;margin-top:8px"
-    return f'<div style="{style}">{html.escape(title)}</div>' if title else ""
+    return f'<div style="{style}">{escape(title)}</div>' if title else ""
 
 
 def cell_text(value: Any) -> str:
@@ -537,14 +545,14 @@ def _grid(blocks: Iterable[Any]) -> str:
         facts = block.facts if isinstance(block, Table) else block
         if facts.title and facts.pairs:
             style = f"text-align:left;padding:8px 0 2px 0;font-size:12px;font-weight:600;{_rule()}"
-            title = html.escape(facts.title)
+            title = escape(facts.title)
             lines.append(f'<tr style="{ROW}"><th colspan="2" style="{style}">{title}</th></tr>')
         for name, value in facts.pairs:
             indent = 16 if name.startswith(" ") else 0
             left = f"text-align:left;white-space:nowrap;{CELL};padding-left:{indent}px;{DIM}"
             right = f"text-align:left;white-space:normal;overflow-wrap:anywhere;{CELL}"
             lines.append(
-                f'<tr style="{ROW}"><td style="{left}">{html.escape(name.strip())}</td>'
-                f'<td style="{right}">{html.escape(value)}</td></tr>'
+                f'<tr style="{ROW}"><td style="{left}">{escape(name.strip())}</td>'
+                f'<td style="{right}">{escape(value)}</td></tr>'
             )
     return f'<table style="{TABLE}"><tbody>{"".join(lines)}</tbody></table>' if lines else ""

@@ -20,16 +20,6 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")] for line in lines]
 
 
-def aligned(rows: Rows, right: Collection[int] = (), indent: str = "") -> list[str]:
-    """Return the lines of a table with aligned columns: one for each row if the terminal is wide enough.
-
-    The columns numbered in `right` are aligned to the right, all others to the left. A table that is wider
-    than the terminal (`terminal.columns`) is fitted to it: see `fitted`.
-    """
-    width = None if terminal.columns is None else terminal.columns - len(indent)
-    return [indent + line for line in fitted(rows, right, width)]
-
-
 def fitted(rows: Rows, right: Collection[int] = (), width: int | None = None) -> list[str]:
     """Return the lines of a table that is at most `width` columns wide, unless single words are wider.
 

@@ -7,9 +7,6 @@ mark of direction would show what follows backwards. HTML pages and JSON files h
 import re
 from collections.abc import Iterable
 
-columns: int | None = None
-"""Width that tables and paragraphs are fitted to; None fits nothing. Set by the command line."""
-
 # Harmless characters that str.isprintable() calls unprintable: spaces of every width, and joiners.
 HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
 

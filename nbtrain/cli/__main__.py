@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if words in ([], ["-h"], ["--help"]):
-            show(common_verbs)
+            show(common_verbs())
             return 0
         options = parse(words)
         if options.word not in NO_JOBS:

@@ -1,9 +1,10 @@
 """`nbtrain help`: the verbs, or the help of one of them."""
 
 import argparse
+import sys
 from typing import Any
 
-from nbtrain.cli.output import show
+from nbtrain.cli.output import columns_of, show
 from nbtrain.cli.verb_table import all_verbs, common_verbs
 from nbtrain.cli.verbs import add_verb
 
@@ -22,6 +23,6 @@ def show_help(options: argparse.Namespace) -> None:
     from nbtrain.cli.__main__ import parse
 
     if options.words in ([], ["all"]):
-        show(all_verbs if options.words else common_verbs)
+        show(all_verbs(columns_of(sys.stdout) or 80) if options.words else common_verbs())
     else:
         parse([*options.words, "--help"])

@@ -35,22 +35,16 @@ VERDICTS = {
 
 
 def show(result: Any = "", file: TextIO | None = None, flush: bool = False) -> None:
-    """Print a verb's result, fitted to the width of `file` (default: stdout) if that is a terminal.
+    """Print a Result (base/report.py) or a text, fitted to the width of `file` if that is a terminal.
 
-    `result` is a Result (base/report.py), another object with a text form, or a function that returns the
-    text. The width is set before either is called, so that tables fit.
+    `file` is stdout by default.
     """
     stream = sys.stdout if file is None else file
     # Not by the class, because `nbtrain help` loads no result.
     if hasattr(result, "as_report"):
         text = result.as_report().text(columns_of(stream), has_colors(stream))
-        print(colored(text) if has_colors(stream) else text, file=stream, flush=flush)
-        return
-    terminal.columns = columns_of(stream)
-    try:
-        text = terminal.folded(str(result() if callable(result) else result), terminal.columns)
-    finally:
-        terminal.columns = None
+    else:
+        text = terminal.folded(str(result), columns_of(stream))
     print(colored(text) if has_colors(stream) else text, file=stream, flush=flush)
 
 

@@ -334,12 +334,11 @@ def status(options: argparse.Namespace) -> None:
     if options.json:
         show_json(run.view.describe().to_dict())
     else:
-        show(lambda: status_text(run.view))
+        show(status_text(run.view))
 
 
 def job(options: argparse.Namespace) -> None:
     """Show the page of a job."""
-    from nbtrain.monitor.job_description import job_text
     from nbtrain.monitor.usage_picture import usage_figure
 
     if options.events < 0:
@@ -351,7 +350,7 @@ def job(options: argparse.Namespace) -> None:
     elif options.yaml:
         print(page.yaml, end="")
     else:
-        show(lambda: job_text(page, options.events))
+        show(page.as_report(options.events))
     if options.output:
         save_picture(usage_figure(page), options.output)
         show(options.output, sys.stderr)

@@ -7,7 +7,6 @@ table alone, and a call loads the module of its verb.
 import difflib
 from typing import NamedTuple
 
-from nbtrain.base import terminal
 from nbtrain.base.terminal import folded
 
 
@@ -150,8 +149,11 @@ def common_verbs() -> str:
     return "\n".join(lines)
 
 
-def all_verbs() -> str:
-    """Return the text of `nbtrain help all`: every verb with its aliases, the meaning of RUN, exit codes."""
+def all_verbs(columns: int = 80) -> str:
+    """Return the text of `nbtrain help all`: every verb with its aliases, the meaning of RUN, exit codes.
+
+    The meaning of RUN is folded at `columns`.
+    """
     width = max(map(len, VERBS)) + 2
     lines = ["Usage: nbtrain VERB ...", "       nbtrain --version"]
     for group, verbs in GROUPS.items():
@@ -159,7 +161,7 @@ def all_verbs() -> str:
         for verb in verbs:
             also = f" Also: {', '.join(verb.aliases)}." if verb.aliases else ""
             lines.append(f"  {verb.name:<{width}}{verb.summary}{also}")
-    lines += ["", folded(RUN, terminal.columns or 80), "", "Exit codes"]
+    lines += ["", folded(RUN, columns), "", "Exit codes"]
     return "\n".join([*lines, *(f"  {code:<5}{meaning}" for code, meaning in EXIT_CODES.items())])
 
 

@@ -1,7 +1,7 @@
 """Description of a job, the same for every backend: basic facts, conditions, events, replicas, resources.
 
     job_records.describe_job(RunDir)  ->  JobDescription  ->  to_dict()    `nbtrain job --json`, REST
-                                                          ->  job_text()   `nbtrain job`
+                                                          ->  as_report()  `nbtrain job`, a cell
                                                           ->  job_tables() the panel and the static picture
 
 All data comes from the run directory, while the job runs and afterwards: no scheduler is queried. A replica
@@ -13,14 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.findings import Finding
 from nbtrain.base.jobstate import ACTIVE, RUNNING
 from nbtrain.base.records import JobRecord
-from nbtrain.base.table import aligned
-from nbtrain.base.terminal import printable
+from nbtrain.base.report import Facts, Findings, Report, Result, Sentence, Table
 from nbtrain.base.usage import FIGURES
 from nbtrain.monitor.conditions import Condition, JobEvent
 from nbtrain.monitor.finite_json import finite
@@ -182,8 +181,8 @@ def job_status(record: JobRecord, active: bool, events: Sequence[Mapping[str, An
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobDescription(JobStatus):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class JobDescription(Result, JobStatus):
     """Everything that nbtrain shows of one job: status, conditions, events, replicas and resources."""
 
     name: str
@@ -193,7 +192,7 @@ class JobDescription(JobStatus):
     parent_name: str | None
     """Name of the parent run, if it still exists."""
     place: dict[str, str]
-    """Location of the job in its scheduler's terms (job_place.py); {} on kind: local."""
+    """Location of the job in its scheduler's terms (job_records.py); {} on kind: local."""
     restart_policy: str
     started_from: str
     """Checkpoint or model of init_from; "" if the run's weights were initialized randomly."""
@@ -236,61 +235,47 @@ class JobDescription(JobStatus):
         curves = [usage_part(node, most_points) for node in self.usage]
         return finite({"schema_version": SCHEMA_VERSION, **plain, "resources": curves})
 
-    def __repr__(self) -> str:
-        return job_text(self)
+    def as_report(self, num_events: int = NUM_EVENTS) -> Report:
+        """Return basic facts, conditions, replicas with their ranks, resources, and the newest events."""
+        conditions = [
+            (entry.type, str(entry.status), amounts.utc(entry.last_change), entry.reason, entry.message)
+            for entry in self.conditions
+        ]
+        replicas = [row for replica in self.replicas for row in replica_rows(replica)]
+        measured = [row for replica in self.replicas for row in resource_rows(replica)]
+        last = "LAST" if self.ended_at else "NOW"
+        blocks = [
+            Sentence(self.cause or ""),
+            Facts([(label, text) for label, text in basics(self) if label not in ("phase", "job")]),
+            Sentence(f"notes: {self.notes.strip()}" if self.notes else ""),
+            Table(("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), conditions, "Conditions"),
+            Table(REPLICA_TITLES, replicas, "Replicas"),
+            Table(("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT"), measured, "Resources"),
+            Findings([Finding("warning", "usage", "", "", warning) for warning in self.usage_warnings]),
+            self._newest_events(num_events),
+        ]
+        return Report(f"{self.name} {self.phase}: job {self.job_id} on backend {self.backend}", blocks)
 
-    def _repr_html_(self) -> str:
-        return (
-            f'<div style="font: 12px monospace; white-space: pre; overflow: auto">{escape(repr(self))}</div>'
-        )
+    def _newest_events(self, num_events: int) -> Table:
+        events = self.events[-num_events:] if num_events else []
+        now = time.time()
+        rows = [
+            (
+                amounts.utc(event.time) if self.ended_at else f"{amounts.elapsed(now - event.time)} ago",
+                *(event.type, event.reason, event.object, event.message),
+            )
+            for event in events
+        ]
+        heads = ("TIME (UTC)" if self.ended_at else "AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
+        is_part = len(events) < len(self.events)
+        title = f"Events, the last {len(events)} of {len(self.events)}" if is_part else "Events"
+        return Table(heads, rows, title)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [asdict(item) if hasattr(item, "__dataclass_fields__") else item for item in value]
     return value
-
-
-def job_text(page: JobDescription, num_events: int = NUM_EVENTS) -> str:
-    """Return basic facts, conditions, replicas with their ranks, resources, and the newest events."""
-    head = f"{page.name} {page.phase}: job {page.job_id} on backend {page.backend}"
-    facts = [row for row in basics(page) if row[0] not in ("phase", "job")]
-    notes = ["notes: " + page.notes.strip().replace("\n", "\n  ")] if page.notes else []
-    cause = [page.cause] if page.cause else []
-    parts = ["\n".join([head, *cause, *aligned(facts), *notes])]
-    table = [
-        (
-            condition.type,
-            str(condition.status),
-            amounts.utc(condition.last_change),
-            condition.reason,
-            condition.message,
-        )
-        for condition in page.conditions
-    ]
-    parts.append(_titled("Conditions", ("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), table))
-    parts.append(
-        _titled(
-            "Replicas", REPLICA_TITLES, [row for replica in page.replicas for row in replica_rows(replica)]
-        )
-    )
-    if measured := [row for replica in page.replicas for row in resource_rows(replica)]:
-        last = "LAST" if page.ended_at else "NOW"
-        titles: tuple[str, ...] = ("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT")
-        parts.append(_titled("Resources", titles, measured))
-    if page.usage_warnings:
-        parts.append("\n".join(f"warning: {warning}" for warning in page.usage_warnings))
-    events = page.events[-num_events:] if num_events else []
-    if events:
-        when = [amounts.utc(event.time) for event in events]
-        if not page.ended_at:
-            when = [f"{amounts.elapsed(time.time() - event.time)} ago" for event in events]
-        lines = [(at, one.type, one.reason, one.object, one.message) for at, one in zip(when, events)]
-        titles = ("TIME (UTC)" if page.ended_at else "AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
-        left = len(page.events) - len(events)
-        title = f"Events, the last {len(events)} of {len(page.events)}" if left else "Events"
-        parts.append(_titled(title, titles, lines))
-    return printable("\n\n".join(parts))
 
 
 def basics(page: JobDescription) -> list[list[str]]:
@@ -439,7 +424,3 @@ def shown(name: str, value: float | None) -> str:
         return f"{value:.2f}" if value < 10 else f"{value:.1f}"
     number = amounts.count(round(value, 1) if value < 100 else round(value))
     return f"{number}/s" if unit == "1/s" else f"{number} {unit}".strip()
-
-
-def _titled(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join([title, *aligned([titles, *rows], indent="  ")])

@@ -6,11 +6,10 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from nbtrain.base.amounts import utc
 from nbtrain.base.jobstate import LOST
-from nbtrain.base.table import aligned
+from nbtrain.base.report import Report, Result, Sentence, Table
 from nbtrain.base.workspace import output_root
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
 from nbtrain.monitor.run_status import RunStatus, resume_words
@@ -20,14 +19,38 @@ from nbtrain.monitor.status_records import listed_status
 CAUSE_LENGTH = 140
 
 
-class RunList(list[RunStatus]):
+class RunList(Result, list[RunStatus]):
     """A list of runs that is shown as the table of `nbtrain runs`."""
 
-    def __repr__(self) -> str:
-        return runs_table(self)
+    def as_report(self) -> Report:
+        """Return the table."""
+        if not self:
+            return Report(
+                "", [Sentence(f"No runs under {output_root()}. `nbtrain submit gpt-tiny` starts one.")]
+            )
+        heads = ["NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE"]
+        labelled = any(entry.labels for entry in self)
+        if labelled:
+            heads.insert(-1, "LABELS")
+        return Report("", [Table(heads, [_row(entry, labelled) for entry in self])])
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self))
+
+def _row(entry: RunStatus, labelled: bool) -> list[str]:
+    """Return the cells of a run in the table."""
+    losses = ("-" if loss is None else f"{loss:.4f}" for loss in (entry.loss, entry.validation_loss))
+    cause = shorter(entry.cause or "")
+    if entry.state == LOST:
+        cause += f"; {resume_words(entry.name)}"
+    return [
+        entry.name,
+        entry.state,
+        "-" if entry.step is None else entry.steps_text(),
+        *losses,
+        str(entry.num_jobs),
+        utc(entry.created_at, "%Y-%m-%d %H:%M"),
+        *([",".join(f"{key}={value}" for key, value in entry.labels.items())] if labelled else []),
+        cause,
+    ]
 
 
 def list_runs(root: Path | None = None, wanted: RunFilter = EVERY_RUN) -> RunList:
@@ -64,23 +87,3 @@ def shorter(cause: str, most: int = CAUSE_LENGTH) -> str:
         return f"{whole[: fitting[-1]]}..."
     first = whole[: most - 3]
     return f"{first.rpartition(' ')[0] or first}..."
-
-
-def runs_table(entries: Sequence[RunStatus]) -> str:
-    """Return the lines of `nbtrain runs`, as text in columns."""
-    if not entries:
-        return f"No runs under {output_root()}. `nbtrain submit gpt-tiny` starts one."
-    titles = ["NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE"]
-    labelled = any(entry.labels for entry in entries)
-    rows = [[*titles[:-1], "LABELS", titles[-1]] if labelled else titles]
-    for entry in entries:
-        step = "-" if entry.step is None else entry.steps_text()
-        losses = ("-" if loss is None else f"{loss:.4f}" for loss in (entry.loss, entry.validation_loss))
-        submitted = utc(entry.created_at, "%Y-%m-%d %H:%M")
-        cause = shorter(entry.cause or "")
-        if entry.state == LOST:
-            cause += f"; {resume_words(entry.name)}"
-        row = [entry.name, entry.state, step, *losses, str(entry.num_jobs), submitted]
-        labels = ",".join(f"{key}={value}" for key, value in entry.labels.items())
-        rows.append([*row, *([labels] if labelled else []), cause])
-    return "\n".join(aligned(rows))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from nbtrain.base import terminal
-from nbtrain.base.table import aligned, fitted
+from nbtrain.base.table import fitted
 
 RUNS = [
     ("NAME", "STATE", "STEP", "LOSS", "CAUSE"),
@@ -18,14 +17,13 @@ RUNS = [
 ]
 
 
-def test_a_table_is_one_line_for_each_row_where_it_has_room(monkeypatch):
+def test_a_table_is_one_line_for_each_row_where_it_has_room():
     """A table has one line per row if the terminal is wide enough or if there is no terminal."""
-    lines = aligned(RUNS)
+    lines = fitted(RUNS)
     assert lines[0] == "NAME      STATE      STEP     LOSS  CAUSE"
     assert lines[2] == "gpt-b     FAILED     12/400   6.9   rank 0 failed"
-    monkeypatch.setattr(terminal, "columns", max(map(len, lines)))
-    assert aligned(RUNS) == lines
-    assert aligned([("a", "n"), ("b", "12")], right={1}, indent="  ") == ["  a   n", "  b  12"]
+    assert fitted(RUNS, width=max(map(len, lines))) == lines
+    assert fitted([("a", "n"), ("b", "12")], right={1}) == ["a   n", "b  12"]
 
 
 @pytest.mark.parametrize("width", range(20, 120, 7))

@@ -13,7 +13,7 @@ from nbtrain.base import files
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
-from nbtrain.cli.output import colored, show, show_text
+from nbtrain.cli.output import colored, show_text
 from nbtrain.cli.verbs import Parser
 
 COLORS = re.compile(r"\x1b\[(\d+)m(.*?)\x1b\[0m")
@@ -116,14 +116,6 @@ def test_only_states_verdicts_and_levels_are_coloured(text, words):
     """States, verdicts and levels are coloured, but the same words within a sentence are not."""
     assert {word: color for color, word in COLORS.findall(colored(text))} == words
     assert COLORS.sub(r"\2", colored(text)) == text
-
-
-def test_a_width_does_not_outlive_its_output(terminal):
-    """Output to a file is not wrapped to the width of a terminal used earlier."""
-    from nbtrain.base import terminal as fitted
-
-    show("x" * 80, terminal)
-    assert fitted.columns is None
 
 
 def test_a_models_text_does_not_control_the_terminal(terminal, monkeypatch, capsys):

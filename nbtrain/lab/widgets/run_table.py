@@ -24,7 +24,7 @@ from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.monitor.run_status import RunStatus
-from nbtrain.monitor.runs import runs_table
+from nbtrain.monitor.runs import RunList
 from nbtrain.monitor.watched_runs import WatchedRuns, root_id, row_of
 
 PUSH_SECONDS = 2.0
@@ -122,7 +122,7 @@ class RunTable(anywidget.AnyWidget):
 def runs_html(runs: Sequence[RunStatus]) -> str:
     """Return the list as a static picture: text only, all of it escaped."""
     if not runs:
-        return f"<p>{html.escape(runs_table(runs))}</p>"
+        return f"<p>{html.escape(str(RunList(runs)))}</p>"
     rows = []
     for run in runs[:MOST_STATIC_ROWS]:
         words = row_of(run)["words"]
@@ -141,7 +141,7 @@ def display_runs(runs: Sequence[RunStatus], everything: bool, archived: bool = F
     """Show runs in the running cell: as the live table with its rescue, or as the static picture."""
     from IPython.display import display
 
-    words = {"text/html": runs_html(runs), "text/plain": runs_table(runs)}
+    words = {"text/html": runs_html(runs), "text/plain": str(RunList(runs))}
     if not is_watched() or not (runs or everything):
         display(words, raw=True)
         return

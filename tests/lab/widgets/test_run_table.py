@@ -13,7 +13,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import run_table
 from nbtrain.lab.widgets.run_table import MOST_STATIC_ROWS, RunTable, display_runs, runs_html
 from nbtrain.monitor.run_status import RunStatus
-from nbtrain.monitor.runs import runs_table
+from nbtrain.monitor.runs import RunList
 from tests.lab.widgets.fake_run import FakeJob
 
 
@@ -44,8 +44,8 @@ def test_without_a_front_end_a_cell_has_the_picture(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
     runs = ShownRuns([summary("gpt-a")])
     runs._ipython_display_()
-    assert shown == [{"text/html": runs_html(runs), "text/plain": runs_table(runs)}]
-    assert (isinstance(runs, list), repr(runs), len(runs)) == (True, runs_table(runs), 1)
+    assert shown == [{"text/html": runs_html(runs), "text/plain": str(RunList(runs))}]
+    assert (isinstance(runs, list), repr(runs), len(runs)) == (True, str(RunList(runs)), 1)
 
 
 def test_a_live_table_has_new_runs_unless_some_were_asked_for(
@@ -84,4 +84,4 @@ def test_nothing_found_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
     monkeypatch.setattr(run_table, "is_watched", lambda: True)
     display_runs([], everything=False)
-    assert shown == [{"text/html": runs_html([]), "text/plain": runs_table([])}]
+    assert shown == [{"text/html": runs_html([]), "text/plain": str(RunList())}]

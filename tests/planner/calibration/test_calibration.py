@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbtrain.base.report import Items, Report
+from nbtrain.base.report import Report
 from nbtrain.planner.calibration import calibration
 from nbtrain.planner.calibration.calibration import (
     Calibration,
@@ -140,7 +140,7 @@ def test_a_calibration_in_doubt_is_used_for_a_week(machine):
     assert read_calibration(TODAY)[0] == doubtful
     found, why = read_calibration(TODAY + datetime.timedelta(days=1))
     assert found is None and "is 8 days old (of 2026-11-15; at most 7 are trusted in doubt)" in why
-    assert blocks(doubtful)[-1] == Items(["other programs used 2.0 of 2 cores"], "In doubt:")
+    assert str(Report("", blocks(doubtful))).endswith("In doubt:\n  - other programs used 2.0 of 2 cores")
 
 
 def test_what_is_in_doubt():

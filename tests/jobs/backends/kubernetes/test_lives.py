@@ -25,7 +25,6 @@ from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
-from nbtrain.monitor.job_description import job_text
 from nbtrain.monitor.job_records import describe_job
 from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
 
@@ -177,7 +176,7 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     ]
     (replica,) = describe_job(job.run).replicas
     assert (replica.host, replica.message, replica.pod.restarts) == ("n1", killed, 2)
-    assert replica.pod.exit_code == 137 and "  0, pod 2  " in job_text(describe_job(job.run))
+    assert replica.pod.exit_code == 137 and "  0, pod 2  " in str(describe_job(job.run))
     supervisor_writes(job, SUCCEEDED)
     assert backend.status(job) == ("SUCCEEDED", None), "the job's own record counts first"
 

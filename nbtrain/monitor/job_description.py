@@ -19,7 +19,7 @@ from nbtrain.base import amounts
 from nbtrain.base.findings import Finding
 from nbtrain.base.jobstate import ACTIVE, RUNNING
 from nbtrain.base.records import JobRecord
-from nbtrain.base.report import Facts, Findings, Report, Result, Sentence, Table
+from nbtrain.base.report import Code, Facts, Findings, Report, Result, Sentence, Table
 from nbtrain.base.usage import FIGURES
 from nbtrain.monitor.conditions import Condition, JobEvent
 from nbtrain.monitor.finite_json import finite
@@ -247,7 +247,7 @@ class JobDescription(Result, JobStatus):
         blocks = [
             Sentence(self.cause or ""),
             Facts([(label, text) for label, text in basics(self) if label not in ("phase", "job")]),
-            Sentence(f"notes: {self.notes.strip()}" if self.notes else ""),
+            Code(self.notes.strip(), "notes", wraps=True),
             Table(("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), conditions, "Conditions"),
             Table(REPLICA_TITLES, replicas, "Replicas"),
             Table(("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT"), measured, "Resources"),

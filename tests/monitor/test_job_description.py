@@ -64,6 +64,7 @@ def failed(tmp_path: Path) -> FakeJob:
 TEXT = """\
 gpt-fake Error: job JOB on backend local
 rank 1 failed
+
 submitted            MOMENT UTC
 ended                MOMENT UTC
 elapsed              0 s

@@ -156,4 +156,4 @@ def test_the_page_of_a_job_shows_them(workspace):
     text = str(describe_job(fake.run))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert {"labels team=nlp", "archived not in `nbtrain runs` without --archived"} < {*lines}
-    assert "\nnotes: first line\n  second\n" in text
+    assert "\nnotes\n  first line\n  second\n" in text

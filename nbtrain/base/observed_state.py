@@ -53,16 +53,6 @@ def ranks_run(state: str, heartbeat: Heartbeat) -> bool:
     return state in (STARTING, RUNNING) and not heartbeat.process.gone()
 
 
-def seconds_left(state: str, heartbeat: Heartbeat | None) -> float | None:
-    """Return the remaining seconds of the training, from rank 0's heartbeat; None if rank 0 is not running.
-
-    The heartbeat belongs to the newest attempt: JobRecord.placed() drops the speed of an earlier one.
-    """
-    if heartbeat is None or heartbeat.progress is None or not ranks_run(state, heartbeat):
-        return None
-    return heartbeat.progress.eta_seconds
-
-
 def preempted_words(preemption: Preemption) -> str:
     """Return the cause of a job that is QUEUED after a preemption."""
     since = amounts.moment(preemption.preempted_at)

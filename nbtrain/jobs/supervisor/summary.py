@@ -13,6 +13,8 @@ from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.config.schema import RunConfig
+from nbtrain.monitor.run_status import RunStatus, perplexity
+from nbtrain.monitor.status_records import status_of
 from nbtrain.planner.setup.measured import record_of
 
 
@@ -21,7 +23,8 @@ def write_summary(
 ) -> dict[str, Any]:
     """Write summary.json for a job whose end is in `record`; return its contents."""
     before = files.read_json(run.summary_json) or {}
-    summary = summarize(config, record, beat, before)
+    status = status_of(run, run.job(record.job_id), record, record.state, record.cause, beat)
+    summary = summarize(config, record, status, before)
     summary["checkpoint_step"] = newest_checkpoint_step(run)
     summary["total_seconds"] = round(total_seconds(run, record), 3)
     files.write_json(run.summary_json, summary)
@@ -29,15 +32,13 @@ def write_summary(
 
 
 def summarize(
-    config: RunConfig, record: JobRecord, beat: Heartbeat | None, before: dict[str, Any]
+    config: RunConfig, record: JobRecord, status: RunStatus, before: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the run's results at the end of this job. `before` is the previous job's summary, or {}."""
     assert record.ended_at is not None
-    progress = beat.progress if beat else record.goes_on_from
-    progress = progress or TrainingProgress(config.train_steps, config.train_tokens)
-    # For a job without a heartbeat: its checkpoint, else the job before.
-    known = beat or record.goes_on_from
-    steps = beat.step if beat else record.first_step
+    progress = status.progress or TrainingProgress(config.train_steps, config.train_tokens)
+    # A job that knows nothing keeps the results of the job before.
+    known = status.progress is not None
 
     def newest(name: str, value: Any) -> Any:
         return before.get(name) if value is None else value
@@ -51,11 +52,11 @@ def summarize(
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": record.run_id,
-        "name": record.name,
-        "job_id": record.job_id,
-        "state": record.state,
-        "cause": record.cause,
-        "steps": before.get("steps", 0) if steps is None else steps,
+        "name": status.name,
+        "job_id": status.job_id,
+        "state": status.state,
+        "cause": status.cause,
+        "steps": before.get("steps", 0) if status.step is None else status.step,
         "total_steps": config.train_steps,
         "consumed_tokens": progress.consumed_tokens if known else before.get("consumed_tokens", 0),
         "train_tokens": config.train_tokens,
@@ -63,7 +64,7 @@ def summarize(
         "num_parameters": newest("num_parameters", progress.num_parameters),
         "seq_length": config.model.seq_length,
         "global_batch_size": config.batch.global_batch_size,
-        "world_size": record.world_size,
+        "world_size": status.world_size,
         "samples_per_second": newest("samples_per_second", progress.samples_per_second),
         # The setup that the throughput was measured with; a job without a throughput keeps the previous
         # job's.
@@ -71,7 +72,7 @@ def summarize(
         "tokens_per_second": newest("tokens_per_second", progress.tokens_per_second),
         "memory_bytes": newest("memory_bytes", progress.memory_bytes),
         "pipeline_fraction": newest("pipeline_fraction", progress.pipeline_fraction),
-        "loss": newest("loss", progress.loss),
+        "loss": newest("loss", status.loss),
         "last_validation_loss": validation_loss,
         "last_validation_perplexity": perplexity(validation_loss),
         "last_validation_by_dataset": by_dataset(progress.validation_losses)
@@ -82,7 +83,7 @@ def summarize(
         "test_perplexity": perplexity(test_loss),
         "overflow_steps": newest("overflow_steps", progress.overflow_steps),
         "steps_without_loss": newest("steps_without_loss", progress.steps_without_loss),
-        "restarts": record.restarts,
+        "restarts": status.restarts,
         "lost_tokens": sum(attempt.lost_tokens or 0 for attempt in record.attempts),
         "preemptions": len(record.preemptions),
         "preemption_lost_steps": record.preemption_lost_steps,
@@ -97,16 +98,6 @@ def summarize(
 def by_dataset(losses: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
     """Return {dataset: its validation loss and perplexity} of a blend or mixture."""
     return {name: {"loss": loss, "perplexity": perplexity(loss)} for name, loss in losses.items()}
-
-
-def perplexity(loss: float | None) -> float | None:
-    """Return exp(loss); None if it is unknown or too large for a float."""
-    if loss is None:
-        return None
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return None
 
 
 def total_seconds(run: RunDir, record: JobRecord) -> float:

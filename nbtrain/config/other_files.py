@@ -12,7 +12,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import data_home, display
-from nbtrain.config.other_programs import ACCELERATE, has_keys, program_of_file
+from nbtrain.config.other_programs import is_accelerate, program_of_file
 from nbtrain.config.schema import RunConfig
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
@@ -86,7 +86,7 @@ def refuse_other(path: Path, value: Mapping[str, Any]) -> None:
     onto = f"`nbtrain import {path.name} --onto gpt-125m -o run.yaml` combines it with a run."
     if path.suffix in (".json", ".jsonc") and keys & DEEPSPEED:
         raise _other(path, "a DeepSpeed JSON", onto)
-    if has_keys(value, ACCELERATE):
+    if is_accelerate(value):
         raise _other(path, "a configuration of Accelerate", onto)
     if not is_run(value) and (program := program_of_file(value)):
         raise _other(path, f"a configuration of {program}", "nbtrain does not read it.")

@@ -255,10 +255,6 @@ deepspeed_mpi checkpoint_factor
 """
 NEOX_ALONE = frozenset(_NEOX_ALONE.split())
 NEOX_LEAST = 2
-ACCELERATE: Keys = (
-    ("distributed_type", "fsdp_config"),
-    ("num_processes", "mixed_precision", "fsdp_config", "deepspeed_config"),
-)
 MODEL_CONFIG: Keys = (("architectures", "torch_dtype", "transformers_version"), ("model_type",))
 
 
@@ -273,6 +269,12 @@ def _is_there(value: Any, dotted: str) -> bool:
             return False
         value = value[part]
     return True
+
+
+def is_accelerate(value: Mapping[str, Any]) -> bool:
+    """Return whether a mapping is a configuration of Accelerate, or only its section for FSDP."""
+    whole = "distributed_type" in value and len(value) > 1
+    return whole or ("fsdp_config" in value and not value.keys() & {"model", "models", "model_name_or_path"})
 
 
 def program_of_file(value: Mapping[str, Any]) -> str:

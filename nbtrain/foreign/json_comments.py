@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None, "NaN": float("nan"), "Infinity": float("inf")}
 _COMMENTS = {"//": "\n", "#": "\n", "/*": "*/"}
 # A name in a template of a JSON, such as CONFIG_BATCH_SIZE or $ZERO_STAGE.
-_PLACEHOLDER = re.compile(r"\$?\{?[A-Z][A-Z0-9_]{2,}\}?")
+_PLACEHOLDER = re.compile(r"\$\{\w+\}|\$?[A-Z][A-Z0-9_]{2,}")
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 MOST_DEPTH = 50
 TWICE = "is written twice"

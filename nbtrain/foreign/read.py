@@ -18,9 +18,9 @@ from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
 from nbtrain.config.imported import ImportedFile
 from nbtrain.config.other_files import JOB_KINDS, OTHER_ENDINGS, SCRIPTS, begins_array, is_run
 from nbtrain.config.other_programs import (
-    ACCELERATE,
     MODEL_CONFIG,
     has_keys,
+    is_accelerate,
     program_of_file,
 )
 from nbtrain.foreign.accelerate import accelerate_job
@@ -70,7 +70,7 @@ def is_foreign(path: str | Path) -> bool:
     if job or (re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text)):
         return True
     value = _top(text)
-    return has_keys(value, ACCELERATE) or (not is_run(value) and bool(program_of_file(value)))
+    return is_accelerate(value) or (not is_run(value) and bool(program_of_file(value)))
 
 
 def _top(text: str) -> Mapping[str, Any]:
@@ -103,7 +103,7 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
             texts[label] = Word(text, f"{label}:1")
         elif path.suffix in (*YAML, *JSON):
             found = read_documents(text, label)
-            if has_keys(value := _mapping(found), ACCELERATE):
+            if is_accelerate(value := _mapping(found)):
                 jobs.append(accelerate_job(found[0]))
             else:
                 _refuse_without_job(found, value, label)

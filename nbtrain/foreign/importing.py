@@ -462,7 +462,11 @@ def _machine(source: Reading) -> None:
         else:
             source.set("resources.gpu_type", device.name, comment=label, place=job.gpu_product.place)
     environment = {}
+    secret = job.settings.get("backend.kubernetes.secret_variables")
+    secret_names = {variable["name"] for variable in secret.value} if secret else set()
     for name, word in job.environment.items():
+        if name in secret_names:
+            continue
         if words := why_reserved(name):
             source.note(word.place, f"{name}: {words}")
         elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(word.text):

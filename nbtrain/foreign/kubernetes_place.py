@@ -143,7 +143,7 @@ def _elastic(reader: PlaceReader, section: str) -> None:
 
 def _deepspeed_job(reader: PlaceReader) -> None:
     reader.take("spec.worker.replicas")
-    for name in ("slotsPerWorker", "localRank", "run", "customCommand"):
+    for name in ("slotsPerWorker", "localRank", "run.python", "run.module", "run.exec", "customCommand"):
         reader.take(f"spec.config.{name}")
     autotune = reader.take("spec.config.autotune")
     if autotune is not None and autotune.value != "none":
@@ -269,7 +269,7 @@ def _pod(reader: PlaceReader, pod: str, main: str) -> None:
                 for name in entry.keys() - set(known):
                     where = f"{pod}.tolerations.{at}.{name}"
                     reader.job.left.append(
-                        (reader.tree.places[where], f"tolerations.{name}: nbtrain has no field for it.")
+                        (reader.tree.places[where], f"tolerations.{at}.{name}: nbtrain has no field for it.")
                     )
         reader.set("tolerations", Value(kept, tolerations.place))
     reader.set("service_account", reader.take(f"{pod}.serviceAccountName", f"{pod}.serviceAccount"))
@@ -348,40 +348,46 @@ def _volume_mounts(reader: PlaceReader, pod: str, container: str) -> None:
         for at, entry in enumerate(reader.items(f"{pod}.volumes"))
         if isinstance(entry, dict)
     }
+    reserved = [folder for folder in RESERVED_PATHS[reader.job.kind] if folder != "/dev/shm"]
     for at, mount in enumerate(reader.items(f"{container}.volumeMounts")):
-        if not isinstance(mount, dict):
-            continue
-        where, volume = f"{container}.volumeMounts.{at}", volumes.get(mount.get("name"))
-        path = str(mount.get("mountPath", "")).rstrip("/")
-        if volume is None or any(
-            _inside(path, reserved) for reserved in RESERVED_PATHS[reader.job.kind] if reserved != "/dev/shm"
+        volume = volumes.get(mount.get("name")) if isinstance(mount, dict) else None
+        path = str(mount.get("mountPath", "")).rstrip("/") if isinstance(mount, dict) else ""
+        if volume is not None and not any(_inside(path, folder) for folder in reserved):
+            _volume_mount(reader, f"{container}.volumeMounts.{at}", mount, path, volume)
+
+
+def _volume_mount(reader: PlaceReader, where: str, mount: dict[str, Any], path: str, volume: str) -> None:
+    """Read one mount, if nbtrain has a field for its volume."""
+
+    def take(*volumes_keys: str) -> None:
+        reader.taken |= {f"{where}.{key}" for key in ("name", "mountPath", "subPath", "readOnly")}
+        reader.taken |= {f"{volume}.{key}" for key in ("name", *volumes_keys)}
+
+    claim = reader.tree.find(f"{volume}.persistentVolumeClaim.claimName")
+    secret = reader.tree.find(f"{volume}.secret.secretName")
+    if path == "/dev/shm" and reader.tree.find(f"{volume}.emptyDir") is not None:
+        take("emptyDir.medium", "emptyDir.sizeLimit")
+        if (size := reader.tree.find(f"{volume}.emptyDir.sizeLimit")) is not None:
+            reader.set("shared_memory_bytes", Value(int(quantity(size, "sizeLimit")), size.place))
+    elif claim is not None and "subPathExpr" not in mount:
+        take("persistentVolumeClaim.claimName", "persistentVolumeClaim.readOnly")
+        found = {"claim": claim.value, "mount_path": path}
+        if mount.get("subPath"):
+            found["sub_path"] = str(mount["subPath"]).strip("/")
+        if True in (
+            mount.get("readOnly"),
+            reader.children(f"{volume}.persistentVolumeClaim").get("readOnly"),
         ):
-            continue
-        claim, secret = (
-            reader.tree.find(f"{volume}.persistentVolumeClaim.claimName"),
-            reader.tree.find(f"{volume}.secret.secretName"),
-        )
-        memory = reader.tree.find(f"{volume}.emptyDir")
-        if path == "/dev/shm" and memory is not None:
-            reader.taken |= {where, volume}
-            if (size := reader.tree.find(f"{volume}.emptyDir.sizeLimit")) is not None:
-                reader.set("shared_memory_bytes", Value(int(quantity(size, "sizeLimit")), size.place))
-        elif claim is not None and "subPathExpr" not in mount:
-            reader.taken |= {where, volume}
-            found = {"claim": claim.value, "mount_path": path}
-            found |= {"sub_path": mount["subPath"].strip("/")} if mount.get("subPath") else {}
-            found |= {"read_only": True} if mount.get("readOnly") is True else {}
-            if found not in reader.mounts:
-                reader.mounts.append(found)
-        elif (
-            secret is not None
-            and not mount.get("subPath")
-            and set(reader.children(f"{volume}.secret")) <= {"secretName", "defaultMode"}
-        ):
-            reader.taken |= {where, volume}
-            found = {"secret": secret.value, "mount_path": path}
-            if found not in reader.secrets:
-                reader.secrets.append(found)
+            found["read_only"] = True
+        if found not in reader.mounts:
+            reader.mounts.append(found)
+    elif (
+        secret is not None and not mount.get("subPath") and "items" not in reader.children(f"{volume}.secret")
+    ):
+        take("secret.secretName", "secret.defaultMode")
+        found = {"secret": secret.value, "mount_path": path}
+        if found not in reader.secrets:
+            reader.secrets.append(found)
 
 
 def _inside(path: str, folder: str) -> bool:
@@ -430,7 +436,8 @@ def _left(reader: PlaceReader) -> Iterator[tuple[str, str]]:
     def unread(value: Any, dotted: str) -> Iterator[str]:
         if any(_below(dotted, taken) for taken in reader.taken):
             return
-        if isinstance(value, dict | list) and value and any(_below(taken, dotted) for taken in reader.taken):
+        inside = not dotted or any(_below(taken, dotted) for taken in reader.taken)
+        if isinstance(value, dict | list) and value and inside:
             inner = value.items() if isinstance(value, dict) else enumerate(value)
             for key, entry in inner:
                 yield from unread(entry, f"{dotted}.{key}".lstrip("."))

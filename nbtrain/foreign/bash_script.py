@@ -837,6 +837,9 @@ class _Evaluator:
             self._set_status(True)
             return
         shown = PurePosixPath(name).name
+        if not self.silent:
+            # A file that is not here may prepare the shell: the place of the job lists it.
+            self.commands.append(self.command(words, {}, None, place))
         if SETUP_FILES.fullmatch(name):
             self._set_status(True)
             return

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from nbtrain.config.backend_section import ARRAY
 from nbtrain.config.rules.backends import OWN_SBATCH_OPTIONS, REFUSED_SBATCH_OPTIONS
+from nbtrain.foreign.bash_script import SETUP_FILES
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.located import Value, Word
 from nbtrain.foreign.slurm_options import SbatchLine, count, gpus_per_node, last, memory_bytes, seconds
@@ -24,9 +25,6 @@ MACHINES = frozenset(
 WORDS = {"--partition": "partition", "--account": "account", "--qos": "qos", "--constraint": "constraint"}
 # Commands that prepare the shell: they run before the launch, on the nodes.
 PREPARES = frozenset({"module", "ml", "spack", "conda", "mamba", "micromamba", "ulimit", "umask"})
-ACTIVATES = re.compile(
-    r"(.*/)?(activate|conda\.sh|lmod|modules?(\.sh|/init/\w+)?|profile|set_env\.sh|setvars\.sh)"
-)
 
 
 def read_slurm(job: Job, lines: Sequence[SbatchLine], commands: Sequence[Sequence[Word]]) -> None:
@@ -135,11 +133,16 @@ def _memory(job: Job, lines: Sequence[SbatchLine], gpus: Value | None) -> None:
             job.memory_bytes = Value(size * units, line.place)
 
 
+def _activates(file: str) -> bool:
+    """Return whether a file prepares the shell, and is found from any folder."""
+    return bool(SETUP_FILES.fullmatch(file)) and file.startswith(("/", "~", "$"))
+
+
 def _setup(job: Job, words: Sequence[Word]) -> Word | None:
     """Return a command that prepares the shell, as one line; None for another command."""
     head = words[0].text
     sources = head in ("source", ".") and len(words) > 1
-    if not (head in PREPARES or (sources and ACTIVATES.fullmatch(words[1].text))):
+    if not (head in PREPARES or (sources and _activates(words[1].text))):
         if sources:
             text = " ".join(word.text for word in words)
             job.left.append(

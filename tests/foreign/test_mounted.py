@@ -62,17 +62,15 @@ def mpi_job(ranks: int) -> dict:
 
 
 def test_a_mounted_script_is_read_wherever_its_map_stands(tmp_path):
-    """A mounted script is read from its ConfigMap, in any file and with the pod's patch.
-
-    A note lists values that only the cluster knows.
-    """
+    """A mounted script is read from its ConfigMap, in any file, with the pod's patch and its Secrets."""
     for documents in ((MAP, TRAIN_JOB), (TRAIN_JOB, MAP)):
         found = imported(tmp_path, *documents)
         resources = found.config.resources
         assert (resources.nodes, resources.gpus_per_node, resources.gpu_type) == (2, 4, "H100")
         assert found.config.batch.train_steps == 5000
         assert found.config.backend.env == {"NCCL_DEBUG": "WARN"}
-        assert any("TOKEN_FILE" in note.text for note in found.notes)
+        (secret,) = found.config.backend.kubernetes.secret_variables
+        assert (secret.name, secret.secret, secret.key) == ("TOKEN_FILE", "a", "b")
 
 
 def test_a_script_that_no_file_holds_is_named(tmp_path):

@@ -121,7 +121,7 @@ def tables(
         "scales": {run.name: _scale(one) for run, one in zip(runs, read)},
         "settings": {"heads": ["setting", *names], "rows": settings(read), "same": same_settings(read)},
         "figures": {
-            "heads": ["figure", *names, *(entry.name for entry in published)],
+            "heads": ["result", *names, *(entry.name for entry in published)],
             "rows": [[row.name, *row.words] for row in rows],
             "values": [list(row.values) for row in rows],
             "better": [row.better for row in rows],

@@ -43,7 +43,7 @@ def comparison_report(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> Repo
     """Return the tables of compare.compared() below the curves."""
     figures, settings = tables["figures"], tables["settings"]
     curves = Picture(lambda: _png(runs), f"curves of {', '.join(tables['names'])}")
-    shown = Table(figures["heads"], figures["rows"], "Figures")
+    shown = Table(figures["heads"], figures["rows"], "Results")
     if settings["rows"]:
         return Report("", [curves, shown, Table(settings["heads"], settings["rows"], "Settings that differ")])
     return Report("", [curves, shown, Sentence("The runs have the same settings.")])

@@ -250,7 +250,7 @@ class JobDescription(Result, JobStatus):
             Code(self.notes.strip(), "notes", wraps=True),
             Table(("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), conditions, "Conditions"),
             Table(REPLICA_TITLES, replicas, "Replicas"),
-            Table(("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT"), measured, "Resources"),
+            Table(("REPLICA", "METRIC", last, "MEAN", "PEAK", "REQUEST", "LIMIT"), measured, "Resources"),
             Findings([Finding("warning", "usage", "", "", warning) for warning in self.usage_warnings]),
             self._newest_events(num_events),
         ]

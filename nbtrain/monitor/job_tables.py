@@ -59,7 +59,7 @@ FAILED_TYPES = frozenset(type_of(state) for state in FAILURES)
 """Types of the conditions that are shown as failures."""
 # Ranks of a replica whose logs are in its menu; all are in the table of ranks.
 MOST_IN_MENU = 32
-FIGURE_HEADS = ("replica", "figure", "newest", "mean", "peak", "request", "limit")
+FIGURE_HEADS = ("replica", "metric", "newest", "mean", "peak", "request", "limit")
 
 
 def job_tables(run: RunDir, job_id: str | None = None, now: float | None = None) -> dict[str, Any]:

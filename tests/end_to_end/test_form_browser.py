@@ -243,7 +243,7 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
     open_notebook(page, lab, "submit.ipynb")
     run_cell(page, 0)
     form = FormPage(page)
-    form.shows(".nbf-verdict", "Ready to submit")
+    form.shows(".nbf-verdict", "Can be submitted, with 1 warning")
     run_cell(page, 1)
     wait_for(lambda: kernel_busy(lab), lambda: "the sleeping cell did not start")
     form.type("lr_schedule.lr", "0.003")

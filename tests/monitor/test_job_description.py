@@ -93,7 +93,7 @@ RuntimeError: boom
 killed by SIGKILL
 
 Resources
-  REPLICA   FIGURE        LAST        MEAN       PEAK        REQUEST  LIMIT
+  REPLICA   METRIC        LAST        MEAN       PEAK        REQUEST  LIMIT
   worker 0  cpu cores     2.00        1.10       2.00        -        4.00
   worker 0  memory        5.0 GiB     2.8 GiB    5.0 GiB     6.0 GiB  8.0 GiB
   worker 0  disk read     0 B/s       0 B/s      0 B/s       -        -

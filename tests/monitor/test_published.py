@@ -34,7 +34,7 @@ def test_published_figures_are_columns(run):
     found = compared([run], parse_published(TEXT, "others.yaml"))
     assert found["published"] == ["345M on 8 NPUs", "345M on 8 GPUs"] and found["names"] == ["one"]
     table = found["figures"]
-    assert table["heads"] == ["figure", "one", "345M on 8 NPUs", "345M on 8 GPUs"]
+    assert table["heads"] == ["result", "one", "345M on 8 NPUs", "345M on 8 GPUs"]
     rows = {row[0]: row[1:] for row in table["rows"]}
     assert rows["samples/s, mean of 100 steps"] == ["10.0", "59.7", "37.8"]
     assert rows["validation perplexity"] == ["7.39", "26.48", UNKNOWN]

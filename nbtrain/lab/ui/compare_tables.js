@@ -55,7 +55,7 @@ export function comparedResults({ figures, published = [] }, shown, { baseline, 
     });
     rows.push({ kind: "", cells: [row[0], ...cells] });
   });
-  return { heads: ["figure", ...columns.map((column) => figures.heads[column])], rows };
+  return { heads: ["result", ...columns.map((column) => figures.heads[column])], rows };
 }
 
 /** Settings of the runs `shown`, for DataTable; `different` omits settings in which they agree. */

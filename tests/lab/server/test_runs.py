@@ -43,7 +43,7 @@ def test_a_comparison_goes_without_a_run_that_is_gone(server: Server, run: RunDi
     assert server.ask("compare?runs=").status == 422
     published = {"file": "others.yaml", "text": "345M:\n  samples/s: 59.7"}
     found = server.ask("compare", "POST", {"runs": ["gpt-done"], "published": published}).json
-    assert found["published"] == ["345M"] and found["figures"]["heads"] == ["figure", "gpt-done", "345M"]
+    assert found["published"] == ["345M"] and found["figures"]["heads"] == ["result", "gpt-done", "345M"]
     published["text"] = "345M:\n  loss: low"
     answer = server.ask("compare", "POST", {"runs": ["gpt-done"], "published": published})
     assert answer.status == 422 and answer.message.startswith("others.yaml:2: loss = low must be a number")

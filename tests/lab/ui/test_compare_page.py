@@ -111,7 +111,7 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
         page.get_by_text("gpt-gone is not shown: there is no run 'gpt-gone' under output.").wait_for()
         results = page.get_by_label("results of the runs")
         heads = results.locator("th")
-        assert heads.all_inner_texts() == ["figure", "gpt-a", "gpt-b"]
+        assert heads.all_inner_texts() == ["result", "gpt-a", "gpt-b"]
         # By the keyboard: the focus stays among the chips.
         with page.expect_response(lambda answer: "runs=gpt-a%2Cgpt-b&" in answer.url):
             page.get_by_role("button", name="Remove gpt-gone from the comparison").press("Enter")
@@ -125,7 +125,7 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
         assert row.locator("td").nth(2).inner_text().endswith("\u221233.3 %")
         assert results.locator(".nbt-best").count() >= 1
         page.get_by_role("button", name="Hide gpt-b").click()
-        assert heads.all_inner_texts() == ["figure", "gpt-a"]
+        assert heads.all_inner_texts() == ["result", "gpt-a"]
         assert page.locator(".nbt-chart").first.locator("polyline:not(.nbt-raw)").count() == 1
         page.get_by_role("button", name="Show gpt-b").click()
         before = results.locator("tr").count()
@@ -141,7 +141,7 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
         results.get_by_role("columnheader", name="345M").wait_for(state="detached")
         files.set_input_files({"name": "o.yaml", "mimeType": "", "buffer": b"345M:\n  loss: low"})
         page.get_by_text("The figures of o.yaml are not shown: o.yaml:2: loss = low must be").wait_for()
-        assert heads.all_inner_texts() == ["figure", "gpt-a", "gpt-b"]
+        assert heads.all_inner_texts() == ["result", "gpt-a", "gpt-b"]
         results_tools.get_by_label("only what differs").check()
         assert results.locator("tr").count() < before
         settings = page.locator(".nbt-tools", has=page.get_by_role("heading", name="Settings"))
@@ -155,7 +155,7 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
         page.get_by_text("Add a run").click()
         page.get_by_role("button", name="gpt-c").click()
         page.get_by_text("The curves of gpt-c cannot be read: the event file is damaged.").wait_for()
-        assert heads.all_inner_texts() == ["figure", "gpt-a", "gpt-b", "gpt-c"]
+        assert heads.all_inner_texts() == ["result", "gpt-a", "gpt-b", "gpt-c"]
         assert page.evaluate("window.names") == ["gpt-a", "gpt-b", "gpt-c"]
         page.evaluate("() => { document.execCommand = () => (window.text = document.activeElement.value); }")
         for form, begins in (

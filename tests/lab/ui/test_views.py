@@ -93,7 +93,7 @@ def test_a_comparison_is_copied_as_a_table(tmp_path: Path) -> None:
     """
     code = """
     const rows = [["loss", "2.0", "2.5"], ["a_b|c", "50 %", "1,000"]];
-    const heads = ["figure", "one", "two"], values = [[2, 2.5], [null, null]], better = ["low", ""];
+    const heads = ["result", "one", "two"], values = [[2, 2.5], [null, null]], better = ["low", ""];
     const how = { baseline: "one", different: false };
     const table = ui.comparedResults({ figures: { heads, rows, values, better } }, ["one", "two"], how);
     const texts = ui.TABLE_FORMATS.map((format) => ui.tablesText(format, [table]));
@@ -105,7 +105,7 @@ def test_a_comparison_is_copied_as_a_table(tmp_path: Path) -> None:
         ("", "+25.0 %", "nbt-worse"),
     ]
     assert markdown.splitlines()[2:] == ["| loss | 2.0 | 2.5 (+25.0 %) |", "| a_b\\|c | 50 % | 1,000 |"]
-    assert comma.splitlines() == ["figure,one,two", "loss,2.0,2.5 (+25.0 %)", 'a_b|c,50 %,"1,000"']
+    assert comma.splitlines() == ["result,one,two", "loss,2.0,2.5 (+25.0 %)", 'a_b|c,50 %,"1,000"']
     assert r"a\_b|c & 50 \% & 1,000 \\" in latex.splitlines()
 
 

@@ -35,7 +35,7 @@ def test_nobody_watches(runs):
     assert 'src="data:image/png;base64,' in page and "<script" not in page and "http" not in page
     assert page.index("gpt-a") < page.index("gpt-b") and "sequence length" in page
     lines = shown["text/plain"].splitlines()
-    assert lines[0] == "Figures" and lines[1].split() == ["figure", "gpt-a", "gpt-b"]
+    assert lines[0] == "Results" and lines[1].split() == ["result", "gpt-a", "gpt-b"]
     assert any(line.split() == ["steps", "6", "/", "6", "3", "/", "3"] for line in lines)
 
 
@@ -65,7 +65,7 @@ def test_on_the_command_line(runs, tmp_path, capsys):
     """On the command line, the tables are printed as text or JSON, and the curves are saved as a picture."""
     picture = tmp_path / "curves.svg"
     assert cli.main(["compare", "gpt-a", "gpt-b", "-o", str(picture)]) == 0
-    assert capsys.readouterr().out.startswith("Figures\nfigure ")
+    assert capsys.readouterr().out.startswith("Results\nresult ")
     assert picture.read_text().count("</svg>") == 1
     assert cli.main(["compare", "gpt-a", "gpt-b", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["rows"] == [["batch.train_tokens", "6144", "3072"]]
@@ -74,7 +74,7 @@ def test_on_the_command_line(runs, tmp_path, capsys):
     capsys.readouterr()
     # With others' figures, one run is enough.
     assert cli.main(["compare", "gpt-a", "--published", others]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["figure", "gpt-a", "345M"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["result", "gpt-a", "345M"]
     assert nb.compare(["gpt-a"], published=others).tables["published"] == ["345M"]
     with pytest.raises(ConfigError, match=r"gone\.yaml: no such file"):
         nb.compare(["gpt-a"], published=tmp_path / "gone.yaml")

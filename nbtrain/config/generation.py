@@ -5,10 +5,11 @@ The command line, notebooks, the server and the process that generates all use t
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.report import Record
 from nbtrain.base.terminal import shortened
 
 MOST_NEW_TOKENS = 1_000_000
@@ -26,7 +27,7 @@ TOKEN_IDS = 1 << 32
 
 
 @dataclass(frozen=True)
-class Generation:
+class Generation(Record):
     """Settings for the continuation of a prompt. Raises ConfigError if a value is out of range."""
 
     max_new_tokens: int = 100
@@ -130,10 +131,6 @@ class Generation:
         """Whether a token's logit depends on earlier tokens, or has a bias."""
         plain = self.repetition_penalty == 1 and self.presence_penalty == self.frequency_penalty == 0
         return not plain or bool(self.logit_bias)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, which `of` reads back."""
-        return asdict(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Generation":

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Container, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
+from nbtrain.base.report import Record
 from nbtrain.base.workspace import display
 
 SCHEMA_VERSION = 1
@@ -39,7 +40,7 @@ UNKNOWN_WARNED_FRACTION = 0.001
 
 
 @dataclass(frozen=True)
-class DatasetManifest:
+class DatasetManifest(Record):
     json_key: str
     """Key whose pair is trained on; the folder may hold other pairs."""
     sources: list[dict[str, Any]]
@@ -65,6 +66,7 @@ class DatasetManifest:
     """Settings that determined the content; prepare compares them with the run's."""
     software: dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+    derived = ("dataset_sha256",)
 
     @property
     def stem(self) -> str:
@@ -97,10 +99,6 @@ class DatasetManifest:
     def loss_tokens(self) -> int | None:
         """Tokens in the loss; None without a mask, or if they were not counted."""
         return self.counts.get("loss_tokens")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of manifest.json, dataset_sha256 included."""
-        return {**asdict(self), "dataset_sha256": self.dataset_sha256}
 
 
 def read_manifest(path: Path) -> DatasetManifest | None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nbtrain.base.report import Record
 from nbtrain.serving.chat import Suffix
 from nbtrain.serving.dispatch import Answer
 from nbtrain.serving.event_stream import DONE, event
@@ -31,15 +32,17 @@ class Piece:
 
 
 @dataclass
-class Usage:
+class Usage(Record):
     """Numbers of tokens of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def to_dict(self) -> Object:
-        """Return the numbers in OpenAI's format."""
-        return {**vars(self), "total_tokens": self.prompt_tokens + self.completion_tokens}
+    derived = ("total_tokens",)
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
 
 
 async def pieces_of(

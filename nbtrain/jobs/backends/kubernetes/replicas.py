@@ -5,9 +5,10 @@ ended.
 import contextlib
 import re
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from nbtrain.base.report import Record
 from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
 
 # {Kubernetes' reason for a waiting container: what a user can do about it}
@@ -36,7 +37,7 @@ NUMBERED_NAME = re.compile(r"-(worker|master|node-\d+)-(\d+)(-[a-z0-9]+)?$")
 
 
 @dataclass(frozen=True)
-class Replica:
+class Replica(Record):
     """A pod of a job, as the job page shows it."""
 
     pod: str
@@ -54,9 +55,6 @@ class Replica:
     """The cluster's record that it takes the pod away: its condition DisruptionTarget or the reason Evicted;
     "" without one. A pod whose machine has failed has none.
     """
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def node_of(pod: dict[str, Any], has_master: bool) -> int | None:

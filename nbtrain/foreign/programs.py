@@ -28,6 +28,8 @@ READS = "nbtrain imports only GPT models of Megatron-LM and Megatron-DeepSpeed"
 def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | None:
     """Return the place and the sentence with which a program is refused; None for a GPT of Megatron."""
     name = PurePosixPath(program.text).name
+    if not name.endswith(".py"):
+        name = f"{name.rpartition('.')[2]}.py"  # a module: python -m examples.inference.server
     runs = f"runs {program.text}, which"
     gpt = bool(GPT_SCRIPTS.fullmatch(name))
     if NO_TRAINING.fullmatch(name):
@@ -84,9 +86,11 @@ def _dialect(flags: Sequence[Word], unknown: Collection[str]) -> tuple[str, str]
     names = [name for name, own in found.items() if len(own) == most]
     own = found[names[0]]
     shown = ", ".join(dict.fromkeys(word.text.partition("=")[0] for word in own))
-    only = f"only {' and '.join(names)} {'has' if len(names) == 1 else 'have'} it"
-    words = f"{only}, and no field says what it does"
-    return own[0].place, f"{shown}: {words}. Remove it, or use the script of Megatron-LM."
+    several = ", " in shown
+    only = f"only {' and '.join(names)} {'has' if len(names) == 1 else 'have'} {'them' if several else 'it'}"
+    words = f"{only}, and no field says what {'they do' if several else 'it does'}"
+    fix = f"Remove {'them' if several else 'it'}, or use the script of Megatron-LM."
+    return own[0].place, f"{shown}: {words}. {fix}"
 
 
 def _is_flag(word: Word, pattern: re.Pattern[str]) -> bool:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 INDENT = "  "
 # Numbers with the units of base/amounts.py, and the dash of a value that does not exist.
 QUANTITY = re.compile(
-    r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?: ?%| (?:B|[KMGT]iB|us|ms|s|min|h|d|years|GB/s|tokens/s))?|-"
+    r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?"
+    r"(?: ?%|(?: (?:B|[KMGT]iB|GB|tokens))?/s| (?:B|[KMGT]iB|us|ms|s|min|h|d|years))?|-"
 )
 CODE = re.compile("`([^`]+)`")
 DIM = "opacity:.7"
@@ -326,7 +327,8 @@ class Table(Block):
         width = ";white-space:nowrap" if is_short or (self.wraps_last and not is_last) else ""
         if self.wraps_last and is_last and not is_short:
             width = f";{LAST_COLUMN}"
-        return f'<td style="text-align:{side};{CELL}{width}">{escape(row[at])}</td>'
+        indent = ";padding-left:16px" if row[at].startswith(" ") else ""
+        return f'<td style="text-align:{side};{CELL}{width}{indent}">{escape(row[at].strip())}</td>'
 
 
 @dataclass(eq=False, repr=False)
@@ -424,7 +426,7 @@ class Picture(Block):
         if not (image := self.draw()):
             return ""
         if self.has_tooltips:
-            return image.decode()
+            return f'<div style="{SCROLLED}">{image.decode()}</div>'
         kind = "png" if image.startswith(b"\x89PNG") else "svg+xml"
         data = base64.b64encode(image).decode()
         return (

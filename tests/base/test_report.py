@@ -23,6 +23,7 @@ from nbtrain.base.report import (
     Result,
     Sentence,
     Table,
+    is_number,
     record_of,
 )
 
@@ -81,6 +82,12 @@ def test_columns_have_units_and_numbers_stand_to_the_right() -> None:
     assert "caption &amp; more" in page
     assert page.count("<tr ") == 3 and "<style" not in page and "class=" not in page
     assert Table(("a", "b"), []).html() == "" and Report("", [Table(("a", "b"), [])]).text() == ""
+
+
+def test_numbers_have_units() -> None:
+    numbers = ("1,234", "5.6 GiB", "7%", "+4.0%", "10.0 KiB/s", "40/s", "1.5 GB/s", "8.0 h", "1e-3", "-")
+    assert all(map(is_number, numbers))
+    assert not any(map(is_number, ("", "fp32", "4 layers", "3.11.7 (x)", "6 + 6", "PP 2", "yes")))
 
 
 def test_a_grid_shows_rows_as_facts() -> None:

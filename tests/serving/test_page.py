@@ -117,6 +117,6 @@ def test_chat_is_offered_to_models_that_can_and_tokens_have_their_probability(br
     page.get_by_role("log", name="Text of gpt-b, step 20").get_by_text("This is the end").wait_for()
     page.get_by_text("2 tokens in").nth(1).wait_for()
     assert [one["model"] for one in asked[2:]] == ["gpt-b", "gpt-b@20"]
-    assert page.locator("h2").all_inner_texts() == ["gpt-b", "gpt-b, step 20"]
+    assert page.locator("h2").all_inner_texts() == ["gpt-b, step 40", "gpt-b, step 20"]
     assert findings(page, axe_script(), ["main"]) == []
     page.close()

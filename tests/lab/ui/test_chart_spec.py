@@ -25,6 +25,34 @@ def test_a_line_over_an_equal_one_is_dashed_and_says_so(browser: Any) -> None:
     assert [one.get("dash") for one in found] == [None, "6 6", "6 12", None]
 
 
+def test_many_lines_have_four_colours_with_dashes_and_many_equal_ones_are_one(browser: Any) -> None:
+    """The legend of many lines has the first names, and a button that shows all."""
+    lines = [line(f"gpu {number}", 0, 0) for number in range(8)] + [line("gpu 8", 1, 2)]
+    mount = f"""(() => {{
+      const many = Array.from({{length: 12}}, (_, at) =>
+        ({{label: `set ${{at}}`, dots: false, x: [1, 2], y: [at, at + 1], ...ui.lineLook(at)}}));
+      const chart = new ui.Chart(160);
+      root.className = "nbt-root";
+      root.append(chart.node);
+      chart.show({{title: "Loss", lines: many, marks: [], xName: "step", xForm: "whole", yForm: "number"}});
+      const together = ui.equalTogether({json.dumps(lines)});
+      return {{together, looks: many.map(({{color, dash}}) => [color, dash])}};
+    }})()"""
+    exports = ("Chart", "lineLook", "equalTogether")
+    with view_page(browser, {}, mount, module="metrics", exports=exports) as page:
+        found = page.evaluate("window.end")
+        legend = page.locator(".nbt-legend")
+        assert legend.locator("i").all_inner_texts() == [f"set {at}" for at in range(8)]
+        legend.get_by_role("button", name="and 4 more").click()
+        assert legend.locator("i").count() == 12
+        legend.get_by_role("button", name="fewer names").click()
+        assert legend.locator("i").count() == 8
+    assert len({tuple(look) for look in found["looks"]}) == 12
+    assert {color for color, _ in found["looks"]} == {"c0", "c1", "c2", "c3"}
+    labels = [one["label"] for one in found["together"]]
+    assert labels == ["8 equal lines: gpu 0, gpu 1 and 6 more", "gpu 8"]
+
+
 BANDED = {
     "lines": [
         {

@@ -308,7 +308,7 @@ class Plan(Result):
             "network": self.network.to_dict() if self.network else None,
             "measured": [asdict(one) for one in self.compared],
             "epochs": self.epochs,
-            "estimated_epochs": self.text.epochs(config.train_tokens) if self.text else None,
+            "estimated_epochs": list(self.text.epochs(config.train_tokens)) if self.text else None,
             "warnings": self.warnings,
             "findings": [finding.to_dict() for finding in self.findings],
         }

@@ -37,7 +37,12 @@ def patterns_fit_the_layers(config: RunConfig) -> Problems:
     for key, of in (("window_attn_skip_freq", "window_size"), ("no_rope_freq", None)):
         pattern = getattr(model, key)
         if of is not None and pattern is not None and getattr(model, of) is None:
-            yield broken(config, f"model.{key}", f"is read with {of} only. Set {of}, or remove it.")
+            yield broken(
+                config,
+                f"model.{key}",
+                f"is read with {of} only.",
+                f"Set {of}, or remove it.",
+            )
         if isinstance(pattern, list) and len(pattern) != model.num_layers:
             yield broken(
                 config,
@@ -49,7 +54,8 @@ def patterns_fit_the_layers(config: RunConfig) -> Problems:
         yield broken(
             config,
             "model.window_attn_skip_freq",
-            "gives no layer the window. Set window_size: null, or a number from 2 on.",
+            "gives no layer the window.",
+            "Set window_size: null, or a number from 2 on.",
         )
 
 
@@ -85,7 +91,7 @@ def fpdt_attends_plainly(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"model.{name}",
-                f"is not supported with FPDT, but parallel.fpdt_chunk_tokens is {chunk}. "
+                f"is not supported with FPDT, but parallel.fpdt_chunk_tokens is {chunk}.",
                 "Set fpdt_chunk_tokens: 0, or remove it.",
             )
 

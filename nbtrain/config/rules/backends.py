@@ -52,21 +52,22 @@ def backend_has_its_machines(config: RunConfig) -> Problems:
         yield mistake(
             config,
             "backend.hosts.hostfile",
-            "backend.hosts names machines in `hosts` and in `hostfile`. Remove one of them.",
+            "backend.hosts names machines in `hosts` and in `hostfile`.",
+            "Remove one of them.",
         )
     elif not section.hosts and not section.hostfile:
         yield mistake(
             config,
             "backend.kind",
-            "backend.kind = hosts needs machines. Set backend.hosts.hosts: "
-            "[name, ...], or backend.hosts.hostfile to a DeepSpeed hostfile.",
+            "backend.kind = hosts needs machines.",
+            "Set backend.hosts.hosts: [name, ...], or backend.hosts.hostfile to a DeepSpeed hostfile.",
         )
     elif section.hosts and len(section.hosts) < nodes:
         yield mistake(
             config,
             "backend.hosts.hosts",
-            f"backend.hosts.hosts names "
-            f"{counted(len(section.hosts), 'machine')}, and resources.nodes = {nodes}. "
+            f"backend.hosts.hosts names {counted(len(section.hosts), 'machine')}, and resources.nodes = "
+            f"{nodes}.",
             "Add machines, or lower nodes.",
         )
     repeated = sorted({name for name in section.hosts if section.hosts.count(name) > 1})
@@ -112,17 +113,17 @@ def slurm_options_agree(config: RunConfig) -> Problems:
         yield mistake(
             config,
             "backend.slurm.time_limit_seconds",
-            f"backend.slurm.time_limit_seconds = "
-            f"{limit:g} leaves no time to train: the ranks are asked to save signal_before_seconds = "
-            f"{before} before it, and Slurm may be 60 s early. Set at least {before + 120}.",
+            f"backend.slurm.time_limit_seconds = {limit:g} leaves no time to train: the ranks are asked "
+            f"to save signal_before_seconds = {before} before it, and Slurm may be 60 s early.",
+            f"Set at least {before + 120}.",
         )
     if section.array and section.resubmissions:
         yield mistake(
             config,
             "backend.slurm.array",
-            f"backend.slurm.array = {section.array} and "
-            f"resubmissions = {section.resubmissions} both continue after the time limit. Keep one: an array "
-            "queues all allocations at once, resubmissions one after the other.",
+            f"backend.slurm.array = {section.array} and resubmissions = {section.resubmissions} both "
+            "continue after the time limit.",
+            "Keep one: an array queues all allocations at once, resubmissions one after the other.",
         )
 
 

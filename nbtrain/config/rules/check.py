@@ -145,8 +145,8 @@ def learning_rates_are_ordered(config: RunConfig) -> Problems:
         yield broken(
             config,
             "lr_schedule.lr_warmup_init",
-            "is the rate at which a warm-up begins, but this run has no warm-up. Set lr_warmup_tokens, or "
-            "lr_warmup_init: 0.",
+            "is the rate at which a warm-up begins, but this run has no warm-up.",
+            "Set lr_warmup_tokens, or lr_warmup_init: 0.",
         )
 
 
@@ -191,8 +191,8 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
         yield _broken_amount(
             config,
             "lr_wsd_decay",
-            f"is read with lr_decay_style: WSD only, and lr_decay_style is {style}. Set it to null, or "
-            "lr_decay_style: WSD.",
+            f"is read with lr_decay_style: WSD only, and lr_decay_style is {style}.",
+            "Set it to null, or lr_decay_style: WSD.",
         )
     elif style == "WSD" and wsd is None:
         yield broken(
@@ -217,11 +217,11 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
         )
 
 
-def _broken_amount(config: RunConfig, stem: str, rule: str) -> Finding:
+def _broken_amount(config: RunConfig, stem: str, rule: str, fix: str = "") -> Finding:
     """Return a finding about an amount of lr_schedule, with its value in its own unit and in tokens."""
     unit, tokens = given_unit(config.lr_schedule, stem) or "fraction", getattr(config, f"{stem}_tokens")
     key, in_tokens = f"lr_schedule.{stem}_{unit}", "" if unit == "tokens" else f" = {tokens} tokens"
-    return mistake(config, key, f"{found(config, key)}{in_tokens}\n  {rule}")
+    return mistake(config, key, f"{found(config, key)}{in_tokens}\n  {rule}", fix)
 
 
 def weight_decay_has_its_start(config: RunConfig) -> Problems:
@@ -233,13 +233,14 @@ def weight_decay_has_its_start(config: RunConfig) -> Problems:
             config,
             "optimizer.start_weight_decay",
             f"is where weight_decay({optimizer.weight_decay:g}) starts, but weight_decay_incr_style is "
-            "constant. Set it to null, or the style to linear or cosine.",
+            "constant.",
+            "Set it to null, or the style to linear or cosine.",
         )
     if style != "constant" and start is None:
         yield broken(
             config,
             "optimizer.weight_decay_incr_style",
-            f"goes from start_weight_decay, which is null, to weight_decay({optimizer.weight_decay:g}). "
+            f"goes from start_weight_decay, which is null, to weight_decay({optimizer.weight_decay:g}).",
             "Set start_weight_decay, or the style to constant.",
         )
 
@@ -253,8 +254,8 @@ def muon_settings_have_muon(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"optimizer.{name}",
-                f"is read with optimizer.type: Muon only, and type is {config.optimizer.type}. Remove it, "
-                "or set type: Muon.",
+                f"is read with optimizer.type: Muon only, and type is {config.optimizer.type}.",
+                "Remove it, or set type: Muon.",
             )
 
 
@@ -269,8 +270,8 @@ def kept_checkpoints_exist(config: RunConfig) -> Problems:
         yield broken(
             config,
             "checkpoint.keep_best",
-            "needs validations, and evaluation.eval_iters is 0. Set eval_iters, 10 for example, or "
-            "keep_best: false.",
+            "needs validations, and evaluation.eval_iters is 0.",
+            "Set eval_iters, 10 for example, or keep_best: false.",
         )
 
 
@@ -284,15 +285,15 @@ def tasks_have_validations(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 "evaluation.tasks_interval_steps",
-                "sets when evaluation.tasks are evaluated, but there are none. Add a task, or remove it.",
+                "sets when evaluation.tasks are evaluated, but there are none.",
+                "Add a task, or remove it.",
             )
     if evaluation.tasks and not evaluation.eval_iters:
         yield broken(
             config,
             "evaluation.eval_iters",
-            "turns validations off, but evaluation.tasks are evaluated at validations. Set eval_iters: 1 "
-            "or "
-            "more, or remove the tasks.",
+            "turns validations off, but evaluation.tasks are evaluated at validations.",
+            "Set eval_iters: 1 or more, or remove the tasks.",
         )
 
 
@@ -305,8 +306,8 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
                 yield broken(
                     config,
                     f"checkpoint.{name}",
-                    "is about checkpoints on the nodes' own disks, and checkpoint.local_dir is null. Set "
-                    f"local_dir, /local/nvme/nbtrain for example, or {name}: null.",
+                    "is about checkpoints on the nodes' own disks, and checkpoint.local_dir is null.",
+                    f"Set local_dir, /local/nvme/nbtrain for example, or {name}: null.",
                 )
         return
     if not folder.startswith("/"):
@@ -329,7 +330,8 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
                 config,
                 key,
                 f"does not go with parallel.{name}.device = nvme: DeepSpeed copies its swap files into the "
-                "checkpoint as they are. Set local_dir: null, or device: cpu.",
+                "checkpoint as they are.",
+                "Set local_dir: null, or device: cpu.",
             )
     interval, local = checkpoint.save_interval_steps, checkpoint.local_save_interval_steps
     if local is not None and local >= interval:
@@ -337,7 +339,8 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
             config,
             "checkpoint.local_save_interval_steps",
             f"must be less than save_interval_steps({interval}), at which a checkpoint is written to the "
-            f"nodes' disks anyway. Set {max(interval // 10, 1)} for example, or null.",
+            "nodes' disks anyway.",
+            f"Set {max(interval // 10, 1)} for example, or null.",
         )
 
 
@@ -351,7 +354,8 @@ def rollback_has_a_checkpoint(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"stability.{key}",
-                f"goes back to a checkpoint, but mode: perf writes none. Set {key}: stop.",
+                "goes back to a checkpoint, but mode: perf writes none.",
+                f"Set {key}: stop.",
             )
         elif config.mode == "full" and interval >= config.train_steps:
             yield broken(
@@ -369,8 +373,8 @@ def mode_has_work(config: RunConfig) -> Problems:
         yield broken(
             config,
             "mode",
-            "evaluates nothing, because evaluation.eval_iters is 0. Set eval_iters, 10 for example, or "
-            "mode: full.",
+            "evaluates nothing, because evaluation.eval_iters is 0.",
+            "Set eval_iters, 10 for example, or mode: full.",
         )
 
 
@@ -389,8 +393,8 @@ def profile_fits_run(config: RunConfig) -> Problems:
         yield broken(
             config,
             "profile.memory_snapshot",
-            "records a GPU's allocator, but resources.device is cpu. Set it to false; profile_memory works "
-            "on both.",
+            "records a GPU's allocator, but resources.device is cpu.",
+            "Set it to false; profile_memory works on both.",
         )
 
 
@@ -416,7 +420,7 @@ def split_is_readable(config: RunConfig) -> Problems:
         yield broken(
             config,
             "data.split",
-            f"leaves nothing for validation, but eval_iters is {config.evaluation.eval_iters}. "
+            f"leaves nothing for validation, but eval_iters is {config.evaluation.eval_iters}.",
             "Set evaluation.eval_iters: 0, or a split such as 949,50,1.",
         )
 

@@ -251,8 +251,8 @@ def kinds_have_what_they_need(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 kind.key,
-                f"needs {kind.needs_words}, but it is {show(value_of(config, key))}. Set {kind.off}, or "
-                f"{kind.needs_words}.",
+                f"needs {kind.needs_words}, but it is {show(value_of(config, key))}.",
+                f"Set {kind.off}, or {kind.needs_words}.",
             )
 
 

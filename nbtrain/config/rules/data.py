@@ -40,12 +40,17 @@ def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
         yield broken(
             config,
             key,
-            "are added to the tokenizer at tokenizer.path, which is null. Set path to the "
-            "tokenizer of the weights (a run's is data/tokenizer/<its tokenizer.name>), and give "
-            "tokenizer.name a new value.",
+            "are added to the tokenizer at tokenizer.path, which is null.",
+            "Set path to the tokenizer of the weights (a run's is data/tokenizer/<its tokenizer.name>), "
+            "and give tokenizer.name a new value.",
         )
     if twice := sorted({token for token in added if added.count(token) > 1}):
-        yield broken(config, key, f"names {', '.join(twice)} twice. Name each token once.")
+        yield broken(
+            config,
+            key,
+            f"names {', '.join(twice)} twice.",
+            "Name each token once.",
+        )
     for token in added:
         shown = token.replace("\u200c", "").replace("\u200d", "")  # joiners inside one visible sign
         if not shown.isprintable() or token != token.strip():
@@ -59,15 +64,16 @@ def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 key,
-                f"has {token}, one character of ASCII: each {token} of a text would be this "
-                "token. Use a longer marker, such as <|user|>.",
+                f"has {token}, one character of ASCII: each {token} of a text would be this token.",
+                "Use a longer marker, such as <|user|>.",
             )
     if config.tokenizer.eod_token in added:
         yield broken(
             config,
             key,
-            f"has tokenizer.eod_token({config.tokenizer.eod_token}), which ends documents: a "
-            "text must not hold it. Remove it.",
+            f"has tokenizer.eod_token({config.tokenizer.eod_token}), which ends documents: a text must "
+            "not hold it.",
+            "Remove it.",
         )
 
 
@@ -137,8 +143,8 @@ def text_is_cut_in_one_way(config: RunConfig) -> Problems:
             yield mistake(
                 config,
                 "data.sources",
-                f"data.sources[{index}] has document_separator and "
-                "document_bytes; a file is cut in one way. Remove one of the two.",
+                f"data.sources[{index}] has document_separator and document_bytes; a file is cut in one way.",
+                "Remove one of the two.",
             )
 
 
@@ -173,8 +179,9 @@ def blend_is_whole(config: RunConfig) -> Problems:
             yield mistake(
                 config,
                 "data.blend",
-                f"data.blend[{number}].name = {entry.name} is data.name too, "
-                "the folder that keeps the blend's own index. Give the blend another name.",
+                f"data.blend[{number}].name = {entry.name} is data.name too, the folder that keeps the "
+                "blend's own index.",
+                "Give the blend another name.",
             )
     if data.blend and data.sources:
         yield mistake(
@@ -198,20 +205,22 @@ def packing_goes_with_the_options(config: RunConfig) -> Problems:
                 config,
                 f"data.{option}",
                 "is for packing: stream; best_fit always keeps examples apart in attention, positions and "
-                "loss. Set it to false.",
+                "loss.",
+                "Set it to false.",
             )
     if data.blend:
         yield broken(
             config,
             "data.packing",
-            "packs the examples of data.sources, each source with its weight, and does not read "
-            "data.blend. Set packing: stream, or list the sources.",
+            "packs the examples of data.sources, each source with its weight, and does not read data.blend.",
+            "Set packing: stream, or list the sources.",
         )
     if data.shuffle == "per_epoch":
         yield broken(
             config,
             "data.shuffle",
-            "is for packing: stream; best_fit always packs and shuffles each epoch by itself. Remove it.",
+            "is for packing: stream; best_fit always packs and shuffles each epoch by itself.",
+            "Remove it.",
         )
 
 
@@ -224,9 +233,9 @@ def weights_are_read(config: RunConfig) -> Problems:
             yield mistake(
                 config,
                 "data.sources",
-                f"data.sources[{number}].weight = {source.weight:g}\n"
-                "  is for packing: best_fit; stream goes through all documents once in each epoch. Set "
-                "packing: best_fit, or remove the weight.",
+                f"data.sources[{number}].weight = {source.weight:g}\n  is for packing: best_fit; stream goes "
+                "through all documents once in each epoch.",
+                "Set packing: best_fit, or remove the weight.",
             )
 
 
@@ -240,7 +249,8 @@ def index_samples_decide_something(config: RunConfig) -> Problems:
         yield broken(
             config,
             "data.index_samples",
-            f"has no effect with {why}, whose order does not depend on a number of samples. Leave it null.",
+            f"has no effect with {why}, whose order does not depend on a number of samples.",
+            "Leave it null.",
         )
 
 
@@ -253,9 +263,8 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
         yield broken(
             config,
             "model.attention_backend",
-            f"does not go with {found(config, masked)}: the kernel takes no mask "
-            "between documents. Set attention_backend: auto, which uses flash attention inside each document "
-            "if it can.",
+            f"does not go with {found(config, masked)}: the kernel takes no mask between documents.",
+            "Set attention_backend: auto, which uses flash attention inside each document if it can.",
         )
 
 
@@ -270,9 +279,8 @@ def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
             yield mistake(
                 config,
                 "data.sources",
-                f"data.sources[{number}] has a path, and "
-                f"{' and '.join(said)} for a download. Remove path to download the dump, or remove the "
-                "rest to read the file.",
+                f"data.sources[{number}] has a path, and {' and '.join(said)} for a download.",
+                "Remove path to download the dump, or remove the rest to read the file.",
             )
 
 
@@ -296,7 +304,8 @@ def workers_are_one_kind(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"data.workers.{key}",
-                "is for a Dask scheduler, but data.workers.kind is local. Set kind: dask, or remove it.",
+                "is for a Dask scheduler, but data.workers.kind is local.",
+                "Set kind: dask, or remove it.",
             )
     elif len(given) != 1:
         said = "both address and cluster" if given else "neither address nor cluster"
@@ -317,8 +326,8 @@ def workers_are_one_kind(config: RunConfig) -> Problems:
         yield broken(
             config,
             "data.num_prepare_workers",
-            "is for this machine's processes, but data.workers.kind is dask. Remove it; a cluster that "
-            "is started has data.workers.num_workers.",
+            "is for this machine's processes, but data.workers.kind is dask.",
+            "Remove it; a cluster that is started has data.workers.num_workers.",
         )
 
 

@@ -16,8 +16,8 @@ def preferences_have_a_reference(config: RunConfig) -> Problems:
         yield mistake(
             config,
             "dpo",
-            "dpo\n  measures answers against the weights of init_from, which is "
-            "null. Set init_from to a run that was fine-tuned, or to a folder of Hugging Face.",
+            "dpo\n  measures answers against the weights of init_from, which is null.",
+            "Set init_from to a run that was fine-tuned, or to a folder of Hugging Face.",
         )
 
 
@@ -29,9 +29,9 @@ def preferences_are_pairs(config: RunConfig) -> Problems:
             yield mistake(
                 config,
                 "data.sources",
-                f"data.sources[{kinds.index(PAIRS)}].kind = {PAIRS}\n"
-                "  is read with the section dpo only: otherwise rejected answers would be trained on. Set "
-                "dpo: {beta: 0.1}, or use another kind of source.",
+                f"data.sources[{kinds.index(PAIRS)}].kind = {PAIRS}\n  is read with the section dpo only: "
+                "otherwise rejected answers would be trained on.",
+                "Set dpo: {beta: 0.1}, or use another kind of source.",
             )
         return
     others = [number for number, kind in enumerate(kinds) if kind != PAIRS]
@@ -50,8 +50,9 @@ def preferences_are_packed(config: RunConfig) -> Problems:
         yield broken(
             config,
             "data.packing",
-            "with dpo must be best_fit, which puts both answers of a "
-            "pair into one sequence and keeps them apart. Set packing: best_fit.",
+            "with dpo must be best_fit, which puts both answers of a pair into one sequence and keeps "
+            "them apart.",
+            "Set packing: best_fit.",
         )
 
 

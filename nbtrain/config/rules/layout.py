@@ -73,15 +73,15 @@ def layers_fill_the_stages(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 "parallel.pipeline_stage_layers",
-                f"has {len(cut)} stages, but pipeline_parallel_size is {pipeline}. "
+                f"has {len(cut)} stages, but pipeline_parallel_size is {pipeline}.",
                 "Set null to divide the layers by cost.",
             )
         if sum(cut) != layers:
             yield broken(
                 config,
                 "parallel.pipeline_stage_layers",
-                f"adds up to {sum(cut)} layers, but num_layers is {layers}. Set null to "
-                "divide the layers by cost.",
+                f"adds up to {sum(cut)} layers, but num_layers is {layers}.",
+                "Set null to divide the layers by cost.",
             )
     else:
         yield from problems_of(config, limits.stages(config.shape, pipeline))
@@ -131,8 +131,9 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
                 yield broken(
                     config,
                     f"model.{name}",
-                    f"is read with position_embedding_type: rope only, and that is "
-                    f"{model.position_embedding_type}. Remove it, or set rope.",
+                    "is read with position_embedding_type: rope only, and that is "
+                    f"{model.position_embedding_type}.",
+                    "Remove it, or set rope.",
                 )
         return
     head = model.resolved_kv_channels
@@ -149,7 +150,8 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            "does not rotate queries, but model.position_embedding_type is rope. Set fpdt_chunk_tokens: 0.",
+            "does not rotate queries, but model.position_embedding_type is rope.",
+            "Set fpdt_chunk_tokens: 0.",
         )
     if (scaling := model.rope_scaling) is not None:
         yield from _scaling_has_its_fields(config, scaling)
@@ -171,8 +173,8 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
             yield broken(
                 config,
                 f"{key}.{name}",
-                f"is not read with kind: {scaling.kind}, which has "
-                f"{', '.join(('factor', *read))}. Remove it.",
+                f"is not read with kind: {scaling.kind}, which has {', '.join(('factor', *read))}.",
+                "Remove it.",
             )
         if name in read and value is None:
             yield mistake(config, f"{key}.kind", f"{key}.{name} is missing: kind: {scaling.kind} needs it.")
@@ -202,8 +204,9 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            f"needs flash-attn {FLASH_GENERATION}, which no {device.name} (resources.gpu_type) "
-            "runs: a GPU from Ampere on (compute capability 8.0). Set fpdt_chunk_tokens: 0.",
+            f"needs flash-attn {FLASH_GENERATION}, which no {device.name} (resources.gpu_type) runs: a "
+            "GPU from Ampere on (compute capability 8.0).",
+            "Set fpdt_chunk_tokens: 0.",
         )
     if config.model.attention_dropout:
         yield broken(
@@ -221,8 +224,8 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            f"cannot keep documents apart, but data has {option}. Set fpdt_chunk_tokens: 0, or "
-            f"change {option.partition(':')[0]}.",
+            f"cannot keep documents apart, but data has {option}.",
+            f"Set fpdt_chunk_tokens: 0, or change {option.partition(':')[0]}.",
         )
 
 
@@ -271,7 +274,8 @@ def gpu_type_is_known(config: RunConfig) -> Problems:
     yield broken(
         config,
         "resources.gpu_type",
-        f"is not in the device table. {which}. Set null to plan without the device's memory and peak.",
+        f"is not in the device table. {which}.",
+        "Set null to plan without the device's memory and peak.",
     )
 
 
@@ -284,8 +288,8 @@ def network_is_known(config: RunConfig) -> Problems:
         yield broken(
             config,
             "resources.network_bytes_per_second",
-            f"and resources.network = {resources.network} both give the bandwidth between machines. Set one "
-            "of them to null.",
+            f"and resources.network = {resources.network} both give the bandwidth between machines.",
+            "Set one of them to null.",
         )
     if find_network(resources.network) is None:
         near = nearest_network_names(resources.network)
@@ -374,7 +378,8 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
             config,
             "precision.fp8",
             f"needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type {device.name} "
-            f"{has}. Set fp8: false.",
+            f"{has}.",
+            "Set fp8: false.",
         )
     parallel, shape = config.parallel, config.shape
     sides = limits.fp8_sides(shape, parallel.tensor_parallel_size)

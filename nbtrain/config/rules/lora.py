@@ -15,8 +15,8 @@ def adapters_have_weights(config: RunConfig) -> Problems:
         yield mistake(
             config,
             "lora",
-            "lora\n  trains adapters next to frozen weights, and init_from names "
-            "none. Set init_from to a run or to a folder of Hugging Face.",
+            "lora\n  trains adapters next to frozen weights, and init_from names none.",
+            "Set init_from to a run or to a folder of Hugging Face.",
         )
 
 
@@ -28,14 +28,20 @@ def adapters_are_stepped_by_adamw(config: RunConfig) -> Problems:
         yield broken(
             config,
             "optimizer.type",
-            "updates whole matrices, but with lora only adapters are trained. Set optimizer.type: AdamW.",
+            "updates whole matrices, but with lora only adapters are trained.",
+            "Set optimizer.type: AdamW.",
         )
 
 
 def adapters_are_named_once(config: RunConfig) -> Problems:
     """A matrix has at most one adapter."""
     if config.lora is not None and len(set(config.lora.targets)) < len(config.lora.targets):
-        yield broken(config, "lora.targets", "names a matrix twice. Name each once.")
+        yield broken(
+            config,
+            "lora.targets",
+            "names a matrix twice.",
+            "Name each once.",
+        )
 
 
 def trained_tokens_are_there(config: RunConfig) -> Problems:
@@ -47,12 +53,17 @@ def trained_tokens_are_there(config: RunConfig) -> Problems:
     size, most = config.tokenizer.vocab_size, max(ids)
     if len(set(ids)) < len(ids):
         again = next(one for number, one in enumerate(ids) if one in ids[:number])
-        yield mistake(config, key, f"{key}\n  names {again:,} twice. Name each id once.")
+        yield mistake(
+            config,
+            key,
+            f"{key}\n  names {again:,} twice.",
+            "Name each id once.",
+        )
     if most >= size:
         yield mistake(
             config,
             key,
-            f"{key}\n  names {most:,}, and tokenizer.vocab_size({size:,}) has the ids 0 to {size - 1:,}. "
+            f"{key}\n  names {most:,}, and tokenizer.vocab_size({size:,}) has the ids 0 to {size - 1:,}.",
             f"Remove it, or set tokenizer.vocab_size: {most + 1}.",
         )
 
@@ -72,8 +83,8 @@ def adapters_attend_at_once(config: RunConfig) -> Problems:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            "multiplies by attention's matrices itself, "
-            "without their adapters (lora). Set fpdt_chunk_tokens: 0.",
+            "multiplies by attention's matrices itself, without their adapters (lora).",
+            "Set fpdt_chunk_tokens: 0.",
         )
 
 
@@ -86,8 +97,8 @@ def ia3_has_no_matrices(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"lora.{name}",
-                "is for lora.kind: lora, but kind is ia3, whose vectors "
-                "multiply keys, values and the MLP. Remove it.",
+                "is for lora.kind: lora, but kind is ia3, whose vectors multiply keys, values and the MLP.",
+                "Remove it.",
             )
 
 
@@ -100,7 +111,8 @@ def four_bits_are_asked_for(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"lora.{name}",
-                "is for load_in_4bit: true, but load_in_4bit is false. Set load_in_4bit: true, or remove it.",
+                "is for load_in_4bit: true, but load_in_4bit is false.",
+                "Set load_in_4bit: true, or remove it.",
             )
 
 
@@ -118,7 +130,7 @@ def four_bits_are_whole(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 key,
-                f"reads matrices of 16 or 32 bits, and lora.load_in_4bit holds 4. "
+                "reads matrices of 16 or 32 bits, and lora.load_in_4bit holds 4.",
                 f"Set {key.rpartition('.')[2]}: false, or load_in_4bit: false.",
             )
 

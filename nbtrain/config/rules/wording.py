@@ -27,16 +27,16 @@ def found(config: RunConfig, key: str) -> str:
     return f"{key} = {show(shown)}"
 
 
-def broken(config: RunConfig, key: str, rule: str) -> Finding:
+def broken(config: RunConfig, key: str, rule: str, fix: str = "") -> Finding:
     """Return the error for a key that breaks a rule: the key with its value, and the rule on the next
-    line.
+    line. `fix` is the sentence that follows it, "" if the rule itself names the values that it allows.
     """
-    return mistake(config, key, f"{found(config, key)}\n  {rule}")
+    return mistake(config, key, f"{found(config, key)}\n  {rule}", fix)
 
 
-def hidden(config: RunConfig, key: str, message: str) -> Finding:
+def hidden(config: RunConfig, key: str, message: str, fix: str = "") -> Finding:
     """Return an error about a key whose value may be a secret: its place does not repeat an override."""
-    return replace(mistake(config, key, message), place=config.where(key).partition("=")[0])
+    return replace(mistake(config, key, message, fix), place=config.where(key).partition("=")[0])
 
 
 def join(values: Iterable[int]) -> str:

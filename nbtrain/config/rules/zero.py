@@ -36,20 +36,22 @@ def offload_has_its_place(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"{key}.nvme_path",
-                f"is for device: nvme, but device is {offload.device}. Set device: nvme, or nvme_path: null.",
+                f"is for device: nvme, but device is {offload.device}.",
+                "Set device: nvme, or nvme_path: null.",
             )
         if offload.pin_memory and offload.device == "none":
             yield broken(
                 config,
                 f"{key}.pin_memory",
-                "is for device: cpu or nvme, but device is none. Set pin_memory: false.",
+                "is for device: cpu or nvme, but device is none.",
+                "Set pin_memory: false.",
             )
         if offload.pin_memory and config.resources.device == "cpu":
             yield broken(
                 config,
                 f"{key}.pin_memory",
-                "makes copies between host and GPU faster, but resources.device is cpu. Set pin_memory: "
-                "false.",
+                "makes copies between host and GPU faster, but resources.device is cpu.",
+                "Set pin_memory: false.",
             )
     offload = config.parallel.offload_optimizer
     if offload.device == "nvme" and offload.buffer_count < NVME_OPTIMIZER_BUFFERS:
@@ -69,7 +71,8 @@ def initial_weights_have_masters(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"parallel.{name}.device",
-                "with init_from: initial weights are not read into state on NVMe. Set device: cpu.",
+                "with init_from: initial weights are not read into state on NVMe.",
+                "Set device: cpu.",
             )
 
 
@@ -80,7 +83,8 @@ def hpz_divides(config: RunConfig) -> Problems:
         yield broken(
             config,
             "parallel.zero_hpz_partition_size",
-            "is for zero_hpz: true, but zero_hpz is false. Set it to null, or set zero_hpz: true.",
+            "is for zero_hpz: true, but zero_hpz is false.",
+            "Set it to null, or set zero_hpz: true.",
         )
     # null means a machine's ranks, which divide unless another rule is broken, which reports it.
     if parallel.zero_hpz and (size := parallel.zero_hpz_partition_size) is not None:
@@ -115,8 +119,8 @@ def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
         yield broken(
             config,
             "parallel.elastic_checkpoint",
-            "is DeepSpeed's older way to load on another number of ranks. Set it to false: every "
-            "checkpoint of nbtrain loads into any layout (docs/parallelism.md).",
+            "is DeepSpeed's older way to load on another number of ranks.",
+            "Set it to false: every checkpoint of nbtrain loads into any layout (docs/parallelism.md).",
         )
 
 
@@ -127,8 +131,8 @@ def autocast_is_bf16(config: RunConfig) -> Problems:
         yield broken(
             config,
             "precision.autocast",
-            f"needs precision.dtype: bf16, but precision.dtype is {precision.dtype}. Set dtype: bf16, or "
-            "autocast: false.",
+            f"needs precision.dtype: bf16, but precision.dtype is {precision.dtype}.",
+            "Set dtype: bf16, or autocast: false.",
         )
 
 
@@ -189,9 +193,9 @@ def muon_finds_its_matrices(config: RunConfig) -> Problems:
         yield mistake(
             config,
             f"parallel.deepspeed_extra.zero_optimization.{key}",
-            f"parallel.deepspeed_extra "
-            f"sets zero_optimization.{key}, with which DeepSpeed reorders parameters, so that Muon would "
-            "not find its matrices. Remove it, or set optimizer.type: AdamW.",
+            f"parallel.deepspeed_extra sets zero_optimization.{key}, with which DeepSpeed reorders "
+            "parameters, so that Muon would not find its matrices.",
+            "Remove it, or set optimizer.type: AdamW.",
         )
 
 
@@ -209,8 +213,8 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
         yield mistake(
             config,
             f"parallel.deepspeed_extra.{key}",
-            f"parallel.deepspeed_extra sets {key}, "
-            f"which {owner} decides. Remove it from deepspeed_extra and change the field.",
+            f"parallel.deepspeed_extra sets {key}, which {owner} decides.",
+            "Remove it from deepspeed_extra and change the field.",
         )
     unknown = [key for key in extra if key not in KNOWN_KEYS and key not in DECIDED_ELSEWHERE]
     for key in unknown:

@@ -263,7 +263,7 @@ class Draft:
             return []
         dropped = self.overrides.keys() - fitting.keys()
         # A rule about a field whose value was dropped checked another value.
-        return [problem for problem in problems if not any(_names(problem.message, key) for key in dropped)]
+        return [problem for problem in problems if not any(_names(problem.text, key) for key in dropped)]
 
     @property
     def line(self) -> str:

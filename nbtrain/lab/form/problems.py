@@ -66,7 +66,7 @@ def _problem(draft: Draft, finding: Finding, config: RunConfig | None) -> dict[s
 
 def _message_and_key(draft: Draft, finding: Finding, config: RunConfig | None) -> tuple[str, str]:
     """Return a finding's message without the place, and the key that the finding is about."""
-    place, rest = finding.place, finding.message
+    place, rest = finding.place, finding.text
     if not finding.key:
         place, rest = _place_and_message(draft, finding)
     exact = finding.key or _key_of_place(place, config)
@@ -88,7 +88,7 @@ def _place_and_message(draft: Draft, finding: Finding) -> tuple[str, str]:
     for place in sorted(override_layer(draft.overrides).origins.values(), key=len, reverse=True):
         if text.startswith(f"{place}: "):
             return place, text.removeprefix(f"{place}: ")
-    return finding.place, finding.message
+    return finding.place, finding.text
 
 
 def _key_of_place(place: str, config: RunConfig | None) -> str:

@@ -45,6 +45,8 @@ FUZZED = (
     "tests/dataset/samples/test_packing.py",
     "tests/dataset/samples/test_packed_index.py",
     "tests/config/test_yaml_source.py",
+    "tests/foreign/test_damaged.py",
+    "tests/foreign/test_bash_oracle.py",
 )
 
 

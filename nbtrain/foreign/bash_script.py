@@ -128,6 +128,8 @@ class Script:
     """{variable: place} of the values from the user that the script itself sets."""
     read: set[str] = field(default_factory=set)
     """Other files that the script reads."""
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    """(place, name) of files that the script sources and that were not passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -840,6 +842,8 @@ class _Evaluator:
         if not self.silent:
             # A file that is not here may prepare the shell: the place of the job lists it.
             self.commands.append(self.command(words, {}, None, place))
+            if not SETUP_FILES.fullmatch(name):
+                self.script.missing.append((place, name))
         if SETUP_FILES.fullmatch(name):
             self._set_status(True)
             return
@@ -1314,7 +1318,7 @@ class _Evaluator:
         changed = self._differences(before, self.state)
         self.state = before.copy()
         for name, at in changed.items():
-            self.state.variables[name] = self._lost_in_loop(name, at or place, causes)
+            self.state.variables[name] = self._lost_in_loop(name, at or place, causes, before)
         begin()
 
         def follow() -> None:
@@ -1324,15 +1328,22 @@ class _Evaluator:
         documents = self._differences(before, self.state)
         for name, at in (changed | documents).items():
             old = self.state.variables.get(name)
-            lost = self._lost_in_loop(name, changed.get(name) or at or place, causes)
+            lost = self._lost_in_loop(name, changed.get(name) or at or place, causes, before)
             self.state.variables[name] = Variable(lost.elements, lost.kind, bool(old and old.exported), False)
         self.state.flow, self.state.levels, self.state.doubts = "", 0, outer
         self._set_status(True)
 
-    def _lost_in_loop(self, name: str, place: str, causes: tuple[Unknown, ...]) -> Variable:
+    def _lost_in_loop(self, name: str, place: str, causes: tuple[Unknown, ...], before: State) -> Variable:
+        """Return the value of a variable after a loop whose rounds are not known.
+
+        Values around the loop do not say how many rounds it has, so the variable itself is asked for.
+        """
         arguments = [cause for cause in causes if cause.name in ("@", "*", "#") or cause.name.isdigit()]
         reason = "the script's arguments decide it" if arguments else "a loop sets it"
-        # Other values around a loop do not say how many rounds it has.
+        old = before.variables.get(name)
+        runs = old.elements.get("0", ()) if old is not None and old.kind == "text" else ()
+        if arguments and runs and not unknowns_of(runs):
+            reason += f"; without them it is {shortened(text_of(runs)) or 'empty'}"
         return self.lost(name, place, reason, ())
 
     def _differences(self, before: State, after: State) -> dict[str, str]:
@@ -1721,7 +1732,5 @@ _BUILTINS: dict[str, Callable[[_Evaluator, list[Runs], str], None]] = {
     "trap": _Evaluator._nothing,
     "shopt": _Evaluator._nothing,
     "wait": _Evaluator._nothing,
-    "ulimit": _Evaluator._nothing,
-    "umask": _Evaluator._nothing,
     "alias": _Evaluator._nothing,
 }

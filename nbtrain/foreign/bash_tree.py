@@ -95,7 +95,9 @@ def parse(source: Source) -> "Node":
                 "word": "a word",
             }.get(node.type, node.type)
             message = f"{source.place_of(node.parent or node)}: not valid bash: {missing} is missing."
-        elif placeholder := re.match(r"<[^<>|&;\n]+>", text):
+        elif placeholder := re.match(
+            r"<[A-Za-z][^<>|&;\n]*>", source.slice(node.start_byte, len(source.text))
+        ):
             message = (
                 f"{source.place_of(node)}: {shortened(placeholder.group(0))} is a placeholder, which bash "
                 "takes for a redirection: write the value instead."

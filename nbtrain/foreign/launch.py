@@ -952,14 +952,21 @@ def _after_prefix(
         at += 1
 
 
+# Options of prefixes whose value may look like a command: conda run -n python, uv run --with deepspeed.
+_PREFIX_VALUES = {
+    "conda": frozenset({"-n", "-p", "--name", "--prefix", "--cwd"}),
+    "uv": frozenset(
+        {"-p", "-w", "--python", "--with", "--extra", "--group", "--from", "--package", "--with-editable"}
+    ),
+    "docker": frozenset({"--name", "--entrypoint", "-e", "-v", "-w", "-u", "--runtime", "--network"}),
+}
+_PREFIX_VALUES |= {name: _PREFIX_VALUES["conda"] for name in ("mamba", "micromamba")}
+_PREFIX_VALUES |= {"uvx": _PREFIX_VALUES["uv"], "podman": _PREFIX_VALUES["docker"]}
+
+
 def _is_value(words: Sequence[Word], at: int, name: str) -> bool:
-    """Return whether a word is the value of a prefix's option: conda run -n python."""
-    return name in ("conda", "mamba", "micromamba") and words[at - 1].text in (
-        "-n",
-        "-p",
-        "--name",
-        "--prefix",
-    )
+    """Return whether a word is the value of a prefix's option."""
+    return words[at - 1].text in _PREFIX_VALUES.get(name, frozenset())
 
 
 def _submitted(

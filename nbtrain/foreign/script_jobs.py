@@ -71,9 +71,6 @@ def jobs_of_script(
     open_names = re.compile(r"SLURM_\w+") if lines else SCHEDULED
     around = Surroundings(given.values, environment, unset, open_names, files or {})
     script = read_script(text, label, around)
-    given.note(script)
-    if read is not None:
-        read |= script.read
     for command in script.commands:
         if directory := own_directory(command.words):
             return [Job("shell script", label, own_run=directory, environment=script.exported)]
@@ -87,6 +84,8 @@ def jobs_of_script(
     )
     launches, hidden = _launches(script.commands, place)
     given.note(script)
+    if read is not None:
+        read |= script.read
     if not launches:
         raise _no_launch(script, hidden)
     return [_job_of(script, launch, lines, place, launches) for launch in launches]
@@ -187,6 +186,10 @@ def _no_launch(script: Script, hidden: Sequence[Hidden]) -> ConfigError:
                 f"{one.place}: runs {one.text}, which may launch the training and is none of these files. "
                 f"Name it too: nbtrain import FILE {one.file}"
             )
+    lines += [
+        f"{place}: reads {name}, which is none of these files. Name it too."
+        for place, name in dict.fromkeys(script.missing)
+    ]
     if lines:
         return ConfigError(
             "\n".join([f"{script.label}: launches no training that can be read here.", *lines])

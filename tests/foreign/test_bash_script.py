@@ -1,5 +1,8 @@
 """Shell scripts are read and never run: variables, lists, arithmetic, conditions, here-documents."""
 
+import subprocess
+import sys
+
 import pytest
 
 from nbtrain.base.errors import ConfigError
@@ -153,3 +156,14 @@ def test_variables_that_double_without_end_are_refused():
         ConfigError, match=r"a.sh:8: the script's variables, substituted, are more than 5,000,000 "
     ):
         read_script(text, "a.sh")
+
+
+@pytest.mark.slow
+def test_the_parser_is_loaded_when_a_script_is_read():
+    """Importing the package costs nothing of tree-sitter; only a script loads it."""
+    code = (
+        "import sys, nbtrain.foreign.lint; assert 'tree_sitter' not in sys.modules; "
+        "from nbtrain.foreign.bash_script import read_script; read_script('a=1', 'a.sh'); "
+        "assert 'tree_sitter' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

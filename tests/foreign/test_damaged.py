@@ -8,7 +8,10 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.foreign.importing import import_files
 from nbtrain.foreign.lint import lint
+from nbtrain.foreign.script_jobs import jobs_of_script
+from tests.fuzzing import num_cases
 
+from .public_shapes import ascend_script, deepspeed_script
 from .upstream import deepspeed_json, manifest, script_175b, script_deepspeed
 
 FILES = {
@@ -69,3 +72,23 @@ def test_a_damaged_file_is_refused_or_read(name, tmp_path):
         except ConfigError as error:
             assert str(error)
     assert read < 25
+
+
+SCRIPTS = (script_175b(nodes=16), script_deepspeed(), ascend_script(), deepspeed_script())
+MUTATED = 100
+
+
+@pytest.mark.slow
+def test_mutated_scripts_are_refused_or_read(tmp_path, monkeypatch):
+    """A mutated script is refused with a place, or read; nothing is run. `make soak` tries 5,000 of them."""
+    monkeypatch.chdir(tmp_path)
+    chance, read = random.Random(33), 0
+    for number in range(num_cases(MUTATED)):
+        text = damaged(SCRIPTS[number % len(SCRIPTS)], chance)
+        try:
+            jobs_of_script(f"touch {tmp_path}/left\n{text}\ntouch {tmp_path}/left\n", "a.sh")
+            read += 1
+        except ConfigError as error:
+            assert str(error).startswith("a.sh")
+    assert 0 < read < num_cases(MUTATED)
+    assert list(tmp_path.iterdir()) == []

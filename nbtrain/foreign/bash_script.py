@@ -888,7 +888,7 @@ class _Evaluator:
     def _read(self, words: list[Runs], place: str) -> None:
         """Follow read, mapfile and readarray; what they read is known for a here-string alone."""
         head, options, names, array = text_of(words[0]), "", [], False
-        position = 1
+        position, whole = 1, False
         while position < len(words):
             text = text_of(words[position])
             position += 1
@@ -898,6 +898,9 @@ class _Evaluator:
             options += text[1:]
             array = array or "a" in text
             if text[-1] in _OPTION_VALUES[head]:
+                if text[-1] == "d" and position < len(words) and not text_of(words[position]):
+                    whole = True  # read -d '' takes all lines
+                    options = options.removesuffix("d")
                 position += 1
         names = [name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name)]
         stdin = self.stdin
@@ -914,7 +917,7 @@ class _Evaluator:
             elements: dict[str, Runs] = {str(at): (Run(line, place),) for at, line in enumerate(lines)}
             self.assign(names[0] if names else "MAPFILE", Variable(elements, "list"))
             return
-        line = text.partition("\n")[0]
+        line = text if whole else text.partition("\n")[0]
         if "\\" in line and "r" not in options:
             for name in names:
                 self.assign(name, self.lost(name, place, "read sets it"))

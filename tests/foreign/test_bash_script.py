@@ -83,6 +83,7 @@ def last(text: str) -> list[str]:
             "read -r -a x <<< '1 2'\nmapfile -t y < f\nprintf -v z 1\nrun ${x[@]} $y $z",
             ["run", "1", "2", "${y}", "1"],
         ),
+        ("read -r -d '' C <<E\nrun --a 1\n  --b\nE\n$C", ["run", "--a", "1", "--b"]),
         ("x=a\nx[1]=b\nrun ${x[1]}", ["run", "b"]),
         ("x=a\nx[$N]=b\nrun ${x[0]}", ["run", "${x}"]),
     ],

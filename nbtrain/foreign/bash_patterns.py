@@ -270,7 +270,7 @@ class Condition:
 
     def _unary(self, operator: str, runs: Runs) -> bool:
         if operator in ("-z", "-n"):
-            if any(run.text for run in runs if not run.unknown):
+            if any(run.text for run in runs if not run.unknown or run.unknown.is_set):
                 return operator == "-n"
             return (_known(runs) == "") == (operator == "-z")
         if operator == "-v":

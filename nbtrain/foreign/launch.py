@@ -398,6 +398,8 @@ def _mpirun(options: Options, place: Place, outer: Ranks) -> Ranks:
     mapped = options.get("map-by")
     if each is None and mapped and (match := re.match(r"ppr:(\d+):node", mapped.text)):
         each = Value(int(match.group(1)), mapped.place)
+    if isinstance(total, Unknown):
+        return Ranks(total, each or total)
     hosts = _mpi_hosts(options, place)
     nodes = place.nodes
     where = next((word.place for word in options.found.values()), "")
@@ -710,6 +712,9 @@ def _launcher(
             variable, _, text = value.text.partition(" ")
             scope.environment[variable] = Word(text, value.place, value.unknowns)
     ranks = launcher.ranks(options, place, scope.ranks)
+    if lost := next((word.unknowns[0] for word in options.unknown if word.unknowns), None):
+        # A list that may hold the launcher's options.
+        ranks = Ranks(ranks.nodes or place.nodes or lost, ranks.per_node or lost, ranks.total)
     remarks = list(scope.remarks)
     explicit = ranks.nodes is not None
     if not explicit and name == "torchrun" and not scope.has_launcher:

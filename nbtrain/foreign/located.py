@@ -28,6 +28,8 @@ class Unknown:
     """Values that would decide this one, such as those of the condition around its assignment."""
     choices: tuple[str, ...] = ()
     """The texts that it may have, if these are known."""
+    is_set: bool = False
+    """Whether it is certainly set and not empty, such as the number of a Slurm job."""
 
     @property
     def is_absent(self) -> bool:

@@ -74,7 +74,7 @@ def jobs_of_script(
     for command in script.commands:
         if directory := own_directory(command.words):
             return [Job("shell script", label, own_run=directory, environment=script.exported)]
-    nodes = count(lines, "--nodes")
+    nodes = _nodes(lines)
     total = nodes.value if nodes else 0
     place = Place(
         nodes,
@@ -91,18 +91,34 @@ def jobs_of_script(
     return [_job_of(script, launch, lines, place, launches) for launch in launches]
 
 
+def _nodes(lines: Sequence[SbatchLine]) -> Value | None:
+    """Return the nodes of an allocation: --nodes, or --ntasks over --ntasks-per-node."""
+    every, each = count(lines, "--ntasks"), count(lines, "--ntasks-per-node")
+    return count(lines, "--nodes") or share(every, each)
+
+
+# Variables that Slurm sets in every job, and whose values only the job knows.
+IN_EVERY_JOB = (
+    *("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_NODEID"),
+    *("SLURM_LOCALID", "SLURM_SUBMIT_DIR"),
+)
+
+
 def _slurm_variables(lines: Sequence[SbatchLine]) -> tuple[dict[str, Word], frozenset[str]]:
     """Return the variables that Slurm sets for these options, and those that it does not set."""
     if not lines:
         return {}, frozenset()
     found: dict[str, Word] = {}
     unset: set[str] = set()
+    for name in IN_EVERY_JOB:
+        unknown = Unknown(f"${{{name}}}", name, lines[0].place, "Slurm sets it in each job", is_set=True)
+        found[name] = Word(unknown.text, unknown.place, (unknown,))
 
     def set_number(value: Value | None, *names: str) -> None:
         if value is not None:
             found.update({name: Word(str(value.value), value.place, ()) for name in names})
 
-    nodes = count(lines, "--nodes")
+    nodes = _nodes(lines)
     line = last(lines, "--nodes")
     if line is not None and "-" in line.value:
         nodes = None

@@ -199,6 +199,12 @@ ON_NODE = "--nproc_per_node=$SLURM_GPUS_ON_NODE"
         ("#SBATCH -N 2 --gpus-per-node=8", "mpirun -np 16 --map-by ppr:8:node python", (2, 8)),
         (f"#SBATCH -N 2\n{COUNT}", "srun torchrun --nnodes $N --nproc_per_node 8", (2, 8)),
         ("#SBATCH -N 2 --gres=gpu:a100:4", "srun torchrun --nproc_per_node gpu", (2, 4)),
+        ("#SBATCH -n 16 --ntasks-per-node=8 --gres=gpu:8", "srun python", (2, 8)),
+        (
+            '#SBATCH -N 2 --gres=gpu:8\n[ -n "$SLURM_JOB_ID" ] && N=$SLURM_NNODES || N=1',
+            "srun torchrun --nnodes $N --nproc_per_node 8",
+            (2, 8),
+        ),
     ],
 )
 def test_the_allocation_wins_over_defaults(lines, launcher, expected):

@@ -215,7 +215,7 @@ ALL = (
     Picture(
         *("curves", "Loss, perplexity, learning rate and throughput of the demo."),
         output_of("curves", f'nb.curves("{DEMO}")', "img"),
-        ("nbtrain/monitor/pictures.py", "nbtrain/base/look.py"),
+        ("nbtrain/monitor/run/pictures.py", "nbtrain/base/look.py"),
         element=".jp-OutputArea img",
     ),
     Picture(

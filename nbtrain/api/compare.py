@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.api.arguments import misused
 from nbtrain.api.run import RunLike, open_run
-from nbtrain.monitor.run_status import RunStatus
+from nbtrain.monitor.status.run_status import RunStatus
 
 if TYPE_CHECKING:
     from nbtrain.lab.widgets.compare import Comparison

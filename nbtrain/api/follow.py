@@ -7,7 +7,7 @@ from typing import TypeVar
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.status_records import read_status
+from nbtrain.monitor.status.status_records import read_status
 
 LOOK_SECONDS = 5.0
 

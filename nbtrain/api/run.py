@@ -23,11 +23,11 @@ from nbtrain.lab.widgets.watched import note_unfinished
 
 if TYPE_CHECKING:
     from nbtrain.jobs.queue.listing import QueueList
-    from nbtrain.monitor.job_description import JobDescription
-    from nbtrain.monitor.log_search import Hit
-    from nbtrain.monitor.pictures import ScalarsTable
-    from nbtrain.monitor.profiles import Profiles
-    from nbtrain.monitor.run_view import RunView
+    from nbtrain.monitor.job.job_description import JobDescription
+    from nbtrain.monitor.logs.log_search import Hit
+    from nbtrain.monitor.run.pictures import ScalarsTable
+    from nbtrain.monitor.run.profiles import Profiles
+    from nbtrain.monitor.run.run_view import RunView
 
 
 RunLike = Union[str, Path, RunConfig, "Run"]
@@ -77,7 +77,7 @@ class Run:
         return job
 
     def _job(self, job_id: str | None) -> JobDir:
-        from nbtrain.monitor.job_records import job_of
+        from nbtrain.monitor.job.job_records import job_of
 
         return job_of(self.directory, job_id)
 
@@ -96,7 +96,7 @@ class Run:
         """A message on how to continue, if the newest job ended before the run's last step; otherwise
         None.
         """
-        from nbtrain.monitor.status_records import read_status
+        from nbtrain.monitor.status.status_records import read_status
 
         job = self.directory.newest_job()
         state = _status(job)[0] if job else None
@@ -113,7 +113,7 @@ class Run:
     @property
     def view(self) -> "RunView":
         """The run's progress, events, scalars and logs."""
-        from nbtrain.monitor.run_view import RunView
+        from nbtrain.monitor.run.run_view import RunView
 
         return RunView(self.directory)
 
@@ -164,7 +164,7 @@ class Run:
         """Report what the newest attempt restored from its checkpoint, unless it equals `said`. Return the
         report.
         """
-        from nbtrain.monitor.status_text import resume_lines
+        from nbtrain.monitor.run.status_text import resume_lines
 
         made = ResumeCertificate.read(self.job.resume_json)
         if made is not None and made != said:
@@ -200,7 +200,7 @@ class Run:
         The log is the failed rank's, and its last traceback comes first.
         """
         from nbtrain.jobs.attempt.verdict import DISK_IS_FULL
-        from nbtrain.monitor.tracebacks import whose
+        from nbtrain.monitor.logs.tracebacks import whose
 
         said = f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}"
         if DISK_IS_FULL in (self.cause or ""):
@@ -218,13 +218,13 @@ class Run:
         """Return the rank named in the newest job's cause; 0 if none is named, "supervisor" if no rank
         started.
         """
-        from nbtrain.monitor.tracebacks import failed_rank
+        from nbtrain.monitor.logs.tracebacks import failed_rank
 
         return failed_rank(self.job, self.cause)
 
     def traceback(self, rank: int | str | None = None, job_id: str | None = None) -> str | None:
         """Return the last traceback in a rank's log, by default the failed rank's; None if there is none."""
-        from nbtrain.monitor.tracebacks import failed_rank, last_traceback
+        from nbtrain.monitor.logs.tracebacks import failed_rank, last_traceback
 
         job = self._job(job_id)
         return last_traceback(job, failed_rank(job, _status(job)[1]) if rank is None else self._whose(rank))
@@ -238,7 +238,7 @@ class Run:
         Each result has .job, .log, .line_number and .text. Lines are yielded as they are found, and logs may
         have any size.
         """
-        from nbtrain.monitor.log_search import search
+        from nbtrain.monitor.logs.log_search import search
 
         if not text_of("text", text):
             raise ConfigError("the text to search for is empty.")
@@ -248,7 +248,7 @@ class Run:
 
     def progress_line(self) -> str:
         """Return state, step, loss, throughput and time left in one line."""
-        from nbtrain.monitor.status_text import progress_line
+        from nbtrain.monitor.run.status_text import progress_line
 
         return progress_line(self.directory)
 
@@ -267,7 +267,7 @@ class Run:
         return backend_of_job(self.job).follow(self.job, self._whose(rank))
 
     def _whose(self, rank: int | str) -> int | str:
-        from nbtrain.monitor.logs import NODE, SUPERVISOR
+        from nbtrain.monitor.logs.logs import NODE, SUPERVISOR
 
         named = isinstance(rank, str) and (rank == SUPERVISOR or NODE.fullmatch(rank))
         return rank if named else whole("rank", rank)
@@ -310,7 +310,7 @@ class Run:
     @property
     def labels(self) -> dict[str, str]:
         """Labels from the newest job's submission, with later changes applied."""
-        from nbtrain.monitor.notes import labels_of
+        from nbtrain.monitor.status.notes import labels_of
 
         return labels_of(self.directory)
 
@@ -319,7 +319,7 @@ class Run:
 
         Raises ConfigError for a label that a submission would refuse.
         """
-        from nbtrain.monitor.notes import change_notes
+        from nbtrain.monitor.status.notes import change_notes
 
         change_notes(self.directory, labels=changes)
         return self.labels
@@ -327,19 +327,19 @@ class Run:
     @property
     def notes(self) -> str:
         """Notes about the run."""
-        from nbtrain.monitor.notes import notes_of
+        from nbtrain.monitor.status.notes import notes_of
 
         return notes_of(self.directory).notes
 
     def note(self, text: str) -> None:
         """Replace the notes, which have at most 10,000 characters; "" removes them."""
-        from nbtrain.monitor.notes import change_notes
+        from nbtrain.monitor.status.notes import change_notes
 
         change_notes(self.directory, notes=text_of("text", text))
 
     def archive(self, archived: bool = True) -> None:
         """Hide the run from `nbtrain runs` and nb.runs(), or show it again with False. Its files are kept."""
-        from nbtrain.monitor.notes import change_notes
+        from nbtrain.monitor.status.notes import change_notes
 
         change_notes(self.directory, archived=archived)
 
@@ -390,19 +390,19 @@ class Run:
 
     def curves(self) -> Any:
         """Plot loss, validation perplexity, learning rate and throughput as a Matplotlib figure."""
-        from nbtrain.monitor.pictures import training_curves
+        from nbtrain.monitor.run.pictures import training_curves
 
         return training_curves(self.view)
 
     def scalars(self) -> "ScalarsTable":
         """Return the newest value of every scalar, with its unit, step and meaning."""
-        from nbtrain.monitor.pictures import scalars_table
+        from nbtrain.monitor.run.pictures import scalars_table
 
         return scalars_table(self.view)
 
     def timing(self) -> Any:
         """Plot the parts of each step's time, and the ranks' times, as a Matplotlib figure."""
-        from nbtrain.monitor.pictures import timing
+        from nbtrain.monitor.run.pictures import timing
 
         return timing(self.view)
 
@@ -411,13 +411,13 @@ class Run:
 
         It prints like `nbtrain job`; to_dict() returns JSON with the curves.
         """
-        from nbtrain.monitor.job_records import describe_job
+        from nbtrain.monitor.job.job_records import describe_job
 
         return describe_job(self.directory, job_id)
 
     def resources(self, job_id: str | None = None) -> Any:
         """Plot a job's use of CPU, memory, GPUs, network and disks over time, with its limits."""
-        from nbtrain.monitor.usage_picture import usage_figure
+        from nbtrain.monitor.run.usage_picture import usage_figure
 
         return usage_figure(self.job_page(job_id))
 
@@ -425,7 +425,7 @@ class Run:
         """Return the profiler's results, which a cell shows as pictures. Raises DataError if no step was
         profiled.
         """
-        from nbtrain.monitor.profiles import profiles
+        from nbtrain.monitor.run.profiles import profiles
 
         return profiles(self.directory)
 

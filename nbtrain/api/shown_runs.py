@@ -1,7 +1,7 @@
 """The result of nb.runs(): a list of runs that prints as a table, and that a cell shows as a live table."""
 
-from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
-from nbtrain.monitor.runs import RunList, list_runs
+from nbtrain.monitor.runs.run_filter import EVERY_RUN, RunFilter
+from nbtrain.monitor.runs.runs import RunList, list_runs
 
 
 class ShownRuns(RunList):

@@ -8,7 +8,7 @@ from nbtrain.base.errors import JobFailed
 from nbtrain.base.report import Picture, Report, Result
 
 if TYPE_CHECKING:
-    from nbtrain.monitor.job_description import JobDescription
+    from nbtrain.monitor.job.job_description import JobDescription
     from nbtrain.proof.report import TwinReport
 
 
@@ -45,7 +45,7 @@ class TwinRun(Result):
 
     def report(self) -> Any:
         """Plot the curves, and their differences from one process, as a Matplotlib figure."""
-        from nbtrain.monitor.twin_picture import draw
+        from nbtrain.monitor.run.twin_picture import draw
 
         return draw(self._report.to_dict())
 

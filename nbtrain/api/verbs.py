@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from nbtrain.jobs.queue.listing import QueueList
     from nbtrain.lab.widgets.launcher import LaunchForm
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
-    from nbtrain.monitor.pictures import ScalarsTable
-    from nbtrain.monitor.run_status import RunStatus
-    from nbtrain.monitor.run_view import RunView
+    from nbtrain.monitor.run.pictures import ScalarsTable
+    from nbtrain.monitor.run.run_view import RunView
+    from nbtrain.monitor.status.run_status import RunStatus
     from nbtrain.planner.advice import Advice
     from nbtrain.planner.plan import Plan
 
@@ -287,7 +287,7 @@ def runs(
     archived runs.
     """
     from nbtrain.api.shown_runs import shown_runs
-    from nbtrain.monitor.run_filter import run_filter
+    from nbtrain.monitor.runs.run_filter import run_filter
 
     wanted = run_filter(name, state, newer_than, older_than, sort, reverse, limit, label, archived)
     return shown_runs(wanted)
@@ -378,7 +378,7 @@ def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselin
 
 def curves(source: "RunLike") -> Any:
     """Plot loss, perplexity, learning rate and throughput of a run or a folder of event files."""
-    from nbtrain.monitor.pictures import training_curves
+    from nbtrain.monitor.run.pictures import training_curves
 
     return training_curves(_events_of(source))
 
@@ -400,7 +400,7 @@ def deepspeed_config(run: "RunLike") -> dict[str, Any]:
 
 def scalars(source: "RunLike") -> "ScalarsTable":
     """Return the newest value of every scalar of a run, or of any folder of event files."""
-    from nbtrain.monitor.pictures import scalars_table
+    from nbtrain.monitor.run.pictures import scalars_table
 
     return scalars_table(_events_of(source))
 

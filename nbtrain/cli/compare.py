@@ -27,7 +27,7 @@ def compare(options: argparse.Namespace) -> None:
     """Compare runs."""
     from nbtrain.api.compare import compare as compared
     from nbtrain.base.errors import DataError
-    from nbtrain.monitor.compare_picture import comparison_figure
+    from nbtrain.monitor.runs.compare_picture import comparison_figure
 
     if options.output:
         check_picture(options.output)

@@ -26,7 +26,7 @@ from nbtrain.cli.verbs import (
     run_verb,
     save_picture,
 )
-from nbtrain.monitor.run_filter import SORTS
+from nbtrain.monitor.runs.run_filter import SORTS
 
 WAIT_HELP = "Wait until the job ends, and exit with 7 unless it succeeds."
 JOB_JSON_HELP = "Print the run as JSON, as `nbtrain runs --json` lists it, and messages on stderr."
@@ -300,15 +300,15 @@ def _waited(run: Any, options: argparse.Namespace) -> int:
 
 
 def _show_run_json(run: Any) -> None:
-    from nbtrain.monitor.status_records import read_status
+    from nbtrain.monitor.status.status_records import read_status
 
     show_json(read_status(run.directory, time.time()).to_dict())
 
 
 def runs(options: argparse.Namespace) -> None:
     """List runs."""
-    from nbtrain.monitor.run_filter import run_filter
-    from nbtrain.monitor.runs import list_runs, runs_json
+    from nbtrain.monitor.runs.run_filter import run_filter
+    from nbtrain.monitor.runs.runs import list_runs, runs_json
 
     ages = (options.newer_than, options.older_than)
     order = (options.sort, options.reverse, options.limit)
@@ -325,7 +325,7 @@ def runs(options: argparse.Namespace) -> None:
 
 def status(options: argparse.Namespace) -> None:
     """Show a run on one screen."""
-    from nbtrain.monitor.status_text import status_text
+    from nbtrain.monitor.run.status_text import status_text
 
     run = run_of(options)
     if run.directory.newest_job():
@@ -339,7 +339,7 @@ def status(options: argparse.Namespace) -> None:
 
 def job(options: argparse.Namespace) -> None:
     """Show the page of a job."""
-    from nbtrain.monitor.usage_picture import usage_figure
+    from nbtrain.monitor.run.usage_picture import usage_figure
 
     if options.events < 0:
         raise ConfigError(f"--events {options.events}: must be at least 0.")
@@ -359,10 +359,10 @@ def job(options: argparse.Namespace) -> None:
 def logs(options: argparse.Namespace) -> None:
     """Show, follow or search the logs of a run."""
     from nbtrain.jobs.attempt.backend import status_of
-    from nbtrain.monitor.job_records import job_of
-    from nbtrain.monitor.logs import log_path
-    from nbtrain.monitor.status_text import no_log_line, waiting_line
-    from nbtrain.monitor.tracebacks import failed_rank, whose
+    from nbtrain.monitor.job.job_records import job_of
+    from nbtrain.monitor.logs.logs import log_path
+    from nbtrain.monitor.logs.tracebacks import failed_rank, whose
+    from nbtrain.monitor.run.status_text import no_log_line, waiting_line
 
     run = run_of(options)
     if options.lines is not None and options.lines < 0:
@@ -423,7 +423,7 @@ def _rank_of(text: str | None, run: Any) -> int | str | None:
     text.
     """
     from nbtrain.base.amounts import counted
-    from nbtrain.monitor.logs import NODE, SUPERVISOR
+    from nbtrain.monitor.logs.logs import NODE, SUPERVISOR
 
     if text is None or text == SUPERVISOR or NODE.fullmatch(text):
         return text
@@ -468,7 +468,7 @@ def save(options: argparse.Namespace) -> None:
 def label(options: argparse.Namespace) -> None:
     """Change or list the labels of a run."""
     from nbtrain.base.terminal import printable
-    from nbtrain.monitor.notes import label_changes
+    from nbtrain.monitor.status.notes import label_changes
 
     run, changes = run_of(options), label_changes(options.changes)
     labels = run.label(changes) if changes else run.labels

@@ -26,8 +26,8 @@ def twin(options: argparse.Namespace) -> int:
     from nbtrain.base.rundir import RunDir
     from nbtrain.base.workspace import display
     from nbtrain.config.load import load
-    from nbtrain.monitor.finite_json import finite
-    from nbtrain.monitor.twin_picture import draw
+    from nbtrain.monitor.metrics.finite_json import finite
+    from nbtrain.monitor.run.twin_picture import draw
     from nbtrain.proof.prove import run_twin
 
     # Check this before training for minutes.

@@ -11,7 +11,7 @@ from nbtrain.config.load import Overrides, load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.existing_run import HARMLESS_ENTRIES, refuse_foreign
 from nbtrain.jobs.job_files import make_folder, unwritable, write_identity
-from nbtrain.monitor.notes import own_labels_of
+from nbtrain.monitor.status.notes import own_labels_of
 
 
 def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:

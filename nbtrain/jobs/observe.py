@@ -16,7 +16,7 @@ from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt.verdict import DEVICE_MEMORY
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.run_view import RunView
 from nbtrain.planner.observations import Observations, OutOfMemory, out_of_memory_of
 from nbtrain.planner.time.duration import estimate_duration
 

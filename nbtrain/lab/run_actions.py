@@ -22,7 +22,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.load.resolved_cache import kept_config
 from nbtrain.jobs.attempt.backend import capabilities_of_job
 from nbtrain.jobs.attempt.phases import patience_seconds
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.run_view import RunView
 
 SLOTS = {"pause": ("pause", "resume"), "clone": ("clone",), "delete": ("kill", "delete"), "stop": ("stop",)}
 """Places of the buttons from left to right, with the actions that share a place. Stop is last."""

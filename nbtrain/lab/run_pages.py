@@ -6,9 +6,9 @@ from typing import Any
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.metrics_range import MOST_TAGS, Asked, metrics, whole_metrics
-from nbtrain.monitor.run_ids import name_of
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.metrics_range import MOST_TAGS, Asked, metrics, whole_metrics
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.status.run_ids import name_of
 
 # Points of a picture's curve: as many as its few hundred pixels show.
 PICTURE_POINTS = 100
@@ -85,7 +85,7 @@ def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None
 
 
 def metrics_page(view: RunView) -> dict[str, Any]:
-    """Return every curve of a run with few points, in the form of monitor/metrics_range.py."""
+    """Return every curve of a run with few points, in the form of monitor/run/metrics_range.py."""
     answer = whole_metrics(view, Asked((), points=PICTURE_POINTS), READ_SECONDS)
     names = [row["tag"] for row in answer["tags"]][:MOST_TAGS]
     return metrics(view, Asked(tuple(names), points=PICTURE_POINTS))

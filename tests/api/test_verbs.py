@@ -36,7 +36,7 @@ from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.serving import launched
 from nbtrain.serving.resident import RESIDENT
-from tests.monitor.test_event_files import EventFile
+from tests.monitor.metrics.test_event_files import EventFile
 
 pytestmark = pytest.mark.usefixtures("workspace")
 
@@ -323,7 +323,7 @@ def test_wait_says_a_line_once(run, monkeypatch):
             JobRecord(job.job_id, "id", "mine", state, 0.0, world_size=1).write(job.job_json)
         return f"mine {state}"
 
-    monkeypatch.setattr("nbtrain.monitor.status_text.progress_line", progress)
+    monkeypatch.setattr("nbtrain.monitor.run.status_text.progress_line", progress)
     monkeypatch.setattr(api_run, "_status", lambda job: (JobRecord.read(job.job_json).state, None))
     lines = []
     run.wait(say=lines.append)

@@ -26,7 +26,7 @@ BRIEF = {
     "nbtrain.jobs.backends.hosts.end_job",
     "nbtrain.jobs.backends.hosts.probe",
     "nbtrain.lab.labextension.build",
-    "nbtrain.monitor.log_search",
+    "nbtrain.monitor.logs.log_search",
     "nbtrain.planner.calibration.cpu_rate",
 }
 

@@ -24,7 +24,7 @@ from nbtrain.base.usage_files import (
     merged,
     read_sections,
 )
-from nbtrain.monitor.usage import read_usage, usage_warnings
+from nbtrain.monitor.usage.usage import read_usage, usage_warnings
 
 EPOCH = 1_800_000_000.0
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from nbtrain.base.metrics import BY_NAME, SCALARS
 from nbtrain.base.metrics_files import MetricsFile
-from nbtrain.monitor.curves import CurveReader
-from nbtrain.monitor.metrics_reader import ScalarReader
+from nbtrain.monitor.metrics.curves import CurveReader
+from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.train.figures.metrics_writer import MetricsWriter
 
 NAMES = [scalar.name for scalar in SCALARS if not scalar.name.startswith(("validation", "test", "reward"))]

@@ -391,7 +391,7 @@ def test_a_list_of_runs_loads_little(workspace):
     code = "import sys; from nbtrain.cli import main; main(['runs']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert "nbtrain.monitor.runs" in loaded
+    assert "nbtrain.monitor.runs.runs" in loaded
     late = "hashlib logging subprocess tempfile calendar pydantic yaml psutil nbtrain.base.node_records"
     ours = "nbtrain.cli.planning nbtrain.cli.checkpoint nbtrain.jobs.machine.queue_folder nbtrain.api.verbs"
     assert loaded & {*late.split(), *ours.split()} == set()

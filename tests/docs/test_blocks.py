@@ -14,7 +14,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.cli.__main__ import parse
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import load
-from nbtrain.monitor.published import parse_published
+from nbtrain.monitor.runs.published import parse_published
 from tests.docs.pages import REPOSITORY, Block, blocks, commands, markdown
 
 # Pages whose blocks are all run by separate tests.

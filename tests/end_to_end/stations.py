@@ -13,7 +13,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.monitor.notes import change_notes
+from nbtrain.monitor.status.notes import change_notes
 from tests.dataset.dataset_maker import make_dataset
 from tests.end_to_end.jupyterlab import Lab, open_notebook, run_cell, write_notebook
 from tests.end_to_end.test_browser import CARD

@@ -21,7 +21,7 @@ from nbtrain.base.evaluation_files import newest_evaluations
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli.__main__ import parse
 from nbtrain.config.load import load
-from nbtrain.monitor.status_records import read_status
+from nbtrain.monitor.status.status_records import read_status
 
 README = Path(__file__).parents[2] / "examples" / "megatron-gpt" / "README.md"
 WAY = {

@@ -28,7 +28,7 @@ from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs import control
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submit import submit
-from nbtrain.monitor.runs import shorter
+from nbtrain.monitor.runs.runs import shorter
 from tests.end_to_end.claims import check_claims, newest_whole
 from tests.end_to_end.jupyterlab import (
     PATIENCE_SECONDS,

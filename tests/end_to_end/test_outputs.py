@@ -12,7 +12,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.monitor.notes import change_notes
+from nbtrain.monitor.status.notes import change_notes
 from tests.dataset.dataset_maker import make_dataset
 from tests.end_to_end.jupyterlab import (
     PATIENCE_SECONDS,

@@ -33,11 +33,11 @@ from nbtrain.jobs.control import ask_pause, ask_priority, asked_pause, asked_pri
 from nbtrain.jobs.existing_run import refuse_foreign
 from nbtrain.jobs.submit import resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary
-from nbtrain.monitor.notes import change_notes
-from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.runs import list_runs
-from nbtrain.monitor.status_records import read_status
-from nbtrain.monitor.status_text import progress_line
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.run.status_text import progress_line
+from nbtrain.monitor.runs.runs import list_runs
+from nbtrain.monitor.status.notes import change_notes
+from nbtrain.monitor.status.status_records import read_status
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab import run_actions
 from nbtrain.lab.run_actions import SLOTS, actions, off, run_shown
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob
 
 

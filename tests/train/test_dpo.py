@@ -11,9 +11,9 @@ from nbtrain.base.evaluation_files import EvaluationRecord, evaluation_files
 from nbtrain.base.events import read_events
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.dataset.files import DatasetFiles
-from nbtrain.monitor.compare import compared
-from nbtrain.monitor.pictures import training_curves
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.pictures import training_curves
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.runs.compare import compared
 from tests.dataset.dataset_maker import make_tokenizer
 from tests.evaluation import made
 from tests.train import launch

@@ -15,8 +15,8 @@ from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.evaluation.of_run import tasks_of_run
 from nbtrain.inference.loaded import fill, model_of
-from nbtrain.monitor.metric_charts import metric_charts
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.metrics.metric_charts import metric_charts
+from nbtrain.monitor.run.run_view import RunView
 from tests.dataset.dataset_maker import make_tokenizer
 from tests.evaluation import made
 from tests.train import launch

@@ -30,8 +30,8 @@ from nbtrain.jobs.attempt.phases import (
 )
 from nbtrain.jobs.attempt.ranks import Ranks, overdue
 from nbtrain.jobs.attempt.verdict import Circumstances, Verdict, judge, lost_a_peer
-from nbtrain.monitor.logs import read_log
-from nbtrain.monitor.tracebacks import traceback_in
+from nbtrain.monitor.logs.logs import read_log
+from nbtrain.monitor.logs.tracebacks import traceback_in
 
 # faulthandler writes the stacks of a hundred threads in less time.
 STACK_SECONDS = 0.5

@@ -19,7 +19,7 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdenti
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine.host_memory import HostMemory
-from nbtrain.monitor.logs import follow, log_path, tail_lines
+from nbtrain.monitor.logs.logs import follow, log_path, tail_lines
 
 Value = TypeVar("Value")
 

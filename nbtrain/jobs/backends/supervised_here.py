@@ -24,7 +24,7 @@ from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.jobs.machine.queue_folder import Queue
-from nbtrain.monitor.logs import SUPERVISOR
+from nbtrain.monitor.logs.logs import SUPERVISOR
 
 # Seconds from the submission until the supervisor has recorded its identity.
 SUPERVISOR_START_SECONDS = 60.0

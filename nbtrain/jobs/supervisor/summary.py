@@ -13,8 +13,8 @@ from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.monitor.run_status import RunStatus, perplexity
-from nbtrain.monitor.status_records import status_of
+from nbtrain.monitor.status.run_status import RunStatus, perplexity
+from nbtrain.monitor.status.status_records import status_of
 from nbtrain.planner.setup.measured import record_of
 
 

@@ -42,7 +42,7 @@ from nbtrain.lab.form.same_name import (
     problems_of_name,
     refuse_taken,
 )
-from nbtrain.monitor.notes import own_labels_of
+from nbtrain.monitor.status.notes import own_labels_of
 
 Request = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from nbtrain.base.jobstate import ACTIVE, LOST
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.requests import NbtrainHandler, RequestError, act
 from nbtrain.lab.server.views import changed
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.run_view import RunView
 
 
 class ActionHandler(NbtrainHandler):

@@ -13,7 +13,7 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.pace import PAGES
 from nbtrain.lab.server.requests import NbtrainHandler
 from nbtrain.lab.server.views import MOST_VIEWS, NoRun, refuse_links, view_of
-from nbtrain.monitor.finite_json import encoded
+from nbtrain.monitor.metrics.finite_json import encoded
 
 PARTS = ("conditions", "events", "replicas", "resources")
 
@@ -24,7 +24,7 @@ def job_named(run: RunDir, job_id: str | None) -> JobDir:
     """
     ids = run.job_ids()
     if not ids or (job_id is not None and job_id not in ids):
-        from nbtrain.monitor.job_records import job_of
+        from nbtrain.monitor.job.job_records import job_of
 
         try:
             job_of(run, job_id)
@@ -48,7 +48,7 @@ _kept: dict[str, tuple[float, bytes]] = {}
 
 
 def _page(name: str, job_id: str | None) -> bytes:
-    from nbtrain.monitor.job_tables import job_tables
+    from nbtrain.monitor.job.job_tables import job_tables
 
     began = time.thread_time()
     job = job_named(view_of(name).run, job_id)
@@ -74,7 +74,7 @@ class RankHandler(NbtrainHandler):
 
 
 def _rank_charts(job: JobDir, rank: int) -> list[dict[str, Any]]:
-    from nbtrain.monitor.job_tables import rank_charts
+    from nbtrain.monitor.job.job_tables import rank_charts
 
     return rank_charts(job.run, job.job_id, rank)
 
@@ -92,7 +92,7 @@ class JobPartHandler(NbtrainHandler):
 
 
 def _part(run: RunDir, job: JobDir, part: str, since: float | None) -> dict[str, Any]:
-    from nbtrain.monitor.job_records import describe_job
+    from nbtrain.monitor.job.job_records import describe_job
 
     page = describe_job(run, job.job_id).to_dict()
     found = page[part]

@@ -18,8 +18,8 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.jobs import job_named
 from nbtrain.lab.server.requests import NbtrainHandler, RequestError, in_pool
 from nbtrain.lab.server.views import confined
-from nbtrain.monitor import logs
-from nbtrain.monitor.log_lines import LINES
+from nbtrain.monitor.logs import logs
+from nbtrain.monitor.logs.log_lines import LINES
 
 MOST_HITS = 1000
 HITS = 200
@@ -114,7 +114,7 @@ class LogSearchHandler(NbtrainHandler):
 def _search(
     run: RunDir, job_id: str | None, text: str, rank: int | None, ignore_case: bool, limit: int, regex: bool
 ) -> dict[str, Any]:
-    from nbtrain.monitor.log_search import search, search_in_time
+    from nbtrain.monitor.logs.log_search import search, search_in_time
 
     ids = [job_named(run, job_id).job_id] if job_id else [*reversed(run.job_ids())]
     jobs = (job_named(run, one) for one in ids)
@@ -150,7 +150,7 @@ class TracebackHandler(NbtrainHandler):
 
 
 def _traceback(job: JobDir, rank: int | None) -> dict[str, Any]:
-    from nbtrain.monitor.tracebacks import failed_rank, last_traceback, whose
+    from nbtrain.monitor.logs.tracebacks import failed_rank, last_traceback, whose
 
     state, cause = read_state(job, time.time())
     who: int | str = failed_rank(job, cause) if rank is None else rank

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tornado.iostream import StreamClosedError
 
 from nbtrain.lab.server.requests import NbtrainHandler, RequestError
-from nbtrain.monitor.metrics_range import AXES, MOST_POINTS, MOST_TAGS, POINTS, Asked, csv_pieces, metrics
+from nbtrain.monitor.run.metrics_range import AXES, MOST_POINTS, MOST_TAGS, POINTS, Asked, csv_pieces, metrics
 
 # The curves that the panel shows first.
 TAGS = "loss,validation_loss,learning_rate,grad_norm,tokens_per_second"
@@ -24,7 +24,7 @@ class NamedScalarsHandler(NbtrainHandler):
 
 
 class MetricsHandler(NamedScalarsHandler):
-    """GET run/<name>/metrics?tags=&x=step|tokens|time&from=&to=&points=: monitor/metrics_range.py."""
+    """GET run/<name>/metrics?tags=&x=step|tokens|time&from=&to=&points=: monitor/run/metrics_range.py."""
 
     async def get(self, name: str) -> None:
         view, x = await self.view(name), self.get_argument("x", "step")

@@ -28,8 +28,8 @@ from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, NbtrainError
 from nbtrain.base.workspace import display
 from nbtrain.lab.server.views import NoRun, OutsideError, catch_up, view_of
-from nbtrain.monitor.finite_json import encoded
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.metrics.finite_json import encoded
+from nbtrain.monitor.run.run_view import RunView
 
 Value = TypeVar("Value")
 

@@ -1,6 +1,6 @@
 """Runs over REST: the list, one run, its labels and notes, and its deletion.
 
-GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.describe()
+GET runs  ->  monitor/runs/watched_runs.py      GET run/<name>  ->  RunView.describe()
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from nbtrain.lab.server.views import (
     view_of,
     watched,
 )
-from nbtrain.monitor.finite_json import encoded
-from nbtrain.monitor.notes import change_notes, labels_of
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.metrics.finite_json import encoded
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.status.notes import change_notes, labels_of
 
 # A page of the list.
 MOST_SPARKLINES = 100
@@ -43,11 +43,11 @@ class RunsHandler(NbtrainHandler):
 def _load_the_rest() -> None:
     """Load the modules of a run's page early, so that the first run opens half a second faster."""
     import nbtrain.lab.run_actions
-    import nbtrain.monitor.job_tables  # noqa: F401
+    import nbtrain.monitor.job.job_tables  # noqa: F401
 
 
 class CompareHandler(NbtrainHandler):
-    """GET compare?runs=a,b: the settings that differ and the metrics of each run, from monitor/compare.py.
+    """GET compare?runs=a,b: the settings that differ and the metrics of each run (monitor/runs/compare.py).
 
     POST compare {"runs": [...], "published": {"file", "text"}} adds columns of published figures. It changes
     nothing, and a page sends it as often as a GET, so it does not count as activity either.
@@ -73,8 +73,8 @@ class CompareHandler(NbtrainHandler):
 
 
 def _compared(names: list[str], text: str | None = None, file: str = "") -> dict[str, Any]:
-    from nbtrain.monitor.compare import MOST_RUNS, tables
-    from nbtrain.monitor.published import parse_published
+    from nbtrain.monitor.runs.compare import MOST_RUNS, tables
+    from nbtrain.monitor.runs.published import parse_published
 
     published = [] if text is None else parse_published(text, file)
     if not 1 <= len(names) <= MOST_RUNS:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root
-from nbtrain.monitor.metrics_range import curve_view
-from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.status_records import why_no_run
-from nbtrain.monitor.watched_runs import WatchedRuns
+from nbtrain.monitor.run.metrics_range import curve_view
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.runs.watched_runs import WatchedRuns
+from nbtrain.monitor.status.status_records import why_no_run
 
 if TYPE_CHECKING:
-    from nbtrain.monitor.run_columns import RunColumns
-    from nbtrain.monitor.sparklines import Sparklines
+    from nbtrain.monitor.metrics.sparklines import Sparklines
+    from nbtrain.monitor.runs.run_columns import RunColumns
 
 # A view holds the thinned curves of one run: 2 MB at most.
 MOST_VIEWS = 16
@@ -121,7 +121,7 @@ def watched(root: Path) -> WatchedRuns:
 def columns(root: Path) -> "RunColumns":
     """Return the columns of the runs in the output directory."""
     # Most lists have none of them, and a server starts without the modules of a comparison.
-    from nbtrain.monitor.run_columns import RunColumns
+    from nbtrain.monitor.runs.run_columns import RunColumns
 
     return RunColumns(root)
 
@@ -129,7 +129,7 @@ def columns(root: Path) -> "RunColumns":
 @functools.lru_cache(1)
 def sparklines() -> "Sparklines":
     """Return the sampled losses of the runs in the list."""
-    from nbtrain.monitor.sparklines import Sparklines
+    from nbtrain.monitor.metrics.sparklines import Sparklines
 
     return Sparklines()
 

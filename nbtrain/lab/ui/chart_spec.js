@@ -21,7 +21,7 @@ function gapNote(bad, last) {
 
 const numbers = (values) => values && values.map((value) => value ?? NaN);
 
-/** The charts of a snapshot (monitor/chart_data.py) by step. */
+/** The charts of a snapshot (monitor/metrics/chart_data.py) by step. */
 export const snapSpecs = (snap) =>
   snap.shown.charts.map((chart) => ({
     title: "",
@@ -45,7 +45,7 @@ export const snapSpecs = (snap) =>
     smoothing: chart.smoothing,
   }));
 
-/** A chart of a job's resources (monitor/usage_charts.py) by the time since it was submitted. */
+/** A chart of a job's resources (monitor/job/usage_charts.py) by the time since it was submitted. */
 export const usageSpec = (chart) => ({
   title: chart.title,
   begin: chart.begin,
@@ -78,7 +78,7 @@ export const lineLook = (at) => ({
 const X_FORMS = { step: "whole", tokens: "count", time: "seconds", flops: "count", cost: "number" };
 
 /**
- * The spec of a chart from an answer of the route metrics (monitor/metric_charts.py).
+ * The spec of a chart from an answer of the route metrics (monitor/metrics/metric_charts.py).
  *
  * chart    {title, names}; a comparison's names are runs, and `of` is the scalar that they show
  */

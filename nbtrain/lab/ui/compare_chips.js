@@ -2,7 +2,7 @@
 
 import { button, element, menu } from "./words.js";
 
-/** The most runs of one comparison; MOST_RUNS of monitor/compare.py. */
+/** The most runs of one comparison; MOST_RUNS of monitor/runs/compare.py. */
 export const MOST_COMPARED = 12;
 export class CompareChips {
   /** `compare` is the page of compare.js. */

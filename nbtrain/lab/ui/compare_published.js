@@ -1,6 +1,6 @@
 // Others' published figures in a comparison: a YAML file that the user chooses, which this browser keeps.
 //
-// The server reads it (nbtrain/monitor/published.py) and adds its columns to the tables. A file that it refuses is
+// The server reads it (nbtrain/monitor/runs/published.py) and adds its columns to the tables. A file that it refuses is
 // reported with the place of the problem, and the tables are shown without it.
 
 import { button, element } from "./words.js";

@@ -12,7 +12,7 @@ export class LifeBar {
     this.node.append(this.bar, this.ends, this.legend);
   }
 
-  /** `life` comes from monitor/life.py: spans [kind, begin, end], and the time of each kind. */
+  /** `life` comes from monitor/status/life.py: spans [kind, begin, end], and the time of each kind. */
   show({ begin, end, spans, totals }) {
     const state = JSON.stringify([begin, end, spans.length]);
     if (state === this.state) return;

@@ -1,4 +1,4 @@
-// The ranks of a job as a strip of cells, coloured by state, computing time or memory (monitor/rank_strip.py). A
+// The ranks of a job as a strip of cells, coloured by state, computing time or memory (monitor/job/rank_strip.py). A
 // cell opens the rank: its logs, its curves and its last message.
 
 import { Chart, ChartGroup } from "./chart.js";

@@ -17,12 +17,12 @@ from nbtrain.base.report import Report, Result
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle, show
-from nbtrain.monitor.compare import compared
-from nbtrain.monitor.compare_picture import comparison_report
-from nbtrain.monitor.metrics_range import Asked, whole_metrics
-from nbtrain.monitor.published import read_published
-from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.watched_runs import root_id
+from nbtrain.monitor.run.metrics_range import Asked, whole_metrics
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.runs.compare import compared
+from nbtrain.monitor.runs.compare_picture import comparison_report
+from nbtrain.monitor.runs.published import read_published
+from nbtrain.monitor.runs.watched_runs import root_id
 
 # Without a server: the curves that the page opens with (FIRST_COMPARED of compare.js), thinned.
 NAMES = ("loss", "validation_loss", "reward_margin", "reward_accuracy", "tokens_per_second", "grad_norm")
@@ -48,7 +48,7 @@ class Comparison(Result):
     """Runs side by side: in a cell as the live page or a picture with tables, in a terminal as tables."""
 
     def __init__(self, runs: Sequence[RunDir], published: Path | None = None):
-        """`published` is a file of published figures (monitor/published.py)."""
+        """`published` is a file of published figures (monitor/runs/published.py)."""
         self.runs, self.published = list(runs), published
         self.tables = compared(self.runs, read_published(published) if published else ())
 

@@ -28,8 +28,8 @@ from nbtrain.lab.run_pages import run_pages
 from nbtrain.lab.ui.script import panel_script
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.static import run_html, run_text
-from nbtrain.monitor.job_tables import job_tables
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.job.job_tables import job_tables
+from nbtrain.monitor.run.run_view import RunView
 
 PUSH_SECONDS = 1.0
 
@@ -151,7 +151,7 @@ def _picture(view: RunView) -> dict[str, Any]:
     """
     bundle = {"text/html": report_html(view), "text/plain": run_text(view.describe().status)}
     if "loss" in view.scalar_names():
-        from nbtrain.monitor.pictures import loss_png
+        from nbtrain.monitor.run.pictures import loss_png
 
         bundle["image/png"] = base64.b64encode(loss_png(view)).decode()
     return bundle

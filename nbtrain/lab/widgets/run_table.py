@@ -23,9 +23,9 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle
-from nbtrain.monitor.run_status import RunStatus
-from nbtrain.monitor.runs import RunList
-from nbtrain.monitor.watched_runs import WatchedRuns, root_id, row_of
+from nbtrain.monitor.runs.runs import RunList
+from nbtrain.monitor.runs.watched_runs import WatchedRuns, root_id, row_of
+from nbtrain.monitor.status.run_status import RunStatus
 
 PUSH_SECONDS = 2.0
 MOST_STATIC_ROWS = 200

@@ -3,7 +3,7 @@
 It shows everything that the live panel shows at one moment, with its tabs below each other. Styles are in
 attributes and curves in <img> data, because JupyterLab removes <style>, <script> and inline <svg> from the
 outputs of an untrusted notebook, such as one that papermill has executed. Texts and numbers come from the
-run's description (monitor/run_description.py) and from the job page (monitor/job_tables.py).
+run's description (monitor/run/run_description.py) and from the job page (monitor/job/job_tables.py).
 """
 
 import html
@@ -16,10 +16,10 @@ from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
 from nbtrain.base.report import Table, heading
 from nbtrain.lab.widgets.static_charts import beside, chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
-from nbtrain.monitor.conditions import in_sight
-from nbtrain.monitor.life import COLORS as LIFE_COLORS
-from nbtrain.monitor.run_description import RunDescription
-from nbtrain.monitor.run_status import RunStatus
+from nbtrain.monitor.job.conditions import in_sight
+from nbtrain.monitor.run.run_description import RunDescription
+from nbtrain.monitor.status.life import COLORS as LIFE_COLORS
+from nbtrain.monitor.status.run_status import RunStatus
 
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"

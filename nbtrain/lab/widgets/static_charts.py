@@ -1,7 +1,7 @@
 """The charts of a static picture, as SVG in <img> data (static.py says why).
 
-Ranges, ticks and labels are part of the chart (monitor/chart_data.py, monitor/usage_charts.py). The live view
-draws the same ones (lab/ui/chart.js).
+Ranges, ticks and labels are part of the chart (monitor/metrics/chart_data.py, monitor/job/usage_charts.py).
+The live view draws the same ones (lab/ui/chart.js).
 """
 
 import base64
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.look import BLUE, DASHES, GREEN, GREY, LINE, ORANGE, RED, SERIES
-from nbtrain.monitor.chart_data import smoothed
+from nbtrain.monitor.metrics.chart_data import smoothed
 
 COLORS = {"a": BLUE, "b": ORANGE} | {f"c{number}": color for number, color in enumerate(SERIES)}
 """Colours of a chart's lines."""

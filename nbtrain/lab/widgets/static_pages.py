@@ -6,7 +6,7 @@ from typing import Any
 
 from nbtrain.base.report import Facts, Headline, Report, Table
 from nbtrain.lab.widgets.static_charts import charts_in_rows
-from nbtrain.monitor.metric_charts import drawn
+from nbtrain.monitor.metrics.metric_charts import drawn
 
 # Long parts are folded.
 FOLDED = '<details><summary style="cursor:pointer">{words}</summary>{content}</details>'

@@ -16,7 +16,7 @@ import traitlets
 
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.widgets.mime import bundle, show
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.run_view import RunView
 
 HEIGHT_PIXELS = 720
 
@@ -51,7 +51,7 @@ class TensorBoardPanel(anywidget.AnyWidget):
         line = f"<p><code>{html.escape(self.help)}</code></p>"
         if self.view is None:
             return line
-        from nbtrain.monitor.pictures import training_curves
+        from nbtrain.monitor.run.pictures import training_curves
 
         stream = io.BytesIO()
         training_curves(self.view).savefig(stream, format="png", dpi=80)

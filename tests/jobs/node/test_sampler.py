@@ -23,7 +23,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.node.job_processes import JobProcesses
 from nbtrain.jobs.node.node_counters import rdma_counters
 from nbtrain.jobs.node.sampler import NodeLook, Sampler
-from nbtrain.monitor.usage import read_usage
+from nbtrain.monitor.usage.usage import read_usage
 
 JOB = "20270101-000000-abcd"
 WORK = """

@@ -16,7 +16,7 @@ from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.signals import ENGINE, PAUSE, PREEMPTION, REQUEST
 from nbtrain.jobs.supervisor.summary import summarize
-from nbtrain.monitor.job_description import job_status
+from nbtrain.monitor.job.job_description import job_status
 from tests.jobs.conftest import TINY
 from tests.jobs.supervisor.test_recovery import Told
 

@@ -35,7 +35,7 @@ from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.recovery import NO_ROOM_BYTES, in_vain, recovery_from, with_the_disk
 from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, REQUEST, Asked
 from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts, wait_for_devices
-from nbtrain.monitor.status_records import asked_of
+from nbtrain.monitor.status.status_records import asked_of
 
 
 class Told:

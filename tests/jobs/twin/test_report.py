@@ -7,7 +7,7 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.twin_picture import draw
+from nbtrain.monitor.run.twin_picture import draw
 from nbtrain.proof.report import (
     TOLERANCES,
     Check,

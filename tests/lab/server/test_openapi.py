@@ -9,7 +9,7 @@ import pytest
 from nbtrain.lab.server.extension import ROUTES
 from nbtrain.lab.server.metrics import TAGS
 from nbtrain.lab.server.requests import MOST_BODY_BYTES
-from nbtrain.monitor.metrics_range import MOST_POINTS, POINTS
+from nbtrain.monitor.run.metrics_range import MOST_POINTS, POINTS
 from tests.lab.server.described import METHODS, openapi, operations, resolved
 
 

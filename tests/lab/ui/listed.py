@@ -5,8 +5,8 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.records import TrainingProgress
-from nbtrain.monitor.run_status import RunStatus
-from nbtrain.monitor.watched_runs import row_of
+from nbtrain.monitor.runs.watched_runs import row_of
+from nbtrain.monitor.status.run_status import RunStatus
 from tests.lab.ui.pages import Answer
 
 CAUSES = {

@@ -17,10 +17,10 @@ from nbtrain.lab.run_actions import run_shown
 from nbtrain.lab.server.logs import hit_shown
 from nbtrain.lab.server.requests import status_of_error
 from nbtrain.lab.ui.script import script
-from nbtrain.monitor import log_search, logs
-from nbtrain.monitor.job_tables import job_tables
-from nbtrain.monitor.log_lines import LINES
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.job.job_tables import job_tables
+from nbtrain.monitor.logs import log_search, logs
+from nbtrain.monitor.logs.log_lines import LINES
+from nbtrain.monitor.run.run_view import RunView
 
 BASE = "http://lab.test/user/x/"
 HTML = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>view</title>

@@ -8,10 +8,10 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.ui.script import script
-from nbtrain.monitor.compare import MOST_RUNS, compared, tables
-from nbtrain.monitor.metrics_range import Asked, metrics
-from nbtrain.monitor.published import parse_published
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.metrics_range import Asked, metrics
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.runs.compare import MOST_RUNS, compared, tables
+from nbtrain.monitor.runs.published import parse_published
 from tests.lab.server.conftest import ended_run
 from tests.lab.ui.pages import view_page
 

@@ -13,8 +13,8 @@ import pytest
 
 from nbtrain.base.usage import FIGURES
 from nbtrain.lab.ui import script
-from nbtrain.monitor.chart_data import FORMS, byte_ticks, smoothed, ticks
-from nbtrain.monitor.usage_charts import axis_label, time_ticks
+from nbtrain.monitor.job.usage_charts import axis_label, time_ticks
+from nbtrain.monitor.metrics.chart_data import FORMS, byte_ticks, smoothed, ticks
 
 UI = Path(script.__file__).parent
 CASES: dict[str, list[list[Any]]] = json.loads(Path(__file__).with_name("numbers.json").read_text())

@@ -17,10 +17,10 @@ from nbtrain.base.records import ExitRecord, Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.run_actions import actions, off, run_shown
 from nbtrain.lab.run_pages import config_page
-from nbtrain.monitor.job_tables import rank_charts
-from nbtrain.monitor.metric_charts import how_drawn, metric_charts
-from nbtrain.monitor.run_status import RunStatus
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.job.job_tables import rank_charts
+from nbtrain.monitor.metrics.metric_charts import how_drawn, metric_charts
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.status.run_status import RunStatus
 from tests.end_to_end.accessible import axe_script, findings
 from tests.lab.ui.pages import answered, routes_of, view_page
 from tests.lab.widgets.fake_run import FakeJob, measure

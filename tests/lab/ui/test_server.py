@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.lab.ui import script
-from nbtrain.monitor.metrics_range import MOST_TAGS
+from nbtrain.monitor.run.metrics_range import MOST_TAGS
 
 UI = Path(script.__file__).parent
 

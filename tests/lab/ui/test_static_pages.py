@@ -7,7 +7,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets.panel import report_html
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]

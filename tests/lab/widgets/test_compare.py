@@ -14,7 +14,7 @@ from nbtrain.cli import __main__ as cli
 from nbtrain.lab.ui import script
 from nbtrain.lab.widgets import compare as widget
 from nbtrain.lab.widgets import mime
-from nbtrain.monitor.watched_runs import root_id
+from nbtrain.monitor.runs.watched_runs import root_id
 from tests.lab.server.conftest import ended_run
 
 

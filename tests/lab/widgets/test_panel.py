@@ -12,8 +12,8 @@ from nbtrain.base.files import write_json
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import mime, panel
 from nbtrain.lab.widgets.panel import RunPanel, display_run, finish_pictures, mimebundle
-from nbtrain.monitor import run_view
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run import run_view
+from nbtrain.monitor.run.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob, measure
 
 

@@ -12,8 +12,8 @@ from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import run_table
 from nbtrain.lab.widgets.run_table import MOST_STATIC_ROWS, RunTable, display_runs, runs_html
-from nbtrain.monitor.run_status import RunStatus
-from nbtrain.monitor.runs import RunList
+from nbtrain.monitor.runs.runs import RunList
+from nbtrain.monitor.status.run_status import RunStatus
 from tests.lab.widgets.fake_run import FakeJob
 
 

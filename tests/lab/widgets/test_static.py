@@ -15,9 +15,9 @@ from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.lab.widgets.panel import report_html
 from nbtrain.lab.widgets.static import run_html, run_text
 from nbtrain.lab.widgets.static_charts import chart_svg
-from nbtrain.monitor.chart_data import charts
-from nbtrain.monitor.job_tables import job_tables
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.job.job_tables import job_tables
+from nbtrain.monitor.metrics.chart_data import charts
+from nbtrain.monitor.run.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob, measure
 
 

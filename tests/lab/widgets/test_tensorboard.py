@@ -7,7 +7,7 @@ import pytest
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import mime
 from nbtrain.lab.widgets.tensorboard import TensorBoardPanel, how_to_start
-from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.run.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob
 
 

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from nbtrain.base.metrics import SCALARS
-from nbtrain.monitor.event_files import read_event_files
-from nbtrain.monitor.metrics_reader import ScalarReader
+from nbtrain.monitor.metrics.event_files import read_event_files
+from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.train.figures.metrics_writer import MetricsWriter
 
 

@@ -14,7 +14,7 @@ from nbtrain.checkpoint.live_run import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import load
 from nbtrain.dataset.samples.state import DataState
-from nbtrain.monitor.metrics_reader import ScalarReader
+from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.alerts import Alerts
 from nbtrain.train.figures.report import Report

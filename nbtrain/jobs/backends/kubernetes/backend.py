@@ -41,8 +41,8 @@ from nbtrain.jobs.backends.kubernetes.replicas import preemption_words, replica
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
 from nbtrain.jobs.control import asked_pause
-from nbtrain.monitor.logs import NODE, follow, log_path, tail_lines
-from nbtrain.monitor.pods import cluster_events
+from nbtrain.monitor.job.pods import cluster_events
+from nbtrain.monitor.logs.logs import NODE, follow, log_path, tail_lines
 
 # Seconds between two questions whether pods that were told to leave are evicted.
 ASK_AGAIN_SECONDS = 2.0

@@ -27,8 +27,8 @@ from nbtrain.base.jobstate import CANCELLED, FAILED, LOST, QUEUED, RUNNING, SUCC
 from nbtrain.base.node_records import EngineWord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.jobs.control import cancel
-from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.status_text import status_text
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.run.status_text import status_text
 from tests.jobs.backends import fault_tables
 from tests.jobs.backends.fault_tables import Fault, Row, Tables, environment, plain_times
 from tests.jobs.backends.kubernetes.conftest import PLAIN

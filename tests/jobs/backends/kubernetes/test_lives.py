@@ -25,7 +25,7 @@ from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
-from nbtrain.monitor.job_records import describe_job
+from nbtrain.monitor.job.job_records import describe_job
 from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
 
 PODS = "/api/v1/namespaces/research/pods"

@@ -382,8 +382,8 @@ def _word(job: JobDir) -> EngineWord:
 
 
 def _status_text(job: JobDir) -> str:
-    from nbtrain.monitor.run_view import RunView
-    from nbtrain.monitor.status_text import status_text
+    from nbtrain.monitor.run.run_view import RunView
+    from nbtrain.monitor.run.status_text import status_text
 
     return status_text(RunView(job.run))
 

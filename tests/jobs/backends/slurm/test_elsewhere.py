@@ -22,7 +22,7 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
 from nbtrain.jobs.job_files import write_identity
 from nbtrain.jobs.request import active_job
-from nbtrain.monitor.job_records import describe_job
+from nbtrain.monitor.job.job_records import describe_job
 from tests.jobs.conftest import TINY
 
 AWAY = "scontrol is not installed on this machine"

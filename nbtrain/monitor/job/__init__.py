@@ -1,0 +1,1 @@
+"""Description of a job: conditions, events, replicas and resources, and its tables."""

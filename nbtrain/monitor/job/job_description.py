@@ -1,0 +1,426 @@
+"""Description of a job, the same for every backend: basic facts, conditions, events, replicas, resources.
+
+    job_records.describe_job(RunDir)  ->  JobDescription  ->  to_dict()    `nbtrain job --json`, REST
+                                                          ->  as_report()  `nbtrain job`, a cell
+                                                          ->  job_tables() the panel and the static picture
+
+All data comes from the run directory, while the job runs and afterwards: no scheduler is queried. A replica
+is one machine or pod with its ranks.
+"""
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.findings import Finding
+from nbtrain.base.jobstate import ACTIVE, RUNNING
+from nbtrain.base.records import JobRecord
+from nbtrain.base.report import Code, Facts, Findings, Report, Result, Sentence, Table
+from nbtrain.base.usage import FIGURES
+from nbtrain.monitor.job.conditions import Condition, JobEvent
+from nbtrain.monitor.job.pods import Pod
+from nbtrain.monitor.metrics.finite_json import finite
+from nbtrain.monitor.status.life import elapsed_words, paused_seconds
+from nbtrain.monitor.usage.job_use import Gpu, Use
+from nbtrain.monitor.usage.usage import NodeUsage, usage_part
+
+SCHEMA_VERSION = 1
+# Points of a curve in to_dict(): as many as a chart has room for.
+MOST_POINTS = 240
+NUM_EVENTS = 20
+# More ranks than this are not listed one by one unless they have failed.
+MOST_RANKS = 32
+# Failures of earlier attempts that are shown for each rank.
+MOST_EARLIER = 3
+UNKNOWN = "-"
+REPLICA_TITLES = ("REPLICA", "HOST", "PHASE", "RESTARTS", "CPU", "MEMORY", "MESSAGE")
+# A scheduler is queried every few seconds while a page of its job is open.
+OLD_WORD_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A log of the job."""
+
+    path: str
+    """Path relative to the run directory."""
+    size_bytes: int
+    attempt: int | None = None
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended in one attempt."""
+
+    attempt: int
+    time: float
+    exit_code: int | None
+    """Exit code as a shell or a container reports it: 137 if SIGKILL ended the rank."""
+    failed: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """A row of the table of ranks."""
+
+    rank: int
+    phase: str
+    """Pending, Running, Succeeded, Error or Gone. While the rank runs, `doing` contains the phase of its
+    heartbeat.
+    """
+    doing: str
+    attempt: int
+    step: int | None
+    compute_seconds: float | None
+    """Seconds for which the rank computed in its newest logged step, without waiting for other ranks."""
+    exit_code: int | None
+    """Exit code, as in RankEnd; None while the rank runs."""
+    message: str
+    earlier: list[RankEnd]
+    """How the rank ended in earlier attempts, oldest first."""
+    logs: list[LogFile]
+    use: dict[str, Use]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A machine or pod with its ranks."""
+
+    index: int
+    name: str
+    host: str
+    address: str
+    phase: str
+    restarts: int
+    """Restarts of the replica's ranks; restarts of its pod are in `pod`."""
+    message: str
+    labels: dict[str, str]
+    image: str | None
+    ranks: list[RankRow]
+    logs: list[LogFile]
+    """Log files of the replica itself; the logs of its ranks are in `ranks`."""
+    use: dict[str, Use]
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    pod: Pod | None = None
+    """Pod as its cluster reported it last; None on other backends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """Size and times of a job, from its record and its events."""
+
+    job_id: str
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    attempt: int
+    restarts: int
+    resumed_from_step: int | None
+    """Step of the checkpoint that the newest attempt started from; None if it began at step 0."""
+    world_size: int
+    backend: str
+    command: list[str]
+    """Command of each rank: the arguments of Python, to which the run directory is appended."""
+    elapsed_seconds: float
+    """Time since the start, or since the submission of a job that has not started; until its end or now."""
+    paused_seconds: float
+    """Part of elapsed_seconds in which the job was paused."""
+    preemptions: int = 0
+    preemption_lost_steps: int = 0
+    """Steps that all preemptions together have lost."""
+    preemption_waited_seconds: float = 0.0
+    """Seconds that the job waited for devices after its preemptions."""
+
+    @property
+    def ranks_text(self) -> str:
+        return amounts.counted(self.world_size, "rank")
+
+    @property
+    def restarts_text(self) -> str:
+        """Number of restarts, and of preemptions with what they cost: "0 restarts, 2 preemptions (3 steps
+        lost, 5 min 20 s waited)".
+        """
+        text = amounts.counted(self.restarts, "restart")
+        if not self.preemptions:
+            return text
+        lost = f"{amounts.counted(self.preemption_lost_steps, 'step')} lost"
+        waited = f"{amounts.elapsed(self.preemption_waited_seconds)} waited"
+        return f"{text}, {amounts.counted(self.preemptions, 'preemption')} ({lost}, {waited})"
+
+    @property
+    def elapsed_text(self) -> str:
+        """Elapsed time as text, with the part of it that was a pause."""
+        return elapsed_words(self.elapsed_seconds, self.paused_seconds)
+
+
+def job_status(record: JobRecord, active: bool, events: Sequence[Mapping[str, Any]], now: float) -> JobStatus:
+    """Return the status of a job. If the job is not active, the record includes its end."""
+    begin = "started_at" if record.started_at else "created_at"
+    elapsed = record.seconds_since(begin, now) if active else record.seconds_between(begin, "ended_at")
+    return JobStatus(
+        job_id=record.job_id,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        attempt=record.attempt,
+        restarts=record.restarts,
+        resumed_from_step=record.resumed_from_step,
+        world_size=record.world_size,
+        backend=record.backend,
+        command=record.command,
+        elapsed_seconds=elapsed,
+        preemptions=len(record.preemptions),
+        preemption_lost_steps=record.preemption_lost_steps,
+        preemption_waited_seconds=record.preemption_waited_seconds,
+        paused_seconds=paused_seconds(events, record.created_at, now if active else record.ended_at or now),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class JobDescription(Result, JobStatus):
+    """Everything that nbtrain shows of one job: status, conditions, events, replicas and resources."""
+
+    name: str
+    run_id: str | None
+    parent: str | None
+    """The run id of the run that this one was cloned from."""
+    parent_name: str | None
+    """Name of the parent run, if it still exists."""
+    place: dict[str, str]
+    """Location of the job in its scheduler's terms (job_records.py); {} on kind: local."""
+    restart_policy: str
+    started_from: str
+    """Checkpoint or model of init_from; "" if the run's weights were initialized randomly."""
+    twin: str
+    """For a twin, the run that it belongs to and the results of its checks; "" for any other run."""
+    state: str
+    phase: str
+    cause: str | None
+    engine: dict[str, Any] | None
+    """Last report of the scheduler (engine.json); None without a scheduler."""
+    labels: dict[str, str]
+    """Labels that the user set, without nbtrain's own."""
+    notes: str
+    """The user's notes on the run. `archived` also belongs to the run, not to the job."""
+    archived: bool
+    image: str | None
+    requests: dict[str, float]
+    """Requests of each replica: {metric or "gpus": requested amount}."""
+    autotuner: str | None
+    """Result of DeepSpeed's autotuner, and how to apply it; None if it was not requested."""
+    limits: dict[str, float]
+    """Limits of each replica: the maximum that it may use, the smallest if replicas differ."""
+    folder: str
+    yaml: str
+    """The resolved configuration with which the job was submitted."""
+    conditions: list[Condition]
+    events: list[JobEvent]
+    replicas: list[Replica]
+    life: dict[str, Any]
+    """Life of the job as spans over time (monitor/status/life.py)."""
+    usage: list[NodeUsage]
+    """Resource use over time, one entry for each replica with measurements."""
+    usage_warnings: list[str]
+    """Sentences about measurements that cannot be read, such as those of another version of nbtrain."""
+
+    def to_dict(self, most_points: int = MOST_POINTS) -> dict[str, Any]:
+        """Return the page as JSON: base units, seconds since the epoch, None if not known; thinned curves."""
+        own = {name: value for name, value in vars(self).items() if name != "usage"}
+        plain = {name: _plain(value) for name, value in own.items()}
+        curves = [usage_part(node, most_points) for node in self.usage]
+        return finite({"schema_version": SCHEMA_VERSION, **plain, "resources": curves})
+
+    def as_report(self, num_events: int = NUM_EVENTS) -> Report:
+        """Return basic facts, conditions, replicas with their ranks, resources, and the newest events."""
+        conditions = [
+            (entry.type, str(entry.status), amounts.utc(entry.last_change), entry.reason, entry.message)
+            for entry in self.conditions
+        ]
+        replicas = [row for replica in self.replicas for row in replica_rows(replica)]
+        measured = [row for replica in self.replicas for row in resource_rows(replica)]
+        last = "LAST" if self.ended_at else "NOW"
+        blocks = [
+            Sentence(self.cause or ""),
+            Facts([(label, text) for label, text in basics(self) if label not in ("phase", "job")]),
+            Code(self.notes.strip(), "notes", wraps=True),
+            Table(("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), conditions, "Conditions"),
+            Table(REPLICA_TITLES, replicas, "Replicas"),
+            Table(("REPLICA", "METRIC", last, "MEAN", "PEAK", "REQUEST", "LIMIT"), measured, "Resources"),
+            Findings([Finding("warning", "usage", "", "", warning) for warning in self.usage_warnings]),
+            self._newest_events(num_events),
+        ]
+        return Report(f"{self.name} {self.phase}: job {self.job_id} on backend {self.backend}", blocks)
+
+    def _newest_events(self, num_events: int) -> Table:
+        events = self.events[-num_events:] if num_events else []
+        now = time.time()
+        rows = [
+            (
+                amounts.utc(event.time) if self.ended_at else f"{amounts.elapsed(now - event.time)} ago",
+                *(event.type, event.reason, event.object, event.message),
+            )
+            for event in events
+        ]
+        heads = ("TIME (UTC)" if self.ended_at else "AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
+        is_part = len(events) < len(self.events)
+        title = f"Events, the last {len(events)} of {len(self.events)}" if is_part else "Events"
+        return Table(heads, rows, title)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [asdict(item) if hasattr(item, "__dataclass_fields__") else item for item in value]
+    return value
+
+
+def basics(page: JobDescription) -> list[list[str]]:
+    """Return basic facts as [label, text]: state, scheduler, times, size and requests."""
+    size = f"{page.ranks_text}, attempt {page.attempt}, {page.restarts_text}"
+    rows = [
+        ("phase", page.phase + (f": {page.cause}" if page.cause else "")),
+        ("job", f"{page.job_id} of run {page.run_id or '-'}, backend {page.backend}"),
+        *page.place.items(),
+        ("twin", page.twin),
+        ("cloned from", cloned_from(page)),
+        ("started from", page.started_from),
+        ("labels", ", ".join(f"{key}={value}" for key, value in page.labels.items())),
+        ("submitted", amounts.moment(page.created_at)),
+        ("ended", amounts.moment(page.ended_at) if page.ended_at else ""),
+        ("elapsed", page.elapsed_text),
+        ("size", f"{amounts.counted(len(page.replicas), 'replica')}, {size}"),
+        ("request per replica", amounts_text(page.requests) or "none"),
+        ("limit per replica", amounts_text(page.limits) or "none"),
+        ("image", page.image or ""),
+        ("replicas", replicas_words(page)),
+        ("restart policy", page.restart_policy),
+        ("engine", engine_words(page.engine, ended=page.ended_at is not None) if page.engine else ""),
+        ("DeepSpeed's autotuner", page.autotuner or ""),
+        ("archived", "not in `nbtrain runs` without --archived" if page.archived else ""),
+        ("command", shlex.join(["python", *page.command, page.folder]) if page.command else ""),
+    ]
+    return [[label, text] for label, text in rows if text]
+
+
+def cloned_from(page: JobDescription) -> str:
+    """Return the parent run: its name, or its id if it no longer exists; "" without a parent."""
+    if page.parent is None:
+        return ""
+    return f"{page.parent_name} (run {page.parent})" if page.parent_name else f"run {page.parent}"
+
+
+def replicas_words(page: JobDescription) -> str:
+    """Count replicas by role and phase: "2 x worker: 2 Running"."""
+    roles = Counter(replica.labels.get("role", "") for replica in page.replicas)
+    phases = Counter(replica.phase for replica in page.replicas)
+    states = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+    return ", ".join(f"{count} x {role}" for role, count in roles.items()) + f": {states}" if roles else ""
+
+
+def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended: bool = False) -> str:
+    """Return the scheduler's last report and whether it can be reached. After the job's end, it is not
+    queried.
+    """
+    engine, reason = said.get("engine") or "the engine", said.get("reason") or ""
+    if ended and said.get("state") in ACTIVE - {RUNNING}:
+        # The reason for waiting does not apply to a job that has ended.
+        return f"{engine}: not asked again since the job ended"
+    if reason.startswith(engine):
+        words = reason
+    else:
+        words = f"{engine}: {said.get('state') or 'does not know the job'}{', ' if reason else ''}{reason}"
+    if ended and said.get("state") in ACTIVE:
+        words += " (its last report before the job's end)"
+    elif said.get("seen") is False:
+        words += f" (engine not seen now: {said.get('trouble') or 'it does not answer'})"
+    elif asked_seconds_ago >= OLD_WORD_SECONDS:
+        words += f" (asked {amounts.elapsed(asked_seconds_ago)} ago)"
+    return words
+
+
+def amounts_text(found: Mapping[str, float]) -> str:
+    """Format requests or limits: "2 cores, 23.5 GiB of memory"; "" if there are none."""
+    words = []
+    for name, value in found.items():
+        if name == "gpus":
+            words.append(amounts.counted(int(value), "GPU"))
+        elif name == "cpu_cores":
+            words.append(f"{value:g} core{'' if value == 1 else 's'}")
+        else:
+            words.append(f"{shown(name, value)} of memory")
+    return ", ".join(words)
+
+
+def replica_rows(replica: Replica) -> list[tuple[str, ...]]:
+    """Return the rows under REPLICA_TITLES: the replica, then its ranks."""
+    rows: list[tuple[str, ...]] = [
+        (
+            replica.name,
+            replica.host or UNKNOWN,
+            replica.phase,
+            str(replica.restarts)
+            + (f", pod {pod.restarts}" if (pod := replica.pod) and pod.restarts else ""),
+            *_pair(replica.use),
+            replica.message,
+        )
+    ]
+    ranks = [
+        row for row in replica.ranks if len(replica.ranks) <= MOST_RANKS or row.phase in ("Error", "Gone")
+    ]
+    for row in ranks:
+        doing = f" ({row.doing}, step {row.step or 0:,})" if row.doing else ""
+        use = _pair(row.use) if len(replica.ranks) > 1 else ("", "")
+        rows.append((f"  rank {row.rank}", "", row.phase + doing, "", *use, row.message))
+        failed = [end for end in row.earlier if end.failed]
+        for end in failed[-MOST_EARLIER:]:
+            rows.append(("", "", f"  attempt {end.attempt}: Error", "", "", "", end.message))
+    if len(ranks) < len(replica.ranks):
+        rows.append((f"  and {len(replica.ranks) - len(ranks)} more ranks", "", "", "", "", "", ""))
+    return rows
+
+
+def _pair(use: dict[str, Use]) -> tuple[str, str]:
+    """Return the newest CPU and memory use with their limits."""
+    return use_of_limit("cpu_cores", use), use_of_limit("memory_bytes", use)
+
+
+def use_of_limit(name: str, use: dict[str, Use]) -> str:
+    """Return "2.00 of 4.00": the newest value and the limit."""
+    one = use.get(name)
+    if one is None or one.newest is None:
+        return UNKNOWN
+    return shown(name, one.newest) + (f" of {shown(name, one.limit)}" if one.limit else "")
+
+
+def resource_rows(replica: Replica) -> list[tuple[str, ...]]:
+    rows = []
+    gpus = [(f"{subject}, ", gpu.use) for subject, gpu in replica.gpus.items()]
+    for prefix, uses in [("", replica.use), *gpus]:
+        for name, use in uses.items():
+            if use.peak is None:
+                continue
+            figures = (use.newest, use.mean, use.peak, use.request, use.limit)
+            label = prefix + name.removesuffix("_per_second").removesuffix("_bytes").replace("_", " ")
+            rows.append((replica.name, label, *(shown(name, value) for value in figures)))
+    return rows
+
+
+def shown(name: str, value: float | None) -> str:
+    """Format a metric with its unit."""
+    if value is None:
+        return UNKNOWN
+    unit = FIGURES[name].unit if name in FIGURES else ""
+    if unit == "bytes":
+        return amounts.size(value)
+    if unit == "bytes/s":
+        return f"{amounts.size(value)}/s"
+    if unit == "share":
+        return f"{100 * value:.0f} %"
+    if unit == "cores":
+        return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    number = amounts.count(round(value, 1) if value < 100 else round(value))
+    return f"{number}/s" if unit == "1/s" else f"{number} {unit}".strip()

@@ -1,0 +1,307 @@
+"""A job's resources over time as charts, with lines, limits, ticks and all labels.
+
+The picture of `nbtrain job -o`, the panel and the static picture draw these charts without computing numbers.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.look import line_look
+from nbtrain.base.usage import FIGURES, rank_subject
+from nbtrain.monitor.job.job_description import MOST_POINTS, JobDescription
+from nbtrain.monitor.metrics.chart_data import LEAST_BYTES, byte_ticks, share, ticks
+from nbtrain.monitor.usage.usage import NodeUsage, Points
+
+# A chart with more lines shows the mean of each group of them, with a band, its highest and its lowest line.
+MOST_NAMED = 8
+# A group with fewer lines is shown line by line.
+MOST_IN_GROUP = 3
+GROUPS = {"replica": "replicas", "rank": "ranks", "gpu": "GPUs", "node": "machines"}
+# A bound higher than this many times the largest value is not drawn, because it would flatten the curves.
+MOST_ABOVE = 5.0
+# Margin above the highest point or bound, as a fraction of it.
+MARGIN_FRACTION = 0.06
+# Chart: title -> (beginnings of subjects, {metric: word in the legend}).
+CHARTS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "CPU": (("replica", "rank"), {"cpu_cores": ""}),
+    "Memory": (("replica", "rank"), {"memory_bytes": ""}),
+    "GPU use": (("gpu",), {"gpu_fraction": ""}),
+    "Tensor cores": (("gpu",), {"tensor_fraction": ""}),
+    "GPU memory": (("gpu",), {"gpu_memory_bytes": ""}),
+    "GPU temperature": (("gpu",), {"temperature_celsius": ""}),
+    "GPU power": (("gpu",), {"power_watts": ""}),
+    "SM clock": (("gpu",), {"sm_clock_mhz": ""}),
+    "Network": (
+        ("node",),
+        {
+            "network_received_bytes_per_second": "received",
+            "network_sent_bytes_per_second": "sent",
+            "rdma_received_bytes_per_second": "received, RDMA",
+            "rdma_sent_bytes_per_second": "sent, RDMA",
+        },
+    ),
+    "Disk": (
+        ("replica",),
+        {"disk_read_bytes_per_second": "read", "disk_write_bytes_per_second": "written"},
+    ),
+    "Disk operations of the node": (
+        ("node",),
+        {"disk_reads_per_second": "reads", "disk_writes_per_second": "writes"},
+    ),
+}
+# Seconds between two ticks.
+TIME_STEPS = (
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400),
+    *(172_800, 432_000, 864_000, 1_728_000, 4_320_000, 8_640_000),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of a chart."""
+
+    label: str
+    points: Points
+    group: str = ""
+    """Name of the lines that are drawn as one band if there are many: "ranks", "GPUs, received"."""
+    minima: list[float] | None = None
+    """Lowest values, if the line is the mean of a group; the maxima are then the group's highest values."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The request or limit of one replica, or of one GPU; "request = limit" if they are equal."""
+
+    word: str
+    value: float
+
+
+@dataclass(frozen=True)
+class UsageChart:
+    """One chart that has points."""
+
+    title: str
+    figure: str
+    """Metric of base/usage.py, whose unit all lines have."""
+    lines: list[Line]
+    bounds: list[Bound]
+    """Bounds close enough to the curves to be drawn."""
+    far: list[Bound]
+    """Bounds too far from the curves to be drawn."""
+
+    @property
+    def heading(self) -> str:
+        """Return the title, followed by the bounds that are not drawn."""
+        words = [f"{bound.word} {axis_label(self.figure, bound.value)}" for bound in self.far]
+        return ", ".join([self.title, *words])
+
+    @property
+    def top(self) -> float:
+        """Return the largest value that is drawn."""
+        peak = max(max(line.points.maxima) for line in self.lines)
+        return max([peak, *(bound.value for bound in self.bounds)])
+
+
+def usage_charts(
+    page: JobDescription, most_points: int = MOST_POINTS, rank: int | None = None
+) -> list[UsageChart]:
+    """Return every chart that has a line, in the order of CHARTS; with `rank`, only the charts of that
+    rank.
+    """
+    found = []
+    for title, (_, figures) in CHARTS.items():
+        every = _lines(page, title, most_points)
+        lines = list(every if rank is None else _of_rank(page, title, rank, most_points))
+        if len(lines) > MOST_NAMED:
+            lines = _grouped(lines, most_points)
+        # A single point is not a line; the second values come a second after a job's first ones.
+        if any(len(line.points) > 1 for line in lines):
+            figure = next(iter(figures))
+            peak = max(max(line.points.maxima) for line in lines)
+            bounds = list(_bounds(page, figure))
+            near = [bound for bound in bounds if bound.value <= MOST_ABOVE * peak]
+            found.append(
+                UsageChart(title, figure, lines, near, [bound for bound in bounds if bound not in near])
+            )
+    return found
+
+
+def _lines(page: JobDescription, title: str, most_points: int) -> Iterator[Line]:
+    beginnings, figures = CHARTS[title]
+    for node in page.usage:
+        for subject in node.subjects():
+            if not subject.startswith(beginnings):
+                continue
+            # The sums include the ranks of several replicas.
+            if subject.startswith("rank") and len(page.usage) > 1:
+                continue
+            for figure, word in figures.items():
+                points = node.points(subject, figure).thinned(most_points)
+                if len(points):
+                    kind = next(words for begin, words in GROUPS.items() if subject.startswith(begin))
+                    group = f"{kind}, {word}" if word else kind
+                    yield Line(_label(page, node, subject, word), points, group)
+
+
+def _of_rank(page: JobDescription, title: str, rank: int, most_points: int) -> Iterator[Line]:
+    """Yield the lines of one rank. A rank that is alone on its node is measured as the replica."""
+    beginnings, figures = CHARTS[title]
+    replica = next((one for one in page.replicas if rank in [row.rank for row in one.ranks]), None)
+    if replica is None or "rank" not in beginnings:
+        return
+    subject = rank_subject(rank) if len(replica.ranks) > 1 else "replica"
+    for node in page.usage:
+        for figure, word in figures.items() if node.node == replica.index else ():
+            points = node.points(subject, figure).thinned(most_points)
+            if len(points):
+                yield Line(", ".join(filter(None, (f"rank {rank}", word))), points)
+
+
+def _grouped(lines: list[Line], most_points: int) -> list[Line]:
+    """Replace each group of lines by its mean with a band, and its highest and lowest line."""
+    found = []
+    for group in dict.fromkeys(line.group for line in lines):
+        own = [line for line in lines if line.group == group]
+        if len(own) <= MOST_IN_GROUP:
+            found += own
+            continue
+        size = {id(line): math.fsum(line.points.means) / len(line.points) for line in own}
+        highest, lowest = max(own, key=lambda line: size[id(line)]), min(own, key=lambda line: size[id(line)])
+        found.append(_mean(own, f"mean of {len(own)} {group}", most_points))
+        if size[id(highest)] > size[id(lowest)]:
+            found += [_extreme(highest, "highest"), _extreme(lowest, "lowest")]
+    return found
+
+
+def _extreme(line: Line, word: str) -> Line:
+    """Return the line with this name, without a band."""
+    points = line.points
+    return Line(f"{line.label}, {word} mean", Points(points.times, points.means, points.means))
+
+
+def _mean(lines: list[Line], label: str, most_points: int) -> Line:
+    """Return the mean of lines over intervals of equal length, with their lowest and highest values."""
+    begin = min(line.points.times[0] for line in lines)
+    length = max(max(line.points.times) for line in lines) - begin
+    count = min(most_points, max(len(line.points) for line in lines))
+    parts: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+    for line in lines:
+        for at, mean, most in zip(line.points.times, line.points.means, line.points.maxima):
+            part = min(count - 1, int((at - begin) / length * count)) if length > 0 else 0
+            parts[part].append((mean, most))
+    known = [number for number, part in enumerate(parts) if part]
+    return Line(
+        label,
+        Points(
+            [begin + length * (number + 1) / count for number in known],
+            [math.fsum(mean for mean, _ in parts[number]) / len(parts[number]) for number in known],
+            [max(most for _, most in parts[number]) for number in known],
+        ),
+        minima=[min(mean for mean, _ in parts[number]) for number in known],
+    )
+
+
+def _label(page: JobDescription, node: NodeUsage, subject: str, word: str) -> str:
+    if len(page.usage) == 1:
+        name = "all ranks" if subject in ("replica", "node") and not word else subject
+        return word if word and subject in ("replica", "node") else name
+    place = f"replica {node.node}" if subject in ("replica", "node") else f"replica {node.node}, {subject}"
+    return f"{place}, {word}" if word else place
+
+
+def _bounds(page: JobDescription, figure: str) -> Iterator[Bound]:
+    found = [("request", page.requests.get(figure)), ("limit", page.limits.get(figure))]
+    if figure == "gpu_memory_bytes":
+        sizes = [
+            gpu.memory_bytes for replica in page.replicas for gpu in replica.gpus.values() if gpu.memory_bytes
+        ]
+        found = [("limit", min(sizes, default=None))]
+    if found[0][1] is not None and found[0][1] == found[-1][1] and len(found) > 1:
+        # One line, because the second would be hidden under it.
+        found = [("request = limit", found[0][1])]
+    for word, value in found:
+        if value is not None:
+            yield Bound(word, float(value))
+
+
+def axis_label(figure: str, value: float, step: float = 1.0) -> str:
+    """Format a value with its unit, as short as ticks that are `step` apart allow."""
+    unit = FIGURES[figure].unit
+    if unit == "bytes":
+        return amounts.size(value)
+    if unit == "bytes/s":
+        return f"{amounts.size(value)}/s"
+    if unit == "share":
+        return share(value, step)
+    if unit == "cores" and value == 1:
+        return "1 core"
+    return f"{amounts.count(value)}/s" if unit == "1/s" else f"{amounts.count(value)} {unit}"
+
+
+def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
+    """Return a chart for a panel, in the form of chart_data.charts() with its curves and times since `begin`.
+
+    title    includes the bounds that are not drawn
+    form     the unit, a form of lab/ui/numbers.js
+    begin    seconds since the epoch
+    bounds   [{"word", "value"}]: lines across
+    lines    [{"name", "label", "color", "dash"}], as in base/look.py
+    curves   {name: {"steps": seconds since begin, "values", "maxima", "minima"? of a group's mean, "words":
+             each value with its unit}}
+    x, y     [lowest, highest value]; x_ticks, y_ticks: [[value, label], ...]
+    """
+    last = max(line.points.times[-1] for line in chart.lines) - begin
+    top = (chart.top or 1.0) * (1 + MARGIN_FRACTION)
+    binary = FIGURES[chart.figure].unit.startswith("bytes")
+    top = max(top, LEAST_BYTES) if binary else top
+    lines, curves = [], {}
+    for number, line in enumerate(chart.lines):
+        lines.append({"name": str(number), "label": line.label, **line_look(number), "dots": False})
+        curves[str(number)] = {
+            "steps": [round(at - begin, 1) for at in line.points.times],
+            # A picture shows at most six digits.
+            "values": [float(f"{value:.6g}") for value in line.points.means],
+            "maxima": [float(f"{value:.6g}") for value in line.points.maxima],
+            **({"minima": [float(f"{value:.6g}") for value in line.minima]} if line.minima else {}),
+            "words": [value_label(chart.figure, value) for value in line.points.means],
+        }
+    at = byte_ticks(top) if binary else ticks(0.0, top, 4)
+    labels = [axis_label(chart.figure, value, at[1] - at[0]) for value in at]
+    return {
+        "title": chart.heading,
+        "form": FIGURES[chart.figure].unit,
+        "begin": begin,
+        "bounds": [{"word": bound.word, "value": bound.value} for bound in chart.bounds],
+        "lines": lines,
+        "curves": curves,
+        "x": [0.0, max(last, 1.0)],
+        "y": [0.0, top],
+        "x_ticks": time_ticks(max(last, 1.0), 5),
+        "y_ticks": [
+            [value, label.replace(".0 ", " ") if binary else label] for value, label in zip(at, labels)
+        ],
+    }
+
+
+def value_label(figure: str, value: float) -> str:
+    """Format a value for the tooltip: cores with two decimals, other units as on the axis."""
+    if FIGURES[figure].unit == "cores":
+        return f"{value:.2f} cores"
+    rounded = value if FIGURES[figure].unit in ("bytes", "bytes/s", "share") else round(value)
+    return axis_label(figure, rounded)
+
+
+def time_ticks(last: float, count: int) -> list[list[Any]]:
+    """Return about `count` round times from 0 to `last` seconds, with labels such as "10 min"."""
+    step = next((seconds for seconds in TIME_STEPS if last / seconds <= count), TIME_STEPS[-1])
+    size, unit = next((size, unit) for size, unit in TIME_UNITS if step >= size)
+    numbers = range(int(last / step) + 1)
+    return [
+        [float(number * step), f"{number * step / size:g} {unit}" if number else "0"] for number in numbers
+    ]
+
+
+TIME_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))

@@ -1,0 +1,1 @@
+"""Logs of a job: their list, their lines, a search, and the last traceback."""

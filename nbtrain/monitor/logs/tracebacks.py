@@ -1,0 +1,82 @@
+"""Find the traceback of a failed job: of the rank that its cause names, in its exit record or its log.
+
+exit/<rank>.<attempt>.json holds the traceback of a rank that could still report its failure; any other rank
+may have left one in its log. For a rank that hung, the supervisor's event holds the stack. If no rank has
+begun, torchrun may have left a traceback in the supervisor's log, or with several machines in a node's log.
+"""
+
+import re
+
+from nbtrain.base.events import read_events
+from nbtrain.base.records import ExitRecord
+from nbtrain.base.rundir import JobDir
+from nbtrain.monitor.logs.logs import SUPERVISOR, log_attempts, log_path, read_log
+
+# "rank 3 failed at step 7: ...", "the wrappers of ranks 2, 3 were killed": the culprit is first.
+RANK = re.compile(r"\branks? (\d+)")
+TRACEBACK = "Traceback (most recent call last):"
+# Bytes at the end of a log that are searched.
+SEARCHED_BYTES = 1 << 20
+
+
+def culprit(cause: str | None) -> int | None:
+    """Return the rank that a cause names first; None if it names none."""
+    found = RANK.search(cause or "")
+    return int(found[1]) if found else None
+
+
+def failed_rank(job: JobDir, cause: str | None) -> int | str:
+    """Return the rank that the cause of a job's end names first; 0 if no named rank has a log.
+
+    If no rank has a log, return the log that may explain the end: a node's with a traceback, or "supervisor".
+    """
+    attempts = log_attempts(job)
+    if not attempts:
+        nodes = sorted(path.stem for path in job.supervisor_log.parent.glob("node*.log"))
+        said = [log for log in (SUPERVISOR, *nodes) if read_log(log_path(job, log), limit_bytes=1).size_bytes]
+        return next((log for log in said if last_traceback(job, log)), said[0] if said else 0)
+    rank = culprit(cause)
+    return rank if rank is not None and rank in attempts else 0
+
+
+def whose(rank: int | str) -> str:
+    """Name the log of a rank, node or supervisor: "rank 0", "the supervisor's log" and the like."""
+    if rank == SUPERVISOR:
+        return "the supervisor's log"
+    return f"rank {rank}" if isinstance(rank, int) else f"the log of {rank}"
+
+
+def last_traceback(job: JobDir, rank: int | str) -> str | None:
+    """Return the newest traceback of a rank, or the stack of a rank that hung; None if there is neither.
+
+    For "supervisor" and a machine such as "node0", return the last traceback in its log.
+    """
+    if isinstance(rank, str):
+        return traceback_in(read_log(log_path(job, rank), limit_bytes=SEARCHED_BYTES).text)
+    for attempt in reversed(log_attempts(job).get(rank, [])):
+        ended = ExitRecord.read(job.exit_record(rank, attempt))
+        if ended and ended.detail.startswith("Traceback"):
+            return ended.detail.rstrip()
+        if logged := traceback_in(read_log(job.log(rank, attempt), limit_bytes=SEARCHED_BYTES).text):
+            return logged
+        hung = [event for event in read_events(job) if event["kind"] == "hang" and event.get("rank") == rank]
+        if hung and hung[-1].get("stack"):
+            frames = "\n".join(f"  {frame}" for frame in hung[-1]["stack"])
+            return f"Stack when it hung, the innermost frame first:\n{frames}"
+    return None
+
+
+def traceback_in(text: str) -> str | None:
+    """Return the last traceback in a text, up to and including the line of its exception."""
+    start = text.rfind(TRACEBACK)
+    if start < 0:
+        return None
+    # Other threads and torchrun write prefixes; a prefix of the first line is on every line.
+    before = text[text.rfind("\n", 0, start) + 1 : start]
+    lines = []
+    for line in text[start - len(before) :].splitlines():
+        said = line.removeprefix(before)
+        lines.append(said)
+        if len(lines) > 1 and not said.startswith(" "):
+            break
+    return "\n".join(lines)

@@ -1,0 +1,321 @@
+"""Read the scalars of a run from its metrics.jsonl files while they grow; base/metrics_files.py describes the
+format.
+
+A restarted run writes some steps again into a new file, whose header says from which step it resumed: the
+later steps of older files no longer count.
+
+Price: about 1.5 microseconds per scalar of a line at the first read; later reads parse only what was
+appended. At most BLOCK_BYTES of a file are held, unless a line is longer.
+"""
+
+import functools
+import itertools
+import math
+import operator
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nbtrain.base import amounts
+from nbtrain.base.metrics_files import FORMAT, FORMAT_VERSION, KEYS, NOT_FINITE, file_name, metrics_files
+from nbtrain.monitor.metrics.series import Points, Series
+
+# Bytes of a file that are read at a time.
+BLOCK_BYTES = 1 << 20
+# A header is much shorter.
+_HEADER_BYTES = 4096
+
+Row = dict[str, Any]
+"""A line of a metrics file."""
+
+
+@dataclass
+class _OpenFile:
+    """Reading position in one metrics file."""
+
+    path: Path
+    header: bytes
+    """First line, which has the time of writing: another one means that the file was replaced."""
+    offset: int = 0
+    """Number of bytes that were read; only complete lines count."""
+    seen_bytes: int = 0
+    """Size of the file when it was last read to the end."""
+    resumed_from_step: int = 0
+    last_step: float = math.inf
+    """Steps after this one do not count, because a later file has resumed from it."""
+    skipped_lines: int = 0
+    first_skipped: int = 0
+    """Offset of the first line that was skipped."""
+    refused: str | None = None
+    """Reason why the file is not read; None if it is read."""
+    highest_step: int = 0
+    """Highest step of the lines that were read and count. Steps may be slightly out of order: a GPU's steps
+    are written when a log line is due, after lines of later steps.
+    """
+    places: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs (offset, highest step before it), one about every BLOCK_BYTES, to read a range of steps without
+    reading the whole file.
+    """
+
+
+class ScalarReader:
+    """Reads the scalars of one folder while it grows. Not thread-safe."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        tags: Iterable[str] | Callable[[str], bool] | None = None,
+        points: Callable[[], Points] = Series,
+    ):
+        """Create a reader.
+
+        `tags` are the tags to read, or a function that says whether a tag is read; None reads all. `points`
+        makes the container of a tag's points, by default one that keeps all.
+        """
+        self.folder = Path(folder)
+        self.series: dict[str, Any] = {}
+        self.behind_bytes = 0
+        """Number of bytes that refresh() did not have time to read."""
+        self._points = points
+        wanted = tags if tags is None or callable(tags) else frozenset(tags).__contains__
+        self._wanted = functools.cache(wanted) if wanted is not None else lambda tag: True
+        self.files: dict[int, _OpenFile] = {}
+        """The files that were opened, by number."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about parts that cannot be read, one per file."""
+        found = []
+        for number, file in sorted(self.files.items()):
+            name = file_name(number)
+            if file.refused:
+                found.append(f"{name}: {file.refused}; it is not shown.")
+            if file.skipped_lines:
+                lines = amounts.counted(file.skipped_lines, "line")
+                found.append(
+                    f"{name}: skipped {lines} without scalars in JSON, the first at byte "
+                    f"{file.first_skipped}; every other line is shown."
+                )
+        return found
+
+    @property
+    def total_bytes(self) -> int:
+        """Total size of the files at the last check."""
+        return sum(file.path.stat().st_size for file in self.files.values() if file.path.exists())
+
+    def refresh(self, seconds: float | None = None) -> bool:
+        """Read the lines appended since the last call, and return whether there were any.
+
+        An incomplete line is read in the next call, and so is data that is not read after `seconds`. A folder
+        that does not exist has no points.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        sizes = {number: (path, path.stat().st_size) for number, path in metrics_files(self.folder)}
+        changed = self._start_again(sizes) | self._open(sizes)
+        self.behind_bytes = 0
+        for number, (_, size) in sizes.items():
+            file = self.files.get(number)
+            if file is None or file.refused or size <= file.seen_bytes:
+                continue
+            if self.behind_bytes == 0:
+                changed |= self._read(file, deadline)
+            late = deadline is not None and time.monotonic() > deadline
+            if late or self.behind_bytes:
+                self.behind_bytes += max(0, size - max(file.offset, file.seen_bytes))
+        return changed
+
+    def _start_again(self, sizes: dict[int, tuple[Path, int]]) -> bool:
+        """Start again if files were removed or replaced, because the folder then belongs to another run."""
+
+        def continues(number: int, file: _OpenFile) -> bool:
+            if number not in sizes:
+                return False
+            path, size = sizes[number]
+            return size >= file.offset and (size <= file.seen_bytes or _first_line(path)[0] == file.header)
+
+        if all(continues(number, file) for number, file in self.files.items()):
+            return False
+        self.files.clear()
+        self.series.clear()
+        return True
+
+    def _open(self, sizes: dict[int, tuple[Path, int]]) -> bool:
+        """Read the headers of new files, and drop the steps that their jobs train again."""
+        changed = False
+        for number, (path, _) in sizes.items():
+            if number in self.files:
+                continue
+            line, is_complete = _first_line(path)
+            if not is_complete:
+                # Its writer is about to write the header.
+                continue
+            step = _resumed_from_step(line)
+            if step is None:
+                self.files[number] = _OpenFile(
+                    path, line, refused=f"its first line is not a header of version {FORMAT_VERSION}"
+                )
+                continue
+            later = [file for other, file in self.files.items() if other > number and not file.refused]
+            last_step = min((file.resumed_from_step for file in later), default=math.inf)
+            self.files[number] = _OpenFile(path, line, len(line) + 1, 0, step, last_step)
+            for other, file in self.files.items():
+                if other < number:
+                    file.last_step = min(file.last_step, step)
+            if not later:
+                changed |= self._drop_after(step)
+        return changed
+
+    def _drop_after(self, step: int) -> bool:
+        """Drop the points after a step, because those steps are trained again."""
+        changed = False
+        for series in self.series.values():
+            if len(series) and series.steps[-1] > step:
+                series.keep(at <= step for at in series.steps)
+                series.gaps.drop_from(step + 1)
+                changed = True
+        return changed
+
+    def _read(self, file: _OpenFile, deadline: float | None) -> bool:
+        changed, num_bytes = False, BLOCK_BYTES
+        with file.path.open("rb") as stream:
+            while True:
+                stream.seek(file.offset)
+                content, before = stream.read(num_bytes), file.offset
+                changed |= self._take_block(file, content)
+                if file.offset - (file.places[-1][0] if file.places else 0) >= BLOCK_BYTES // 2:
+                    file.places.append((file.offset, file.highest_step))
+                if len(content) < num_bytes:
+                    file.seen_bytes = before + len(content)
+                    return changed
+                # A line that is longer than a block is read in one piece.
+                num_bytes = BLOCK_BYTES if file.offset > before else 2 * num_bytes
+                if deadline is not None and time.monotonic() > deadline:
+                    return changed
+
+    def read_range(self, file: _OpenFile, begin: int, end: int, deadline: float) -> None:
+        """Read the lines of a file from one offset to another; both are ends of lines."""
+        part = _OpenFile(file.path, file.header, begin, last_step=file.last_step)
+        num_bytes = BLOCK_BYTES
+        with part.path.open("rb") as stream:
+            while part.offset < end and time.monotonic() <= deadline:
+                before = part.offset
+                stream.seek(before)
+                self._take_block(part, stream.read(min(num_bytes, end - before)))
+                num_bytes = BLOCK_BYTES if part.offset > before else 2 * num_bytes
+
+    def _take_block(self, file: _OpenFile, content: bytes) -> bool:
+        """Read the complete lines of a block, and return whether any of them contained a scalar that
+        counts.
+        """
+        rows, at = [], file.offset
+        for line in content.split(b"\n")[:-1]:
+            row = parsed(line)
+            if row is None:
+                file.first_skipped = file.first_skipped if file.skipped_lines else at
+                file.skipped_lines += 1
+            elif row["step"] <= file.last_step:
+                rows.append(row)
+            at += len(line) + 1
+        file.offset = at
+        if not rows:
+            return False
+        file.highest_step = max(file.highest_step, max(row["step"] for row in rows))
+        return self._take_rows(rows)
+
+    def _take_rows(self, rows: list[Row]) -> bool:
+        """Add the scalars of lines, tag by tag."""
+        by_keys: dict[tuple[str, ...], list[int]] = {}
+        for number, row in enumerate(rows):
+            by_keys.setdefault(tuple(row), []).append(number)
+        kinds_of_tag: dict[str, int] = {}
+        for tag in itertools.chain.from_iterable(by_keys):
+            kinds_of_tag[tag] = kinds_of_tag.get(tag, 0) + 1
+        changed = False
+        for keys, numbers in by_keys.items():
+            same = [rows[number] for number in numbers]
+            columns = dict(zip(keys, zip(*(row.values() for row in same))))
+            changed |= self._take_columns(
+                columns, [tag for tag in keys if tag not in KEYS and kinds_of_tag[tag] == 1]
+            )
+        # A tag that some lines lack, such as the gradient norm of steps that overflow.
+        for tag, kinds in kinds_of_tag.items():
+            if kinds > 1 and tag not in KEYS:
+                with_tag = [row for row in rows if tag in row]
+                columns = {key: tuple(row[key] for row in with_tag) for key in ("step", "wall_time", tag)}
+                changed |= self._take_columns(columns, [tag])
+        return changed
+
+    def _take_columns(self, columns: Mapping[str, Sequence[Any]], tags: list[str]) -> bool:
+        steps, wall_times = columns["step"], columns["wall_time"]
+        rising = all(map(operator.lt, steps, steps[1:]))
+        wanted = [tag for tag in tags if self._wanted(tag)]
+        for tag in wanted:
+            values = _numbers(columns[tag])
+            series = self.series.get(tag)
+            if series is None:
+                series = self.series[tag] = self._points()
+            if rising:
+                series.put_many(steps, values, wall_times)
+                continue
+            for point in zip(steps, values, wall_times):
+                series.put(*point)
+        return bool(wanted)
+
+
+_NUMBERS = {int, float}
+
+
+def parsed(line: bytes) -> Row | None:
+    """Return the scalars of a line; None if the line contains no scalars."""
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if (
+        type(row) is not dict
+        or type(row.get("step")) is not int
+        or type(row.get("wall_time")) not in _NUMBERS
+    ):
+        return None
+    if not _NUMBERS.issuperset(map(type, row.values())):
+        for value in row.values():
+            if type(value) not in _NUMBERS and value not in NOT_FINITE:
+                return None
+    return row
+
+
+def _numbers(values: Sequence[Any]) -> Sequence[float]:
+    """Return the values of a tag as floats; NaN and infinities are strings in the file."""
+    return values if set(map(type, values)) == {float} else list(map(float, values))
+
+
+def _first_line(path: Path) -> tuple[bytes, bool]:
+    """Return the beginning of a file up to its first line end, and whether the line is complete or too long
+    for a header.
+    """
+    with path.open("rb") as stream:
+        line, newline, _ = stream.read(_HEADER_BYTES).partition(b"\n")
+    return line, bool(newline) or len(line) == _HEADER_BYTES
+
+
+def resumed_from_step(path: Path) -> int | None:
+    """Return the step from which the job of a metrics file resumed; None for a file that is not read."""
+    line, is_complete = _first_line(path)
+    return _resumed_from_step(line) if is_complete else None
+
+
+def _resumed_from_step(header: bytes) -> int | None:
+    """Return the step in a file's first line; None if that line is not a header of a known version."""
+    try:
+        value = orjson.loads(header)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(value, dict) or (value.get("format"), value.get("version")) != (FORMAT, FORMAT_VERSION):
+        return None
+    step = value.get("resumed_from_step")
+    return step if type(step) is int else None

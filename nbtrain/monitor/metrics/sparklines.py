@@ -1,0 +1,119 @@
+"""The loss of a run in few points for the list of runs, sampled so that a long run costs as little as a short
+one.
+
+    Sparklines().of(run)  ->  {"steps", "values", "label"}, or None without two points
+
+Metrics files of up to WHOLE_BYTES are read completely. Of longer ones, POINTS pieces of WINDOW_BYTES are
+read, and the first line with a loss in each piece becomes a point: 1 ms for a run of any length. A run is
+read again if the size of one of its metrics files has changed.
+"""
+
+import math
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.metrics import scalar
+from nbtrain.base.metrics_files import metrics_files
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.metrics.curves import band, six_digits
+from nbtrain.monitor.metrics.metrics_reader import ScalarReader, parsed, resumed_from_step
+
+POINTS = 20
+WHOLE_BYTES = 16 << 10
+# A line with 40 scalars takes 2 KiB.
+WINDOW_BYTES = 8 << 10
+# Read if WINDOW_BYTES contain no loss: a line with the losses of 1,000 datasets takes 60 KiB.
+LONG_WINDOW_BYTES = 128 << 10
+# Runs whose points are kept: 1 KB each.
+MOST_RUNS = 4096
+
+LOSS = scalar("loss").tag
+
+
+class Sparklines:
+    """Sampled losses of many runs, each cached until its metrics files change. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[list[tuple[str, int]], dict[str, Any] | None]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, run: RunDir) -> dict[str, Any] | None:
+        """Return a run's loss as {"steps", "values", "label"}; None if it has fewer than two points."""
+        files = [path for _, path in metrics_files(run.tensorboard)]
+        sizes = [(path.name, path.stat().st_size) for path in files]
+        kept = self._kept.get(str(run.path))
+        if kept is not None and kept[0] == sizes:
+            return kept[1]
+        answer = _described(sampled_loss(run.tensorboard, files, sum(size for _, size in sizes)))
+        with self._lock:
+            if len(self._kept) >= MOST_RUNS:
+                self._kept.clear()
+            self._kept[str(run.path)] = (sizes, answer)
+        return answer
+
+
+def sampled_loss(folder: Path, files: list[Path], num_bytes: int) -> list[tuple[int, float]]:
+    """Return at most about POINTS pairs (step, loss) of a folder with `files` of `num_bytes` in total.
+
+    Steps after the one from which a later file resumed do not count, as in ScalarReader.
+    """
+    if num_bytes <= WHOLE_BYTES:
+        reader = ScalarReader(folder, [LOSS])
+        reader.refresh()
+        series = reader.series.get(LOSS)
+        if series is None:
+            return []
+        thinned = band(series.values, POINTS)
+        return [(series.steps[at], value) for at, value in zip(thinned.at, thinned.values)]
+    points: list[tuple[int, float]] = []
+    for path in files:
+        begin = resumed_from_step(path)
+        if begin is None:
+            continue
+        while points and points[-1][0] > begin:
+            points.pop()
+        points += _sampled(path, max(2, round(POINTS * path.stat().st_size / num_bytes)))
+    return points
+
+
+def _sampled(path: Path, num: int) -> list[tuple[int, float]]:
+    """Return the losses at `num` places of a file, from its start to its end."""
+    size = path.stat().st_size
+    points: dict[int, float] = {}
+    with path.open("rb") as stream:
+        for place in range(num):
+            begin = max(0, size - WINDOW_BYTES) * place // (num - 1)
+            is_last = place == num - 1
+            for num_bytes in (WINDOW_BYTES, LONG_WINDOW_BYTES):
+                start = max(0, size - num_bytes) if is_last else begin
+                lines = os.pread(stream.fileno(), num_bytes, start).split(b"\n")
+                # The first line may have begun before the piece, and the last one may end after it.
+                complete = lines[1 if start else 0 : -1]
+                if loss := _first_loss(reversed(complete) if is_last else complete):
+                    points.update(loss)
+                    break
+    return list(points.items())
+
+
+def _first_loss(lines: Iterable[bytes]) -> dict[int, float]:
+    """Return {step: loss} of the first line that contains a loss; {} if none does."""
+    for line in lines:
+        row = parsed(line)
+        if row is not None and LOSS in row:
+            return {row["step"]: float(row[LOSS])}
+    return {}
+
+
+def _described(points: list[tuple[int, float]]) -> dict[str, Any] | None:
+    """Return the points and a sentence for screen readers; None for fewer than two points."""
+    finite = [value for _, value in points if math.isfinite(value)]
+    if len(points) < 2 or not finite:
+        return None
+    (first, _), (last, newest) = points[0], points[-1]
+    ends = f"{finite[-1]:.4g}" if math.isfinite(newest) else "NaN"
+    label = f"loss {finite[0]:.4g} at step {first:,}, {ends} at step {last:,}"
+    values = [six_digits(value) if math.isfinite(value) else None for _, value in points]
+    return {"steps": [step for step, _ in points], "values": values, "label": label}

@@ -1,0 +1,244 @@
+"""Curves of a run on request: scalars by step, tokens or time, in a range, in a given number of points.
+
+    metrics(view, Asked(("loss",), "tokens", 1e6, 2e6))  ->  {"tags", "charts", "series", "marks", "reading"}
+
+If there are too many points, each interval becomes its mean with its lowest and highest value, so that both
+the trend and the spikes are visible at any zoom.
+"""
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.metrics import BY_NAME, name_of, scalar
+from nbtrain.base.order import natural
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.terminal import nearest
+from nbtrain.monitor.metrics.curves import Curve, CurveReader, band, curve_part, thinned_means
+from nbtrain.monitor.metrics.metric_charts import OF_DATASETS, OF_TASKS, how_drawn, metric_charts
+from nbtrain.monitor.metrics.metrics_reader import Row, ScalarReader
+from nbtrain.monitor.metrics.series import Series
+from nbtrain.monitor.metrics.tokens import TokensBySteps
+from nbtrain.monitor.run.advice import marks
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.usage.resources import ProcessTable
+
+# Names as on the tiles of a run (shown.py).
+TITLES = {
+    "loss": "training loss",
+    "grad_norm": "gradient norm",
+    "tokens_per_second": "throughput",
+    "mfu": "MFU",
+    "hfu": "HFU",
+}
+AXES = ("step", "tokens", "time")
+MOST_TAGS = 64
+POINTS = 500
+MOST_POINTS = 2000
+# An answer takes at most a second; files not read in this time are in the next answer.
+READ_SECONDS = 0.15
+DETAIL_SECONDS = 2.0
+# Seconds of reading at a time for a download.
+PIECE_SECONDS = 0.05
+PROCESSES = ProcessTable(age_seconds=0.9)
+"""Process table shared by all views of a server: panels ask once a second."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for curves: names, range of x, and maximum number of points."""
+
+    names: tuple[str, ...]
+    x: str = "step"
+    first: float | None = None
+    last: float | None = None
+    points: int = POINTS
+
+
+def curve_view(run: RunDir) -> RunView:
+    """Return a view that keeps few points, for a process that reads many runs."""
+    reader = CurveReader(run.tensorboard, lambda tag: name_of(tag) is not None)
+    return RunView(run, reader, READ_SECONDS, PROCESSES)
+
+
+def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
+    """Return the scalars of the requested range.
+
+    {"tags", "charts", "series": {name: {step, time, tokens, value, num_points}}, "marks", "reading"}
+
+    A series of too many points has "low" and "high" too, and `value` is the mean of each interval. One with
+    NaN or Inf has "bad": [[first, last step], ...].
+
+    `tags` lists all scalars, and `charts` groups those that are drawn together. `reading` is the fraction of
+    the metrics files that was read: it is below 1 for a moment after the first request. Raises ConfigError
+    for an unknown scalar.
+    """
+    tags = {name: _tag(name) for name in asked.names}
+    with view.lock:
+        reader = view.reader
+        reader.refresh(READ_SECONDS)
+        known = {name: reader.series.get(tag, Series()) for name, tag in tags.items()}
+        to_tokens = TokensBySteps.of(reader)
+        found = {name: _inside(points, asked, to_tokens) for name, points in known.items()}
+        coarse = {
+            tags[name]: (points[0][0], points[0][-1])
+            for name, points in found.items()
+            if points[0] and _width(known[name]) > 1 and len(points[0]) < asked.points
+        }
+        if coarse and isinstance(reader, CurveReader) and (asked.first, asked.last) != (None, None):
+            # The kept points are too far apart for this range.
+            first, last = min(one for one, _ in coarse.values()), max(one for _, one in coarse.values())
+            detail = reader.detail(coarse, first, last, DETAIL_SECONDS)
+            found |= {
+                name: _inside(detail[tag], asked, to_tokens) for name, tag in tags.items() if tag in detail
+            }
+        read = view.read_fraction()
+        there = _known_tags(reader)
+    records = (JobRecord.read(view.run.job(job_id).job_json) for job_id in view.run.job_ids())
+    return {
+        "tags": there,
+        "charts": metric_charts(there),
+        "series": {
+            name: _series(points, known[name], asked.points, to_tokens) for name, points in found.items()
+        },
+        "marks": marks(view.run, [record for record in records if record], view.events()),
+        "reading": read,
+    }
+
+
+def whole_metrics(view: RunView, asked: Asked, seconds: float) -> dict[str, Any]:
+    """Return the answer of metrics() when the metrics files are completely read, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    answer = metrics(view, asked)
+    while answer["reading"] < 1 and time.monotonic() < deadline:
+        answer = metrics(view, asked)
+    return answer
+
+
+def _tag(name: str) -> str:
+    try:
+        return scalar(name).tag
+    except KeyError:
+        raise ConfigError(f"{name[:80]!r} is not a scalar of nbtrain.{nearest(name, BY_NAME)}") from None
+
+
+def _title(name: str) -> str:
+    """Return the title of a curve; names of datasets and tasks are not changed."""
+    for before, words in OF_DATASETS.items():
+        if name.startswith(before):
+            return f"{words} of {name.removeprefix(before)}"
+    if name.startswith(OF_TASKS):
+        return name.removeprefix(OF_TASKS)
+    return TITLES.get(name) or name.removesuffix("_bytes").replace("_", " ")
+
+
+def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
+    """Return every scalar with points in the order of metrics.SCALARS, the scalars of datasets last."""
+    there = {name: points for tag, points in reader.series.items() if len(points) and (name := name_of(tag))}
+    order = [name for name in BY_NAME if name in there] + sorted(there.keys() - BY_NAME.keys(), key=natural)
+    rows = [scalar(name) for name in order]
+    return [
+        {
+            "tag": row.name,
+            "title": _title(row.name),
+            "unit": row.unit,
+            "meaning": row.meaning,
+            "num_points": len(there[row.name]),
+            **how_drawn(row.name, row.unit),
+        }
+        for row in rows
+    ]
+
+
+Part = tuple[list[int], list[float], list[float], list[float] | None]
+"""Steps, values, wall times, and the means of a thinned curve."""
+
+
+def _width(points: Curve | Series) -> int:
+    """Return the number of points that each pair of a curve represents; 1 if every point is kept."""
+    return getattr(points, "width", 1)
+
+
+def _inside(points: Curve | Series, asked: Asked, to_tokens: TokensBySteps) -> Part:
+    """Return the points of the requested range, with one more point on each side if there is one.
+
+    A range between two points of a thinned curve has these two; the points between them are in the files.
+    """
+    steps, values, walls = list(points.steps), list(points.values), list(points.wall_times)
+    thinned = thinned_means(points)
+    means = None if thinned is None else list(thinned)
+    if asked.first is None and asked.last is None:
+        return steps, values, walls, means
+    axis: Sequence[float | None] = (
+        steps if asked.x == "step" else walls if asked.x == "time" else to_tokens.at(steps)
+    )
+    least = float("-inf") if asked.first is None else asked.first
+    most = float("inf") if asked.last is None else asked.last
+    inside = [number for number, at in enumerate(axis) if at is not None and least <= at <= most]
+    if inside:
+        part = slice(max(0, inside[0] - 1), inside[-1] + 2)
+    else:
+        before = [number for number, at in enumerate(axis) if at is not None and at < least]
+        if _width(points) == 1 or not before or before[-1] + 1 == len(axis):
+            return [], [], [], None
+        part = slice(before[-1], before[-1] + 2)
+    return steps[part], values[part], walls[part], None if means is None else means[part]
+
+
+def _series(points: Part, kept: Curve | Series, most: int, to_tokens: TokensBySteps) -> dict[str, Any]:
+    steps, values, walls, means = points
+    found = band(values, most, means)
+    shown = [steps[at] for at in found.at]
+    return {
+        "step": shown,
+        "time": [round(walls[at], 3) for at in found.at],
+        "tokens": [count and round(count) for count in to_tokens.at(shown)] if to_tokens.steps else [],
+        **curve_part("value", found, kept.gaps),
+        "num_points": len(kept),
+    }
+
+
+def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
+    """Yield a CSV file in pieces, with every point of the scalars in the order in which they were written.
+
+    None means all scalars of the run. A step that a restart has trained again is written once.
+    """
+    tags = None if names is None else {_tag(name): name for name in names}
+    with view.lock:
+        while view.reader.refresh(READ_SECONDS) and view.reader.behind_bytes:
+            pass
+        to_tokens = TokensBySteps.of(view.reader)
+    reader = _Lines(view.run.tensorboard, tags, to_tokens)
+    yield "name,step,tokens,time,value\r\n"
+    while True:
+        reader.refresh(PIECE_SECONDS)
+        yield "".join(reader.lines)
+        reader.lines.clear()
+        if not reader.behind_bytes:
+            return
+
+
+class _Lines(ScalarReader):
+    """A reader that converts points to CSV lines and stores none."""
+
+    def __init__(self, folder: Any, tags: dict[str, str] | None, to_tokens: TokensBySteps):
+        super().__init__(folder)
+        self.lines: list[str] = []
+        self._name = functools.cache(name_of if tags is None else tags.get)
+        self._to_tokens = to_tokens
+
+    def _take_rows(self, rows: list[Row]) -> bool:
+        """Add a CSV line for each scalar, in the order of the file."""
+        for row in rows:
+            (tokens,) = self._to_tokens.at([row["step"]])
+            at = datetime.fromtimestamp(row["wall_time"], UTC).isoformat(timespec="milliseconds")
+            count = "" if tokens is None else f"{tokens:.0f}"
+            for tag, value in row.items():
+                if (name := self._name(tag)) is not None:
+                    self.lines.append(f"{name},{row['step']},{count},{at},{float(value):.7g}\r\n")
+        return True

@@ -1,0 +1,264 @@
+"""Figures of a run for a notebook and a report: curves with matplotlib, the newest scalars as a table.
+
+Both accept a RunView, a run directory, or a folder of event files; Megatron-DeepSpeed's files have our tags.
+matplotlib is imported when a figure is created. Figures are created without pyplot, so they do not need a
+display, are not shown twice in a notebook, and are freed with their last reference.
+"""
+
+import io
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.base import amounts
+from nbtrain.base.look import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, themed
+from nbtrain.base.metrics import BY_NAME, Scalar, name_of
+from nbtrain.base.metrics import scalar as scalar_named
+from nbtrain.base.order import natural
+from nbtrain.base.report import Report, Result, Sentence, Table
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import resolve
+from nbtrain.monitor.metrics.event_files import read_event_files
+from nbtrain.monitor.metrics.metrics_reader import ScalarReader
+from nbtrain.monitor.metrics.series import Series
+from nbtrain.monitor.run.run_view import RunView
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Source = RunView | RunDir | str | os.PathLike[str]
+
+PARTS = {
+    "data_seconds": ORANGE,
+    "forward_seconds": BLUE,
+    "backward_seconds": TEAL,
+    "optimizer_seconds": PURPLE,
+    "pipeline_seconds": RED,
+}
+"""Parts of a step and their colours, from the bottom up."""
+
+
+def scalars_of(source: Source) -> dict[str, Series]:
+    """Return {name in metrics.SCALARS, or tag: Series} of a run or a folder; DataError if it is neither."""
+    if isinstance(source, RunDir):
+        source = RunView(source)
+    if isinstance(source, RunView):
+        return {name: source.scalars(name) for name in source.scalar_names()}
+    folder = Path(source) if Path(source).is_dir() else resolve(source)
+    if (folder / "run.json").is_file():
+        return scalars_of(RunDir(folder))
+    reader = ScalarReader(folder)
+    by_tag = reader.series if reader.refresh() else read_event_files(folder)
+    return {name_of(tag) or tag: series for tag, series in by_tag.items()}
+
+
+def training_curves(source: Source) -> "Figure":
+    """Draw loss, validation perplexity, learning rate and throughput (written or computed) over the steps.
+
+    For a preference run (dpo), the reward margin replaces the perplexity. A run without validation has
+    neither, and its three plots are in one row.
+    """
+    series = scalars_of(source)
+    margin = [name for name in ("reward_margin", "validation_reward_margin") if name in series]
+    perplexity = series.get("validation_perplexity")
+    figure = shown_figure(_title(source), 6.2 if margin or perplexity else 3.4)
+    if margin or perplexity:
+        loss, second, rate, speed = figure.subplots(2, 2).flat
+    else:
+        loss, rate, speed = figure.subplots(1, 3)
+
+    _curve(loss, series.get("loss"), BLUE, "training", smooth=True)
+    _curve(loss, series.get("validation_loss"), ORANGE, "validation", marker="o")
+    _dress(loss, "Loss", "nats per token")
+    if margin:
+        _curve(second, series.get("reward_margin"), BLUE, "training", smooth=True)
+        _curve(second, series.get("validation_reward_margin"), ORANGE, "validation", marker="o")
+        _dress(second, "Reward margin", "beta x nats")
+    elif perplexity:
+        _curve(second, perplexity, ORANGE, "validation", marker="o")
+        _dress(second, "Validation perplexity", "exp(loss)")
+        if max(perplexity.values) > 20 * max(min(perplexity.values), 1e-9):
+            second.set_yscale("log")
+    _curve(rate, series.get("learning_rate"), BLUE, "learning rate")
+    _dress(rate, "Learning rate", "")
+    rate.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    _curve(speed, throughput(series), BLUE, "tokens/s", smooth=True)
+    _dress(speed, "Throughput", "tokens/s")
+    speed.set_ylim(bottom=0)
+    return themed(figure)
+
+
+def loss_png(view: RunView) -> bytes:
+    """Draw only training and validation loss, as a small image for readers that do not show HTML."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.4), dpi=80)
+    axes = figure.add_axes((0.08, 0.2, 0.9, 0.68))
+    _curve(axes, view.scalars("loss"), BLUE, "training", smooth=True)
+    _curve(axes, view.scalars("validation_loss"), ORANGE, "validation", marker="o")
+    _dress(axes, f"Loss of {view.name}", "")
+    buffer = io.BytesIO()
+    themed(figure).savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def timing(source: Source) -> "Figure":
+    """Draw the parts of each step's time, and the computing time of the slowest, median and fastest rank."""
+    series = scalars_of(source)
+    figure = shown_figure(_title(source), 3.6)
+    parts, ranks = figure.subplots(1, 2)
+    _stacked(parts, series)
+    _dress(parts, "Time of a step", "s")
+    for name, color, label in (
+        ("compute_max_seconds", ORANGE, "slowest rank"),
+        ("compute_median_seconds", BLUE, "median"),
+        ("compute_min_seconds", GREY, "fastest rank"),
+    ):
+        _curve(ranks, series.get(name), color, label, marker="o")
+    slowest, slowdown = series.get("slowest_rank"), series.get("rank_slowdown")
+    title = "Computing, rank by rank"
+    if slowest and slowdown:
+        title += f": rank {slowest.values[-1]:.0f} is {slowdown.values[-1]:.0%} slower than its stage"
+    _dress(ranks, title, "s")
+    ranks.set_ylim(bottom=0)
+    return themed(figure)
+
+
+def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
+    """Draw the parts of each step stacked, and the whole step as a line; the gap between belongs to no
+    part.
+    """
+    whole = series.get("iteration_time")
+    if not whole:
+        return
+    base = [0.0] * len(whole.steps)
+    for name, color in PARTS.items():
+        if name not in series:
+            continue
+        own = dict(zip(series[name].steps, series[name].values))
+        top = [below + own.get(step, 0.0) for below, step in zip(base, whole.steps)]
+        label = name.removesuffix("_seconds")
+        axes.fill_between(whole.steps, base, top, color=color, linewidth=0, label=label)
+        base = top
+    axes.plot(whole.steps, whole.values, color=GREY, linewidth=0.8, label="whole step")
+    axes.set_ylim(bottom=0)
+
+
+def shown_figure(title: str, height: float) -> "Figure":
+    """Create an empty figure, 11 inches wide, that a notebook can show."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        """A figure that a notebook can show without pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    figure = Shown(figsize=(11, height), layout="constrained", dpi=100)
+    figure.suptitle(title, fontsize=12)
+    return figure
+
+
+def throughput(series: dict[str, Series]) -> Series | None:
+    """Return tokens per second: as written, else computed from batch size, sequence length and iteration
+    time.
+    """
+    if "tokens_per_second" in series:
+        return series["tokens_per_second"]
+    parts = [part for name in ("batch_size", "seq_length", "iteration_time") if (part := series.get(name))]
+    if len(parts) < 3:
+        return None
+    batch, length, seconds = (dict(zip(part.steps, part.values)) for part in parts)
+    steps = [step for step in seconds if step in batch and step in length and seconds[step] > 0]
+    values = [batch[step] * length[step] / seconds[step] for step in steps]
+    return Series(steps, values, [0.0] * len(steps))
+
+
+def scalars_table(source: Source) -> "ScalarsTable":
+    """Return the newest value of every scalar, with its unit, step and meaning."""
+    return ScalarsTable(_title(source), scalars_of(source))
+
+
+class ScalarsTable(Result):
+    """The newest scalars, which a cell shows as a table and print() as lines."""
+
+    def __init__(self, title: str, series: dict[str, Series]):
+        self.title = title
+        self.rows: list[tuple[str, str, str, str]] = []
+        others = sorted(series.keys() - BY_NAME.keys(), key=natural)
+        for name in [*(name for name in BY_NAME if name in series), *others]:
+            points = series[name]
+            if points.last is None:
+                continue
+            try:
+                known = scalar_named(name)
+            except KeyError:
+                known = Scalar(name, name, "", "")  # a tag from another program's event files
+            self.rows.append((name, _value(points.last, known.unit), f"{points.steps[-1]:,}", known.meaning))
+
+    def as_report(self) -> Report:
+        """Return the table."""
+        if not self.rows:
+            return Report("", [Sentence(f"{self.title}: no scalars yet")])
+        return Report("", [Table(("scalar", "newest", "step", "meaning"), self.rows)])
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return amounts.size(value)
+    if unit in ("tokens", "samples", "sequences", "ranks"):
+        return f"{value:,.0f} {unit}"
+    text = f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.5g}"
+    return f"{text} {unit}".strip()
+
+
+def _title(source: Source) -> str:
+    return source.name if isinstance(source, RunView | RunDir) else Path(source).name
+
+
+def _curve(
+    axes: "Axes", series: Series | None, color: str, label: str, smooth: bool = False, marker: str = ""
+) -> None:
+    if not series:
+        return
+    points = [(step, value) for step, value in zip(series.steps, series.values) if math.isfinite(value)]
+    if not points:
+        return
+    steps, values = zip(*points)
+    style: dict[str, Any] = {"marker": marker, "markersize": 3.5} if marker and len(steps) <= 100 else {}
+    if smooth and len(steps) >= 50:
+        axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.35)
+        axes.plot(steps, _running_mean(values, len(steps) // 25), color=color, linewidth=1.6, label=label)
+    else:
+        axes.plot(steps, values, color=color, linewidth=1.5, label=label, **style)
+
+
+def _running_mean(values: tuple[float, ...], window: int) -> list[float]:
+    """Return the mean of each point with the `window` - 1 points before it."""
+    means, total = [], 0.0
+    for at, value in enumerate(values):
+        total += value
+        if at >= window:
+            total -= values[at - window]
+        means.append(total / min(at + 1, window))
+    return means
+
+
+def _dress(axes: "Axes", title: str, unit: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel("step", fontsize=9)
+    axes.set_ylabel(unit, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amounts.count(value)))
+    axes.grid(True, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(axes.get_lines()) == 0:
+        axes.text(0.5, 0.5, "no points", ha="center", va="center", transform=axes.transAxes, color=GREY)
+    elif len(set(axes.get_legend_handles_labels()[1])) > 1:
+        axes.legend(fontsize=8, frameon=False)

@@ -1,0 +1,349 @@
+"""View of one run: state, progress, events, curves, logs, resources, read only from its directory.
+
+    RunView(RunDir)  ->  describe()  ->  RunDescription (run_description.py)
+
+Files and the process table are the only sources, so that readers in another kernel, a server or a shell see
+the same run.
+"""
+
+import threading
+import time
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, RUNNING
+from nbtrain.base.metrics import BY_NAME, name_of
+from nbtrain.base.metrics import scalar as scalar_named
+from nbtrain.base.observed_state import read_state
+from nbtrain.base.order import natural
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.monitor.job.conditions import NUM_EVENTS, alerts_part, event_part, in_sight
+from nbtrain.monitor.job.job_description import job_status
+from nbtrain.monitor.logs import logs
+from nbtrain.monitor.metrics.curves import band, curve_part, thinned_means
+from nbtrain.monitor.metrics.finite_json import finite
+from nbtrain.monitor.metrics.metrics_reader import ScalarReader
+from nbtrain.monitor.metrics.series import Series
+from nbtrain.monitor.metrics.tokens import tokens_at
+from nbtrain.monitor.run.advice import advice, marks, nan_words, remedies, waiting
+from nbtrain.monitor.run.prediction import prediction
+from nbtrain.monitor.run.run_description import RunDescription, progress_part
+from nbtrain.monitor.status.status_records import NOTHING_SUBMITTED, job_with_end, status_of
+from nbtrain.monitor.usage.resources import ProcessTable, ResourceSampler
+
+_PROGRESS = ("loss", "validation_loss", "learning_rate", "tokens_per_second", "grad_norm")
+CURVES = (*_PROGRESS, "host_memory_bytes", "device_memory_bytes", "mfu")
+"""Names in metrics.SCALARS of the curves in a description."""
+
+# Fields of the configuration in a description.
+MODEL_KEYS = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
+PARALLEL_KEYS = ("zero_stage", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
+
+# A point is the mean of an interval, with its lowest and highest value.
+LARGEST_NUM_POINTS = 200
+LOG_LINES = 12
+# Heartbeats are at most a second apart while steps are short, but a step may be long.
+STALE_HEARTBEAT_SECONDS = 60.0
+# Several panels and cells may request the same run: within this time they get the same answer.
+DESCRIPTION_AGE_SECONDS = 0.4
+
+
+class RunView:
+    """Reads one run directory. Keep the object between calls, because it reads only newly appended data."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        reader: ScalarReader | None = None,
+        read_seconds: float | None = None,
+        processes: ProcessTable | None = None,
+    ):
+        """Create a view of a run.
+
+        `reader` reads the run's metrics files, by default every point, for at most `read_seconds` in a
+        description. `processes` is a table that several views share.
+        """
+        self.run = run
+        self.reader = reader or ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
+        self.lock = threading.RLock()
+        """Lock that a thread must hold while it uses `reader`."""
+        self._read_seconds = read_seconds
+        self._processes = processes or ProcessTable()
+        self._samplers: dict[str, ResourceSampler] = {}
+        # {job id: (time stamp of job.json, its entry in a description)} of ended jobs
+        self._ended: dict[str, tuple[int, tuple[dict[str, Any], JobRecord | None]]] = {}
+        self._kept_plan: tuple[int, dict[str, Any] | None] = (0, None)
+        self._events: tuple[Any, list[dict[str, Any]]] = (None, [])
+        self._kept: tuple[float, RunDescription] | None = None
+
+    def __repr__(self) -> str:
+        return f"RunView({self.run!r})"
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def job(self) -> JobDir | None:
+        """Newest job; None if none was submitted."""
+        return self.run.newest_job()
+
+    @property
+    def state(self) -> str:
+        """State of the newest job (jobstate.py), or NEW."""
+        return self._state_and_cause()[0]
+
+    @property
+    def cause(self) -> str | None:
+        """Reason for the newest job's state, in one sentence; every ended job has one."""
+        return self._state_and_cause()[1]
+
+    @property
+    def active(self) -> bool:
+        """Whether the newest job is active: it has not ended."""
+        return self.state in ACTIVE
+
+    def _state_and_cause(self) -> tuple[str, str | None]:
+        return read_state(job, time.time()) if (job := self.job) else NOTHING_SUBMITTED
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return all events of the newest job by time. They are read again when a new event was written."""
+        if (job := self.job) is None:
+            return []
+        stamps = tuple((path, path.stat().st_size) for path in sorted(job.events.glob("*.jsonl")))
+        if self._events[0] != stamps:
+            self._events = (stamps, read_events(job))
+        return list(self._events[1])
+
+    def scalars(self, name: str) -> Series:
+        """Return a scalar of metrics.SCALARS over all jobs; KeyError for an unknown name lists the names."""
+        try:
+            tag = scalar_named(name).tag
+        except KeyError:
+            raise KeyError(f"{name!r} is not a scalar of nbtrain; there are: {', '.join(BY_NAME)}") from None
+        with self.lock:
+            self.reader.refresh()
+            return self.reader.series.get(tag, Series())
+
+    def scalar_names(self) -> list[str]:
+        """Return the names of all scalars with points, in the order of metrics.SCALARS, datasets last."""
+        with self.lock:
+            self.reader.refresh()
+            there = {
+                name for tag, points in self.reader.series.items() if len(points) and (name := name_of(tag))
+            }
+        return [name for name in BY_NAME if name in there] + sorted(there - BY_NAME.keys(), key=natural)
+
+    def describe(self) -> RunDescription:
+        """Return everything that is shown of the run now."""
+        with self.lock:
+            if self._kept is None or time.monotonic() - self._kept[0] > DESCRIPTION_AGE_SECONDS:
+                description = self._describe()
+                self._kept = (time.monotonic(), description)
+            return self._kept[1]
+
+    def _describe(self) -> RunDescription:
+        now, job = time.time(), self.job
+        record, state, cause = job_with_end(job, now) if job else (None, *NOTHING_SUBMITTED)
+        heartbeats = self._heartbeats(job, record)
+        status = status_of(self.run, job, record, state, cause, heartbeats.get(0))
+        self.reader.refresh(self._read_seconds)
+        resources = self._resources(job, record, heartbeats, status.active)
+        events = self.events()
+        config = self._config_summary()
+        progress = progress_part(status, heartbeats.get(0), config, now)
+        jobs = self._jobs(now)
+        curves = {name: self._curve(name) for name in CURVES}
+        parts = {
+            "advice": advice(self.run, state, cause, progress["step"] if progress else None),
+            "remedies": remedies(self.run, state, events),
+            "waiting": waiting(self.run, state, events, now),
+            "nan": nan_words(curves["loss"], events),
+            "jobs": [part for part, _ in jobs],
+            "marks": marks(self.run, [known for _, known in jobs if known], events),
+            "config": config,
+            "progress": progress,
+            "prediction": prediction(self._plan(), progress, curves),
+            "curves": curves,
+            "reading": self.read_fraction(),
+            "resources": resources,
+            "ranks": self._ranks(job, record, heartbeats, resources, now, status.active),
+            "failed_rank": _first_failed(job, record) if status.failed else None,
+            "log": self._log(job, state),
+            "events": [event_part(event) for event in in_sight(events, NUM_EVENTS)],
+            "alerts": alerts_part(events),
+            "warnings": self._warnings(),
+        }
+        newest = job_status(record, status.active, events, now) if record else None
+        return RunDescription(status, now, newest, **finite(parts))
+
+    def _plan(self) -> dict[str, Any] | None:
+        """Return the contents of plan.json, which every submission writes again."""
+        try:
+            stamp = self.run.plan_json.stat().st_mtime_ns
+        except OSError:
+            return None
+        if self._kept_plan[0] != stamp:
+            self._kept_plan = (stamp, files.read_json(self.run.plan_json))
+        return self._kept_plan[1]
+
+    def read_fraction(self) -> float:
+        """Return the fraction of the metrics files that was read, which is below 1 shortly after the first
+        description.
+        """
+        if not self.reader.behind_bytes:
+            return 1.0
+        return round(1.0 - self.reader.behind_bytes / max(1, self.reader.total_bytes), 3)
+
+    def _warnings(self) -> list[str]:
+        behind = self.reader.behind_bytes
+        left = [f"{amounts.size(behind)} of its metrics files are still to be read."] if behind else []
+        return [*self.reader.warnings, *left]
+
+    def heartbeats(self) -> dict[int, Heartbeat]:
+        """Return {rank: newest heartbeat} of the newest job; until the checkpoint is loaded, they show the
+        checkpoint's step.
+        """
+        job = self.job
+        return self._heartbeats(job, JobRecord.read(job.job_json) if job else None)
+
+    def _heartbeats(self, job: JobDir | None, record: JobRecord | None) -> dict[int, Heartbeat]:
+        found = {}
+        for path in job.heartbeats() if job else ():
+            if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
+                found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
+        return dict(sorted(found.items()))
+
+    def _jobs(self, now: float) -> list[tuple[dict[str, Any], JobRecord | None]]:
+        """Return the description's entry and the record of each job, oldest first."""
+        found = []
+        for job_id in self.run.job_ids():
+            job = self.run.job(job_id)
+            stamp = job.job_json.stat().st_mtime_ns if job.job_json.exists() else 0
+            if job_id in self._ended and self._ended[job_id][0] == stamp:
+                found.append(self._ended[job_id][1])
+                continue
+            record, state, cause = job_with_end(job, now)
+            keys = ("created_at", "ended_at", "resumed_from_step")
+            known = {key: getattr(record, key, None) for key in keys}
+            found.append(({"job_id": job_id, "state": state, "cause": cause, **known}, record))
+            if state in FINAL and state != LOST:
+                self._ended[job_id] = (stamp, found[-1])
+        return found
+
+    def _config_summary(self) -> dict[str, Any] | None:
+        """Return a summary of model, batch and layout from config.yaml, which every submission writes
+        again.
+        """
+        if not self.run.config_yaml.is_file():
+            return None
+        from nbtrain.config.load.resolved_cache import kept_config
+
+        config = kept_config(self.run.config_yaml)
+        return {
+            "name": config.name,
+            **{key: getattr(config.model, key) for key in MODEL_KEYS},
+            "vocab_size": config.tokenizer.vocab_size,
+            "micro_batch_size": config.batch.micro_batch_size,
+            "global_batch_size": config.batch.global_batch_size,
+            "train_tokens": config.train_tokens,
+            "train_steps": config.train_steps,
+            "target_tokens": config.target_tokens,
+            "has_perplexity": config.dpo is None,
+            "precision": config.precision.dtype + (" autocast" if config.precision.autocast else ""),
+            **{key: getattr(config.parallel, key) for key in PARALLEL_KEYS},
+            "world_size": config.world_size,
+            "device": config.resources.device,
+            "backend": config.backend.kind,
+            "dataset": config.data.name,
+        }
+
+    def _curve(self, name: str) -> dict[str, Any]:
+        """Return a curve: steps, values, and what curve_part() adds; for the loss, also tokens and times."""
+        series = self.reader.series.get(BY_NAME[name].tag, Series())
+        steps, found = series.steps, band(series.values, LARGEST_NUM_POINTS, thinned_means(series))
+        shown_steps = [steps[at] for at in found.at]
+        curve = {"unit": BY_NAME[name].unit, "steps": shown_steps, "num_points": len(series)}
+        curve |= curve_part("values", found, series.gaps)
+        if name == "loss":
+            walls = series.wall_times
+            curve |= {
+                "times": [round(walls[at], 1) for at in found.at],
+                "tokens": tokens_at(self.reader, shown_steps),
+            }
+        return curve
+
+    def _resources(
+        self, job: JobDir | None, record: JobRecord | None, heartbeats: dict[int, Heartbeat], active: bool
+    ) -> dict[str, Any] | None:
+        if job is None or record is None or not active:
+            self._samplers.clear()
+            return None
+        sampler = self._samplers.setdefault(job.job_id, ResourceSampler(self._processes))
+        roots = [record.supervisor] if record.supervisor else []
+        return sampler.sample(roots, {rank: heartbeat.process for rank, heartbeat in heartbeats.items()})
+
+    def _ranks(
+        self,
+        job: JobDir | None,
+        record: JobRecord | None,
+        heartbeats: dict[int, Heartbeat],
+        resources: dict[str, Any] | None,
+        now: float,
+        active: bool,
+    ) -> list[dict[str, Any]]:
+        if job is None:
+            return []
+        uses = resources["ranks"] if resources else {}
+        rows = []
+        for rank in range(record.world_size if record else len(heartbeats)):
+            heartbeat = heartbeats.get(rank)
+            attempt = heartbeat.attempt if heartbeat else (record.attempt if record else 0)
+            ended = ExitRecord.read(job.exit_record(rank, attempt))
+            age = heartbeat.seconds_since("time", now) if heartbeat else None
+            if ended is not None:
+                phase = ended.outcome
+            elif heartbeat is not None:
+                phase = "gone" if heartbeat.process.gone() else heartbeat.phase
+            else:
+                phase = "waiting" if active else "never started"
+            use = uses.get(str(rank)) or {}
+            stale = active and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS
+            row = {
+                "rank": rank,
+                "phase": phase,
+                "step": ended.step if ended and ended.step is not None else heartbeat and heartbeat.step,
+                "pid": heartbeat.process.pid if heartbeat else None,
+                "attempt": attempt,
+                "heartbeat_age_seconds": age,
+                "stale": stale,
+                **{key: use.get(key) for key in ("cpu_cores", "memory_bytes")},
+                **{key: getattr(ended, key, None) for key in ("exit_code", "signal")},
+                "message": ended.message if ended else "",
+            }
+            rows.append(row)
+        return rows
+
+    def _log(self, job: JobDir | None, state: str) -> dict[str, Any]:
+        """Return the end of rank 0's log, or of the supervisor's or node 0's log while rank 0's is empty."""
+        if job is None:
+            return {"source": None, "lines": []}
+        lines = logs.tail_lines(logs.log_path(job), LOG_LINES)
+        if lines or state == RUNNING:
+            return {"source": "rank 0", "lines": lines}
+        lines = logs.tail_lines(job.supervisor_log, LOG_LINES)
+        if not lines and (said := logs.tail_lines(job.node_log(0), LOG_LINES)):
+            # Log of a pod that ended before it could start the supervisor.
+            return {"source": "node 0", "lines": said}
+        return {"source": logs.SUPERVISOR, "lines": lines}
+
+
+def _first_failed(job: JobDir | None, record: JobRecord | None) -> int | None:
+    """Return the rank that failed first in the newest attempt, because of which the others were ended."""
+    if job is None or record is None:
+        return None
+    ends = (ExitRecord.read(job.exit_record(rank, record.attempt)) for rank in range(record.world_size))
+    failed = [end for end in ends if end is not None and end.outcome not in ("finished", "stopped")]
+    return min(failed, key=lambda end: (end.outcome != "failed", end.time)).rank if failed else None

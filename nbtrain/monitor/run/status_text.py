@@ -1,0 +1,169 @@
+"""A run as lines of text: progress, resume report, status."""
+
+import time
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import LOST, QUEUED, RESTARTING, STARTING, SUSPENDED
+from nbtrain.base.observed_state import read_state
+from nbtrain.base.records import ResumeCertificate
+from nbtrain.base.rundir import NOT_USED, JobDir, RunDir
+from nbtrain.base.terminal import printable
+from nbtrain.monitor.job.conditions import in_sight
+from nbtrain.monitor.job.job_description import engine_words
+from nbtrain.monitor.logs.logs import log_path, read_log
+from nbtrain.monitor.logs.tracebacks import whose
+from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.status.run_status import RunStatus
+from nbtrain.monitor.status.status_records import lost_words, read_status
+
+STATUS_EVENTS = 8
+# {state: (reason why there are no lines if the job has no cause, time when lines follow)}
+WAITING = {
+    QUEUED: ("its supervisor has not started yet", "when it starts"),
+    STARTING: ("its ranks have written nothing yet", "when they do"),
+    RESTARTING: ("it waits before the next attempt", "when it starts again"),
+    SUSPENDED: ("it is paused", "when it is resumed"),
+}
+
+
+def progress_line(run: RunDir) -> str:
+    """Return state, step, tokens, loss, throughput, time left and cause in one line for a terminal or log."""
+    status = read_status(run, time.time(), with_notes=False)
+    return " | ".join([*_progress(status), *_reasons(run, status)])
+
+
+def _progress(status: RunStatus) -> list[str]:
+    """Return the state of a run and its progress, as the parts of a line."""
+    parts = [f"{status.name} {status.state}"]
+    if status.step is not None and (status.progress or status.step):
+        parts.append(f"step {status.steps_text()}")
+    if progress := status.progress:
+        consumed, target = amounts.count(progress.consumed_tokens), amounts.count(progress.goal_tokens)
+        parts.append(f"tokens {consumed}/{target}")
+        losses = {"loss": progress.loss, "validation": progress.validation_loss}
+        parts += [f"{name} {value:.4f}" for name, value in losses.items() if value is not None]
+        if progress.steps_without_loss:
+            steps = amounts.counted(progress.steps_without_loss, "step")
+            parts.append(f"{steps} without a token in the loss")
+        if progress.overflow_steps:
+            parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
+    if status.mean_tokens_per_second is not None:
+        parts.append(f"{status.mean_tokens_per_second:,.0f} tokens/s")
+    if status.time_left:
+        parts.append(f"{status.time_left} left")
+    if status.active and status.phase not in (None, "train"):
+        parts.append(str(status.phase))
+    return parts
+
+
+def _reasons(run: RunDir, status: RunStatus) -> list[str]:
+    """Return why a run is in its state, how a LOST run continues, and whether its scheduler answers."""
+    job = run.newest_job()
+    # The cause of a restart is an earlier event.
+    reasons = [one_line(status.cause)] if status.cause and status.state != RESTARTING else []
+    if status.state == LOST and job:
+        reasons.append(lost_words(job, time.time()))
+    if (report := _engine_report(run, status)) and report.get("seen") is False:
+        reasons.append("engine not seen")
+    return reasons
+
+
+def one_line(text: str) -> str:
+    """Return a message on one line: Python's error messages may have line ends."""
+    return " ".join(text.split())
+
+
+def waiting_line(run: RunDir, rank: int | str) -> str | None:
+    """Return text that says why a followed job has no lines to show yet; None if it trains or has ended."""
+    job = run.newest_job()
+    if job is None:
+        return None
+    state, cause = read_state(job, time.time())
+    if state not in WAITING or (state == STARTING and log_path(job, rank).exists()):
+        return None
+    why, when = WAITING[state]
+    return f"{run.name} is {state}: {one_line(cause) if cause else why}; lines follow {when}."
+
+
+def no_log_line(job: JobDir, rank: int | str) -> str:
+    """Return text that says why a log is empty, and the command that shows the newest job's log that is not
+    empty.
+    """
+    name, which = job.run.name, f"the log of rank {rank}" if isinstance(rank, int) else whose(rank)
+    state, cause = read_state(job, time.time())
+    why = f": {one_line(cause)}" if cause else ""
+    said = f"{name}: {which} in job {job.job_id} is empty; the job is {state}{why}"
+    others = (job.run.job(job_id) for job_id in reversed(job.run.job_ids()) if job_id != job.job_id)
+    with_log = (other for other in others if read_log(log_path(other, rank), limit_bytes=1).size_bytes)
+    if other := next(with_log, None):
+        named = "" if rank == 0 else f" --rank {rank}"
+        said += f". Job {other.job_id} has one: `nbtrain logs {name}{named} --job {other.job_id}`"
+    return f"{said.rstrip('.')}."
+
+
+def engine_lines(run: RunDir, status: RunStatus) -> list[str]:
+    """Return the last report of an active job's scheduler, and whether the scheduler can be reached."""
+    report = _engine_report(run, status)
+    return [engine_words(report, time.time() - report.get("asked_at", 0.0))] if report else []
+
+
+def _engine_report(run: RunDir, status: RunStatus) -> dict[str, Any] | None:
+    job = run.newest_job()
+    return files.read_json_unsynced(job.engine_json) if job and status.active else None
+
+
+def resume_lines(run: RunDir) -> list[str]:
+    """Return the newest job's resume report, and the newer checkpoints that it skipped, with the reasons.
+
+    A skipped checkpoint is omitted once the run has a complete one at that step or later, because the next
+    resume uses that one.
+    """
+    job = run.newest_job()
+    made = ResumeCertificate.read(job.resume_json) if job else None
+    if job is None or made is None:
+        return []
+    passed = [event for event in read_events(job) if NOT_USED in str(event.get("message"))]
+    known = max(made.step, newest_checkpoint_step(run) or 0) if passed else made.step
+    newer = (str(event["message"]) for event in passed if event.get("step", 0) > known)
+    return [str(made), *(f"  {message.rpartition('; ')[0]}" for message in dict.fromkeys(newer))]
+
+
+def status_text(view: RunView) -> str:
+    """Return a run's status for one terminal screen: state, progress, ranks, last events."""
+    description = view.describe()
+    status, job, ranks = description.status, description.job, description.ranks
+    lines, reasons = [" | ".join(_progress(status))], _reasons(view.run, status)
+    if job:
+        engine = engine_lines(view.run, status)
+        lines += [f"  {reason}" for reason in reasons if not any(reason in line for line in engine)]
+        heard = "last heard of after " if status.state == LOST else ""
+        lines.append(
+            f"job {job.job_id}: {job.ranks_text} on backend {job.backend}, "
+            f"{heard}{amounts.elapsed(job.elapsed_seconds)}, attempt {job.attempt}, {job.restarts_text}"
+        )
+        lines += engine
+    else:
+        lines += [f"  {reason}" for reason in reasons]
+    lines += resume_lines(view.run)
+    if all(rank["phase"] == "waiting" for rank in ranks):
+        # None has been started: the job's own line says so.
+        ranks = []
+    for rank in ranks[:16]:
+        age = rank["heartbeat_age_seconds"]
+        seen = f", heard {amounts.elapsed(age)} ago" if age is not None and status.active else ""
+        words = f": {one_line(rank['message'])}" if rank["message"] else ""
+        step = "" if rank["step"] is None else f", step {rank['step']:,}"
+        lines.append(f"  rank {rank['rank']}: {rank['phase']}{step}{seen}{words}")
+    if len(ranks) > 16:
+        lines.append(f"  and {len(ranks) - 16} more ranks")
+    if description.events:
+        lines.append("last events (UTC):")
+        for event in in_sight(description.events, STATUS_EVENTS):
+            words = one_line(event["message"] or "")
+            lines.append(
+                f"  {amounts.utc(event['time'], '%H:%M:%S')} {event['kind']}{f': {words}' if words else ''}"
+            )
+    return printable("\n".join(lines))

@@ -1,0 +1,1 @@
+"""Many runs: their list with filter and columns, and their comparison."""

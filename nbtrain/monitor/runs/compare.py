@@ -1,0 +1,438 @@
+"""Comparison of runs: the settings in which they differ, and the results of each.
+
+    compared([RunDir, ...])  ->  {"names", "active", "settings": {"heads", "rows"}, "figures": {...}, ...}
+
+    settings, figures  one row for a setting or metric and one column for each run, as text
+    same               of the settings: [key, value] of those that all runs share
+    values, better     of the figures: the numbers behind the texts; which number is better: low, high or ""
+    scales             what turns the tokens of a run into FLOPs, and its time into money
+    refused            {name: reason} of runs that cannot be compared
+    published          names of the columns of published figures (published.py), after those of the runs
+
+The curves of runs come from metrics_range.metrics(), one run at a time.
+"""
+
+import contextlib
+import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
+from nbtrain.base.evaluation_files import EvaluationRecord, newest_evaluations
+from nbtrain.base.jobstate import ACTIVE, NO_JOB
+from nbtrain.base.order import natural
+from nbtrain.base.records import AttemptRecord
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.flops import model_flops_per_token
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.load import flatten, load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+from nbtrain.monitor.runs.published import Published, row_of
+from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
+from nbtrain.monitor.status.status_records import job_with_end, status_or_damage
+
+# Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
+MOST_RUNS = 12
+# A run's own name differs by definition.
+NOT_COMPARED = ("name", "schema_version", "extends")
+HOUR_SECONDS = 3600.0
+# Metrics of an evaluation of which the lower number is better; of all others, the higher one is.
+LOWER_IS_BETTER = re.compile(r"loss|perplexity|bits_per|ppl")
+
+
+@dataclass(frozen=True)
+class DevicePrice:
+    """Usual price of one device for an hour."""
+
+    usual: float
+    currency: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Data of a run for a comparison with other runs."""
+
+    status: RunStatus
+    config: RunConfig | None
+    """Configuration of the run. None if it cannot be read; the run's settings are then not compared."""
+    train_seconds: float
+    """Seconds of training over all attempts of all jobs."""
+    device_seconds: float
+    """Seconds of training of each attempt, multiplied by its ranks and summed."""
+    devices: int
+    """Ranks of the newest attempt; 0 before the first."""
+    price: DevicePrice | None
+    """Price of a device for an hour, from the plan at the submission; None if no price is known."""
+    kwh_per_hour: float | None
+    """Energy that a device uses in an hour, from the same plan; None if the device is not known."""
+    evaluations: dict[str, EvaluationRecord]
+    """Evaluations by name, each at the newest step for which it exists."""
+
+
+def compared(runs: Sequence[RunDir], published: Sequence[Published] = ()) -> dict[str, Any]:
+    """Return the tables of runs. Raises ConfigError for fewer than two, more than MOST_RUNS or duplicates.
+
+    With published figures, one run is enough.
+    """
+    names = [run.name for run in runs]
+    least = 1 if published else 2
+    if not least <= len(runs) <= MOST_RUNS:
+        raise ConfigError(f"{amounts.counted(len(runs), 'run')}: a comparison takes {least} to {MOST_RUNS}.")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        folders = [run.path.resolve() for run in runs]
+        if len(set(folders)) < len(folders):
+            raise ConfigError(f"{', '.join(twice)}: named twice; a comparison takes each run once.")
+        raise ConfigError(
+            f"{', '.join(twice)}: runs of one name in different folders; a comparison tells runs apart "
+            "by name. Give one of the folders another name."
+        )
+    return tables(runs, published=published)
+
+
+def tables(
+    runs: Sequence[RunDir],
+    refused: Mapping[str, str] | None = None,
+    published: Sequence[Published] = (),
+) -> dict[str, Any]:
+    """Return the tables of any number of runs, and why each run in `refused` is not among them.
+
+    Raises ConfigError for published figures that do not fit the table.
+    """
+    names, now = [run.name for run in runs], time.time()
+    if entry := next((entry for entry in published if entry.name in names), None):
+        raise ConfigError(
+            f"{entry.place}: {entry.name} is the name of a compared run too. Give the published figures "
+            "another name."
+        )
+    read = [read_compared(run, now) for run in runs]
+    rows = figures(read, published)
+    return {
+        "names": names,
+        "active": any(run.status.active for run in read),
+        "refused": dict(refused or {}),
+        "published": [entry.name for entry in published],
+        "scales": {run.name: _scale(one) for run, one in zip(runs, read)},
+        "settings": {"heads": ["setting", *names], "rows": settings(read), "same": same_settings(read)},
+        "figures": {
+            "heads": ["result", *names, *(entry.name for entry in published)],
+            "rows": [[row.name, *row.words] for row in rows],
+            "values": [list(row.values) for row in rows],
+            "better": [row.better for row in rows],
+        },
+    }
+
+
+def settings(runs: Sequence[Compared]) -> list[list[str]]:
+    """Return [key, value of each run] for every setting in which two runs differ, in the schema's order."""
+    configured = [run.config is not None for run in runs]
+    return [row for row in _all_settings(runs) if len(set(itertools.compress(row[1:], configured))) > 1]
+
+
+def same_settings(runs: Sequence[Compared]) -> list[list[str]]:
+    """Return [key, value] for every setting that all runs with a configuration share."""
+    configured = [run.config is not None for run in runs]
+    rows = ((row[0], set(itertools.compress(row[1:], configured))) for row in _all_settings(runs))
+    return [[key, *values] for key, values in rows if len(values) == 1]
+
+
+def _all_settings(runs: Sequence[Compared]) -> Iterator[list[str]]:
+    values = [dict(flatten(run.config.model_dump())) if run.config else {} for run in runs]
+    keys = dict.fromkeys(key for found in values for key in found)
+    # A section that is null in one run is compared by its keys, which other runs have.
+    sections = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "."}
+    for key in keys:
+        if key not in NOT_COMPARED and key not in sections:
+            yield [key, *(show(found[key]) if key in found else UNKNOWN for found in values)]
+
+
+def _scale(run: Compared) -> dict[str, Any]:
+    """Return the factors that convert a run's tokens to model FLOPs, and its seconds to money."""
+    price = run.price
+    return {
+        "flops_per_token": model_flops_per_token(run.config) if run.config else None,
+        "money_per_second": price.usual * run.devices / HOUR_SECONDS if price and run.devices else None,
+        "currency": price.currency if price else None,
+    }
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric with its value for each run."""
+
+    name: str
+    words: Sequence[str]
+    """Text for each run; UNKNOWN if the run does not have the metric."""
+    values: Sequence[float | None]
+    """Number for each run; None if the run does not have it or if the metric is text."""
+    better: str = ""
+    """Whether low or high numbers are better; "" for a metric that does not rank runs."""
+
+
+def figures(runs: Sequence[Compared], published: Sequence[Published] = ()) -> list[Row]:
+    """Return the metrics that at least one run or one entry of published figures has."""
+    rows = [figure.row(runs) for figure in FIGURES]
+    rows += costs(runs) + of_datasets(runs) + evaluations(runs)
+    if published:
+        rows = _with_published(rows, published)
+    return [row for row in rows if set(row.words) != {UNKNOWN}]
+
+
+def _with_published(rows: Sequence[Row], published: Sequence[Published]) -> list[Row]:
+    """Return the rows with one more column for each entry, and a row for each figure that no row is for."""
+    names, written = [row.name for row in rows], {figure.name: figure for figure in FIGURES}
+    is_number = [not isinstance(written.get(name), TextFigure) for name in names]
+    columns: list[dict[int, float | str]] = []
+    more: dict[str, list[float | str | None]] = {}
+    for number, entry in enumerate(published):
+        columns.append({})
+        for key, value in entry.figures.items():
+            at = row_of(key, names, is_number, entry)
+            if at is None:
+                more.setdefault(key, [None] * len(published))[number] = value
+            else:
+                columns[-1][at] = value
+    extended = []
+    for at, row in enumerate(rows):
+        figure, own = written.get(row.name), [column.get(at) for column in columns]
+        words = [_published_words(value, getattr(figure, "words", None)) for value in own]
+        values = [value if isinstance(value, int | float) else None for value in own]
+        extended.append(replace(row, words=[*row.words, *words], values=[*row.values, *values]))
+    num_runs = len(rows[0].words)
+    for name, own in more.items():
+        words = [UNKNOWN] * num_runs + [_published_words(value) for value in own]
+        values = [value if isinstance(value, int | float) else None for value in own]
+        extended.append(Row(name, words, [None] * num_runs + values))
+    return extended
+
+
+def _published_words(value: float | str | None, words: Callable[[float], str] | None = None) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, str):
+        return value
+    return words(value) if words else f"{value:,}" if isinstance(value, int) else f"{value:.10g}"
+
+
+def costs(runs: Sequence[Compared]) -> list[Row]:
+    """Return the cost of the runs' device hours, one row per currency."""
+    rows = []
+    for currency in sorted({run.price.currency for run in runs if run.price and run.device_seconds}):
+        values = [
+            run.price.usual * run.device_seconds / HOUR_SECONDS
+            if run.price and run.device_seconds and run.price.currency == currency
+            else None
+            for run in runs
+        ]
+        words = [UNKNOWN if value is None else f"{value:,.2f}" for value in values]
+        rows.append(Row(f"cost, {currency}", words, values, "low"))
+    return rows
+
+
+def of_datasets(runs: Sequence[Compared]) -> list[Row]:
+    """Return validation loss and perplexity for each dataset of the runs' blends."""
+    losses = [run.status.progress.validation_losses if run.status.progress else {} for run in runs]
+    rows = []
+    for name in sorted({name for found in losses for name in found}, key=natural):
+        own = [_finite(found.get(name)) for found in losses]
+        words = [UNKNOWN if loss is None else f"{loss:.4f}" for loss in own]
+        rows.append(Row(f"validation loss, {name}", words, own, "low"))
+        perplexities = [None if loss is None else _perplexity_of(loss) for loss in own]
+        words = [UNKNOWN if value is None else f"{value:,.2f}" for value in perplexities]
+        rows.append(Row(f"validation perplexity, {name}", words, perplexities, "low"))
+    return rows
+
+
+def evaluations(runs: Sequence[Compared]) -> list[Row]:
+    """Return the results of `nbtrain evaluate`."""
+    keys = {
+        (name, metric) for run in runs for name in run.evaluations for metric in run.evaluations[name].metrics
+    }
+    rows = []
+    for name, metric in sorted(keys, key=lambda key: (natural(key[0]), key[1])):
+        records = [run.evaluations.get(name) for run in runs]
+        values = [
+            _finite(record.metrics[metric].value) if record and metric in record.metrics else None
+            for record in records
+        ]
+        words = [_evaluated(record, metric) for record in records]
+        better = "low" if LOWER_IS_BETTER.search(metric) else "high"
+        rows.append(Row(f"{name}: {metric}", words, values, better))
+    return rows
+
+
+def _evaluated(record: EvaluationRecord | None, metric: str) -> str:
+    if record is None or metric not in record.metrics:
+        return UNKNOWN
+    limit = f", first {record.limit:,}" if record.limit is not None else ""
+    return f"{record.metrics[metric]} (step {record.step:,}{limit})"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _perplexity_of(loss: float) -> float:
+    # exp(20) is larger than the vocabulary of any tokenizer: such a run has learned nothing.
+    return math.exp(min(loss, 20))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric of a run: its number, and how the number is formatted."""
+
+    name: str
+    value: Callable[[Compared], float | None]
+    words: Callable[[float], str]
+    better: str = ""
+
+    def row(self, runs: Sequence[Compared]) -> Row:
+        values = [_finite(self.value(run)) for run in runs]
+        return Row(
+            self.name,
+            [UNKNOWN if value is None else self.words(value) for value in values],
+            values,
+            self.better,
+        )
+
+
+@dataclass(frozen=True)
+class TextFigure:
+    """A metric of a run that is not a single number."""
+
+    name: str
+    text: Callable[[Compared], str | None]
+
+    def row(self, runs: Sequence[Compared]) -> Row:
+        return Row(self.name, [self.text(run) or UNKNOWN for run in runs], [None] * len(runs))
+
+
+def _of_config(value: Callable[[RunConfig], float]) -> Callable[[Compared], float | None]:
+    return lambda run: value(run.config) if run.config else None
+
+
+def _of_progress(key: str) -> Callable[[Compared], float | None]:
+    return lambda run: getattr(run.status.progress, key, None)
+
+
+def _perplexity(run: Compared) -> float | None:
+    """Return the perplexity; None for a preference run, whose loss is not a loss over tokens."""
+    if run.config is not None and run.config.dpo is not None:
+        return None
+    loss = _finite(run.status.progress.validation_loss) if run.status.progress else None
+    return None if loss is None else _perplexity_of(loss)
+
+
+def _steps(run: Compared) -> str | None:
+    return None if run.status.step is None else run.status.steps_text(" / ")
+
+
+def _hours_on(device: str) -> Callable[[Compared], float | None]:
+    def hours(run: Compared) -> float | None:
+        own = "gpu" if run.config and run.config.resources.device == "gpu" else "cpu"
+        return run.device_seconds / HOUR_SECONDS if run.device_seconds and own == device else None
+
+    return hours
+
+
+def _mfu(run: Compared) -> float | None:
+    """Return the mean share of the devices' peak; None for a device without a known peak, such as a CPU."""
+    speed = run.status.progress and run.status.progress.mean_tokens_per_second
+    if run.config is None or not speed or not run.devices:
+        return None
+    device = find_device(run.config.resources.gpu_type)
+    peak = device.peak(run.config.precision.dtype) if device else None
+    return speed * model_flops_per_token(run.config) / (run.devices * peak) if peak else None
+
+
+def _energy_kwh(run: Compared) -> float | None:
+    if run.kwh_per_hour is None or not run.device_seconds:
+        return None
+    return run.kwh_per_hour * run.device_seconds / HOUR_SECONDS
+
+
+def _four_decimals(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+FIGURES: tuple[Figure | TextFigure, ...] = (
+    TextFigure("state", lambda run: run.status.state),
+    Figure("parameters", _of_config(lambda config: count_parameters(config).total), amounts.count),
+    Figure("sequence length", _of_config(lambda config: config.model.seq_length), "{:,} tokens".format),
+    TextFigure("steps", _steps),
+    Figure("trained tokens", _of_progress("consumed_tokens"), amounts.count),
+    Figure("loss", _of_progress("loss"), _four_decimals, "low"),
+    Figure("validation loss", _of_progress("validation_loss"), _four_decimals, "low"),
+    Figure("validation perplexity", _perplexity, "{:,.2f}".format, "low"),
+    Figure("best validation loss", _of_progress("best_validation_loss"), _four_decimals, "low"),
+    Figure("test loss", _of_progress("test_loss"), _four_decimals, "low"),
+    # Both are means, because one slow step, such as the last one, is not representative.
+    Figure("tokens/s, mean of 100 steps", _of_progress("mean_tokens_per_second"), "{:,.0f}".format, "high"),
+    Figure("samples/s, mean of 100 steps", _of_progress("samples_per_second"), "{:,.1f}".format, "high"),
+    Figure("MFU, mean of 100 steps", _mfu, "{:.1%}".format, "high"),
+    Figure("peak memory", _of_progress("memory_bytes"), amounts.size, "low"),
+    Figure("training time", lambda run: run.train_seconds or None, amounts.elapsed, "low"),
+    Figure("GPU hours", _hours_on("gpu"), _hours, "low"),
+    Figure("CPU process hours", _hours_on("cpu"), _hours, "low"),
+    Figure("energy", _energy_kwh, lambda value: f"about {_hours(value)} kWh", "low"),
+    Figure(
+        "restarts", lambda run: None if run.status.state == NO_JOB else run.status.restarts, "{:,}".format
+    ),
+)
+"""Metrics of a run, in the order of the table."""
+
+
+def read_compared(run: RunDir, now: float) -> Compared:
+    """Return a run's data; a part that is damaged or missing is empty."""
+    status = status_or_damage(run, now)
+    config = None
+    # A run that is damaged or of a later version still has a state and metrics.
+    with contextlib.suppress(NbtrainError, OSError):
+        config = load_resolved(run.config_yaml)
+    seconds, device_seconds, devices = 0.0, 0.0, 0
+    for job_id in run.job_ids():
+        with contextlib.suppress(RecordError):
+            record, state, _ = job_with_end(run.job(job_id), now)
+            if record is None:
+                continue
+            until = now if state in ACTIVE else record.ended_at
+            for attempt in record.attempts:
+                lasted = _seconds(attempt, until)
+                seconds += lasted
+                device_seconds += lasted * attempt.world_size
+                devices = attempt.world_size
+    found: dict[str, EvaluationRecord] = {}
+    with contextlib.suppress(RecordError):
+        found = newest_evaluations(run)
+    price, kwh_per_hour = _planned_price(run)
+    return Compared(status, config, seconds, device_seconds, devices, price, kwh_per_hour, found)
+
+
+def _planned_price(run: RunDir) -> tuple[DevicePrice | None, float | None]:
+    """Return the price of a device and its energy per hour, from the plan of the run."""
+    try:
+        cost = (files.read_json(run.plan_json) or {}).get("cost") or {}
+    except RecordError:
+        return None, None
+    hours, energy, price = cost.get("device_hours"), cost.get("energy_kwh"), cost.get("price")
+    kwh_per_hour = energy / hours if hours and energy is not None else None
+    return DevicePrice(price["usual"], price["currency"]) if price else None, kwh_per_hour
+
+
+def _seconds(attempt: AttemptRecord, until: float | None) -> float:
+    """Return the seconds for which an attempt trained. If it has no recorded end, it counts until `until`:
+    its job's end or now.
+    """
+    if attempt.running_at is None:
+        return 0.0
+    return max(0.0, (attempt.ended_at or until or attempt.running_at) - attempt.running_at)

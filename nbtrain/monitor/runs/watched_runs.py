@@ -1,0 +1,154 @@
+"""List of runs for repeated requests: files of ended runs are read again only if they have changed.
+
+    WatchedRuns(root).answer(archived)  ->  the JSON of {"runs": [...], "root", "run_root_id"}
+
+Records appear by rename, so that the time stamps of three folders (the run, its jobs, its newest job) say
+that nothing has changed. A thousand ended runs cost 3,000 stat calls; a run that is active or LOST is read
+each time.
+"""
+
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbtrain.base import amounts
+from nbtrain.base.workspace import display
+from nbtrain.monitor.metrics.finite_json import encoded
+from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
+from nbtrain.monitor.status.status_records import listed_status
+
+# Seconds within which several open lists get the same answer.
+ANSWER_AGE_SECONDS = 0.9
+# Two changes within one tick of a file system's clock have one time stamp: a younger folder is read again.
+SETTLED_SECONDS = 2.0
+
+# Keys of a row, with the field of RunStatus.
+RENAMED = {"total_steps": "max_steps", "created_at": "created", "ended_at": "ended"}
+
+
+class Row(NamedTuple):
+    """A run of the list."""
+
+    text: str
+    """Row as JSON."""
+    archived: bool
+    active: bool
+    created: float
+    folder: str
+    job: str | None
+    stamps: tuple[int, ...] | None
+    """Modification stamps of the folders, if the row stays valid while they do not change."""
+
+    def is_among(self, archived: bool) -> bool:
+        """Return whether the row belongs to the list of archived runs (`archived`), or to the list of the
+        others.
+        """
+        return self.archived == archived or (self.active and not archived)
+
+
+class WatchedRuns:
+    """Runs of one output directory. Thread-safe."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._rows: dict[str, Row] = {}
+        self._read_at = -math.inf
+        self._lock = threading.Lock()
+
+    def answer(self, archived: bool | None = None) -> str:
+        """Return the JSON of the list, the newest run first.
+
+        `archived` selects archived runs, or the others. An archived run with an active job is in both lists.
+        """
+        with self._lock:
+            if time.monotonic() - self._read_at >= ANSWER_AGE_SECONDS:
+                self._read()
+            rows = [row for row in self._rows.values() if archived is None or row.is_among(archived)]
+        rows.sort(key=lambda row: row.created, reverse=True)
+        about = json.dumps({"root": display(self.root), "run_root_id": root_id(self.root)})
+        return f'{{"runs":[{",".join(row.text for row in rows)}],{about[1:]}'
+
+    def names(self) -> list[str]:
+        """Return the names of the runs in the last answer."""
+        with self._lock:
+            if not self._rows:
+                self._read()
+            return list(self._rows)
+
+    def expire(self) -> None:
+        """Make the next answer read the runs again, because a run has changed."""
+        self._read_at = -math.inf
+
+    def _read(self) -> None:
+        now = time.time()
+        self._rows = {name: row for name in sorted(self._names()) if (row := self._row(name, now))}
+        self._read_at = time.monotonic()
+
+    def _names(self) -> Iterator[str]:
+        """Yield the folders of the output directory. Links that lead out of it are not shown."""
+        try:
+            entries = os.scandir(self.root)
+        except OSError:
+            return
+        inside = os.path.realpath(self.root) + os.sep
+        with entries:
+            for entry in entries:
+                # A name with a leading dot is not a run.
+                if entry.name.startswith("."):
+                    continue
+                if not entry.is_symlink() or os.path.realpath(entry.path).startswith(inside):
+                    yield entry.name
+
+    def _row(self, name: str, now: float) -> Row | None:
+        known = self._rows.get(name)
+        if known and known.stamps is not None and known.stamps == folder_stamps(known.folder, known.job):
+            return known
+        folder = str(self.root / name)
+        if (run := listed_status(self.root, name, now)) is None:
+            return None
+        value = row_of(run)
+        stamps = folder_stamps(folder, run.job_id) if run.settled else None
+        if stamps and max(stamps) > 1e9 * (now - SETTLED_SECONDS):
+            stamps = None
+        text = encoded(value).decode()
+        return Row(text, run.archived, run.active, run.created_at, folder, run.job_id, stamps)
+
+
+def folder_stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
+    """Return the modification times of a run's folder, its jobs folder and a job's folder; None if one is
+    missing.
+    """
+    try:
+        paths = (folder, f"{folder}/jobs", f"{folder}/jobs/{job}")
+        # Creating a Path for each would take longer than the call.
+        return tuple(os.stat(path).st_mtime_ns for path in paths)  # noqa: PTH116
+    except OSError:
+        return None
+
+
+def row_of(run: RunStatus) -> dict[str, Any]:
+    """Return a run's row: its fields, its state as a pill and as text, and its metrics as text."""
+    value = {RENAMED.get(key, key): found for key, found in run.to_dict().items()}
+    losses = {
+        key: UNKNOWN if value[key] is None else f"{value[key]:.4f}" for key in ("loss", "validation_loss")
+    }
+    size = [(run.nodes, "replica"), (run.world_size, "rank")]
+    counts = ", ".join(amounts.counted(number, word) for number, word in size if number)
+    return value | {
+        "meaning": run.meaning,
+        "active": run.active,
+        "queued": run.queued,
+        "pill": list(run.pill),
+        "words": {"step": run.steps_text(" / "), **losses, "eta": run.time_left, "size": counts},
+    }
+
+
+def root_id(root: Path) -> str:
+    """Return an id of the output directory, by which a page checks that a server shows its kernel's runs."""
+    return hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:16]

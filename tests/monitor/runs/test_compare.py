@@ -1,0 +1,203 @@
+"""Comparing runs: the settings that differ, the metrics of each run, and requests that are rejected."""
+
+import json
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.evaluation_files import Estimate, EvaluationRecord
+from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
+from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.config.load import load, to_yaml
+from nbtrain.monitor.runs.compare import MOST_RUNS, compared
+from tests.jobs.conftest import TINY
+
+
+def made(folder, name, overrides, attempts, **progress):
+    """Create a finished run that had one attempt for each (ranks, seconds) pair."""
+    (folder / "tiny.yaml").write_text(TINY)
+    run, began = RunDir.named(name), time.time() - 10_000
+    job = run.job(new_job_id(began))
+    job.make_folders()
+    config = load(folder / "tiny.yaml", {"name": name, **overrides})
+    run.config_yaml.write_text(to_yaml(config))
+    record = JobRecord(job.job_id, name, name, "SUCCEEDED", began, attempts[-1][0], "done")
+    for number, (ranks, seconds) in enumerate(attempts):
+        record.attempts.append(
+            AttemptRecord(number, began, ranks, ranks, running_at=began + 5, ended_at=began + 5 + seconds)
+        )
+    record.ended_at = record.attempts[-1].ended_at
+    record.write(job.job_json)
+    alive = ProcessIdentity.of(1)
+    said = TrainingProgress(20, 2560, 2560, **progress)
+    Heartbeat(0, len(attempts) - 1, alive, began, 20, "end", began, said).write(job.heartbeat(0))
+    return run
+
+
+def test_what_differs_and_what_came_of_it(workspace):
+    """Settings that are equal in all runs are omitted. Device hours add up each attempt with the number of
+    ranks it had.
+    """
+    one = made(workspace, "one", {}, [(2, 3600), (1, 1800)], loss=2.5, validation_loss=2.0)
+    # The newest step's value, and the mean of the last 100 steps; one sample has 128 tokens.
+    speed = {"tokens_per_second": 9.0, "samples_per_second": 10.0, "consumed_samples": 20}
+    two = made(workspace, "two", {"lr_schedule.lr": 0.01}, [(1, 90)], loss=2.25, **speed)
+    found = compared([one, two])
+    assert found["names"] == ["one", "two"] and not found["active"]
+    [row] = found["settings"]["rows"]
+    assert row[0] == "lr_schedule.lr" and row[2] == "0.01" and row[1] != "0.01"
+    figures = {row[0]: row[1:] for row in found["figures"]["rows"]}
+    assert figures["loss"] == ["2.5000", "2.2500"]
+    assert figures["validation perplexity"] == ["7.39", "\N{EN DASH}"]
+    assert figures["tokens/s, mean of 100 steps"] == ["\N{EN DASH}", "1,280"]
+    assert figures["samples/s, mean of 100 steps"] == ["\N{EN DASH}", "10.0"]
+    assert figures["steps"] == ["20 / 20", "20 / 20"]
+    assert figures["CPU process hours"] == ["2.5", "0.025"]
+    assert figures["training time"] == ["1 h 30 min", "1 min 30 s"]
+    assert "test loss" not in figures
+    assert ["batch.global_batch_size", "8"] in found["settings"]["same"]
+    numbers = {
+        row[0]: [*more]
+        for row, *more in zip(*(found["figures"][key] for key in ("rows", "values", "better")))
+    }
+    assert numbers["loss"] == [[2.5, 2.25], "low"]
+    assert numbers["tokens/s, mean of 100 steps"] == [[None, 1280.0], "high"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(99.5 * 3600, "99.5"), (168 * 3600, "168"), (1344 * 3600, "1,344")]
+)
+def test_many_hours_are_shown_in_full(workspace, seconds, words):
+    """From 100 hours on, hours are a whole number, never in exponent notation."""
+    runs = [made(workspace, name, {}, [(1, seconds)], loss=2.5) for name in ("one", "two")]
+    figures = {row[0]: row[1:] for row in compared(runs)["figures"]["rows"]}
+    assert figures["CPU process hours"] == [words] * 2
+
+
+def test_a_lost_job_trained_until_its_last_sign_of_life(workspace):
+    """The hours of a lost job end at its last heartbeat, also if the run was resumed later."""
+    one, two = (made(workspace, name, {}, [(2, 60)], loss=2.5) for name in ("one", "two"))
+    job = one.newest_job()
+    record = JobRecord.read(job.job_json)
+    record.state, record.ended_at, record.attempts[0].ended_at = "RUNNING", None, None
+    record.supervisor = replace(ProcessIdentity.of(os.getpid()), start_ticks=1)  # of another process
+    record.write(job.job_json)
+    beat = Heartbeat.read(job.heartbeat(0))
+    replace(beat, time=record.attempts[0].running_at + 1800).write(job.heartbeat(0))
+    os.utime(job.job_json, (job.heartbeat(0).stat().st_mtime,) * 2)
+    figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}
+    assert figures["state"][0] == "LOST"
+    assert (figures["training time"][0], figures["CPU process hours"][0]) == ("30 min 0 s", "1")
+    later = one.job(new_job_id(time.time()))
+    later.make_folders()
+    resumed = JobRecord(later.job_id, "one", "one", "CANCELLED", time.time(), 2, "stopped")
+    resumed.write(later.job_json)
+    figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}
+    assert (figures["state"][0], figures["training time"][0]) == ("CANCELLED", "30 min 0 s")
+
+
+def test_a_loss_of_pairs_has_no_perplexity(workspace):
+    """No perplexity is computed from the loss of preference pairs. If only one run has a section, the keys of
+    the section are listed.
+    """
+    pairs = {"dpo": {"beta": 0.2}, "init_from": "base", "data.packing": "best_fit"}
+    sources = [{"kind": "preference", "path": "pairs.jsonl"}]
+    one = made(workspace, "one", {}, [(1, 60)], validation_loss=0.5)
+    two = made(workspace, "two", {}, [(1, 60)], validation_loss=0.5)
+    config = load(workspace / "tiny.yaml", {"name": "two", **pairs, "data.sources": sources}, check=False)
+    two.config_yaml.write_text(to_yaml(config))
+    found = compared([one, two])
+    figures = {row[0]: row[1:] for row in found["figures"]["rows"]}
+    assert figures["validation perplexity"] == ["1.65", "\N{EN DASH}"]
+    settings = {row[0]: row[1:] for row in found["settings"]["rows"]}
+    assert settings["dpo.beta"] == ["\N{EN DASH}", "0.2"] and "dpo" not in settings
+
+
+def test_evaluations_stand_below_the_figures(workspace):
+    """Evaluation results come from the newest evaluated step of each run; a missing or damaged result is
+    shown as a dash.
+    """
+    one, two = (made(workspace, name, {}, [(1, 60)], loss=2.5) for name in ("one", "two"))
+    for step, value in ((10, 0.5), (20, 0.25)):
+        record = evaluated("hellaswag", step, {"acc": Estimate(value, 0.0123)}, limit=100)
+        record.write(one)
+    evaluated("perplexity-other-all", 10, {"loss": Estimate(1.0, None)}).write(two)
+    rows = compared([one, two])["figures"]["rows"]
+    assert rows[-2:] == [
+        ["hellaswag: acc", "0.25 ± 0.012 (step 20, first 100)", "\N{EN DASH}"],
+        ["perplexity-other-all: loss", "\N{EN DASH}", "1 (step 10)"],
+    ]
+    (two.evaluation / "global_step10" / "perplexity-other-all.json").write_text("{")
+    assert [row[0] for row in compared([one, two])["figures"]["rows"][-1:]] == ["hellaswag: acc"]
+
+
+def evaluated(name, step, metrics, limit=None):
+    counts = {"examples": 100}
+    return EvaluationRecord(
+        name, "lambada", step, "fp32", "file", "0" * 64, None, limit, counts, metrics, {}, 1.0, 2.0, "0.1.0"
+    )
+
+
+def test_a_run_whose_configuration_is_damaged_is_compared_by_its_figures(workspace):
+    one = made(workspace, "one", {}, [(1, 60)], loss=2.5)
+    two = made(workspace, "two", {"lr_schedule.lr": 0.01}, [(1, 60)], loss=2.25)
+    two.config_yaml.write_text("model: [")
+    found = compared([one, two])
+    assert found["settings"]["rows"] == []
+    assert ["loss", "2.5000", "2.2500"] in found["figures"]["rows"]
+
+
+def test_a_run_with_a_damaged_record_does_not_hide_the_others(workspace):
+    one, two = (made(workspace, name, {}, [(1, 60)], loss=2.5) for name in ("one", "two"))
+    two.newest_job().job_json.write_text("{")
+    figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}
+    assert figures["state"] == ["SUCCEEDED", "DAMAGED"] and figures["loss"][0] == "2.5000"
+
+
+def test_money_energy_and_mfu_follow_the_devices_that_ran(workspace):
+    """Cost, energy and MFU combine the device's price from the plan with the hours that the attempts ran."""
+    on_gpu = {"resources.device": "gpu", "resources.gpu_type": "A100-SXM4-40GB", "precision.dtype": "bf16"}
+    speed = {"samples_per_second": 100.0, "consumed_samples": 20}
+    runs = [made(workspace, name, on_gpu, [(2, 3600)], loss=2.5, **speed) for name in ("one", "two")]
+    cost = {"device_hours": 10.0, "energy_kwh": 5.0, "price": {"usual": 1.5, "currency": "USD"}}
+    runs[0].plan_json.write_text(json.dumps({"cost": cost}))
+    runs[1].plan_json.write_text("{")  # damaged
+    found = compared(runs)
+    figures = {row[0]: row[1:] for row in found["figures"]["rows"]}
+    assert figures["GPU hours"] == ["2", "2"]
+    assert figures["cost, USD"] == ["3.00", "\N{EN DASH}"]
+    assert figures["energy"] == ["about 1 kWh", "\N{EN DASH}"]
+    scale = found["scales"]["one"]
+    assert scale["money_per_second"] == pytest.approx(3.0 / 3600)
+    share = 100.0 * 128 * scale["flops_per_token"] / (2 * 312e12)
+    assert figures["MFU, mean of 100 steps"] == [f"{share:.1%}"] * 2
+
+
+def test_what_is_refused(workspace):
+    one, two = RunDir.named("one"), RunDir.named("two")
+    for runs, words in (
+        ([one], "1 run: a comparison takes 2 to 12."),
+        ([one] * (MOST_RUNS + 1), "13 runs: a comparison takes 2 to 12."),
+        ([one, two, one], "one: named twice; a comparison takes each run once."),
+        (
+            [one, RunDir(two.path.parent / "old" / "one")],
+            "one: runs of one name in different folders; a comparison tells runs apart by name. "
+            "Give one of the folders another name.",
+        ),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            compared(runs)
+        assert str(refused.value) == words
+
+
+def test_the_validation_of_each_dataset_is_compared(workspace):
+    """Each validation dataset that either run has gets a row, with a dash for a run without it."""
+    one = made(workspace, "one", {}, [(1, 60)], validation_losses={"wiki": 2.0, "code": 1.0})
+    two = made(workspace, "two", {}, [(1, 60)], validation_losses={"wiki": 2.5, "code": float("nan")})
+    figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}
+    assert figures["validation loss, wiki"] == ["2.0000", "2.5000"]
+    assert figures["validation perplexity, wiki"] == ["7.39", "12.18"]
+    assert figures["validation loss, code"] == ["1.0000", "\N{EN DASH}"]

@@ -365,6 +365,20 @@ PARTS = (
         ),
     ),
     Part(
+        "network",
+        "calibrate --network over two hosts with a limited link: the limit within 10 %, and the plan follows",
+        _pytest("--soak", "tests/jobs/backends/test_hosts_network.py"),
+        _evidence(
+            (
+                "nbtrain.train.calibration.network",
+                "nbtrain.jobs.calibrate_network",
+                "nbtrain.jobs.backends.hosts.backend",
+            ),
+            ("tests/jobs/backends/test_hosts_network.py", "tests/clusters/hosts.py"),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
         "local-checkpoints",
         "two hosts that save on their own disks first: a rank killed, then a disk lost; two jobs on them",
         _pytest("--soak", "tests/jobs/backends/test_hosts_cluster.py"),

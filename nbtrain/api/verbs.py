@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from nbtrain.dataset.prepare.prepare import PrepareReport
     from nbtrain.foreign.importing import Imported
     from nbtrain.jobs.calibrate import Calibrated
+    from nbtrain.jobs.calibrate_network import CalibratedNetwork
     from nbtrain.jobs.new_run import NewRun
     from nbtrain.jobs.queue.listing import QueueList
     from nbtrain.lab.widgets.launcher import LaunchForm
@@ -148,14 +149,26 @@ def advise(run: RunLike) -> "Advice":
     return advise_on(opened.config, observe(opened.directory))
 
 
-def calibrate(seconds: float = 180.0) -> "Calibrated":
+def calibrate(
+    seconds: float | None = None, network: RunLike | None = None, overrides: Overrides = None
+) -> "Calibrated | CalibratedNetwork":
     """Measure this machine's device, memory, disk and collectives in at most `seconds`, for later plans.
 
-    A cell shows the result as a table; `.picture()` draws it.
+    With `network`, a run on several machines, measure all-reduce and all-gather between them instead, by a
+    job of the run's backend. A cell shows the result as a table; `.picture()` draws it. The default is 180
+    seconds, and 60 with `network`.
     """
+    if network is not None:
+        from nbtrain.jobs.calibrate_network import DEFAULT_SECONDS as USUAL
+        from nbtrain.jobs.calibrate_network import calibrate_network
+
+        return calibrate_network(
+            load(network, overrides), number("seconds", USUAL if seconds is None else seconds)
+        )
+    from nbtrain.jobs.calibrate import DEFAULT_SECONDS
     from nbtrain.jobs.calibrate import calibrate as measure
 
-    return measure(number("seconds", seconds))
+    return measure(number("seconds", DEFAULT_SECONDS if seconds is None else seconds))
 
 
 def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:

@@ -190,6 +190,7 @@ class JobDir:
     origins_json = _Below("origins.json")
     environment_json = _Below("environment.json")
     deepspeed_json = _Below("deepspeed.json")
+    network_json = _Below("network.json")
     autotune_json = _Below("autotune.json")
     autotune_script = _Below("autotune.py")
     resume_json = _Below("resume.json")

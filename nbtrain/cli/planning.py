@@ -11,6 +11,7 @@ from nbtrain.cli import completers
 from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import (
     add_json,
+    add_overrides,
     add_picture,
     add_verb,
     check_picture,
@@ -131,9 +132,18 @@ def add_verbs(under: Any) -> None:
     add_json(parser)
 
     parser = add_verb(
-        under, "calibrate", calibrate, "Plans of runs on this machine then use what was measured."
+        under,
+        "calibrate",
+        calibrate,
+        "Plans of runs on this machine then use what was measured. With --network it measures between the "
+        "machines of a run instead, by a job of the run's backend.",
+        "nbtrain calibrate\nnbtrain calibrate --network 13B backend.kind=slurm --picture network.svg",
     )
-    parser.add_argument("--seconds", type=float, default=180.0, help="How long to measure, at most.")
+    text = "How long to measure, at most. Default: 180, and 60 with --network."
+    parser.add_argument("--seconds", type=float, help=text)
+    text = "Measure all-reduce and all-gather over all ranks of a run on several machines."
+    complete(parser.add_argument("--network", metavar="RUN", help=text), completers.configs)
+    add_overrides(parser)
     add_json(parser)
     add_picture(parser, "Also draw the measurements to FILE")
     text = "Count `wall` time, or `cpu` time as a trial on a busy machine, which writes nothing."
@@ -162,10 +172,19 @@ def advise(options: argparse.Namespace) -> None:
 
 def calibrate(options: argparse.Namespace) -> None:
     """Measure this machine."""
+    from nbtrain.api import verbs as api
+    from nbtrain.base.errors import ConfigError
+    from nbtrain.jobs.calibrate import DEFAULT_SECONDS
     from nbtrain.jobs.calibrate import calibrate as measure
 
     check_picture(options.picture)
-    result = measure(options.seconds, options.clock)
+    result: Any
+    if options.network is not None:
+        result = api.calibrate(options.seconds, options.network, options.overrides)
+    elif options.overrides:
+        raise ConfigError(f"{options.overrides[0]}: settings belong to a run: --network RUN key=value.")
+    else:
+        result = measure(options.seconds or DEFAULT_SECONDS, options.clock)
     if options.json:
         show_json(result.to_dict())
     else:

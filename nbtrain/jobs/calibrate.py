@@ -33,7 +33,7 @@ from nbtrain.planner.calibration.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import blocks, picture
 
 # The least time in which two idle cores import torch and start the engines.
-LEAST_SECONDS, MOST_SECONDS = 60.0, 3600.0
+LEAST_SECONDS, MOST_SECONDS, DEFAULT_SECONDS = 60.0, 3600.0, 180.0
 DISK_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
 # Seconds from the last measurement until the processes have ended and the file is written.
@@ -91,7 +91,7 @@ class Calibrated(Result):
         return picture(self.calibration)
 
 
-def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
+def calibrate(seconds: float = DEFAULT_SECONDS, clock: str = "wall") -> Calibrated:
     """Measure this machine's device in at most `seconds` and write calibration.json.
 
     Values that other programs have disturbed are marked (planner/calibration/calibration_doubts.py). `clock`

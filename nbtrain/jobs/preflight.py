@@ -58,9 +58,14 @@ SPARE_DISK_BYTES = 64 << 20
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 
 
-def preflight(launch: Launch) -> list[Finding]:
-    """Return every problem that would stop this run in the place where it is to run; [] if it can start."""
+def preflight(launch: Launch, reads_data: bool = True) -> list[Finding]:
+    """Return every problem that would stop this run in the place where it is to run; [] if it can start.
+
+    Without `reads_data`, the checks that only a training needs are omitted.
+    """
     checks = CHECKS if launch.config.backend.kind == "local" else SHARED_CHECKS
+    if not reads_data:
+        checks = tuple(check for check in checks if check not in OF_TRAINING)
     of_backend = backend_of(launch.config.backend.kind).findings
     return [*run_checks(checks, launch), *run_checks([of_backend], launch.config)]
 
@@ -437,3 +442,5 @@ SHARED_CHECKS = (
     tasks_are_readable,
 )
 """Checks that apply wherever the ranks run, because all machines see the same folders."""
+OF_TRAINING = (disk_holds_checkpoints, initial_weights_fit, data_is_whole, tasks_are_readable)
+"""Checks of what a training reads and writes."""

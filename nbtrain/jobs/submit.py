@@ -67,10 +67,17 @@ SILENT_SECONDS = 60.0
 AGAIN = "write a new file (`nbtrain submit RUN --dry-run FILE`) and start that one"
 
 
-def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, ...] = TRAINER) -> JobDir:
+def submit(
+    config: RunConfig,
+    *,
+    parent: str | None = None,
+    command: tuple[str, ...] = TRAINER,
+    reads_data: bool = True,
+) -> JobDir:
     """Start a run as a detached job, or join it, or resume it; see the table above.
 
-    `parent` is the run id of the run this one was made from. Raises ConfigError if the configuration breaks
+    `parent` is the run id of the run this one was made from; a `command` that does not train may not read
+    the data (`reads_data`). Raises ConfigError if the configuration breaks
     a rule, and SubmitError with every problem found if the run cannot or may not start.
     """
     check_config(config)
@@ -81,7 +88,8 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
     # A job that was cut off or silent has been ended.
     request = read_request(config) if request.existing.active else request
     refuse_submission(request, is_not_finished)
-    return _launch(request, parent, command, new_priority=config.sets("backend.priority"))
+    new_priority = config.sets("backend.priority")
+    return _launch(request, parent, command, new_priority=new_priority, reads_data=reads_data)
 
 
 def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
@@ -277,11 +285,12 @@ def _launch(
     wanted: Callable[[], bool] = lambda: True,
     started: tuple[JobDir, str] | None = None,
     new_priority: bool = False,
+    reads_data: bool = True,
 ) -> JobDir:
     """Write the run directory and start the job, under the run's lock.
 
     `started` is the job that a scheduler has started, and its run id. `new_priority` ignores the queue's
-    priority.
+    priority. Without `reads_data`, the checks of data, weights and room for checkpoints are omitted.
     """
     run, known = request.run, request.existing.newest
     launch = read_launch(request.config, request.weights)
@@ -291,7 +300,7 @@ def _launch(
             f"{display(run.path)}: its newest job is {known.job_id}, made after {started[0].job_id}, and "
             f"only the newest may train. To continue the run, {AGAIN}."
         )
-    problems = preflight_in_allocation(launch) if started else preflight(launch)
+    problems = preflight_in_allocation(launch) if started else preflight(launch, reads_data)
     refuse_to_start(launch, problems, started=started is not None)
     plan = make_plan(launch.config, needs=launch.needs)
     refuse_over_limits(plan)

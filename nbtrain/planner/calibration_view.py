@@ -5,9 +5,13 @@ from typing import Any
 from nbtrain.base import amounts
 from nbtrain.base.look import themed
 from nbtrain.base.report import Block, Column, Facts, Items, Table
+from nbtrain.config.arithmetic.networks import gigabits
 from nbtrain.planner.calibration.calibration import Calibration, Figure
+from nbtrain.planner.calibration.calibration_doubts import SPREAD_SHARE
+from nbtrain.planner.calibration.measured_network import GATHER, REDUCE, MeasuredNetwork
 
 GIGA = 1e9
+NETWORK_KINDS = (REDUCE, GATHER)
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -89,6 +93,55 @@ def picture(calibration: Calibration) -> Any:
     if right.lines:
         right.legend(fontsize=7)
     canvas.suptitle(f"{calibration.machine}, {calibration.date}", fontsize=9)
+    return themed(canvas)
+
+
+def network_lines(network: MeasuredNetwork) -> list[str]:
+    """Return the measurement of a network as a text table: bus bandwidth by bytes of the array."""
+    text = [
+        f"Network of {network.place}",
+        f"{network.date}, {network.ranks} ranks on {network.nodes} machines: "
+        f"{gigabits(network.bytes_per_second)} reached, one way, "
+        f"{network.latency_seconds * 1e6:,.0f} us a hop",
+        "",
+        f"  {'bytes':<12}" + "".join(f"{kind:>26}" for kind in NETWORK_KINDS),
+    ]
+    measured = [network.of(kind) for kind in NETWORK_KINDS]
+    for figures in zip(*measured):
+        cells = "".join(f"{_network_cell(network, figure):>26}" for figure in figures)
+        text.append(f"  {amounts.size(figures[0]['bytes']):<12}{cells}")
+    unsteady = [figure for figure in network.figures if (figure["spread"] or 0.0) > SPREAD_SHARE]
+    if unsteady:
+        count = amounts.counted(len(unsteady), "measurement")
+        text += [
+            "",
+            f"In doubt: {count} differ by more than {SPREAD_SHARE:.0%} between calls.",
+        ]
+    return text
+
+
+def _network_cell(network: MeasuredNetwork, figure: Figure) -> str:
+    bandwidth = gigabits(network.bus_bandwidth(figure))
+    return f"{amounts.step(figure['seconds'])}, {bandwidth}"
+
+
+def network_picture(network: MeasuredNetwork) -> Any:
+    """Return a Matplotlib figure: bus bandwidth of both collectives by bytes of the array."""
+    from nbtrain.planner.picture import new_figure
+
+    canvas = new_figure(7, 4)
+    axes = canvas.subplots()
+    for kind in NETWORK_KINDS:
+        figures = network.of(kind)
+        bandwidths_ = [network.bus_bandwidth(figure) * 8 / GIGA for figure in figures]
+        axes.plot([figure["bytes"] for figure in figures], bandwidths_, marker="o", label=kind)
+    reached = network.bytes_per_second * 8 / GIGA
+    axes.axhline(
+        reached, linestyle="--", linewidth=1, label=f"{gigabits(network.bytes_per_second)}, for plans"
+    )
+    axes.set(xscale="log", yscale="log", xlabel="bytes of the array", ylabel="bus bandwidth, Gb/s, one way")
+    axes.set_title(f"{network.ranks} ranks on {network.nodes} machines, {network.date}", fontsize=10)
+    axes.legend(fontsize=8)
     return themed(canvas)
 
 

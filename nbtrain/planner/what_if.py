@@ -16,8 +16,10 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.devices import BY_NAME
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.flops import model_flops
+from nbtrain.config.arithmetic.networks import NETWORK_BY_NAME, gigabits
 from nbtrain.config.arithmetic.parameters import count_layers
-from nbtrain.config.load import Overrides
+from nbtrain.config.load import Overrides, load
+from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.budget.disk import estimate_disk
 from nbtrain.planner.legal import (
@@ -37,6 +39,8 @@ from nbtrain.planner.legal import (
 from nbtrain.planner.memory import PARTS, SPARE_FRACTION, MemoryEstimate, estimate, stage_parts
 from nbtrain.planner.search import rates_of, run_on, run_seconds
 from nbtrain.planner.setup.setup import Place, Setup
+from nbtrain.planner.time.network_use import network_use, uses_on
+from nbtrain.planner.time.rates import Rates
 from nbtrain.planner.time.step import StepTime, estimate_step
 
 # Places of model states, from the fastest to the largest.
@@ -49,6 +53,8 @@ PLACES: dict[str, tuple[Place, Place]] = {
 # it is what is left of the GPUs.
 WEIGHTS = {"tensor": 2.0, "pipeline": 2.0, "ulysses": 2.0, "micro": 1.0}
 MOST_STAGES = 16
+# Values of the control `network` that are not names of the table.
+ASSUMED, OWN = "assumed", "the run's own"
 TIMES = {
     "compute": ("compute",),
     "recomputation": ("recompute",),
@@ -100,6 +106,14 @@ class WhatIf:
         return self.space.world_size
 
     @property
+    def network(self) -> str:
+        """Network between machines: a name of the network table, OWN for the run's bandwidth, or ASSUMED."""
+        resources = self.space.config.resources if self.space.config else ResourcesConfig()
+        if resources.network_bytes_per_second is not None:
+            return OWN
+        return resources.network or ASSUMED
+
+    @property
     def lack(self) -> str:
         """Memory that is missing: "3.2 GiB too much"; "" if the layout fits, or if that is not known."""
         _, words, kind = fit_word(estimate(self.space.setup(self.layout)))
@@ -111,6 +125,7 @@ class WhatIf:
         values = {
             "gpu_type": self.gpu_type,
             "gpus": self.gpus,
+            "network": self.network,
             "tensor": cut.tensor,
             "pipeline": cut.pipeline,
             "ulysses": cut.ulysses,
@@ -130,7 +145,17 @@ class WhatIf:
         """Return the nearest legal layout that has a value. Raises ConfigError if there is none."""
         if self.value(name) == value:
             return dataclasses.replace(self, moved=())
-        if name in ("gpu_type", "gpus"):
+        if name == "network":
+            assert self.space.config is not None
+            settings = {
+                "resources.network": None if value == ASSUMED else value,
+                "resources.network_bytes_per_second": None,
+            }
+            if value not in self.control(name).values or value == OWN:
+                raise ConfigError(f"network = {value!r} is not in the network table.")
+            space = space_of(load(self.space.config, settings, check=False))
+            found: Layout | None = self.layout
+        elif name in ("gpu_type", "gpus"):
             changes = {"gpu_type": self.gpu_type, "gpus": self.gpus, name: value}
             assert self.space.config is not None
             per_node = self.space.config.resources.gpus_per_node
@@ -175,8 +200,11 @@ class WhatIf:
         """Return everything that is drawn: three results, controls, memory by stage, time by part, and
         rows.
         """
-        setup = self.space.setup(self.layout)
-        memory, step = estimate(setup), estimate_step(setup, rates_of(self.space))
+        setup, rates = self.space.setup(self.layout), rates_of(self.space)
+        memory, step = estimate(setup), estimate_step(setup, rates)
+        rows = _rows(setup, memory, step)
+        if network := network_use(setup, rates):
+            rows += [list(row) for row in network.rows().items()]
         config = self.space.run(self.layout, check=False)
         disk = estimate_disk(config)
         seconds = run_seconds(config, setup, step)
@@ -192,7 +220,8 @@ class WhatIf:
             "controls": [control._asdict() for control in self.controls()],
             "memory": memory_bars(setup, memory),
             "time": time_bar(step),
-            "rows": _rows(setup, memory, step),
+            "networks": network_bars(setup, rates),
+            "rows": rows,
         }
 
     def _values(self, name: str) -> Iterator[Any]:
@@ -205,6 +234,11 @@ class WhatIf:
                 machines = {1, 2, 4, 8, 16, 32, 64, 128, self.space.base.nodes}
                 sizes = {*(per_node * count for count in machines), *divisors(per_node)}
                 yield from sorted(size for size in sizes if size <= max(16 * self.gpus, 64))
+            case "network":
+                yield ASSUMED
+                if self.network == OWN:
+                    yield OWN
+                yield from NETWORK_BY_NAME
             case "tensor" | "pipeline" | "ulysses" | "data":
                 yield from sorted({getattr(cut, name) for cut in legal})
             case "micro":
@@ -222,7 +256,7 @@ class WhatIf:
         return {options for each in flags for options in combinations(each, self.space.kept)}
 
     def _is_free(self, name: str, value: Any) -> bool:
-        if name in ("gpu_type", "gpus") or value == self.value(name):
+        if name in ("gpu_type", "gpus", "network") or value == self.value(name):
             return True
         layout = _with(self.layout, name, value, self.space.world_size)
         return layout is not None and not problems(self.space, layout)
@@ -267,6 +301,7 @@ def what_if(
 LABELS = {
     "gpu_type": ("GPU", "choice", "kind of GPU, from the device table"),
     "gpus": ("GPUs", "slider", "all of them, on machines of equal size"),
+    "network": ("network", "choice", "network between machines, from the network table"),
     "data": ("DP", "slider", "data parallelism: replicas of the model"),
     "tensor": ("TP", "slider", "tensor parallelism: ranks that share each layer's matrices"),
     "pipeline": ("PP", "slider", "pipeline parallelism: stages of layers"),
@@ -424,6 +459,22 @@ def time_bar(step: StepTime | None) -> list[list[Any]]:
         return []
     found = [(name, sum(getattr(step, part) for part in parts)) for name, parts in TIMES.items()]
     return [[name, seconds, f"{seconds / step.seconds:.1%}"] for name, seconds in found]
+
+
+def network_bars(setup: Setup, rates: Rates | None) -> list[dict[str, Any]]:
+    """Return a step on each of four networks, without and with hpZ: seconds that wait, and all other seconds.
+
+    Empty on one machine. hpZ is left out where the layout cannot have it.
+    """
+    found = []
+    for use in uses_on(setup, rates):
+        whole, waiting = use.step_seconds, use.waiting_seconds
+        total = f"{amounts.step(whole)}, {use.waiting:.0%} waits"
+        if use.hpz is not None:
+            total += f"; hpZ saves {use.hpz.saved:.0%}"
+        parts = [["computation and the rest", whole - waiting], ["waits for the network", waiting]]
+        found.append({"label": gigabits(use.nominal_bytes_per_second), "parts": parts, "total": total})
+    return found
 
 
 def _rows(setup: Setup, memory: MemoryEstimate, step: StepTime | None) -> list[list[str]]:

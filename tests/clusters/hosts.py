@@ -145,6 +145,12 @@ class HostPair:
         """Connect or disconnect a host's network link."""
         _ip("link", "set", self._namespace(name), "up" if up else "down")
 
+    def limit(self, name: str, rate: str) -> None:
+        """Limit what a host sends to a rate such as "200mbit" (a token bucket of tc)."""
+        _call("tc", "-n", self._namespace(name), "qdisc", "del", "dev", "eth0", "root")
+        shape = ("root", "tbf", "rate", rate, "burst", "128kb", "latency", "20ms")
+        _call("tc", "-n", self._namespace(name), "qdisc", "add", "dev", "eth0", *shape, check=True)
+
     def wait_for(self, name: str) -> None:
         """Wait until a host's sshd answers."""
         deadline = time.monotonic() + READY_SECONDS

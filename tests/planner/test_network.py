@@ -7,12 +7,14 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.networks import NETWORKS, find_network
 from nbtrain.config.load import load
+from nbtrain.lab.widgets.what_if import static_html
 from nbtrain.planner.calibration.measured_network import MeasuredNetwork, place_of, write_network
 from nbtrain.planner.plan import plan
 from nbtrain.planner.search import search
 from nbtrain.planner.setup.setup import setup_of
 from nbtrain.planner.time.network_use import network_use
 from nbtrain.planner.time.speed import read_speed
+from nbtrain.planner.what_if import what_if
 
 # 39.5B parameters with ZeRO 3 on two machines of eight H200, four micro batches of 8 sequences on a rank.
 FORTY_BILLION = {
@@ -148,3 +150,23 @@ def test_a_wrong_network_is_refused():
         load("gpt-125m", ["resources.network=ib-8x40"])
     with pytest.raises(ConfigError, match="both give the bandwidth"):
         load("gpt-125m", ["resources.network=efa-400", "resources.network_bytes_per_second=5e10"])
+
+
+def test_the_what_if_page_changes_the_network():
+    """The page has the network as a control, the plan's rows, and the step on four networks."""
+    page = what_if(forty_billion(network="ib-8x400"))
+    slow = page.changed("network", "ethernet-25")
+    assert (page.network, slow.network) == ("ib-8x400", "ethernet-25")
+    assert slow.layout == page.layout
+    shown = slow.shown()
+    use = use_of(forty_billion(network="ethernet-25"))
+    assert ["waits for it", use.rows()["waits for it"]] in shown["rows"]
+    bars = shown["networks"]
+    assert [bar["label"] for bar in bars] == ["25 Gb/s", "100 Gb/s", "400 Gb/s", "3,200 Gb/s"]
+    assert sum(seconds for _, seconds in bars[0]["parts"]) == pytest.approx(use.step_seconds)
+    assert bars[0]["total"].endswith(f"{use.waiting:.0%} waits; hpZ saves {use.hpz.saved:.0%}")
+    assert slow.changed("network", "assumed").network == "assumed"
+    with pytest.raises(ConfigError, match="not in the network table"):
+        page.changed("network", "carrier-pigeon")
+    html = static_html(shown)
+    assert "The same step on other networks" in html and "hpZ saves" in html

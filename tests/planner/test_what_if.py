@@ -81,7 +81,7 @@ def test_a_value_that_nothing_has_is_refused(start):
     assert str(error.value) == (
         "no legal layout of gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB has TP = 3. Legal: 1, 2, 4, 8."
     )
-    with pytest.raises(ConfigError, match="there is no control 'tp'; there are gpu_type, gpus, tensor"):
+    with pytest.raises(ConfigError, match="there is no control 'tp'; there are gpu_type, gpus, network, "):
         start.changed("tp", 2)
 
 

@@ -36,6 +36,7 @@ const CSS = `
 .nbtrain-what-if .w-head{font-size:11px;color:var(--w-dim);margin:8px 0 2px}
 .nbtrain-what-if .w-bar{display:grid;grid-template-columns:62px 1fr 76px;gap:8px;align-items:center;
  font-size:12px;height:19px}
+.nbtrain-what-if .w-wide{grid-template-columns:76px 1fr 232px}
 .nbtrain-what-if .w-track{position:relative;height:13px;background:var(--w-soft)}
 .nbtrain-what-if .w-track i{position:absolute;top:0;bottom:0}
 .nbtrain-what-if .w-limit{border-left:2px dashed var(--jp-error-color1,#d32f2f);top:-3px!important;
@@ -163,6 +164,16 @@ function time(found) {
   return [element("div", "w-head", "Time of a step"), row, legend(names, colors, labels)];
 }
 
+function networks(found) {
+  if (!found.length) return [];
+  const names = found[0].parts.map(([name]) => name), colors = colored(names, [TIME_COLORS[0], TIME_COLORS[3]]);
+  const sum = (one) => one.parts.reduce((whole, [, seconds]) => whole + seconds, 0);
+  const scale = Math.max(...found.map(sum));
+  const bars = found.map((one) => bar(one.label, one.parts, colors, scale, one.total, null));
+  for (const row of bars) row.classList.add("w-wide");
+  return [element("div", "w-head", "The same step on other networks"), ...bars, legend(names, colors)];
+}
+
 function render({ model, el }) {
   if (!document.getElementById(STYLE_ID)) {
     const style = element("style");
@@ -225,7 +236,7 @@ function render({ model, el }) {
         return row;
       }),
     );
-    right.replaceChildren(...memory(shown.memory), ...time(shown.time), rows);
+    right.replaceChildren(...memory(shown.memory), ...time(shown.time), ...networks(shown.networks), rows);
   }
   function tell() {
     const [kind, text] = model.get("answer");

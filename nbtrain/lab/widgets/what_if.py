@@ -21,6 +21,8 @@ from nbtrain.planner.run_file import write_run
 from nbtrain.planner.what_if import WhatIf
 
 BAR_PIXELS = 460
+# Computation has its own color of the time bar, waiting that of communication.
+NETWORK_PARTS = (TIME_PARTS[0], TIME_PARTS[3])
 
 
 class WhatIfPage(anywidget.AnyWidget):
@@ -94,7 +96,7 @@ def static_html(shown: dict[str, Any]) -> str:
         f'<span style="{DIM}">{escape(shown["layout"])}</span>'
         f"{Headline(shown['words']).html()}"
         f'<div style="font-size:12px">{controls}</div>'
-        f"{_memory(shown['memory'])}{_time(shown['time'])}"
+        f"{_memory(shown['memory'])}{_time(shown['time'])}{_networks(shown['networks'])}"
         f"{Facts(shown['rows']).html()}</div>"
     )
 
@@ -124,6 +126,19 @@ def _time(found: list[list[Any]]) -> str:
     seconds = [part[1] for part in found]
     bars = _bar("a step", seconds, sum(seconds), f"{sum(seconds):.3g} s", TIME_PARTS)
     return _picture("Time of a step", bars, [f"{name} {share}" for name, _, share in found], TIME_PARTS)
+
+
+def _networks(found: list[dict[str, Any]]) -> str:
+    """Return a bar for each network, all on one scale: the step, and its part that waits."""
+    if not found:
+        return ""
+    scale = max(sum(value for _, value in bar["parts"]) for bar in found)
+    bars = "".join(
+        _bar(bar["label"], [value for _, value in bar["parts"]], scale, bar["total"], NETWORK_PARTS)
+        for bar in found
+    )
+    names = [name for name, _ in found[0]["parts"]]
+    return _picture("The same step on other networks", bars, names, NETWORK_PARTS)
 
 
 def _picture(title: str, bars: str, names: list[str], colors: Sequence[str]) -> str:

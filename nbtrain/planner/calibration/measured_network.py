@@ -49,11 +49,15 @@ class MeasuredNetwork:
 
     @property
     def bytes_per_second(self) -> float:
-        """Bandwidth of a machine's network, one way: that of the all-gather of the largest array.
+        """Bandwidth of a machine's network, one way, by the largest arrays.
 
-        One ring passes through all ranks, so that a machine's cards carry the bus bandwidth.
+        In a gather one ring passes through all ranks, so that a machine's cards carry its bus bandwidth. In
+        an all-reduce they carry the array at least once, also where NCCL chooses a tree, which sends less
+        than a ring (NVIDIA/nccl-tests issue 22). The larger of both is what the network can carry.
         """
-        return self.bus_bandwidth(self.of(GATHER)[-1])
+        reduces = self.of(REDUCE)[-1:]
+        carried = [figure["bytes"] / figure["seconds"] for figure in reduces]
+        return max([self.bus_bandwidth(self.of(GATHER)[-1]), *carried])
 
     @property
     def latency_seconds(self) -> float:

@@ -26,6 +26,8 @@ _SLOWEST, _FASTEST = 1e7, 1e13
 # ZeRO 3 moves each parameter three times a micro batch, in 16 bits: gathered forward, gathered backward, its
 # gradient scattered (stas00/ml-engineering, model-parallelism, "Inter-node speed requirements to use ZeRO").
 RULE_OF_THUMB_BITS = 48
+# Networks that a plan is compared on: 25, 100, 400 and 3,200 Gb/s.
+COMPARED = tuple(gigabit * 1e9 / 8 for gigabit in (25, 100, 400, 3200))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,14 @@ def on_network(rates: Rates, bytes_per_second: float) -> Rates:
     across = replace(rates.across, bytes_per_second=bytes_per_second * rates.network_reached)
     words = f"{gigabits(bytes_per_second)}, one way, of which {rates.network_reached:.0%} are reached"
     return replace(rates, across=across, network=words)
+
+
+def uses_on(setup: Setup, rates: Rates | None, networks: tuple[float, ...] = COMPARED) -> list[NetworkUse]:
+    """Return the use of each of several networks, in bytes per second; [] on one machine."""
+    if setup.nodes == 1 or rates is None:
+        return []
+    found = [network_use(setup, on_network(rates, network)) for network in networks]
+    return [use for use in found if use is not None]
 
 
 def hpz_gain(setup: Setup, rates: Rates) -> HpzGain | None:

@@ -1,0 +1,73 @@
+"""calibrate --network without machines: what is refused, the run that measures, and the printed result."""
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.cli.__main__ import main
+from nbtrain.config.load import load
+from nbtrain.jobs.calibrate_network import CalibratedNetwork, calibrate_network, network_run
+from nbtrain.planner.calibration.measured_network import (
+    MeasuredNetwork,
+    network_path,
+    place_of,
+    read_networks,
+    write_network,
+)
+
+TWO = {"backend": {"kind": "slurm", "slurm": {"partition": "gpu"}}, "resources.nodes": 2}
+
+
+def measured(ranks=2, gather=2.0, reduce=2.0):
+    """Return a network over which 1 GB took these seconds."""
+    figures = [
+        {"collective": kind, "bytes": size, "seconds": seconds * size / 1e9, "spread": 0.01}
+        for kind, seconds in (("all_reduce", reduce), ("all_gather", gather))
+        for size in (1e6, 1e9)
+    ]
+    return MeasuredNetwork("slurm; partition gpu; 8 x H100 a machine", "2026-11-29", 2, ranks, figures)
+
+
+def test_a_run_without_a_network_is_refused(workspace):
+    with pytest.raises(ConfigError, match=r"backend.kind = local, resources.nodes = 1"):
+        calibrate_network(load("gpt-125m"))
+    with pytest.raises(ConfigError, match="from 10 to 3600"):
+        calibrate_network(load("13B", TWO), seconds=1)
+    assert main(["calibrate", "batch.micro_batch_size=4"]) == 2
+
+
+@pytest.mark.parametrize("name", ["gpt-13b-4xdp-4xpp", "llama-8b-16xdp", "qwen2-5-7b-lora"])
+def test_the_run_that_measures_has_the_same_ranks(workspace, name):
+    """It has the machines and the layout of the run, its own name, and needs neither data nor weights."""
+    config = load(name, {"backend": TWO["backend"]})
+    run = network_run(config)
+    assert (run.world_size, run.resources, place_of(run)) == (
+        config.world_size,
+        config.resources,
+        place_of(config),
+    )
+    assert run.name == f"{name}-network" and run.mode == "perf"
+    assert run.init_from is None and run.backend.max_restarts == 0
+
+
+def test_the_bandwidth_by_hand():
+    """A gather of 1 GB over two ranks sends 0.5 GB; an all-reduce at least 1 GB, also as a tree."""
+    assert measured(gather=2.0, reduce=8.0).bytes_per_second == pytest.approx(0.25e9)
+    assert measured(gather=8.0, reduce=2.0).bytes_per_second == pytest.approx(0.5e9)
+    assert measured(16, gather=2.0, reduce=2.0).bytes_per_second == pytest.approx(0.5e9)
+    assert measured(16, gather=1.0, reduce=2.0).bytes_per_second == pytest.approx(15 / 16 * 1e9)
+
+
+def test_the_result_is_printed_and_drawn(workspace):
+    network = measured()
+    path = write_network(network)
+    assert path == network_path() and read_networks() == {network.place: network}
+    said = str(CalibratedNetwork(network, path, None))
+    assert "2 ranks on 2 machines: 4 Gb/s reached, one way" in said
+    assert "Written to data/network.json; plans of runs in this place use it." in said
+    named = CalibratedNetwork(network, path, 50e9)
+    assert "This run names a network of 400 Gb/s, which its plans keep" in str(named)
+    lines = named.picture().axes[0].lines
+    assert [line.get_label() for line in lines] == ["all_reduce", "all_gather", "4 Gb/s, for plans"]
+    assert list(lines[0].get_ydata()) == pytest.approx([4, 4])
+    path.write_text("{")
+    assert read_networks() == {}

@@ -10,6 +10,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.foreign.importing import import_files
+from nbtrain.foreign.lint import lint
 
 from .upstream import NINE, deepspeed_json, flags_of, manifest, script_175b, script_deepspeed, write
 
@@ -1074,3 +1075,132 @@ def test_a_secondary_shard_is_taken_over(tmp_path, size):
     layout = ["parallel.data_parallel_size=8", "resources.nodes=2", "resources.gpus_per_node=4"]
     found = import_files([tmp_path / "a.json"], layout, "gpt-125m").config.parallel
     assert (found.zero_hpz, found.zero_hpz_partition_size) == ((True, size) if size > 1 else (False, None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (
+            {"zero_optimization": {"stage": 3, "sub_group_size": 0}},
+            "sub_group_size = 0: DeepSpeed makes a group",
+        ),
+        (
+            {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "none", "pin_memory": True}}},
+            "pin_memory: DeepSpeed reads it with device cpu or nvme only, and device is none.",
+        ),
+        (
+            {"aio": {"thread_count": 1}},
+            "aio.thread_count: DeepSpeed 0.19.8 ignores it. It reads aio.intra_op_par",
+        ),
+        ({"data_efficiency": {"enabled": True}}, "data_efficiency: nothing in it is on"),
+        (
+            {"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}},
+            "ZeRO 0 with 16-bit weights: zero_stage",
+        ),
+    ],
+)
+def test_a_json_is_taken_as_deepspeed_takes_it(changes, note, tmp_path):
+    """Values of a JSON that DeepSpeed ignores or reads differently are imported as it does, with a note."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(changes))
+    found = import_files([path], onto="gpt-125m-2xdp")
+    assert any(note in str(one) for one in found.notes)
+    assert found.config.parallel.sub_group_size >= 1
+    assert (
+        "aio" not in found.config.parallel.deepspeed_extra or not found.config.parallel.deepspeed_extra["aio"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"train_batch_size": 8,\n"train_batch_size": 16}',
+            "a.json:2: train_batch_size is written twice",
+        ),
+        (
+            '{"communication_data_type": "int8"}',
+            "must be one of fp32, fp16, bf16, not int8.",
+        ),
+        (
+            '{"data_efficiency": {"data_routing": {"random_ltd": {"enabled": true}}}}',
+            "data_efficiency.data_routing.random_ltd: changes which tokens a layer computes",
+        ),
+        (
+            '{"gradient_accumulation_steps": 32, "train_batch_size": 1024, "train_micro_batch_size_per_gpu": 1}',
+            "micro_batch_size(1) * data_parallel_size(1) = 32, but the batch is 1024",
+        ),
+    ],
+)
+def test_a_json_that_deepspeed_refuses_is_refused(text, message, tmp_path):
+    """A JSON at which DeepSpeed stops is not imported."""
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        import_files([path], onto="gpt-125m")
+    assert message in str(error.value)
+
+
+def test_flags_and_json_agree_about_the_accumulation(tmp_path):
+    """A batch of the JSON that is not micro batch x steps x replicas of the flags is an error of import and
+    check.
+    """
+    path = tmp_path / "train.sh"
+    path.write_text(
+        "deepspeed --num_gpus 2 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 "
+        "--seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 1024 "
+        "--train-iters 10 --lr 1e-3 --vocab-file gpt2-vocab.json --merge-file m.txt --data-path a/b "
+        "--deepspeed --deepspeed_config ds.json --fp16\n"
+    )
+    document = {"train_batch_size": 1024, "gradient_accumulation_steps": 32, "fp16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(document | {"zero_optimization": {"stage": 1}}))
+    words = (
+        "train_batch_size(1024) is not --micro-batch-size(1) * gradient_accumulation_steps(32) * "
+        "data-parallel(2) = 64."
+    )
+    with pytest.raises(ConfigError) as error:
+        import_files([path])
+    assert words in str(error.value)
+    assert words in [one.message for one in lint([path]) if one.rule == "json_batch_agrees"]
+
+
+def test_contradictions_of_script_and_json_are_all_named(tmp_path):
+    """A script of Megatron-DeepSpeed whose JSON contradicts it in batch, format and keys is refused
+    with every contradiction; the stage and the pipeline are findings of check.
+    """
+    words = [
+        *(word for word in flags_of("gpt-1-3b-4xdp-4xpp") if not word.startswith("--zero-stage")),
+        *("--zero-stage=3", "--no-such-flag", "7"),
+    ]
+    (tmp_path / "job.yaml").write_text(manifest("gpt-1-3b-4xdp-4xpp", words))
+    changes = {"train_batch_size": 500, "train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": True}}
+    changes |= {"fp16": {"enabled": False}, "train_bach_size": 3}
+    (tmp_path / "ds_config_1-3b.json").write_text(json.dumps(deepspeed_json("1-3b") | changes))
+    with pytest.raises(ConfigError) as error:
+        import_files([tmp_path / "job.yaml"], [WIKI])
+    text = str(error.value)
+    for part in (
+        "--no-such-flag: megatron-deepspeed@e7bff5ec has no such flag",
+        "--fp16: bf16.enabled is true in ds_config_1-3b.json",
+        "train_batch_size = 500, but job.yaml:",
+        "train_micro_batch_size_per_gpu = 8, but job.yaml:",
+        "train_bach_size: DeepSpeed has no such key. Nearest: train_batch_size.",
+    ):
+        assert part in text
+    rules = {one.rule for one in lint([tmp_path / "job.yaml"], [WIKI])}
+    assert rules >= {"flags_exist", "json_batch_agrees", "zero_stage_agrees", "zero_goes_with_the_pipeline"}
+    assert rules >= {"formats_agree", "json_keys_are_known"}
+
+
+def test_mock_data_is_a_source(tmp_path):
+    """--mock-data becomes a source of random words, and a NullTokenizer a trained one of its size."""
+    path = tmp_path / "train.sh"
+    path.write_text(
+        "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 "
+        "--seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 4 --bf16 "
+        "--train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 4096 "
+        "--attention-backend auto\n"
+    )
+    config = import_files([path]).config
+    assert [source.kind for source in config.data.sources] == ["mock"]
+    assert config.tokenizer.vocab_size == 4096

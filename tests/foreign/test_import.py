@@ -1127,7 +1127,8 @@ def test_a_json_is_taken_as_deepspeed_takes_it(changes, note, tmp_path):
             "data_efficiency.data_routing.random_ltd: changes which tokens a layer computes",
         ),
         (
-            '{"gradient_accumulation_steps": 32, "train_batch_size": 1024, "train_micro_batch_size_per_gpu": 1}',
+            '{"train_batch_size": 1024, "gradient_accumulation_steps": 32,\n'
+            '"train_micro_batch_size_per_gpu": 1}',
             "micro_batch_size(1) * data_parallel_size(1) = 32, but the batch is 1024",
         ),
     ],

@@ -155,12 +155,17 @@ def test_a_report_passes_when_all_of_it_did(tmp_path):
     text = str(report("passed", "failed", "skipped"))
     assert text.splitlines() == [
         "Twin of gpt: FAILED in 61 s. 8 ranks: 2 data x 4 pipeline, ZeRO 1, bf16.",
-        "  data_parallel_size: 4 in the run, 2 here",
-        "  ok      check 0  words",
-        "  FAILED  check 1  words",
-        "  skipped check 2  words",
-        "Not proven here:",
-        "  precision.fp8: true: only GPUs; here bf16",
+        "",
+        "Scaled down",
+        "  data_parallel_size   4 in the run, 2 here",
+        "",
+        "Checks",
+        "  ok       check 0  words",
+        "  FAILED   check 1  words",
+        "  skipped  check 2  words",
+        "",
+        "Not proven here",
+        "  precision.fp8: true  only GPUs; here bf16",
     ]
     figure = draw(files.read_json(run.path / "twin.json"))
     assert figure.get_suptitle().startswith("Twin of gpt: FAILED")

@@ -37,6 +37,7 @@ from nbtrain.jobs.backends.slurm.engine import (
     SlurmJob,
     call,
     cancelled_for,
+    cancelled_step,
     look_up,
     numbered,
     read_sinfo,
@@ -66,6 +67,8 @@ SRUN_END_SECONDS = 15.0
 HELD = "JobHeldUser"
 # Slurm's state of a preempted job, and the reason in slurmstepd's line.
 PREEMPTED, PREEMPTION = "PREEMPTED", "PREEMPTION"
+# Part of the last words of an agent that was signalled (node/agent.py).
+TOLD_TO_LEAVE = "was asked to leave"
 # Seconds between two questions whether nodes that were told to leave are preempted.
 ASK_AGAIN_SECONDS = 2.0
 
@@ -422,6 +425,23 @@ class SlurmLauncher(RemoteLauncher):
         except JobError as error:
             self._trouble = f"whether the job was preempted is not known: {error}"
         return self._preemption
+
+    def poll(self) -> int | None:
+        """Return the exit code of the attempt; if scancel ended the agents' step, say so."""
+        ended_before = self._ended is not None
+        code = super().poll()
+        if (
+            code is not None
+            and not ended_before
+            and TOLD_TO_LEAVE in self.last_words
+            and not self._preemption
+        ):
+            record = JobRecord.read(self._job.job_json)
+            since = record.attempts[-1].started_at if record and record.attempts else 0.0
+            number = os.environ.get("SLURM_JOB_ID", "")
+            if step := cancelled_step(self._job.supervisor_log, number, since):
+                self.last_words = f"scancel of step {number}.{step}: {self.last_words}"
+        return code
 
     def give_back(self) -> None:
         """Have Slurm requeue the job now, if that is what it does at the end of the grace time. In all other

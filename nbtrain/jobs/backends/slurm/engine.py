@@ -254,9 +254,10 @@ def _known(text: str) -> str:
     return "" if moment(text) is None else text
 
 
-# Line of slurmstepd in the log of a batch step that is signalled (slurmd/slurmstepd/req.c).
+# Line of slurmstepd in the log of a batch step or a step that is signalled (slurmd/slurmstepd/req.c).
 STEPD_LINE = re.compile(
-    r"\*\*\* JOB (?P<number>\d+) ON \S+ CANCELLED AT (?P<time>\S+)(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
+    r"\*\*\* (?:JOB|STEP) (?P<number>\d+)(?:\.(?P<step>\d+))? ON \S+ CANCELLED AT (?P<time>\S+)"
+    r"(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
 )
 LOG_BYTES = 1 << 20
 
@@ -267,17 +268,32 @@ def cancelled_for(log: Path, number: str, since: float) -> str | None:
 
     It is the only record of a preemption once the job has been put back into the queue without a grace time.
     """
+    lines = [line for line in _stepd_lines(log, number, since) if line["step"] is None]
+    return (lines[-1]["why"] or "") if lines else None
+
+
+def cancelled_step(log: Path, number: str, since: float) -> str:
+    """Return the number of the newest step that scancel has ended since that time; "" without one. The end of
+    the whole job ends its steps too, for another reason.
+    """
+    lines = _stepd_lines(log, number, since)
+    alone = bool(lines) and lines[-1]["step"] is not None and not lines[-1]["why"]
+    return lines[-1]["step"] if alone else ""
+
+
+def _stepd_lines(log: Path, number: str, since: float) -> list[re.Match[str]]:
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_BYTES))
             text = stream.read().decode(errors="replace")
     except OSError:
-        return None
-    lines = [line for line in STEPD_LINE.finditer(text) if line["number"] == number]
+        return []
     # Slurm writes whole seconds.
-    if not lines or (moment(lines[-1]["time"]) or 0.0) < int(since):
-        return None
-    return lines[-1]["why"] or ""
+    return [
+        line
+        for line in STEPD_LINE.finditer(text)
+        if line["number"] == number and (moment(line["time"]) or 0.0) >= int(since)
+    ]
 
 
 def moment(text: str) -> float | None:

@@ -53,6 +53,8 @@ class Scene(fault_tables.Scene):
         self.stub = stub
         self.pods: dict[int, subprocess.Popen] = {}
         self.started = 0
+        self.numbers: dict[int, int] = {}
+        """Number of the newest pod of each node, in the order in which the pods started."""
         self.ends: list[str] = []
         """How each pod ended, in the order in which they ended."""
 
@@ -67,7 +69,7 @@ class Scene(fault_tables.Scene):
 
     def put_pod(self, node: int, phase: str, **status: Any) -> None:
         labels = {"nbtrain/job-id": self.job.job_id, "batch.kubernetes.io/job-completion-index": str(node)}
-        name = f"{self.name}-node-0-{node}-{self.started}"
+        name = f"{self.name}-node-0-{node}-{self.numbers.get(node, 0)}"
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         metadata = {"name": name, "labels": labels, "creationTimestamp": stamp}
         spec = {"nodeName": f"machine-{node}"}
@@ -82,6 +84,7 @@ class Scene(fault_tables.Scene):
             command = [sys.executable, "-m", "nbtrain.jobs.node", *words]
             self.pods[node] = subprocess.Popen(command, env=own, start_new_session=True)
             self.started += 1
+            self.numbers[node] = self.started
             self.put_pod(node, "Running")
 
     def train(self, steps: int, **settings: Any) -> JobDir:
@@ -105,6 +108,11 @@ class Scene(fault_tables.Scene):
         code = 128 - code if code < 0 else code
         self.ends.append(f"pod {node}: {code}")
         return code
+
+    def evict(self, node: int) -> None:
+        """Evict a pod as the API server does: it sets the condition, and the kubelet sends TERM."""
+        self.put_pod(node, "Running", conditions=[EVICTED])
+        assert self.pod_ends(node) == TERM_CODE
 
     def terminated(self, node: int, code: int, reason: str = "Error") -> None:
         end = {"state": {"terminated": {"exitCode": code, "reason": reason}}}
@@ -133,31 +141,43 @@ def rank_killed(scene: Scene) -> Row:
     )
 
 
+def pod_evicted(scene: Scene, node: int, after: str) -> Row:
+    """Evict a pod of a run that may not restart, as when its machine is drained; a replacement pod starts."""
+    scene.train(120, **{"backend.max_restarts": 0})
+    scene.fault()
+    scene.evict(node)
+    cause = scene.until_state(QUEUED)
+    scene.start(node)
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    (preemption,) = scene.record.preemptions
+    assert scene.record.restarts == 0 and not scene.bad_states, scene.seen
+    assert "EvictionByEvictionAPI: Eviction API: evicting" in preemption.notice, preemption
+    assert cause.startswith("preempted, waiting in the queue since ") and preemption.lost_steps == 0, cause
+    return Row(f"QUEUED: {cause}", scene.seconds(), after)
+
+
 def second_pod_evicted(scene: Scene) -> Row:
-    """Send TERM to the pod of node 1, as in an eviction or when a node is drained; a replacement pod
-    starts.
-    """
+    """Evict the pod of node 1."""
+    return pod_evicted(scene, 1, "no restart is used up; continues once the next pod's agent is there")
+
+
+def first_pod_evicted(scene: Scene) -> Row:
+    """Evict the pod with the supervisor."""
+    return pod_evicted(scene, 0, "the next pod's supervisor continues the same job")
+
+
+def second_pod_deleted(scene: Scene) -> Row:
+    """Send TERM to the pod of node 1 without a record of an eviction, as `kubectl delete pod` does."""
     scene.train(120)
     scene.fault()
     assert scene.pod_ends(1) == TERM_CODE
     scene.start(1)
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert scene.record.restarts == 1 and not scene.bad_states, scene.seen
+    assert scene.record.preemptions == []
     return Row(
         scene.record.attempts[0].cause, scene.seconds(), "one restart, once the next pod's agent is there"
     )
-
-
-def first_pod_evicted(scene: Scene) -> Row:
-    """Send TERM to the pod with the supervisor."""
-    scene.train(120)
-    scene.fault()
-    assert scene.pod_ends(0) == TERM_CODE
-    cause = scene.until_state(QUEUED)
-    scene.start(0)
-    assert scene.end()[0] == SUCCEEDED, scene.seen
-    assert scene.record.restarts == 0 and not scene.bad_states, scene.seen
-    return Row(f"QUEUED: {cause}", scene.seconds(), "the next pod's supervisor continues the same job")
 
 
 def second_machine_lost(scene: Scene) -> Row:
@@ -297,11 +317,16 @@ def no_claim(scene: Scene) -> Row:
 
 
 IMAGE = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+EVICTED = {
+    **dict(type="DisruptionTarget", status="True", reason="EvictionByEvictionAPI"),
+    "message": "Eviction API: evicting",
+}
 NOWHERE = {"type": "PodScheduled", "status": "False", "message": "0/8 nodes: insufficient nvidia.com/gpu"}
 FAULTS = {
     "rank-killed": Fault("kill -9 of a rank in the second pod", rank_killed),
     "second-evicted": Fault("the second pod is evicted, its machine drained", second_pod_evicted),
     "first-evicted": Fault("the same for the first pod", first_pod_evicted),
+    "second-deleted": Fault("`kubectl delete` of the second pod", second_pod_deleted),
     "machine-lost": Fault("the machine of the second pod is lost; another pod follows", second_machine_lost),
     "machine-gone": Fault("the same, no other pod follows, `elastic: true`", machine_lost_for_good),
     "out-of-memory": Fault("the first pod is over its memory limit, exit code 137", first_pod_out_of_memory),

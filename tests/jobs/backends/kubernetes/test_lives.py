@@ -467,3 +467,29 @@ def test_a_job_that_only_tunes_ends_by_its_engines_word(life, job, stub, capsys)
         "trains with them"
     )
     assert taken in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_supervisor_asks_whether_its_pods_are_evicted(life, job, stub, monkeypatch):
+    """When a pod was told to leave, the cluster's record about this pod decides; without the right to list
+    pods, the reason is reported.
+    """
+    life("TrainJob")
+    labels = {"batch.kubernetes.io/job-completion-index": "1"}
+    set_pod(stub, "gpt-node-0-1-abc", "Running", labels)
+    launcher = module.PodLauncher(job, ("rank.py",))
+    assert launcher.scheduler_preemption([1]) == ""
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    set_pod(stub, "gpt-node-0-1-abc", "Running", labels, conditions=[evicted])
+    assert launcher.scheduler_preemption([1]) == "", "asked a moment ago"
+    monkeypatch.setattr(module, "ASK_AGAIN_SECONDS", 0.0)
+    said = "Kubernetes takes pod gpt-node-0-1-abc away (PreemptionByScheduler)"
+    assert launcher.scheduler_preemption([1]) == said and launcher.preemption_trouble() == ""
+    stub.objects.clear()
+    assert launcher.scheduler_preemption([1]) == said, "known, although the pod is gone"
+
+    def refuse(*arguments):
+        raise JobError("may not list pods")
+
+    monkeypatch.setattr(module.BACKEND, "disruption", refuse)
+    assert launcher.scheduler_preemption([0]) == ""
+    assert launcher.preemption_trouble() == "whether a pod was evicted is not known: may not list pods"

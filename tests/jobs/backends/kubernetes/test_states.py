@@ -7,6 +7,7 @@ from nbtrain.jobs.backends.kubernetes.replicas import (
     exit_words,
     failure_words,
     node_of,
+    preemption_words,
     replica,
     waiting_words,
 )
@@ -96,6 +97,43 @@ def test_how_a_pod_ended_in_words():
     evicted = replica(pod(phase="Failed", reason="Evicted", message="node low on disk"))
     assert failure_words([evicted]) == "gpt-worker-1: Evicted: node low on disk"
     assert failure_words([replica({}), replica({"status": "odd"})]) == ""
+
+
+def disrupted(reason, **more):
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "evicting."}
+    return {"conditions": [{**condition, **more}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (disrupted("EvictionByEvictionAPI"), "EvictionByEvictionAPI: evicting"),
+        (disrupted("PreemptionByScheduler", message=""), "PreemptionByScheduler"),
+        ({"reason": "Evicted", "message": "node low on disk"}, "Evicted: node low on disk"),
+        (disrupted("EvictionByEvictionAPI", status="False"), ""),
+        # A machine that is gone is a failure, and so is a pod that exceeded its memory.
+        (disrupted("DeletionByPodGC"), ""),
+        ({**disrupted("EvictionByEvictionAPI"), "containerStatuses": [ended(137, "OOMKilled")]}, ""),
+        ({"containerStatuses": [ended(143)]}, ""),
+        ({}, ""),
+    ],
+)
+def test_only_the_clusters_own_record_is_an_eviction(status, words):
+    """DisruptionTarget and Evicted count as a preemption; a signal, a lost machine and OOMKilled do not."""
+    one = replica(pod(**status))
+    assert one.disruption == words
+    said = f"Kubernetes takes pod gpt-worker-1 away ({words})" if words else ""
+    assert preemption_words([one]) == preemption_words([one], [1]) == said
+    assert preemption_words([one], [0]) == ""
+
+
+def test_an_evicted_pod_with_a_successor_is_history():
+    """Of several pods of a node, only the newest counts: an evicted pod may be listed for days."""
+    old = {**pod(**disrupted("EvictionByEvictionAPI"))}
+    old["metadata"] = {**old["metadata"], "creationTimestamp": "2026-11-29T08:00:00Z"}
+    new = pod("gpt-worker-1")
+    new["metadata"] = {**new["metadata"], "creationTimestamp": "2026-11-29T09:00:00Z"}
+    assert preemption_words([replica(new), replica(old)], [1]) == ""
 
 
 def test_why_a_pod_waits_in_words():

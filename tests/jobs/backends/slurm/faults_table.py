@@ -20,10 +20,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import CANCELLED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.jobstate import CANCELLED, FAILED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.base.node_records import EngineWord, NodeRecord
 from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import JobDir
@@ -313,7 +314,7 @@ def cancelled_while_suspended(scene: Scene) -> Row:
 
 
 def requeued(scene: Scene) -> Row:
-    """Requeue the job with scontrol, as in a preemption."""
+    """Requeue the job with scontrol."""
     scene.submit(150)
     scene.until_step(20)
     scene.fault()
@@ -328,6 +329,148 @@ def requeued(scene: Scene) -> Row:
     return Row(
         f"QUEUED: {cause}", "120, Slurm's wait", "continues from the checkpoint that it was asked to save"
     )
+
+
+def _preempt(scene: Scene, seconds: int = 5) -> None:
+    """Submit an urgent job on both nodes, for which Slurm takes the run's nodes."""
+    request = ("-p", "urgent", "-N", "2", "--cpus-per-task=4", "-o", "/dev/null")
+    scene.cluster.call("sbatch", *request, "--wrap", f"sleep {seconds}")
+
+
+def _preempted(scene: Scene, partition: str, after: str, **settings: Any) -> Row:
+    """Preempt the job once; it may not restart."""
+    job = scene.submit(120, **{"backend.slurm.partition": partition, "backend.max_restarts": 0, **settings})
+    scene.until_step(20)
+    scene.fault()
+    _preempt(scene)
+    cause = scene.until_state(QUEUED)
+    assert cause.startswith("preempted, waiting in the queue since "), cause
+    number = scene.number
+    if "resubmissions" not in str(settings):
+        scene.start_now()
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    record, summary = scene.record, files.read_json(job.run.summary_json)
+    (preemption,) = record.preemptions
+    assert (record.restarts, summary["restarts"], summary["preemptions"]) == (0, 0, 1)
+    assert preemption.notice.startswith(f"Slurm preempted job {number}") and preemption.lost_steps == 0
+    assert summary["preemption_waited_seconds"] == round(preemption.waited_seconds, 3) > 0
+    assert not scene.bad_states, scene.seen
+    return Row(f"QUEUED: {cause}", scene.seconds(), after)
+
+
+def preempted_at_once(scene: Scene) -> Row:
+    """Preempt the job by a more urgent one, without a grace time."""
+    return _preempted(scene, "low", "Slurm puts the job back into its queue; it costs no restart")
+
+
+def preempted_with_grace(scene: Scene) -> Row:
+    """Preempt the job with GraceTime=30: it saves, and leaves its nodes before the 30 s are over."""
+    return _preempted(scene, "low-grace", "the same; the job leaves before the grace time is over")
+
+
+def preempted_and_cancelled(scene: Scene) -> Row:
+    """Preempt the job where Slurm cancels preempted jobs."""
+    after = "the job submits itself again: `resubmissions`"
+    return _preempted(scene, "cancel", after, **{"backend.slurm.resubmissions": 1})
+
+
+def preempted_and_cancelled_with_grace(scene: Scene) -> Row:
+    """Preempt the job with a grace time where Slurm cancels preempted jobs."""
+    return _preempted(scene, "cancel-grace", "the same", **{"backend.slurm.resubmissions": 1})
+
+
+def preempted_without_resubmissions(scene: Scene) -> Row:
+    """Preempt the job where Slurm cancels preempted jobs, with no resubmission left."""
+    scene.submit(100_000, **{"backend.slurm.partition": "cancel", "backend.max_restarts": 0})
+    scene.until_step(20)
+    scene.fault()
+    _preempt(scene)
+    state, cause = scene.end()
+    assert state == CANCELLED and "saved at step" in cause and "preempted" in cause, (state, cause)
+    return Row(f"CANCELLED: {cause}", "", "`nbtrain resume` continues")
+
+
+PREEMPTIONS = 10
+
+
+def preempted_ten_times(scene: Scene) -> Row:
+    """Preempt a job with max_restarts 0 ten times; its losses are those of an uninterrupted run."""
+    steps = 160
+    slow = {"checkpoint.save_interval_steps": 1000, "evaluation.eval_interval_steps": 1000}
+    straight = scene.submit(steps, fake=False, name="straight", **slow)
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    scene.seen = []
+    low = {"backend.slurm.partition": "low", "backend.max_restarts": 0}
+    job = scene.submit(steps, fake=False, name="cut", **{**slow, **low})
+    stop = threading.Event()
+    slowdown = threading.Thread(target=_hold_back, args=(scene, job, stop), daemon=True)
+    slowdown.start()
+    for number in range(1, PREEMPTIONS + 1):
+        scene.until(lambda: scene.status()[0] == RUNNING and scene.step, "a step")
+        scene.fault_at = scene.fault_at or time.time()
+        _preempt(scene, seconds=1)
+        scene.until(lambda: len(scene.record.preemptions) >= number, f"preemption {number}")  # noqa: B023
+        scene.start_now()
+    stop.set()
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    record = scene.record
+    assert (record.restarts, len(record.preemptions)) == (0, PREEMPTIONS), record
+    assert trace(job.run) == trace(straight.run), "the losses differ from an uninterrupted run"
+    assert {len(values) for values in trace(job.run).values()} == {1}
+    lost = sum(preemption.lost_steps for preemption in record.preemptions)
+    after = (
+        f"SUCCEEDED after ten preemptions, {lost} steps lost, bit for bit the losses of an uninterrupted run"
+    )
+    return Row("QUEUED ten times", scene.seconds(), after)
+
+
+def told_to_leave_ten_times(scene: Scene) -> Row:
+    """Send TERM to an agent by hand ten times, with max_restarts 9: each costs a restart."""
+    fast = {"backend.max_restarts": PREEMPTIONS - 1, "backend.restart_backoff_seconds": 0.1}
+    scene.submit(100_000, **{"backend.slurm.partition": "low", **fast})
+    for attempt in range(PREEMPTIONS):
+        scene.until(lambda: scene.record.attempt == attempt and scene.step, "a step")  # noqa: B023
+        scene.fault_at = scene.fault_at or time.time()
+        agent = NodeRecord.read(scene.job.node(1))
+        assert agent is not None
+        os.kill(agent.agent.pid, signal.SIGTERM)
+        scene.until(lambda: scene.record.attempt > attempt or scene.status()[0] == FAILED, "an end")  # noqa: B023
+    state, cause = scene.end()
+    assert state == FAILED and "backend.max_restarts = 9 is used up" in cause, (state, cause)
+    assert scene.record.preemptions == []
+    return Row(f"FAILED: {cause}", "", "only Slurm's own record is a preemption; a TERM by hand is a failure")
+
+
+def noticed(scene: Scene) -> Row:
+    """Give notice by the command of the YAML, and withdraw it: the job waits in its allocation meanwhile."""
+    notice = scene.cluster.folder / "notice"
+    command = ["test", "-e", str(notice)]
+    fast = {"backend.preemption_notice": command, "backend.preemption_notice_interval_seconds": 1}
+    scene.submit(120, **{"backend.max_restarts": 0, **fast})
+    scene.until_step(20)
+    scene.fault()
+    notice.touch()
+    cause = scene.until_state(QUEUED)
+    notice.unlink()
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    record = scene.record
+    assert (record.restarts, len(record.preemptions)) == (0, 1), record
+    assert "backend.preemption_notice (test) gave notice" in record.preemptions[0].notice
+    named = cause.replace(os.uname().nodename, "n0")
+    return Row(f"QUEUED: {named}", scene.seconds(), "continues when the command no longer gives notice")
+
+
+def step_cancelled(scene: Scene) -> Row:
+    """Cancel the step of the agents by scancel; the allocation stays."""
+    scene.submit(150)
+    scene.until_step(20)
+    scene.fault()
+    scene.cluster.call("scancel", f"{scene.number}.0")
+    scene.until(lambda: scene.record.restarts, "a restart")
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    cause = scene.record.attempts[0].cause or ""
+    assert cause.startswith("scancel of step "), cause
+    return Row(cause, scene.seconds(), "the supervisor starts the agents again in the allocation")
 
 
 def supervisor_killed(scene: Scene) -> Row:
@@ -403,7 +546,20 @@ FAULTS = {
     "paused": Fault("`nbtrain pause`, then `nbtrain resume`", paused),
     "scancel": Fault("`scancel` by hand", cancelled_outside),
     "cancel-suspended": Fault("`nbtrain cancel` of a suspended job", cancelled_while_suspended),
-    "requeued": Fault("`scontrol requeue`, as a preemption does", requeued),
+    "requeued": Fault("`scontrol requeue` by hand", requeued),
+    "preempted": Fault("a more urgent job, `PreemptMode=REQUEUE`, `max_restarts: 0`", preempted_at_once),
+    "preempted-grace": Fault("the same with `GraceTime=30`", preempted_with_grace),
+    "preempted-cancel": Fault("a more urgent job, `PreemptMode=CANCEL`", preempted_and_cancelled),
+    "preempted-cancel-grace": Fault(
+        "`PreemptMode=CANCEL` with `GraceTime=30`", preempted_and_cancelled_with_grace
+    ),
+    "preempted-no-resubmission": Fault(
+        "`PreemptMode=CANCEL`, `resubmissions: 0`", preempted_without_resubmissions
+    ),
+    "preempted-ten-times": Fault("ten preemptions in a row, `max_restarts: 0`", preempted_ten_times),
+    "told-ten-times": Fault("ten times `kill` of an agent, `max_restarts: 9`", told_to_leave_ten_times),
+    "notice": Fault("the command of `preemption_notice` exits with 0", noticed),
+    "step": Fault("`scancel` of the agents' step", step_cancelled),
     "supervisor": Fault("kill -9 of the supervisor", supervisor_killed),
     "second-shell": Fault("two more shells submit the same run", second_shell),
 }

@@ -10,6 +10,7 @@ from nbtrain.jobs.backends.remote_backend import EngineAway
 from nbtrain.jobs.backends.slurm import engine
 from nbtrain.jobs.backends.slurm.engine import (
     cancelled_for,
+    cancelled_step,
     read_sacct,
     read_scontrol,
     read_sinfo,
@@ -273,6 +274,9 @@ slurmstepd-n0: error: *** STEP 12.0 ON n0 CANCELLED AT 2026-11-29T08:02:00 ***
 """
 
 
+OTHER_JOB = "*** JOB 13 ON n0 CANCELLED AT 2026-11-29T08:03:00 DUE TO PREEMPTION ***"
+
+
 @pytest.mark.parametrize(
     ("added", "since", "why"),
     [
@@ -281,7 +285,7 @@ slurmstepd-n0: error: *** STEP 12.0 ON n0 CANCELLED AT 2026-11-29T08:02:00 ***
         ("*** JOB 12 ON n0 CANCELLED AT 2026-11-29T08:03:00 ***", 10, ""),
         ("*** JOB 12 ON n0 CANCELLED AT 2026-11-29T08:03:00 DUE TO TIME LIMIT ***", 10, "TIME LIMIT"),
         ("*** JOB 12 ON n0 CANCELLED AT 2026-11-29T08:03:00 DUE TO JOB REQUEUE ***", 10, "JOB REQUEUE"),
-        ("*** JOB 13 ON n0 CANCELLED AT 2026-11-29T08:03:00 DUE TO PREEMPTION ***", 10, None),
+        (OTHER_JOB, 10, None),
     ],
 )
 def test_slurmstepd_says_why_it_ends_the_batch_step(
@@ -295,3 +299,4 @@ def test_slurmstepd_says_why_it_ends_the_batch_step(
     # 2026-11-29 08:00:56 UTC
     assert cancelled_for(log, "12", 1_795_939_256.0 + since) == why
     assert cancelled_for(tmp_path / "none", "12", 0.0) is None
+    assert cancelled_step(log, "12", 1_795_939_256.0 + since) == ("0" if added in ("", OTHER_JOB) else "")

@@ -295,14 +295,15 @@ class Journal:
         self.record.attempt += 1
         self.record.restarts += restart
 
-    def preempted(self, attempt: int, notice: str, reached: int) -> tuple[str, int]:
-        """Record a preemption of an attempt that had reached a step; return text about the work that it
-        lost, and its tokens.
+    def preempted(self, attempt: int, notice: str, reached: int, at: float | None = None) -> tuple[str, int]:
+        """Record a preemption, now or `at` an earlier time, of an attempt that had reached a step; return
+        text about the work that it lost, and its tokens.
         """
         text, tokens, saved = self._lost_since_saved(reached)
         lost_steps = max(0, reached - saved)
-        preemption = Preemption(attempt, notice, time.time(), lost_steps, tokens)
-        preemption.mark("preempted_at")
+        preemption = Preemption(attempt, notice, at or 0.0, lost_steps, tokens)
+        if at is None:
+            preemption.mark("preempted_at")
         self.record.preemptions.append(preemption)
         self.event(
             "preemption",
@@ -322,7 +323,9 @@ class Journal:
         here = beat is not None and beat.attempt == lost.attempt
         lost.reached_step = beat.step if beat is not None and here else lost.first_step or 0
         lost.cause = notice
-        _, lost.lost_tokens = self.preempted(lost.attempt, notice, lost.reached_step)
+        # Its last sign of life is the best that is known of its end.
+        at = beat.time if beat is not None and here else lost.started_at
+        _, lost.lost_tokens = self.preempted(lost.attempt, notice, lost.reached_step, at)
 
     def _tell_lost(self, verdict: Verdict) -> tuple[str, int]:
         reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)

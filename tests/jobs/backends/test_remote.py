@@ -438,3 +438,45 @@ def test_a_node_that_has_ended_well_is_no_trouble(cluster: Cluster) -> None:
     cluster.launcher.trouble()
     cluster.pass_seconds(60, 1)
     assert cluster.launcher.trouble() == ""
+
+
+def test_a_notice_or_the_schedulers_record_is_a_preemption(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine's own notice counts until it is withdrawn. The scheduler is asked if an agent was told to
+    leave, or if it signalled the supervisor; a lost machine asks nobody.
+    """
+    asked: list[list[int]] = []
+
+    def record(launcher: RemoteLauncher, leaving: list[int]) -> str:
+        asked.append(leaving)
+        return "taken away"
+
+    monkeypatch.setattr(Launcher, "scheduler_preemption", record)
+    cluster.launch()
+    launcher, path = cluster.launcher, cluster.job.node(1)
+    assert (launcher.preemption(), launcher.missing()) == ("", "")
+    noticed = NodeRecord.read(path)
+    assert noticed is not None
+    replace(noticed, notice="spot", notice_trouble="curl did not start", time=noticed.time + 1).write(path)
+    assert (launcher.preemption(), launcher.preemption_trouble()) == (
+        "node1: spot",
+        "node1: curl did not start",
+    )
+    cluster.clock.sleep(1)
+    cluster.beat()
+    assert (launcher.preemption(), launcher.preemption_trouble(), asked) == ("", "", [])
+    assert launcher.preemption(signalled=True) == "taken away"
+    cluster.beat(1, phase="leaving")
+    assert (launcher.preemption(), launcher.missing()) == ("taken away", "node 1")
+    assert asked == [[], [1]]
+    # The machine is gone: its agent no longer says that it leaves.
+    for _ in range(40):
+        cluster.clock.sleep(1)
+        cluster.beat(0)
+        launcher.poll()
+    asked.clear()
+    assert (launcher.preemption(), launcher.missing(), asked) == ("", "node 1", [])
+    cluster.life = 1
+    cluster.beat(1)
+    assert launcher.missing() == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING
-from nbtrain.base.node_records import LaunchOrder, NodeExit, SignalOrder, SignalOrders
+from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrder, SignalOrders
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load
@@ -104,6 +104,24 @@ def test_signals_are_carried_out_once_and_only_for_this_attempt(agent: Agent) ->
     agent._look()
     assert agent._ranks.told == ["start", signal.SIGTERM, "kill"]
     assert agent.record.signals_done == 6
+
+
+def test_a_notice_is_in_its_record_until_it_is_withdrawn(agent: Agent) -> None:
+    """The agent reports its machine's notice at once, and again when the program no longer gives it."""
+
+    class Notice:
+        answer, trouble = "spot", ""
+
+        def look(self) -> str:
+            return self.answer
+
+    agent._notice = notice = Notice()  # type: ignore[assignment]
+    agent.report()
+    for answer in ("spot", ""):
+        notice.answer = answer
+        agent._look()
+        record = NodeRecord.read(agent._job.node(1))
+        assert record is not None and record.notice == answer
 
 
 def test_it_leaves_when_it_is_not_needed(agent: Agent) -> None:

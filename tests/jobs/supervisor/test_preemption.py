@@ -198,7 +198,7 @@ def test_an_allocation_that_could_not_say_its_end_was_preempted_too(supervised: 
     job, journal = supervised.job, supervised.journal
     journal.attempt_starts(supervised.it.config)
     process = ProcessIdentity(1, 1, "boot", "n0")
-    Heartbeat(0, 0, process, 1.0, 9, "train", 1.0).write(job.heartbeat(0))
+    Heartbeat(0, 0, process, 5.0, 9, "train", 1.0).write(job.heartbeat(0))
     later = supervise.Journal(job)
     later.config = supervised.it.config
     later.record.started_at = 1.0
@@ -211,5 +211,6 @@ def test_an_allocation_that_could_not_say_its_end_was_preempted_too(supervised: 
     supervise.note_lost_allocation(later, Backend())
     (preemption,) = later.record.preemptions
     assert (preemption.lost_steps, preemption.notice, preemption.attempt) == (9, NOTICE, 0)
+    assert preemption.preempted_at == 5.0, "the last sign of life"
     assert later.record.attempts[0].cause == NOTICE
     assert [event["kind"] for event in read_events(job)][-1] == "preemption"

@@ -118,6 +118,30 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert files.read_json(job.run.summary_json)["lost_tokens"] == first.lost_tokens
 
 
+def test_a_notice_of_this_machine_makes_the_job_wait(fake, start, wait_until, workspace):
+    """While the program of preemption_notice gives notice, the job has saved and is QUEUED; then it goes on
+    without a restart.
+    """
+    notice = workspace / "notice"
+    backend = {"max_restarts": 0, "preemption_notice": ["test", "-e", str(notice)]}
+    job = start(fake(steps=1_000_000, backend={**backend, "preemption_notice_interval_seconds": 1}))
+    wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2, "it trains")
+    notice.touch()
+    wait_until(lambda: read_state(job, time.time())[0] == "QUEUED", "it waits")
+    cause = read_state(job, time.time())[1]
+    assert re.fullmatch(
+        r"preempted, waiting in the queue since .* UTC, lost 0 steps; "
+        r"backend\.preemption_notice \(test\) gave notice",
+        cause,
+    )
+    notice.unlink()
+    wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "it trains again")
+    assert control.cancel(job)[0] == "CANCELLED"
+    record = JobRecord.read(job.job_json)
+    assert (record.restarts, record.attempt, len(record.preemptions)) == (0, 1, 1)
+    assert record.attempts[1].resumed_from_step == record.attempts[0].reached_step
+
+
 def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, wait_until):
     """If a wrapper is killed with -9, it is named, and the rank is restarted.
 

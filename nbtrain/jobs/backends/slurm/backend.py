@@ -428,20 +428,18 @@ class SlurmLauncher(RemoteLauncher):
 
     def poll(self) -> int | None:
         """Return the exit code of the attempt; if scancel ended the agents' step, say so."""
-        ended_before = self._ended is not None
+        if self._ended is not None:
+            return self._ended
         code = super().poll()
-        if (
-            code is not None
-            and not ended_before
-            and TOLD_TO_LEAVE in self.last_words
-            and not self._preemption
-        ):
-            record = JobRecord.read(self._job.job_json)
-            since = record.attempts[-1].started_at if record and record.attempts else 0.0
-            number = os.environ.get("SLURM_JOB_ID", "")
-            if step := cancelled_step(self._job.supervisor_log, number, since):
-                self.last_words = f"scancel of step {number}.{step}: {self.last_words}"
+        if code is not None and TOLD_TO_LEAVE in self.last_words and not self._preemption:
+            self.last_words = f"{self._cancelled_step()}{self.last_words}"
         return code
+
+    def _cancelled_step(self) -> str:
+        record, number = JobRecord.read(self._job.job_json), os.environ.get("SLURM_JOB_ID", "")
+        since = record.attempts[-1].started_at if record and record.attempts else 0.0
+        step = cancelled_step(self._job.supervisor_log, number, since)
+        return f"scancel of step {number}.{step}: " if step else ""
 
     def give_back(self) -> None:
         """Have Slurm requeue the job now, if that is what it does at the end of the grace time. In all other

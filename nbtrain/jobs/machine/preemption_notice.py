@@ -18,6 +18,7 @@ from typing import IO
 from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.workspace import resolved_program
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.machine import processes
 
 TIMEOUT_SECONDS = 10.0
 # Bytes at the end of the program's output in which its last line is searched.
@@ -70,12 +71,15 @@ class PreemptionNotice:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            # Without it, the code of a child that was reaped as an orphan would read as 0, which is a notice.
+            processes.keep_exit_code(self._process)
         except (OSError, ValueError) as error:
             self._output.close()
             self._note("", f"did not start: {error}")
 
     def _read(self, code: int) -> None:
-        assert self._output is not None
+        assert self._process is not None and self._output is not None
+        processes.exit_code_is_read(self._process)
         with self._output as output:
             output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
             lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
@@ -99,6 +103,7 @@ class PreemptionNotice:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        processes.exit_code_is_read(self._process)
         self._output.close()
         self._process = self._output = None
 

@@ -157,8 +157,18 @@ def start(
             preexec_fn=None if death_signal is None else child_setup(death_signal),
             **popen,
         )
-    _awaited.add(child.pid)
+    keep_exit_code(child)
     return child
+
+
+def keep_exit_code(child: subprocess.Popen) -> None:
+    """Make reap_orphans() leave a child's exit code to its Popen object."""
+    _awaited.add(child.pid)
+
+
+def exit_code_is_read(child: subprocess.Popen) -> None:
+    """Forget a child that has ended: its process ID may be used again, by an orphan."""
+    _awaited.discard(child.pid)
 
 
 def reap_orphans() -> None:

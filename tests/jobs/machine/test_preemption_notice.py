@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.jobs.machine import preemption_notice
+from nbtrain.jobs.machine import preemption_notice, processes
 from nbtrain.jobs.machine.preemption_notice import PreemptionNotice
 
 
@@ -47,6 +47,20 @@ def test_the_command_is_a_list_and_its_failure_is_reported(tmp_path: Path) -> No
     assert answer(absent) == ""
     assert absent.trouble.startswith("backend.preemption_notice: no-such-program did not start: ")
     assert PreemptionNotice([], 1.0).look() == ""
+
+
+def test_its_exit_code_is_not_lost_to_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor reaps orphans; a program that was reaped so would seem to have ended with 0, a notice."""
+    asked = PreemptionNotice(["sh", "-c", "exit 3"], 1.0)
+    asked.look()
+    process = asked._process
+    assert process is not None
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(processes, "children", lambda pid: [process.pid])
+    monkeypatch.setattr(processes, "prctl", lambda option, adopts: setattr(adopts._obj, "value", 1))
+    processes.reap_orphans()
+    assert answer(asked) == "" and process.returncode == 3
+    assert process.pid not in processes._awaited
 
 
 def test_a_program_that_hangs_is_killed_with_its_children(

@@ -33,6 +33,7 @@ from nbtrain.jobs.attempt.backend import CAPABILITIES, Launcher
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen, RemoteBackend
 from nbtrain.jobs.backends.slurm.engine import (
+    NODE_REASONS,
     SINFO_FORMAT,
     SlurmJob,
     call,
@@ -43,6 +44,7 @@ from nbtrain.jobs.backends.slurm.engine import (
     read_sinfo,
     requeues_preempted,
     submitted_number,
+    unavailable_nodes,
     word_of,
 )
 from nbtrain.jobs.backends.slurm.script import (
@@ -165,6 +167,10 @@ class SlurmBackend(RemoteBackend):
         except JobError as error:
             raise EngineUnseen(str(error)) from error
         word = word_of(found, number)
+        if word.state == QUEUED and found and found.reason.partition(",")[0] in NODE_REASONS:
+            with contextlib.suppress(JobError, EngineUnseen):
+                if nodes := unavailable_nodes(found.partition):
+                    word = replace(word, reason=f"{word.reason}; {nodes}")
         if word.state == QUEUED and asked_pause(job) and found and found.reason == HELD:
             held = f"paused while it waited: Slurm holds it; `nbtrain resume {job.run.name}` releases it"
             return replace(word, state=SUSPENDED, reason=held)

@@ -52,6 +52,7 @@ class SlurmJob:
     node_count: int = 0
     preempt_time: str = ""
     """Time of its preemption as Slurm writes it; "" without one. A requeue deletes it."""
+    partition: str = ""
     error_path: str = ""
     """Path of the batch step's standard error."""
 
@@ -153,6 +154,29 @@ def numbered(name: str, comment: str, known: list[str]) -> str | None:
     return max((number for number in found if number.isdigit()), key=int, default=None)
 
 
+# Reasons to wait for nodes that are drained or down, which Slurm does not name or names without a reason.
+NODE_REASONS = ("ReqNodeNotAvail", "NodeNotAvail", "NodeDown", "Nodes_required_for_job_are_DOWN")
+NODES_FORMAT = "%N|%T|%E"
+# Nodes that are named; a large cluster may have hundreds.
+MOST_NODES = 4
+
+
+def unavailable_nodes(partition: str) -> str:
+    """Return the drained and lost nodes of a partition with the reasons of the administrator: "n1 is drained
+    (disk)"; "" without any. Raises EngineUnseen, JobError.
+    """
+    request = ["-p", partition] if partition else []
+    found = {}
+    for line in call("sinfo", "-h", "-N", *request, "-o", NODES_FORMAT).splitlines():
+        words = line.strip().split("|", 2)
+        if len(words) == 3 and re.match(r"drain|down|fail", words[1]):
+            node, state, reason = words
+            why = "" if reason in ("", "none", "(null)") else f" ({reason})"
+            found[node] = f"{node} is {state.rstrip('*')}{why}"
+    named = ", ".join([*found.values()][:MOST_NODES])
+    return f"{named} and {len(found) - MOST_NODES} more" if len(found) > MOST_NODES else named
+
+
 def requeues_preempted(partition: str) -> bool:
     """Return whether preempted jobs of a partition are put back into the queue; False if their quality of
     service decides. Raises EngineUnseen, JobError.
@@ -246,6 +270,7 @@ def _read_line(line: str) -> SlurmJob:
         comment=fields.get("Comment", "").strip(),
         node_count=_leading(fields.get("NumNodes", "")),
         preempt_time=_known(fields.get("PreemptTime", "")),
+        partition=fields.get("Partition", ""),
         error_path=fields.get("StdErr", ""),
     )
 

@@ -215,6 +215,31 @@ def test_an_allocation_is_given_back_if_slurm_queues_the_job_again(
     assert (("scontrol", "requeue", "12") in slurm["said"]) is asked
 
 
+@pytest.mark.parametrize(
+    ("reason", "named"),
+    [
+        ("ReqNodeNotAvail,_UnavailableNodes:n1", True),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions", True),
+        ("Priority", False),
+    ],
+)
+def test_a_drained_node_is_named_with_its_reason(
+    job: JobDir, slurm: dict[str, Any], reason: str, named: bool
+) -> None:
+    """A job that waits for nodes that are drained or down says which, and why; a job that waits for others
+    does not ask.
+    """
+    JobRecord(job.job_id, "id", "tiny", QUEUED, 1.0, 4, backend="slurm").write(job.job_json)
+    slurm["scontrol"] = (
+        f"JobId=12 JobName=nbtrain-tiny JobState=PENDING Reason={reason} Restarts=0 Partition=gpu NodeList="
+    )
+    slurm["sinfo"] = "n0|idle|none\nn1|drained|disk | smart\nn2|down*|Not responding\n"
+    _, cause = BACKEND.status(job)
+    said = "; n1 is drained (disk | smart), n2 is down (Not responding)"
+    assert (cause or "").endswith(said) is named
+    assert any(call[0] == "sinfo" for call in slurm["said"]) is named
+
+
 PAUSED = "paused on request at step 8; saved; `nbtrain resume tiny` continues it"
 ENDED = "JobId=12 JobName=nbtrain-tiny JobState=COMPLETED Reason=None Restarts=0 NodeList=n0"
 

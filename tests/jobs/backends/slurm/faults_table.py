@@ -605,7 +605,9 @@ def on_a_cluster() -> Iterator[Scene]:
 
 
 def plain(text: str) -> str:
-    return plain_times(re.sub(r"Slurm job \d+", "Slurm job 12", text))
+    """Remove numbers of jobs and steps, and times, from the text."""
+    text = re.sub(r"(Slurm job|preempted job|of step) \d+", r"\1 12", text)
+    return plain_times(re.sub(r"PreemptTime=[\dT:-]+", "PreemptTime=2026-01-01T12:00:00", text))
 
 
 TABLES = Tables(

@@ -1,6 +1,7 @@
 """SlurmBackend with recorded output of Slurm: which allocation continues a job, and what submit rejects."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,13 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.jobstate import CANCELLED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs import control
+from nbtrain.jobs.backends import remote_backend
 from nbtrain.jobs.backends.remote_backend import EngineUnseen
 from nbtrain.jobs.backends.slurm import backend as backend_module
 from nbtrain.jobs.backends.slurm import engine
@@ -238,6 +240,37 @@ def test_a_drained_node_is_named_with_its_reason(
     said = "; n1 is drained (disk | smart), n2 is down (Not responding)"
     assert (cause or "").endswith(said) is named
     assert any(call[0] == "sinfo" for call in slurm["said"]) is named
+
+
+def test_a_job_whose_batch_step_was_killed_is_waited_for_until_it_is_lost(
+    job: JobDir, slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it counts as LOST, a job that Slurm has ended says so; a resume waits for that instead of
+    joining it. A job that runs is not waited for.
+    """
+    record = JobRecord(job.job_id, "id", "tiny", RUNNING, 1.0, 4, backend="slurm")
+    record.supervisor = ProcessIdentity(1, 1, "boot", "n0")
+    record.write(job.job_json)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        os.utime(job.job_json, (time.time() - 31,) * 2)
+
+    monkeypatch.setattr(remote_backend.time, "sleep", sleep)
+    monkeypatch.setattr(remote_backend, "ASK_SECONDS", 0.0)
+    slurm["scontrol"] = "JobId=12 JobName=nbtrain-tiny JobState=RUNNING Reason=None Restarts=0 NodeList=n0"
+    BACKEND.settle(job)
+    assert (BACKEND.status(job)[0], waits) == (RUNNING, [])
+    slurm["scontrol"] = (
+        "JobId=12 JobName=nbtrain-tiny JobState=FAILED Reason=None ExitCode=0:9 Restarts=0 NodeList=n0"
+    )
+    os.utime(job.job_json, (time.time() - 4,) * 2)
+    state, cause = BACKEND.status(job)
+    assert state == RUNNING and (cause or "").startswith("Slurm job 12 ended as FAILED"), (state, cause)
+    assert (cause or "").endswith("s, and the job counts as LOST after 30 s")
+    BACKEND.settle(job)
+    assert (BACKEND.status(job)[0], waits) == (LOST, [1.0])
 
 
 PAUSED = "paused on request at step 8; saved; `nbtrain resume tiny` continues it"

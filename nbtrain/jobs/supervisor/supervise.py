@@ -194,8 +194,9 @@ def supervise(journal: Journal, asked: Asked) -> int:
                     journal.check_owner()
                     said = f"{asked.why}: {saved_words(job)}"
                     if (preemption := journal.record.waiting_preemption) is not None:
-                        said = preempted_words(preemption)
                         words = backend.after_preemption(job, config)
+                        said = f"{preemption.notice}: {saved_words(job)}"
+                        said = preempted_words(preemption) if words else said
                     elif asked.why == ALLOCATION:
                         words = backend.go_on(job, config)
                     else:

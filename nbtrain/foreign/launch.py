@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from nbtrain.foreign.bash_script import SHELLS, Command
-from nbtrain.foreign.bash_values import Variable, text_variable, word_of
+from nbtrain.foreign.bash_values import Run, Variable, text_variable, word_of
 from nbtrain.foreign.located import Unknown, Value, Word
 
 PROGRAM = re.compile(r".*\.py\Z")
@@ -883,8 +883,6 @@ def _shell(
 
 
 def _variables(environment: dict[str, Word]) -> dict[str, Variable]:
-    from nbtrain.foreign.bash_values import Run
-
     found = {}
     for name, word in environment.items():
         unknown = word.unknowns[0] if word.unknowns else None

@@ -77,8 +77,19 @@ def _job_of(tree: Tree, kind: str, given: Given) -> Job:
     job = _READERS[kind](tree, given)
     if own_manifest(tree, job):
         return job
-    read_place(tree, job, tuple(_pods(tree, kind)), MAIN_CONTAINER[kind])
+    read_place(tree, job, tuple(_pods(tree, kind)), _main_container(tree, kind))
     return job
+
+
+def _main_container(tree: Tree, kind: str) -> str:
+    """Return the name of the container that trains."""
+    for pod in _pods(tree, kind):
+        containers = tree.find(f"{pod}.containers")
+        if containers and isinstance(containers.value, list) and containers.value:
+            at = _training_container(tree, pod, len(containers.value), MAIN_CONTAINER[kind])
+            name = tree.word(f"{pod}.containers.{at}.name")
+            return name.text if name else MAIN_CONTAINER[kind]
+    return MAIN_CONTAINER[kind]
 
 
 # Names of the containers that train.

@@ -9,6 +9,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.config.other_programs import GPT_SCRIPTS, program_of_command
 from nbtrain.foreign.bash_script import Command, Script, Surroundings, command_of_words, read_script
+from nbtrain.foreign.bash_values import word_of
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.launch import Hidden, Launch, Place, launches_of, share, shown_command
 from nbtrain.foreign.located import Unknown, Value, Word, question
@@ -347,7 +348,5 @@ def _exported(launch: Launch) -> dict[str, Word]:
     found = {}
     for name, variable in launch.command.exported.items():
         if variable.kind == "text":
-            from nbtrain.foreign.bash_values import word_of
-
             found[name] = word_of(variable.elements.get("0", ()), launch.command.place)
     return found

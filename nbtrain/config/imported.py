@@ -6,8 +6,8 @@ from pydantic import Field
 
 from nbtrain.config.fields import ConfigModel
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?(\+changes)?$")]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", max_length=64)]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?(\+changes)?$", max_length=72)]
 
 
 class ImportedFile(ConfigModel):

@@ -15,7 +15,7 @@ from nbtrain.jobs import control
 from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.signals import ENGINE, PAUSE, PREEMPTION, REQUEST
-from nbtrain.jobs.supervisor.summary import summarize
+from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.job.job_description import job_status
 from tests.jobs.conftest import TINY
 from tests.jobs.supervisor.test_recovery import Told
@@ -130,7 +130,7 @@ def test_what_it_lost_and_how_long_it_waits_is_shown_and_recorded(supervised: To
     (preemption,) = record.preemptions
     assert last["waited_seconds"] == round(preemption.waited_seconds, 3) > 0
     record.mark("ended_at")
-    summary = summarize(supervised.it.config, record, None, {})
+    summary = write_summary(supervised.job.run, supervised.it.config, record, None)
     assert (summary["preemptions"], summary["preemption_lost_steps"], summary["restarts"]) == (1, 7, 0)
     assert summary["preemption_waited_seconds"] == round(preemption.waited_seconds, 3)
     text = job_status(record, False, [], record.ended_at).restarts_text

@@ -1,9 +1,9 @@
 """Problems of a run that only this machine can find, for `nbtrain check` and the form."""
 
-import socket
 from dataclasses import replace
 
 from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.records import host_name
 from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.sources.source_check import source_problems
@@ -23,7 +23,7 @@ def findings_here(config: RunConfig) -> list[Finding]:
         *more_than_is_here(config),
     ]
     if config.backend.kind == "local":
-        for finding in too_little_here(config, socket.gethostname()):
+        for finding in too_little_here(config, host_name()):
             found.append(replace(finding, rule="shared_memory_suffices"))
     if dataset_of(config).manifest() is None:
         cost = Cost(words="a prepare that fails")

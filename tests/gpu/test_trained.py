@@ -30,6 +30,8 @@ NOT_NEEDED = {
     "safetensors": "safetensors",
     "starlette": "starlette",
     "tokenizers": "tokenizers",
+    "tree-sitter": "tree_sitter",
+    "tree-sitter-bash": "tree_sitter_bash",
     "urllib3": "urllib3",
     "uvicorn": "uvicorn",
     "xxhash": "xxhash",

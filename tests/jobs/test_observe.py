@@ -83,7 +83,7 @@ def test_the_verb_advises_and_writes_the_changed_run(ended, workspace, capsys):
     """
     ended("FAILED", OUT_OF_MEMORY)
     assert main(["advise", "gpt-fake"]) == 0
-    assert "  1  " in (table := capsys.readouterr().out) and "the device ran out of memory" in table
+    assert "\n1  " in (table := capsys.readouterr().out) and "the device ran out of memory" in table
     path = workspace / "gpt-smaller.yaml"
     assert main(["advise", "gpt-fake", "--use", "1", "-o", str(path)]) == 0
     assert f"{path}: written. `nbtrain submit {path}` starts it." in (said := capsys.readouterr().out)

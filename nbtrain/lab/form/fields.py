@@ -38,7 +38,7 @@ GROUPS = {
     "Logging": ("logging", "profile", "notify"),
 }
 # `name` has its own place on the form; the other two are not settings.
-NOT_IN_GROUPS = ("schema_version", "extends", "name")
+NOT_IN_GROUPS = ("schema_version", "extends", "name", "imported_from")
 
 # The fields that most runs change. The training length has the unit that the YAML uses.
 LENGTH = "batch.train_tokens"

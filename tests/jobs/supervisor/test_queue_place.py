@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -206,8 +207,10 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
     assert started == ["first", "third"]
     assert [(ticket.name, ticket.refused) for ticket in holders.queue.tickets()] == [("third", "no room")]
     files.write_text(jobs["first"].run.config_yaml, to_yaml(holders.config("first")))
-    monkeypatch.setattr(submit, "preflight", lambda launch: [])
-    monkeypatch.setattr(submit, "make_plan", lambda config, needs: None)
+    monkeypatch.setattr(submit, "preflight", lambda launch, reads_data: [])
+    monkeypatch.setattr(
+        submit, "make_plan", lambda config, needs: SimpleNamespace(config=config, findings=[])
+    )
     with pytest.raises(SubmitError, match=r"^output/first: it was cancelled before it was started again\.$"):
         restart.go_on(str(jobs["first"].run.path), jobs["first"].job_id)
 

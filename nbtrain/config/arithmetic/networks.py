@@ -65,7 +65,8 @@ NETWORKS: tuple[Network, ...] = (
     _network("slingshot-4x200", 200, "HPE Slingshot 11, four ports, as Frontier's machines", 4),
     _network("efa-400", 100, "AWS P4d: four EFA interfaces of 100 Gb/s", 4, EFA_REACHED),
     _network(
-        "efa-3200", 100, "AWS P5 and P5e: 32 EFA interfaces of 100 Gb/s; P5en 16 of 200", 32, EFA_REACHED
+        "efa-3200", 100, "AWS P5 and P5e: 32 EFA interfaces of 100 Gb/s; P5en 16 of 200; P6-B200 8 of 400",
+        32, EFA_REACHED,
     ),
     _network("efa-6400", 400, "AWS P6-B300: 16 EFA interfaces of 400 Gb/s", 16, EFA_REACHED),
     _network("tcpx-800", 200, "Google Cloud A3 High: four interfaces of 200 Gb/s (GPUDirect-TCPX)", 4),

@@ -1,6 +1,7 @@
 """Training lengths of published models, with which a run's tokens per parameter are compared.
 
-A run is compared with models of a similar size: up to SIMILAR times smaller or larger.
+A run is compared with models of a similar size: up to SIMILAR times smaller or larger. Each row was compared
+with its source on 2026-11-29.
 """
 
 import math
@@ -36,42 +37,55 @@ def _same(name: str, source: str, tokens: float, *sizes: tuple[str, float]) -> t
     return _family(name, source, *((size, parameters, tokens) for size, parameters in sizes))
 
 
+# OPT is omitted: its paper gives the tokens of its corpus and of its schedule, not the training tokens.
 LENGTHS: tuple[PublishedLength, ...] = (
     *_same(
         "GPT-3", "arXiv:2005.14165, table 2.1", 300e9,
         ("125M", 125e6), ("350M", 350e6), ("760M", 760e6), ("1.3B", 1.3e9), ("2.7B", 2.7e9), ("6.7B", 6.7e9),
         ("13B", 13e9), ("175B", 175e9),
     ),
-    *_same("Gopher", "arXiv:2112.11446", 300e9, ("280B", 280e9)),
-    *_same("MT-NLG", "arXiv:2201.11990", 270e9, ("530B", 530e9)),
-    *_same("Chinchilla", "arXiv:2203.15556", 1.4e12, ("70B", 70e9)),
-    *_same("PaLM", "arXiv:2204.02311", 780e9, ("8B", 8e9), ("62B", 62e9), ("540B", 540e9)),
-    *_same("OPT", "arXiv:2205.01068", 180e9, ("175B", 175e9)),
+    *_same("Gopher", "arXiv:2203.15556, table 1", 300e9, ("280B", 280e9)),
+    *_same("MT-NLG", "arXiv:2203.15556, table 1", 270e9, ("530B", 530e9)),
+    *_same("Chinchilla", "arXiv:2203.15556, table 1", 1.4e12, ("70B", 70e9)),
+    # All three sizes were trained on the same text.
+    *_same(
+        "PaLM", "arXiv:2204.02311, table 1 and section 3", 780e9,
+        ("8B", 8.63e9), ("62B", 62.5e9), ("540B", 540.35e9),
+    ),
     *_same("BLOOM", "arXiv:2211.05100", 366e9, ("176B", 176e9)),
     *_family(
-        "LLaMA", "arXiv:2302.13971",
+        "LLaMA", "arXiv:2302.13971, table 2",
         ("7B", 6.7e9, 1e12), ("13B", 13e9, 1e12), ("33B", 32.5e9, 1.4e12), ("65B", 65.2e9, 1.4e12),
     ),
     *_family(
-        "Cerebras-GPT", "arXiv:2304.03208",
-        ("111M", 111e6, 2.2e9), ("256M", 256e6, 5.1e9), ("590M", 590e6, 11.8e9), ("1.3B", 1.3e9, 26.3e9),
+        "Cerebras-GPT", "arXiv:2304.03208 and its model cards",
+        ("111M", 111e6, 2.22e9), ("256M", 256e6, 5.12e9), ("590M", 590e6, 11.8e9), ("1.3B", 1.3e9, 26.3e9),
         ("2.7B", 2.7e9, 53e9), ("6.7B", 6.7e9, 133e9), ("13B", 13e9, 257e9),
     ),
+    # 143,000 steps of 1,024 sequences of 2,048 tokens.
     *_same(
-        "Pythia", "arXiv:2304.01373", 300e9,
-        ("160M", 162e6), ("410M", 405e6), ("1B", 1.01e9), ("2.8B", 2.8e9), ("6.9B", 6.9e9), ("12B", 11.8e9),
+        "Pythia", "arXiv:2304.01373 and EleutherAI/pythia, README.md", 299.9e9,
+        ("160M", 162e6), ("410M", 405e6), ("1B", 1.01e9), ("2.8B", 2.78e9), ("6.9B", 6.86e9), ("12B", 11.8e9),
     ),
-    *_same("Llama 2", "arXiv:2307.09288", 2e12, ("7B", 7e9), ("13B", 13e9), ("70B", 70e9)),
-    *_same("Falcon", "arXiv:2311.16867", 3.5e12, ("180B", 180e9)),
-    *_same("TinyLlama", "arXiv:2401.02385", 3e12, ("1.1B", 1.1e9)),
-    *_same("Llama 3.1", "arXiv:2407.21783", 15.6e12, ("8B", 8e9), ("70B", 70.6e9), ("405B", 405e9)),
     *_same(
-        "Qwen2.5", "arXiv:2412.15115", 18e12,
-        ("0.5B", 0.49e9), ("1.5B", 1.54e9), ("3B", 3.09e9), ("7B", 7.6e9), ("14B", 14.7e9), ("32B", 32.5e9),
+        "Llama 2", "meta-llama/llama-models, llama2/MODEL_CARD.md", 2e12,
+        ("7B", 7e9), ("13B", 13e9), ("70B", 70e9),
+    ),
+    *_same("Falcon", "arXiv:2311.16867", 3.5e12, ("180B", 180e9)),
+    *_same("TinyLlama", "jzhang38/TinyLlama, README.md", 3e12, ("1.1B", 1.1e9)),
+    # "15T+" of the smaller two.
+    *_same(
+        "Llama 3.1", "meta-llama/llama-models, llama3_1/MODEL_CARD.md", 15e12, ("8B", 8e9), ("70B", 70e9)
+    ),
+    *_same("Llama 3.1", "arXiv:2407.21783, section 1", 15.6e12, ("405B", 405e9)),
+    # "All models", on a dataset of "up to 18 trillion tokens"; the number for each size is not published.
+    *_same(
+        "Qwen2.5", "at most; qwenlm.github.io/blog/qwen2.5", 18e12,
+        ("0.5B", 0.49e9), ("1.5B", 1.54e9), ("3B", 3.09e9), ("7B", 7.61e9), ("14B", 14.7e9), ("32B", 32.5e9),
         ("72B", 72.7e9),
     ),
     *_family(
-        "SmolLM2", "arXiv:2502.02737",
+        "SmolLM2", "arXiv:2502.02737 and its model cards",
         ("135M", 135e6, 2e12), ("360M", 362e6, 4e12), ("1.7B", 1.7e9, 11e12),
     ),
 )  # fmt: skip

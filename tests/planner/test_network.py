@@ -1,6 +1,9 @@
 """Traffic between machines, waits and hpZ on networks of several speeds; the network that a run names."""
 
 import datetime
+import json
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -8,12 +11,21 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.networks import NETWORKS, find_network
 from nbtrain.config.load import load
 from nbtrain.lab.widgets.what_if import static_html
-from nbtrain.planner.calibration.measured_network import MeasuredNetwork, place_of, write_network
+from nbtrain.planner.calibration.measured_network import (
+    MeasuredNetwork,
+    network_path,
+    place_of,
+    read_networks,
+    write_network,
+)
+from nbtrain.planner.lint.layout import network_keeps_up
+from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.plan import plan
 from nbtrain.planner.search import search
 from nbtrain.planner.setup.setup import setup_of
-from nbtrain.planner.time.network_use import network_use
+from nbtrain.planner.time.network_use import network_use, uses_on
 from nbtrain.planner.time.speed import read_speed
+from nbtrain.planner.time.step import estimate_step
 from nbtrain.planner.what_if import what_if
 
 # 39.5B parameters with ZeRO 3 on two machines of eight H200, four micro batches of 8 sequences on a rank.
@@ -59,13 +71,17 @@ def test_bytes_of_zero_3_by_hand():
 
 
 def test_tensor_and_pipeline_traffic_by_hand():
-    """Tensor ranks inside a machine send nothing to others; a stage sends its boundary both ways."""
+    """Tensor ranks inside a machine send nothing to others. Of two machines with a pipeline, one sends
+    activations and the other their gradients; one in the middle sends both.
+    """
     config = load("gpt-13b-4xdp-4xpp", {"resources.nodes": 2, "resources.gpus_per_node": 8})
     setup = setup_of(config)
     boundary = 2 * setup.tokens_per_micro_batch * setup.shape.hidden_size
     use = use_of(config)
     # Stages of four ranks: two stages on a machine, and four ranks send over its one boundary.
-    assert use.sent_bytes == {"pipeline": pytest.approx(2 * setup.accumulation_steps * 4 * boundary)}
+    assert use.sent_bytes == {"pipeline": pytest.approx(setup.accumulation_steps * 4 * boundary)}
+    four = use_of(load(config, {"resources": {"nodes": 4, "gpus_per_node": 4}}))
+    assert four.sent_bytes["pipeline"] == pytest.approx(2 * use.total_bytes)
     assert use.rule_of_thumb_bytes is None and use.hpz is None
 
 
@@ -106,6 +122,21 @@ def test_a_slow_network_is_found_with_its_price():
     assert "it pays below" in planned.sections()["Network"]["hpZ"]
 
 
+def test_the_price_of_a_slow_network_is_that_of_the_network_alone():
+    """GPUs that were measured four times slower than the table do not make the network more expensive."""
+    config = forty_billion(network="ethernet-100")
+    planned = plan(config, use_measured=False)
+    rates = planned.speed.rates
+    rates = replace(rates, matmul_flops={dtype: flops / 4 for dtype, flops in rates.matmul_flops.items()})
+    speed = replace(planned.speed, rates=rates)
+    use = network_use(speed.setup, rates)
+    subject = Subject(config, planned.memory, planned.duration, planned.disk, planned.cost, speed, use)
+    (found,) = network_keeps_up(subject)
+    fast = replace(rates, across=replace(rates.inside, bytes_per_second=math.inf))
+    saved = 1 - estimate_step(speed.setup, fast).seconds / use.step_seconds
+    assert found.cost.hours == pytest.approx(saved * planned.duration.seconds / 3600)
+
+
 def test_the_default_is_assumed_and_says_so():
     assumed = use_of(forty_billion())
     assert assumed.network.startswith("assumed, as a usual machine with H200 has: 3,200 Gb/s")
@@ -130,9 +161,40 @@ def test_a_measured_network_is_used_unless_the_run_names_one():
     assert named.reached_bytes_per_second == pytest.approx(320e9)
     elsewhere = use_of(load(config, {"backend.hosts.hosts": ["a", "c"]}))
     assert elsewhere.network.startswith("assumed")
+    # A fraction is of the assumed bandwidth. Other networks reach the usual fraction, not all of theirs.
+    fraction = use_of(load(config, {"resources.network_reached_fraction": 0.5}))
+    assert fraction.network.startswith("assumed") and fraction.reached_bytes_per_second == 200e9
+    others = uses_on(setup_of(config), read_speed(config).rates)
+    assert [other.reached_bytes_per_second * 8 / 1e9 for other in others] == pytest.approx(
+        [20, 80, 320, 2560]
+    )
     old = (today - datetime.timedelta(days=200)).isoformat()
     write_network(MeasuredNetwork(place_of(config), old, 2, 16, figures))
     assert use_of(config).network.startswith("assumed")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"date": "yesterday"},
+        {"date": None},
+        {"figures": []},
+        {"figures": [{"collective": "all_gather", "bytes": 4096}]},
+        {"figures": [{"collective": "all_gather", "bytes": 4096, "seconds": 0}]},
+        {"figures": [{"collective": "all_gather", "bytes": 4096, "seconds": math.nan}]},
+        {"ranks": "16"},
+    ],
+)
+def test_a_damaged_measurement_is_not_used(damage):
+    config = load(forty_billion(), {"backend": {"kind": "hosts", "hosts": {"hosts": ["a", "b"]}}})
+    figures = [{"collective": "all_gather", "bytes": 4096, "seconds": 1e-4}]
+    write_network(MeasuredNetwork(place_of(config), datetime.date.today().isoformat(), 2, 16, figures))
+    content = json.loads(network_path().read_text())
+    content["networks"][place_of(config)].update(damage)
+    network_path().write_text(json.dumps(content))
+    assert use_of(config).network.startswith("assumed")
+    network_path().write_text(json.dumps({**content, "networks": [1]}))
+    assert read_networks() == {}
 
 
 def test_the_table_of_networks():
@@ -150,6 +212,8 @@ def test_a_wrong_network_is_refused():
         load("gpt-125m", ["resources.network=ib-8x40"])
     with pytest.raises(ConfigError, match="both give the bandwidth"):
         load("gpt-125m", ["resources.network=efa-400", "resources.network_bytes_per_second=5e10"])
+    with pytest.raises(ConfigError, match="fraction of a bandwidth, and on device: cpu none is assumed"):
+        load("gpt-125m", ["resources.device=cpu", "resources.network_reached_fraction=0.5"])
 
 
 def test_the_what_if_page_changes_the_network():

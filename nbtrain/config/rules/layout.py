@@ -280,8 +280,18 @@ def gpu_type_is_known(config: RunConfig) -> Problems:
 
 
 def network_is_known(config: RunConfig) -> Problems:
-    """resources.network is in the network table, and only one of its fields gives the bandwidth."""
+    """resources.network is in the network table, and only one field gives the bandwidth. A fraction needs a
+    bandwidth, which a CPU run does not assume.
+    """
     resources = config.resources
+    named = resources.network is not None or resources.network_bytes_per_second is not None
+    if resources.network_reached_fraction is not None and resources.device == "cpu" and not named:
+        yield broken(
+            config,
+            "resources.network_reached_fraction",
+            "is a fraction of a bandwidth, and on device: cpu none is assumed.",
+            "Set resources.network or resources.network_bytes_per_second, or null.",
+        )
     if resources.network is None:
         return
     if resources.network_bytes_per_second is not None:

@@ -10,6 +10,7 @@ for OLDEST_DAYS, unless the run says which network it has.
 """
 
 import datetime
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,20 +93,30 @@ def place_of(config: RunConfig) -> str:
 
 
 def read_networks() -> dict[str, MeasuredNetwork]:
-    """Return the measured networks by place; {} without a readable file."""
+    """Return the measured networks by place, without damaged entries; {} without a readable file."""
     try:
         content = files.read_json(network_path())
     except RecordError:
         return {}
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         return {}
+    entries = content.get("networks")
     found = {}
-    for place, entry in (content.get("networks") or {}).items():
-        try:
-            found[place] = MeasuredNetwork(place, **{key: entry[key] for key in KEYS})
-        except (KeyError, TypeError):
-            continue  # a damaged entry is as good as none
+    for place, entry in entries.items() if isinstance(entries, dict) else ():
+        if network := _network(place, entry):
+            found[place] = network
     return found
+
+
+def _network(place: str, entry: Any) -> MeasuredNetwork | None:
+    """Return an entry of network.json; None if it is damaged."""
+    try:
+        network = MeasuredNetwork(place, **{key: entry[key] for key in KEYS})
+        datetime.date.fromisoformat(network.date)
+        figures = (network.bytes_per_second, network.latency_seconds)
+        return network if all(0 < figure < math.inf for figure in figures) else None
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
 
 
 def measured_network(config: RunConfig, today: datetime.date | None = None) -> MeasuredNetwork | None:
@@ -113,7 +124,7 @@ def measured_network(config: RunConfig, today: datetime.date | None = None) -> M
     if config.resources.nodes == 1 or config.backend.kind == "local":
         return None
     network = read_networks().get(place_of(config))
-    if network is None or not network.of(GATHER):
+    if network is None:
         return None
     age = (today or datetime.date.today()) - datetime.date.fromisoformat(network.date)
     return network if age.days <= OLDEST_DAYS else None

@@ -169,8 +169,8 @@ def network_keeps_up(subject: Subject) -> Iterator[Finding]:
     config, network = subject.config, subject.network
     if network is None or network.waiting < LARGE_WAIT_FRACTION:
         return
-    setup, rates = subject.speed.setup, subject.speed.table_rates
-    inside = rates and replace(rates, across=replace(rates.across, bytes_per_second=INFINITE))
+    setup, rates = subject.speed.setup, subject.speed.rates
+    inside = rates and replace(rates, across=replace(rates.inside, bytes_per_second=INFINITE))
     faster = estimate_step(setup, inside) if inside else None
     if faster is None:
         return

@@ -9,6 +9,7 @@ The step waits for the network in the parts whose ranks are on several machines,
 hides.
 """
 
+import math
 from dataclasses import dataclass
 
 from nbtrain.planner.setup.setup import Setup
@@ -111,10 +112,16 @@ def _sent(setup: Setup, rates: Rates) -> dict[str, float]:
 
 
 def _pipeline(setup: Setup, rates: Rates) -> float:
-    """Return the bytes of activations and their gradients that a machine sends to neighbouring stages."""
-    stages = setup.pipeline_parallel_size
+    """Return the bytes of activations and their gradients that a machine sends to neighbouring stages.
+
+    A machine in the middle of a pipeline sends activations onwards and gradients back. Of two machines, each
+    sends one of both; interleaved stages also return to the first machine, once less than they leave it.
+    """
+    stages, interleaved = setup.pipeline_parallel_size, setup.virtual_stages
     ranks = setup.world_size // stages
-    if stages == 1 or ranks_together(setup, rates, stages, ranks) == stages:
+    together = ranks_together(setup, rates, stages, ranks)
+    if together == stages:
         return 0.0
+    times = 2 * interleaved if math.ceil(stages / together) > 2 else 2 * interleaved - 1
     crossing = min(max(setup.devices_per_node, 1), ranks)
-    return 2 * setup.accumulation_steps * setup.virtual_stages * crossing * boundary_bytes(setup)
+    return times * setup.accumulation_steps * crossing * boundary_bytes(setup)

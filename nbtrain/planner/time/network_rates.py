@@ -1,6 +1,7 @@
 """The network between a run's machines: what the run says, else what was measured there, else an assumption.
 
-said       resources.network or network_bytes_per_second: bandwidth times the fraction that is reached
+said       resources.network or network_bytes_per_second: bandwidth times the fraction that is reached;
+           network_reached_fraction alone: that fraction of the assumed bandwidth
 measured   by `nbtrain calibrate --network` where the run's ranks would be (calibration/measured_network.py)
 assumed    the network of a usual machine with this type of GPU (rates.py); CPUs: gloo's own rate (cores.py)
 """
@@ -29,7 +30,8 @@ def with_network(rates: Rates, config: RunConfig, use_measured: bool) -> Rates:
             most = rates.inside.bytes_per_second * config.ranks_per_node
             across = replace(across, bytes_per_second=min(fabric * reached, most))
         return replace(rates, across=across, network=words, network_reached=reached)
-    measured = measured_network(config) if use_measured else None
+    # A fraction that the run names is of the bandwidth that is assumed.
+    measured = measured_network(config) if use_measured and reached is None else None
     if measured is None:
         return rates
     across = Link(measured.bytes_per_second, rates.across.ramp_bytes, measured.latency_seconds)

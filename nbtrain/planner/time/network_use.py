@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.base import amounts
-from nbtrain.config.arithmetic.networks import gigabits
+from nbtrain.config.arithmetic.networks import USUAL_REACHED, gigabits
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.planner.memory import estimate
 from nbtrain.planner.setup.engines import ENGINES
@@ -184,6 +184,9 @@ def uses_on(setup: Setup, rates: Rates | None, networks: tuple[float, ...] = COM
     """Return the use of each of several networks, in bytes per second; [] on one machine."""
     if setup.nodes == 1 or rates is None:
         return []
+    if rates.network_reached == 1.0:
+        # A measured bandwidth, or gloo's, was reached itself; other networks reach the usual fraction.
+        rates = replace(rates, network_reached=USUAL_REACHED)
     found = [network_use(setup, on_network(rates, network)) for network in networks]
     return [use for use in found if use is not None]
 

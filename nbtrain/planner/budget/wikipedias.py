@@ -8,8 +8,9 @@ less of a page than that dataset.
 
 Tokens are text bytes over bytes per token, a range that is assumed for vocabularies from 32,000 entries that
 were trained on the language: English has 4.4 bytes a token with GPT-2's vocabulary; letters of other scripts
-take two or three bytes each in UTF-8. Any other Wikipedia has less text than the last row; its range is
-assumed from there down to a megabyte.
+take two or three bytes each in UTF-8. A smaller vocabulary, or one that is imported for another language than
+English, may have tokens as short as a byte, which widens the range. Any other Wikipedia has less text than
+the last row; its range is assumed from there down to a megabyte.
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ MIB = 2**20
 LATIN, TWO_BYTES, HAN_AND_KANA = (3.5, 4.8), (5.0, 8.5), (3.5, 5.0)
 ENGLISH = (4.0, 4.8)
 SMALLEST_BYTES = 1e6
+LEAST_VOCABULARY = 32_000
+# Bytes of the shortest token of a byte-level vocabulary.
+ONE_BYTE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ def estimate_text(config: RunConfig) -> TextEstimate | None:
     for source in sources:
         if not isinstance(source, WikiSource) or source.path is not None or source.namespaces != [0]:
             return None
-        low, high, basis = _tokens(source)
+        low, high, basis = _tokens(source, _suits(config, source))
         least, most = least + low, most + high
         words.append(basis)
     weights = split_weights(config.data.split)
@@ -104,11 +108,20 @@ def estimate_text(config: RunConfig) -> TextEstimate | None:
     return TextEstimate(share * least, share * most, "; ".join(words))
 
 
-def _tokens(source: WikiSource) -> tuple[float, float, str]:
-    """Return the least and the most tokens of a Wikipedia, and the basis of both."""
+def _suits(config: RunConfig, source: WikiSource) -> bool:
+    """Return whether the assumed bytes per token hold for the run's vocabulary."""
+    tokenizer = config.tokenizer
+    return tokenizer.vocab_size >= LEAST_VOCABULARY and (tokenizer.path is None or source.language == "en")
+
+
+def _tokens(source: WikiSource, suits: bool) -> tuple[float, float, str]:
+    """Return the least and the most tokens of a Wikipedia, and the basis of both.
+
+    `suits` says whether the vocabulary has the assumed bytes per token.
+    """
     known = WIKIPEDIAS.get(source.language)
     if known is None:
-        low, high = SMALLEST_BYTES / TWO_BYTES[1], LARGEST_OTHER_BYTES / LATIN[0]
+        low, high = SMALLEST_BYTES / TWO_BYTES[1], LARGEST_OTHER_BYTES / (LATIN[0] if suits else ONE_BYTE)
         return low, high, (
             f"the {source.language} Wikipedia is not in the table of the {len(WIKIPEDIAS)} largest: less "
             f"than {LARGEST_OTHER_BYTES / 1e9:.1f} GB of text, assumed"
@@ -116,6 +129,7 @@ def _tokens(source: WikiSource) -> tuple[float, float, str]:
     share = min(source.max_articles / known.articles, 1.0) if source.max_articles else 1.0
     text = share * known.text_bytes
     few, many = known.bytes_per_token
+    few = few if suits else ONE_BYTE
     articles = f"{round(share * known.articles):,} articles"
     return text / many, text / few, (
         f"the {source.language} Wikipedia of {DATE}, {articles} with {text / 1e9:.1f} GB of text "

@@ -68,6 +68,19 @@ def test_another_language_is_a_range_that_is_assumed():
     assert "not in the table of the 20 largest" in text.basis and "assumed" in text.basis
 
 
+def test_a_vocabulary_that_may_not_suit_the_language_is_a_wider_range():
+    """A small or an imported vocabulary may need a token for each byte; the epochs are then fewer."""
+    russian = {"data.sources": [{"kind": "wiki", "language": "ru"}]}
+    own, small, imported = (
+        estimate_text(load("gpt-125m", {**russian, **settings}))
+        for settings in ({}, {"tokenizer.vocab_size": 1024}, {"tokenizer.path": "gpt2/tokenizer.json"})
+    )
+    assert imported.most_tokens == small.most_tokens == pytest.approx(5 * own.most_tokens)
+    assert imported.least_tokens == own.least_tokens and "at 1 to 8.5 bytes a token" in imported.basis
+    english = estimate_text(load("gpt-125m", {"tokenizer.path": "gpt2/tokenizer.json"}))
+    assert "at 4 to 4.8 bytes a token" in english.basis
+
+
 @pytest.mark.parametrize(
     "source",
     [{"kind": "mock"}, {"kind": "wiki", "path": "dump.xml.bz2"}, {"kind": "wiki", "namespaces": [0, 1]}],

@@ -165,6 +165,8 @@ def calibrate(
         return calibrate_network(
             load(network, overrides), number("seconds", USUAL if seconds is None else seconds)
         )
+    if overrides:
+        raise ConfigError("overrides are settings of a run: name the run with network=.")
     from nbtrain.jobs.calibrate import DEFAULT_SECONDS
     from nbtrain.jobs.calibrate import calibrate as measure
 

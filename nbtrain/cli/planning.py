@@ -180,11 +180,13 @@ def calibrate(options: argparse.Namespace) -> None:
     check_picture(options.picture)
     result: Any
     if options.network is not None:
+        if options.clock != "wall":
+            raise ConfigError("--clock cpu is a trial of this machine: leave it out with --network.")
         result = api.calibrate(options.seconds, options.network, options.overrides)
     elif options.overrides:
         raise ConfigError(f"{options.overrides[0]}: settings belong to a run: --network RUN key=value.")
     else:
-        result = measure(options.seconds or DEFAULT_SECONDS, options.clock)
+        result = measure(DEFAULT_SECONDS if options.seconds is None else options.seconds, options.clock)
     if options.json:
         show_json(result.to_dict())
     else:

@@ -7,6 +7,7 @@ result is stored for the place (planner/calibration/measured_network.py), and pl
 
 import datetime
 import logging
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,16 @@ from nbtrain.base.jobstate import SUCCEEDED
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
 from nbtrain.config.arithmetic.networks import gigabits
-from nbtrain.config.load import load
+from nbtrain.config.load import load, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.control import cancel, wait
 from nbtrain.jobs.submit import submit
-from nbtrain.planner.calibration.measured_network import MeasuredNetwork, place_of, write_network
+from nbtrain.planner.calibration.measured_network import (
+    MeasuredNetwork,
+    network_path,
+    place_of,
+    write_network,
+)
 from nbtrain.planner.calibration_view import network_lines, network_picture
 from nbtrain.planner.setup.setup import network_of
 
@@ -74,7 +80,7 @@ def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> Ca
     """Measure the network between the machines of a run in about `seconds`, and store it for plans.
 
     Raises ConfigError for a run on one machine or seconds out of bounds, SubmitError if the job cannot start,
-    and JobError if it fails.
+    and JobError if it fails or if its result cannot be stored.
     """
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(f"seconds = {seconds:g} must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}.")
@@ -84,8 +90,11 @@ def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> Ca
             f"resources.nodes = {config.resources.nodes}. Name a run on hosts, slurm or kubernetes with at "
             "least 2 nodes. `nbtrain calibrate` measures this machine."
         )
+    _refuse_unwritable(network_path())
     command = ("-m", "nbtrain.train.calibration.network", "--seconds", f"{seconds:g}")
     job = submit(network_run(config), command=command, reads_data=False)
+    # An earlier measurement that still waits for its turn is joined, and may be of another place.
+    place = place_of(load_resolved(job.run.config_yaml))
     try:
         state, cause = wait(job, on_change=lambda state, cause: logger.info("%s: %s", job.run.name, state))
     except KeyboardInterrupt:
@@ -98,7 +107,7 @@ def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> Ca
             f"{job.run.name}` shows what its ranks printed."
         )
     today = datetime.date.today().isoformat()
-    network = MeasuredNetwork(place_of(config), today, record["nodes"], record["ranks"], record["figures"])
+    network = MeasuredNetwork(place, today, record["nodes"], record["ranks"], record["figures"])
     return CalibratedNetwork(network, write_network(network), network_of(config.resources)[0])
 
 
@@ -117,8 +126,25 @@ def network_run(config: RunConfig) -> RunConfig:
             "evaluation.tasks": [],
             "backend.max_restarts": 0,
             "backend.elastic": False,
+            # Policies that need checkpoints, and a profile that needs more steps than mode: perf makes.
+            "stability.on_nan": "stop",
+            "stability.on_loss_spike": "ignore",
+            "profile.enabled": False,
         },
     )
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Raise JobError before a job is started for a result that could not be stored."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise JobError(
+            f"{display(path)}: cannot be written: {error.strerror}. Nothing was started. Make the data "
+            "directory writable, or set NBTRAIN_DATA to another one."
+        ) from error
 
 
 def _record(job: JobDir) -> dict[str, Any] | None:

@@ -2,7 +2,10 @@
 
 import pytest
 
-from nbtrain.base.errors import ConfigError
+import nbtrain as nb
+from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.records import Heartbeat
+from nbtrain.base.rundir import RunDir
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.jobs.calibrate_network import CalibratedNetwork, calibrate_network, network_run
@@ -13,6 +16,8 @@ from nbtrain.planner.calibration.measured_network import (
     read_networks,
     write_network,
 )
+from nbtrain.train.calibration.network import beating
+from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 TWO = {"backend": {"kind": "slurm", "slurm": {"partition": "gpu"}}, "resources.nodes": 2}
 
@@ -33,12 +38,27 @@ def test_a_run_without_a_network_is_refused(workspace):
     with pytest.raises(ConfigError, match="from 10 to 3600"):
         calibrate_network(load("13B", TWO), seconds=1)
     assert main(["calibrate", "batch.micro_batch_size=4"]) == 2
+    assert main(["calibrate", "--seconds", "0"]) == 2
+    with pytest.raises(ConfigError, match="name the run with network="):
+        nb.calibrate(overrides="backend.kind=slurm")
+    assert main(["calibrate", "--network", "13B", "--clock", "cpu"]) == 2
+
+
+def test_a_result_that_cannot_be_stored_is_refused_before_the_job(workspace, monkeypatch):
+    (workspace / "file").write_text("")
+    monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "file" / "data"))
+    with pytest.raises(JobError, match=r"network.json: cannot be written: .*Nothing was started"):
+        calibrate_network(load("13B", TWO))
 
 
 @pytest.mark.parametrize("name", ["gpt-13b-4xdp-4xpp", "llama-8b-16xdp", "qwen2-5-7b-lora"])
 def test_the_run_that_measures_has_the_same_ranks(workspace, name):
     """It has the machines and the layout of the run, its own name, and needs neither data nor weights."""
     config = load(name, {"backend": TWO["backend"]})
+    if config.init_from is None:
+        # What needs checkpoints or many steps is of the training.
+        later = {"stability.on_nan": "rollback", "profile": {"enabled": True, "wait_steps": 100}}
+        config = load(config, later)
     run = network_run(config)
     assert (run.world_size, run.resources, place_of(run)) == (
         config.world_size,
@@ -71,3 +91,12 @@ def test_the_result_is_printed_and_drawn(workspace):
     assert list(lines[0].get_ydata()) == pytest.approx([4, 4])
     path.write_text("{")
     assert read_networks() == {}
+
+
+def test_each_call_of_a_collective_counts_as_progress(workspace):
+    """A measurement may take longer than backend.heartbeat_timeout_seconds."""
+    job = RunDir.named("gpt-network").job("20261129-000000-a1b2")
+    heartbeat = HeartbeatWriter(job, 0, 1)
+    task = beating(lambda: "sum", heartbeat)
+    assert [task(), task()] == ["sum", "sum"]
+    assert Heartbeat.read(job.heartbeat(0)).progress_count > 0

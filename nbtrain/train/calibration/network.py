@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from nbtrain.base import files
@@ -68,7 +69,7 @@ def measure(config: RunConfig, job: JobDir, heartbeat: HeartbeatWriter, seconds:
             figure = {
                 "collective": kind,
                 "bytes": size,
-                "seconds": watch.seconds(task(kind, size, world.device)),
+                "seconds": watch.seconds(beating(task(kind, size, world.device), heartbeat)),
             }
             figures.append({**figure, "spread": watch.take_spread()})
             if world.rank == 0:
@@ -79,6 +80,18 @@ def measure(config: RunConfig, job: JobDir, heartbeat: HeartbeatWriter, seconds:
     with heartbeat.phase("end"):
         startup.finish()
     return len(figures)
+
+
+def beating(run: Callable[[], object], heartbeat: HeartbeatWriter) -> Callable[[], object]:
+    """Return `run` as a task that reports progress at each call. Without it, a measurement that takes longer
+    than backend.heartbeat_timeout_seconds would be ended as a hang.
+    """
+
+    def call() -> object:
+        heartbeat.beat()
+        return run()
+
+    return call
 
 
 if __name__ == "__main__":

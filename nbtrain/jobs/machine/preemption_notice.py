@@ -10,10 +10,8 @@ import os
 import shlex
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
-from typing import IO
 
 from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.workspace import resolved_program
@@ -21,8 +19,12 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine import processes
 
 TIMEOUT_SECONDS = 10.0
+# Seconds that close() waits for a program that it has killed.
+CLOSE_SECONDS = 1.0
 # Bytes at the end of the program's output in which its last line is searched.
 OUTPUT_BYTES = 2000
+# Bytes that a pipe holds. A program that prints more waits until the next look, so nothing else fills up.
+PIPE_BYTES = 1 << 16
 MOST_CHARS = 200
 
 
@@ -33,7 +35,8 @@ class PreemptionNotice:
         self._command = list(command)
         self._interval_seconds = interval_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
+        self._output = b""
+        self._killed = False
         self._started_at = float("-inf")
         self._answer = ""
         self.trouble = ""
@@ -46,9 +49,11 @@ class PreemptionNotice:
         now = time.monotonic()
         if self._process is not None:
             code = self._process.poll()
+            self._read_output()
             if code is not None:
-                self._read(code)
-            elif now - self._started_at > TIMEOUT_SECONDS:
+                self._has_ended(code)
+            elif now - self._started_at > TIMEOUT_SECONDS and not self._killed:
+                # Its end is seen by a later look: a program that waits for a dead disk does not end.
                 self._kill()
                 self._note("", f"took more than {TIMEOUT_SECONDS:g} s and was killed")
         if self._command and self._process is None and now - self._started_at >= self._interval_seconds:
@@ -59,37 +64,45 @@ class PreemptionNotice:
         """End the program if it runs."""
         if self._process is not None:
             self._kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_SECONDS)
+            self._forget()
 
     def _start(self, now: float) -> None:
-        self._started_at = now
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open until the program ends)
+        self._started_at, self._output, self._killed = now, b"", False
         try:
             self._process = subprocess.Popen(
                 [resolved_program(self._command[0]), *self._command[1:]],
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            # Without it, the code of a child that was reaped as an orphan would read as 0, which is a notice.
-            processes.keep_exit_code(self._process)
         except (OSError, ValueError) as error:
-            self._output.close()
             self._note("", f"did not start: {error}")
+            return
+        # Without it, the code of a child that was reaped as an orphan would read as 0, which is a notice.
+        processes.keep_exit_code(self._process)
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
 
-    def _read(self, code: int) -> None:
-        assert self._process is not None and self._output is not None
-        processes.exit_code_is_read(self._process)
-        with self._output as output:
-            output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
-            lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
-        self._process = self._output = None
+    def _read_output(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            printed = os.read(self._process.stdout.fileno(), PIPE_BYTES)
+            self._output = (self._output + printed)[-OUTPUT_BYTES:]
+
+    def _has_ended(self, code: int) -> None:
+        self._forget()
+        if self._killed:
+            return
+        lines = [line.strip() for line in self._output.decode(errors="replace").splitlines()]
         last = text_without_secrets(next((line for line in reversed(lines) if line), ""))[:MOST_CHARS]
         said = f": {last}" if last else ""
         if code == 0:
             self._note(f"backend.preemption_notice ({shlex.join(self._command[:1])}) gave notice{said}", "")
         elif code < 0:
-            self._note("", f"was killed by {signal.Signals(-code).name}")
+            self._note("", f"was killed by {processes.signal_name(-code)}")
         else:
             self._note("", "")
 
@@ -98,14 +111,18 @@ class PreemptionNotice:
         self.trouble = trouble and f"backend.preemption_notice: {self._command[0]} {trouble}"
 
     def _kill(self) -> None:
-        assert self._process is not None and self._output is not None
-        # The whole process group: a script may wait for a child.
-        with contextlib.suppress(ProcessLookupError):
+        assert self._process is not None
+        self._killed = True
+        # The whole process group: a script may wait for a child. A program of another user, as sudo starts
+        # it, cannot be killed.
+        with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+
+    def _forget(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
         processes.exit_code_is_read(self._process)
-        self._output.close()
-        self._process = self._output = None
+        self._process.stdout.close()
+        self._process = None
 
 
 def notice_of(config: RunConfig) -> PreemptionNotice:

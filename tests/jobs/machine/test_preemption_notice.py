@@ -28,6 +28,8 @@ def answer(notice: PreemptionNotice) -> str:
         ("exit 0", "backend.preemption_notice (sh) gave notice", ""),
         ("echo 404; exit 22", "", ""),
         ("kill -9 $$", "", "backend.preemption_notice: sh was killed by SIGKILL"),
+        # Python has no name for it.
+        ("kill -35 $$", "", "backend.preemption_notice: sh was killed by signal 35"),
     ],
 )
 def test_only_exit_code_0_is_a_notice(script: str, notice: str, trouble: str) -> None:
@@ -76,3 +78,31 @@ def test_a_program_that_hangs_is_killed_with_its_children(
         for _ in range(500):
             os.kill(child, signal.SIGCONT)
             time.sleep(0.01)
+
+
+def test_a_program_that_prints_without_end_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output is not kept on a disk or in memory beyond the part in which the last line is searched."""
+    monkeypatch.setattr(preemption_notice, "TIMEOUT_SECONDS", 0.1)
+    asked = PreemptionNotice(["yes"], 60.0)
+    assert answer(asked) == ""
+    assert asked.trouble == "backend.preemption_notice: yes took more than 0.1 s and was killed"
+    assert 0 < len(asked._output) <= preemption_notice.OUTPUT_BYTES
+
+
+def test_a_program_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of root, or one that waits for a dead disk, delays nothing and is not started twice."""
+
+    def refuse(group: int, number: int) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(preemption_notice, "TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(os, "killpg", refuse)
+    asked = PreemptionNotice(["sleep", "600"], 0.0)
+    for _ in range(3):
+        assert asked.look() == ""
+    process = asked._process
+    assert process is not None and process.poll() is None and "was killed" in asked.trouble
+    process.kill()
+    process.wait()
+    asked._interval_seconds = 60.0
+    assert asked.look() == "" and asked._process is None

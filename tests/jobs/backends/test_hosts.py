@@ -228,6 +228,24 @@ def test_a_restart_takes_the_machines_that_answer(
     assert launcher.devices(whole) is None, "a full disk says nothing of machines"
 
 
+def test_a_preempted_run_waits_until_enough_machines_answer(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a preemption, machines are counted at intervals; a machine with too few devices does not count,
+    and machines that cannot be counted are not waited for.
+    """
+    launcher, counts = HostsLauncher(make_job(config(), JOB_ID), ()), [{"a": 1, "b": 0}, {"a": 1, "b": 1}, {}]
+    launcher._config, clock = config(), [1000.0]
+    monkeypatch.setattr(launcher_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(launcher_module, "usable_devices", lambda config: counts.pop(0))
+    few = "1 of 2 machines answer"
+    assert (launcher.missing(), launcher.missing(), len(counts)) == (few, few, 2)
+    clock[0] += launcher_module.COUNT_SECONDS
+    assert (launcher.missing(), len(counts)) == ("", 1)
+    clock[0] += launcher_module.COUNT_SECONDS
+    assert (launcher.missing(), len(counts)) == ("", 0)
+
+
 def test_a_dry_run_shows_files_and_commands_without_values(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

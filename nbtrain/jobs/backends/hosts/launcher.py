@@ -96,11 +96,11 @@ class HostsLauncher(RemoteLauncher):
 
     def missing(self) -> str:
         """Return how many machines answer if they are too few; an attempt starts the agents itself."""
-        now, config = time.monotonic(), self._config
-        if now < self._counts_at:
+        config = self._config
+        if time.monotonic() < self._counts_at:
             return self._missing_words
-        self._counts_at = now + COUNT_SECONDS
         counted = self.devices(config)
+        self._counts_at = time.monotonic() + COUNT_SECONDS
         enough = [most for most in counted or () if most >= config.ranks_per_node]
         few = counted is not None and len(enough) < config.resources.nodes
         self._missing_words = f"{len(enough)} of {config.resources.nodes} machines answer" if few else ""

@@ -236,6 +236,11 @@ class PodLauncher(RemoteLauncher):
     _asked_at = float("-inf")
     _trouble = ""
 
+    def launch(self, config: RunConfig, attempt: int) -> None:
+        """Start the ranks; the record about a pod of an earlier attempt no longer counts."""
+        self._disruption = ([], "")
+        super().launch(config, attempt)
+
     def scheduler_preemption(self, leaving: list[int]) -> str:
         """Return the cluster's record about the pods that were told to leave, or about node 0's, where this
         supervisor is.

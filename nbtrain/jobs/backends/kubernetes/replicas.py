@@ -109,11 +109,16 @@ def waiting_words(pods: list[Replica]) -> str:
 
 
 def preemption_words(pods: list[Replica], nodes: list[int] | None = None) -> str:
-    """Return the cluster's record that it takes away the newest pod of one of these nodes, by default of any
-    node; "" without one.
+    """Return the cluster's record that it takes away a pod of one of these nodes, by default of any node; ""
+    without one. The newest pod of a node counts, and each that runs: a Job creates the successor of an
+    evicted pod while that pod still saves.
     """
     newest = {pod.node: pod for pod in sorted(pods, key=lambda pod: pod.created)}
-    wanted = [pod for pod in newest.values() if nodes is None or pod.node in nodes]
+    wanted = [
+        pod
+        for pod in pods
+        if (nodes is None or pod.node in nodes) and (pod.phase == "Running" or pod is newest[pod.node])
+    ]
     taken = next((pod for pod in wanted if pod.disruption), None)
     return f"Kubernetes takes pod {taken.pod} away ({taken.disruption})" if taken else ""
 

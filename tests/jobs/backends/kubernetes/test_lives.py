@@ -15,7 +15,7 @@ from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
-from nbtrain.config.load import load, to_yaml
+from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.load.autotune import write_files
 from nbtrain.jobs import control
 from nbtrain.jobs.backends import remote_backend
@@ -486,6 +486,8 @@ def test_the_supervisor_asks_whether_its_pods_are_evicted(life, job, stub, monke
     assert launcher.scheduler_preemption([1]) == said and launcher.preemption_trouble() == ""
     stub.objects.clear()
     assert launcher.scheduler_preemption([1]) == said, "known, although the pod is gone"
+    launcher.launch(load_resolved(job.run.config_yaml), 1)
+    assert launcher.scheduler_preemption([1]) == "", "said of a pod of an earlier attempt"
 
     def refuse(*arguments):
         raise JobError("may not list pods")

@@ -128,12 +128,17 @@ def test_only_the_clusters_own_record_is_an_eviction(status, words):
 
 
 def test_an_evicted_pod_with_a_successor_is_history():
-    """Of several pods of a node, only the newest counts: an evicted pod may be listed for days."""
-    old = {**pod(**disrupted("EvictionByEvictionAPI"))}
+    """An evicted pod may be listed for days. It counts until its ranks have saved and it has ended, although
+    its successor is already there; the newest pod of a node always counts.
+    """
+    old = pod(phase="Failed", **disrupted("EvictionByEvictionAPI"))
     old["metadata"] = {**old["metadata"], "creationTimestamp": "2026-11-29T08:00:00Z"}
+    assert preemption_words([replica(old)], [1]) != ""
     new = pod("gpt-worker-1")
     new["metadata"] = {**new["metadata"], "creationTimestamp": "2026-11-29T09:00:00Z"}
     assert preemption_words([replica(new), replica(old)], [1]) == ""
+    old["status"]["phase"] = "Running"
+    assert preemption_words([replica(new), replica(old)], [1]) != ""
 
 
 def test_why_a_pod_waits_in_words():

@@ -331,9 +331,14 @@ class JobRecord(Stamped):
 
     @property
     def preemption_waited_seconds(self) -> float:
-        """Seconds that the job has waited for devices after its preemptions, until now if it still waits."""
-        waiting = self.waiting_preemption
-        so_far = waiting.seconds_since("preempted_at") if waiting else 0.0
+        """Seconds that the job has waited for devices after its preemptions, until its end or now if it still
+        waits.
+        """
+        waiting, so_far = self.waiting_preemption, 0.0
+        if waiting is not None and self.ended_at is not None:
+            so_far = max(0.0, self.ended_at - waiting.preempted_at)
+        elif waiting is not None:
+            so_far = waiting.seconds_since("preempted_at")
         return so_far + sum(preemption.waited_seconds for preemption in self.preemptions)
 
     @property

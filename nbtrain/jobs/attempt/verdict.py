@@ -170,8 +170,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             said = f"{_launcher_killed(around.launcher_signal)}; its ranks ended{_at(step)}"
             return failed(said, retry=True, kind="killed")
         if around.node_left and 0 < len(missing) < around.world_size:
-            said = f"{around.node_left}; no record from rank{'s' * (len(missing) > 1)} {_ranks(missing)}"
-            return failed(said, retry=True, kind="no record")
+            return _gone_with_node(missing, around, step)
         if missing:
             return _without_witness(missing, around, step)
     assert first is not None, "a rank without a record is missing"
@@ -369,7 +368,14 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
     if evidence := next(filter(None, (around.memory.evidence(pid) for pid in pids)), ""):
         said += f": out of host memory ({evidence}). {FIX['host memory']}"
         return Verdict(FAILED, said, True, ("host memory", step), step, "host memory")
+    if around.node_left:
+        return _gone_with_node(missing, around, step)
     return Verdict(FAILED, f"{said}, {_by_whom(around)}", retry=True, step=step, kind="no record")
+
+
+def _gone_with_node(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
+    said = f"{around.node_left}; no record from rank{'s' * (len(missing) > 1)} {_ranks(missing)}"
+    return Verdict(FAILED, said, retry=True, step=step, kind="no record")
 
 
 def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:

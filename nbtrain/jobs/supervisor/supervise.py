@@ -342,9 +342,10 @@ def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
             # that the preemption has set.
             asked.stop, asked.why = False, ""
         asked.save = False  # the ranks have saved
+        if asked.stop:
+            break
         # An elastic run continues on the machines that are left.
-        away = it.launcher.preemption() or (not it.config.backend.elastic and it.launcher.missing())
-        if asked.stop or not away:
+        if not (it.launcher.preemption() or (not it.config.backend.elastic and it.launcher.missing())):
             break
         asked.stop_within(RETURN_POLL_SECONDS, lambda: look_for_requests(it))
     it.paused_seconds += time.monotonic() - since
@@ -432,10 +433,10 @@ def heed_preemption(it: Supervision) -> None:
         it.journal.event("preemption", notice)
         it.asked.leave(PREEMPTION)
     trouble = it.launcher.preemption_trouble()
-    if trouble != it.notice_trouble:
+    # A service that fails now and then must not fill the events.
+    if trouble and trouble != it.notice_trouble:
         it.notice_trouble = trouble
-        if trouble:
-            it.journal.event("warning", trouble)
+        it.journal.event("warning", trouble)
 
 
 @contextlib.contextmanager

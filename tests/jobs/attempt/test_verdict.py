@@ -53,6 +53,10 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     assert "pair.cc" not in verdict.cause and "stopped" not in verdict.cause
     # Wrappers that ended later, with torchrun, are not named.
     assert "rank 1's" in judged(record(0, "failed", message=GLOO), world_size=4, gone=(1,)).cause
+    # Ranks of which none left a record, and their agents neither: the end of the agents is the cause.
+    left = "scancel of step 12.0: node n0, n1 did not answer the order to end"
+    all_gone = judged(world_size=2, gone=(0, 1), node_left=left, killed_at=5.0)
+    assert (all_gone.cause, all_gone.retry) == (f"{left}; no record from ranks 0, 1", True)
     both = judged(record(0, "failed", message=GLOO), world_size=3, gone=(1, 2)).cause
     assert both.startswith("the wrappers of ranks 1, 2 were killed, and the ranks with them, not by nbtrain")
     alone = judged(world_size=1, gone=(0,), launcher_message="torchrun ended with code 1")

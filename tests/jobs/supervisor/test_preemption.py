@@ -3,15 +3,17 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, SUCCEEDED, SUSPENDED
-from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity
-from nbtrain.config.load import load
+from nbtrain.base.records import Heartbeat, JobRecord, Preemption, ProcessIdentity
+from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
+from nbtrain.jobs.attempt.backend import CAPABILITIES
 from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.signals import ENGINE, PAUSE, PREEMPTION, REQUEST
@@ -180,11 +182,11 @@ def test_a_users_stop_is_not_a_preemption(supervised: Told, why: str) -> None:
 def test_a_notice_makes_the_ranks_save_and_a_broken_command_is_reported_once(supervised: Told) -> None:
     """A notice asks the ranks to leave; a command that fails is one warning and changes nothing."""
     launcher, asked = supervised.it.launcher, supervised.it.asked
-    launcher.trouble = "backend.preemption_notice: curl did not start"
-    for _ in range(3):
+    trouble = "backend.preemption_notice: curl took more than 10 s and was killed"
+    for launcher.trouble in (trouble, trouble, "", trouble):
         supervise.heed_preemption(supervised.it)
     assert not asked.stop
-    assert [event["message"] for event in supervised.events("warning")] == [launcher.trouble]
+    assert [event["message"] for event in supervised.events("warning")] == [trouble]
     launcher.looks = 1
     supervise.heed_preemption(supervised.it)
     assert (asked.stop, asked.why) == (True, PREEMPTION)
@@ -214,3 +216,47 @@ def test_an_allocation_that_could_not_say_its_end_was_preempted_too(supervised: 
     assert preemption.preempted_at == 5.0, "the last sign of life"
     assert later.record.attempts[0].cause == NOTICE
     assert [event["kind"] for event in read_events(job)][-1] == "preemption"
+
+
+def test_the_wait_of_a_job_that_has_ended_does_not_grow(supervised: Told) -> None:
+    """A job that was cancelled while it waited shows the time until its end."""
+    record = supervised.journal.record
+    record.preemptions, record.ended_at = [Preemption(0, NOTICE, 100.0, 0, 0)], 160.0
+    assert record.preemption_waited_seconds == 60.0
+
+
+@pytest.mark.parametrize(
+    ("continues", "state", "cause"),
+    [
+        ("", CANCELLED, f"{NOTICE}: nothing is saved yet, `nbtrain resume` continues it"),
+        ("continues in Slurm job 13", QUEUED, f"lost 0 steps; {NOTICE}; continues in Slurm job 13"),
+    ],
+)
+def test_a_preempted_job_waits_in_the_queue_only_if_it_continues(
+    supervised: Told, monkeypatch: pytest.MonkeyPatch, continues: str, state: str, cause: str
+) -> None:
+    """With PreemptMode=CANCEL and no resubmission left, the job is CANCELLED and does not claim to wait."""
+    journal, asked = supervised.journal, supervised.it.asked
+    journal.record.backend = "slurm"
+    supervised.job.run.config_yaml.write_text(to_yaml(supervised.it.config))
+
+    class Backend:
+        capabilities = CAPABILITIES["slurm"]
+
+        def launcher(self, job: Any, command: Any) -> Any:
+            return SimpleNamespace(close=lambda: None)
+
+        def after_preemption(self, job: Any, config: Any) -> str:
+            return continues
+
+    def run(it: Any) -> Verdict:
+        journal.preempted(0, NOTICE, 0)
+        asked.stop, asked.why = True, ENGINE
+        return Verdict(CANCELLED, "stopped on request while it waited in the queue")
+
+    monkeypatch.setattr(supervise, "backend_of", lambda kind: Backend())
+    monkeypatch.setattr(supervise, "run_attempts", run)
+    assert supervise.supervise(journal, asked) == 0
+    record = JobRecord.read(supervised.job.job_json)
+    assert record is not None and record.state == state
+    assert (record.cause or "").endswith(cause) and ("waiting" in (record.cause or "")) is bool(continues)

@@ -67,8 +67,8 @@ EXPORTED = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 SRUN_END_SECONDS = 15.0
 # The reason of a job that `scontrol uhold` keeps waiting.
 HELD = "JobHeldUser"
-# Slurm's state of a preempted job, and the reason in slurmstepd's line.
-PREEMPTED, PREEMPTION = "PREEMPTED", "PREEMPTION"
+# Slurm's state of a preempted job, and reasons in slurmstepd's line.
+PREEMPTED, PREEMPTION, TIME_LIMIT = "PREEMPTED", "PREEMPTION", "TIME LIMIT"
 # Part of the last words of an agent that was signalled (node/agent.py).
 TOLD_TO_LEAVE = "was asked to leave"
 # Seconds between two questions whether nodes that were told to leave are preempted.
@@ -325,14 +325,16 @@ class SlurmBackend(RemoteBackend):
 
     def after_preemption(self, job: JobDir, config: RunConfig) -> str:
         """Return text that names the requeue by Slurm, or the job that is submitted because Slurm cancels
-        preempted jobs. A preempted job that is cancelled by scancel is not submitted again.
+        preempted jobs, or because the time limit came while the job waited. A preempted job that is cancelled
+        by scancel is not submitted again.
         """
         if words := self.starts_again(job):
             return words
         attempts = Journal(job).record.attempts
         with contextlib.suppress(EngineUnseen):
             found = look_up(os.environ.get("SLURM_JOB_ID", ""))
-            if self._end(job, found, attempts[-1].started_at if attempts else 0.0) == PREEMPTION:
+            end = self._end(job, found, attempts[-1].started_at if attempts else 0.0)
+            if end in (PREEMPTION, TIME_LIMIT):
                 return self.go_on(job, config)
         return ""
 
@@ -417,16 +419,20 @@ class SlurmLauncher(RemoteLauncher):
     _preemption = ""
     _asked_at = float("-inf")
     _trouble = ""
+    # The newest step that had been cancelled when the agents' step was started.
+    _cancelled_before = ""
+
+    def preemption(self, signalled: bool = False) -> str:
+        """Return Slurm's record, which counts until the end of the allocation, or a machine's notice."""
+        return self._preemption or super().preemption(signalled)
 
     def scheduler_preemption(self, leaving: list[int]) -> str:
         """Return Slurm's record of this allocation. It concerns all its nodes."""
-        record = JobRecord.read(self._job.job_json)
-        if not self._preemption and leaving and time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
+        if leaving and time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
             return ""
         self._asked_at = time.monotonic()
-        started_at = record.attempts[-1].started_at if record and record.attempts else 0.0
         try:
-            self._preemption = self._preemption or BACKEND.preempted_since(self._job, started_at)
+            self._preemption = BACKEND.preempted_since(self._job, self._attempt_started_at())
             self._trouble = ""
         except JobError as error:
             self._trouble = f"whether the job was preempted is not known: {error}"
@@ -437,15 +443,26 @@ class SlurmLauncher(RemoteLauncher):
         if self._ended is not None:
             return self._ended
         code = super().poll()
-        if code is not None and TOLD_TO_LEAVE in self.last_words and not self._preemption:
+        if code is not None and TOLD_TO_LEAVE in self.last_words:
             self.last_words = f"{self._cancelled_step()}{self.last_words}"
         return code
 
+    def _end_agents(self, why: str) -> None:
+        # Looked up first, because the end of srun cancels the step too.
+        step = self._cancelled_step()
+        super()._end_agents(f"{step}{why}")
+
     def _cancelled_step(self) -> str:
-        record, number = JobRecord.read(self._job.job_json), os.environ.get("SLURM_JOB_ID", "")
-        since = record.attempts[-1].started_at if record and record.attempts else 0.0
-        step = cancelled_step(self._job.supervisor_log, number, since)
-        return f"scancel of step {number}.{step}: " if step else ""
+        """Return the start of a sentence that names the agents' step, if scancel has ended it; else ""."""
+        number = os.environ.get("SLURM_JOB_ID", "")
+        step = cancelled_step(self._job.supervisor_log, number, self._attempt_started_at())
+        if self._preemption or step in ("", self._cancelled_before):
+            return ""
+        return f"scancel of step {number}.{step}: "
+
+    def _attempt_started_at(self) -> float:
+        record = JobRecord.read(self._job.job_json)
+        return record.attempts[-1].started_at if record and record.attempts else 0.0
 
     def give_back(self) -> None:
         """Have Slurm requeue the job now, if that is what it does at the end of the grace time. In all other
@@ -485,6 +502,10 @@ class SlurmLauncher(RemoteLauncher):
     def start_agents(self, config: RunConfig) -> Agents:
         """Run srun with one task per node, such that the end of a task does not end the others."""
         section, nodes = config.backend.slurm, config.resources.nodes
+        # launch() has ended the step before, perhaps within the attempt that has just begun.
+        self._cancelled_before = cancelled_step(
+            self._job.supervisor_log, os.environ.get("SLURM_JOB_ID", ""), self._attempt_started_at()
+        )
         cores = os.environ.get("SLURM_CPUS_PER_TASK")
         # Slurm reads % in a path; below the workspace all names are nbtrain's own.
         logs = os.path.relpath(self._job.supervisor_log.parent, workspace())

@@ -51,7 +51,9 @@ class SlurmJob:
     comment: str = ""
     node_count: int = 0
     preempt_time: str = ""
-    """Time of its preemption as Slurm writes it; "" without one. A requeue deletes it."""
+    """Time of its preemption as Slurm writes it; "" without one, or if the job was suspended for it and keeps
+    its nodes. A requeue deletes it.
+    """
     partition: str = ""
     error_path: str = ""
     """Path of the batch step's standard error."""
@@ -269,14 +271,20 @@ def _read_line(line: str) -> SlurmJob:
         name=fields.get("JobName", ""),
         comment=fields.get("Comment", "").strip(),
         node_count=_leading(fields.get("NumNodes", "")),
-        preempt_time=_known(fields.get("PreemptTime", "")),
+        preempt_time=_preempt_time(fields),
         partition=fields.get("Partition", ""),
         error_path=fields.get("StdErr", ""),
     )
 
 
-def _known(text: str) -> str:
-    return "" if moment(text) is None else text
+def _preempt_time(fields: Mapping[str, str]) -> str:
+    """Return the time at which Slurm took the nodes away. PreemptMode=SUSPEND sets it too, suspends the job
+    then, and keeps the time when the job runs again.
+    """
+    text = fields.get("PreemptTime", "")
+    preempted, suspended = moment(text), moment(fields.get("SuspendTime", ""))
+    kept = preempted is None or (suspended is not None and suspended >= preempted)
+    return "" if kept else text
 
 
 # Line of slurmstepd in the log of a batch step or a step that is signalled (slurmd/slurmstepd/req.c).

@@ -160,6 +160,9 @@ def test_only_slurms_own_record_is_a_preemption(
     announced = "Slurm preempted job 12 (PreemptTime=2026-11-29T08:00:56)"
     assert preempted(PREEMPTED)() == announced
     assert preempted(PREEMPTED.replace("2026-11-29T08:00:56", "None"))() == ""
+    assert preempted(f"{PREEMPTED} SuspendTime=2026-11-29T07:00:00")() == announced
+    # PreemptMode=SUSPEND: the job was suspended, and runs again on its nodes.
+    assert preempted(f"{PREEMPTED} SuspendTime=2026-11-29T08:00:57")() == ""
     assert preempted(REQUEUED.replace("COMPLETING", "PREEMPTED"))() == "Slurm preempted job 12"
     assert preempted(REQUEUED, " DUE TO PREEMPTION")() == "Slurm preempted job 12"
     for why in ("", " DUE TO JOB REQUEUE", " DUE TO NODE FAILURE", " DUE TO TIME LIMIT", None):
@@ -172,8 +175,8 @@ def test_only_slurms_own_record_is_a_preemption(
 def test_a_preemption_that_cancels_is_submitted_again_up_to_the_limit(
     job: JobDir, preempted: Callable[..., Callable[[], str]], config: Callable[..., RunConfig]
 ) -> None:
-    """A requeue needs no resubmission; PreemptMode=CANCEL needs one each; a job cancelled by scancel during
-    its grace time is not submitted again.
+    """A requeue needs no resubmission; PreemptMode=CANCEL needs one each, as does a time limit that comes
+    while the job waits; a job cancelled by scancel during its grace time is not submitted again.
     """
     once = config(**{"backend.slurm.resubmissions": 1})
     preempted(REQUEUED, " DUE TO PREEMPTION")
@@ -184,6 +187,9 @@ def test_a_preemption_that_cancels_is_submitted_again_up_to_the_limit(
     assert BACKEND.after_preemption(job, config()) == ""
     assert BACKEND.after_preemption(job, once) == "continues in Slurm job 13"
     assert BACKEND.after_preemption(job, once) == ""
+    preempted(PREEMPTED, " DUE TO TIME LIMIT")
+    twice = config(**{"backend.slurm.resubmissions": 2})
+    assert BACKEND.after_preemption(job, twice) == "continues in Slurm job 13"
 
 
 @pytest.mark.parametrize(
@@ -211,10 +217,37 @@ def test_an_allocation_is_given_back_if_slurm_queues_the_job_again(
     launcher = SlurmLauncher(job, ("rank.py",))
     launcher._config = config(**{"backend.slurm.requeue": requeue})
     preempted(PREEMPTED)
-    assert launcher.scheduler_preemption([1]).startswith("Slurm preempted job 12")
+    words = launcher.scheduler_preemption([1])
+    assert words.startswith("Slurm preempted job 12")
+    assert launcher.preemption() == words, "also when its agents are gone"
     slurm["scontrol"] = f"PreemptType = {kind}\nPartitionName=low PreemptMode={mode} State=UP"
     launcher.give_back()
     assert (("scontrol", "requeue", "12") in slurm["said"]) is asked
+
+
+def test_a_step_that_scancel_has_ended_is_named(
+    job: JobDir, config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If scancel has ended the agents' step, the cause names it; a step that nbtrain has ended itself, before
+    or now, is not called so.
+    """
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setattr(backend_module.processes, "start", lambda *arguments, **named: None)
+    line = "srun: error: *** STEP 12.{} ON n0 CANCELLED AT 2100-01-01T00:00:00 ***\n"
+
+    def ends() -> str:
+        launcher = SlurmLauncher(job, ("rank.py",))
+        launcher.start_agents(config())
+        with job.supervisor_log.open("a") as log:
+            log.write(added)
+        launcher._end_agents("node n0 did not answer the order to end")
+        return launcher.last_words
+
+    job.supervisor_log.write_text(line.format(0))
+    added = ""
+    assert ends() == "node n0 did not answer the order to end"
+    added = line.format(1)
+    assert ends() == "scancel of step 12.1: node n0 did not answer the order to end"
 
 
 @pytest.mark.parametrize(

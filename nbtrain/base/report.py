@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 INDENT = "  "
 # Numbers with the units of base/amounts.py, and the dash of a value that does not exist.
 QUANTITY = re.compile(
-    r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?"
+    r"[-+]?(?:nan|inf|\d[\d.,]*(?:e[-+]?\d+)?)"
     r"(?: ?%|(?: (?:B|[KMGT]iB|GB|tokens))?/s| (?:B|[KMGT]iB|us|ms|s|min|h|d|years))?|-"
 )
 CODE = re.compile("`([^`]+)`")
@@ -40,6 +40,8 @@ TABLE = "border-collapse:collapse;table-layout:auto;width:auto;margin:2px 0 10px
 ROW = "background-color:transparent"
 # A table that is wider than its page scrolls in its own frame.
 SCROLLED = "overflow-x:auto;max-width:100%"
+# Paths and other long words of a sentence are broken.
+WRAPPED = "overflow-wrap:anywhere"
 # A cell of at most this many characters, such as "74.2 GiB", is not wrapped.
 SHORT_CHARACTERS = 10
 # Least width of the last column, which wraps its lines, on a narrow page.
@@ -139,7 +141,7 @@ class Report(Result, Block):
 
     def html(self) -> str:
         """Return the report as HTML. Facts that follow each other are one table."""
-        parts = [f'<p style="overflow-wrap:anywhere"><b>{escape(self.title)}</b></p>'] if self.title else []
+        parts = [f'<p style="{WRAPPED}"><b>{escape(self.title)}</b></p>'] if self.title else []
         for is_grid, group in itertools.groupby(self.blocks, key=_is_in_grid):
             blocks = list(group)
             parts += [_grid(blocks)] if is_grid else [block.html() for block in blocks]
@@ -179,7 +181,7 @@ class Sentence(Block):
 
     def html(self) -> str:
         words = escape(self.in_notebook or self.words)
-        return f"<p>{CODE.sub(_code, words)}</p>" if words else ""
+        return f'<p style="{WRAPPED}">{CODE.sub(_code, words)}</p>' if words else ""
 
 
 @dataclass(eq=False, repr=False)
@@ -222,7 +224,7 @@ class Facts(Block):
         rows = [
             f"{indent}{_cell_line(name):<{form.name_width}}{_cell_line(value)}" for name, value in self.pairs
         ]
-        return [*([self.title] if self.title else []), *rows] if rows else []
+        return _below(self.title, rows)
 
     def html(self) -> str:
         return _grid([self])
@@ -339,8 +341,7 @@ class Items(Block):
     title: str = ""
 
     def lines(self, form: TextForm) -> list[str]:
-        own = [terminal.printable(f"{INDENT}- {item}") for item in self.items]
-        return [*([self.title] if self.title else []), *own] if own else []
+        return _below(self.title, [terminal.printable(f"{INDENT}- {item}") for item in self.items])
 
     def html(self) -> str:
         rows = "".join(f'<li style="margin:2px 0">{escape(item)}</li>' for item in self.items)
@@ -349,7 +350,9 @@ class Items(Block):
 
 @dataclass(eq=False, repr=False)
 class Findings(Block):
-    """Findings with their levels and costs."""
+    """Findings with their levels and costs: a list below a title, and lines that begin with the level without
+    one.
+    """
 
     findings: "Sequence[Finding]"
     title: str = ""
@@ -360,9 +363,9 @@ class Findings(Block):
         if self.places:
             own = [line for finding in self.findings for line in finding.lines()]
         else:
-            indent = INDENT if self.title else ""
-            own = [f"{indent}- {finding.label}: {finding.text}" for finding in self.findings]
-        return [*([self.title] if self.title else []), *map(terminal.printable, own)] if own else []
+            mark = f"{INDENT}- " if self.title else ""
+            own = [f"{mark}{finding.label}: {finding.text}" for finding in self.findings]
+        return _below(self.title, [terminal.printable(line) for line in own])
 
     def html(self) -> str:
         rows = "".join(self._item(finding) for finding in self.findings)
@@ -393,7 +396,7 @@ class Code(Block):
 
     def lines(self, form: TextForm) -> list[str]:
         own = [f"{self.indent}{line}" if line else "" for line in terminal.printable(self.text).split("\n")]
-        return [*([self.title] if self.title else []), *own] if self.text else []
+        return _below(self.title, own) if self.text else []
 
     def html(self) -> str:
         text = escape(self.text)
@@ -519,8 +522,13 @@ def _cell_line(cell: str) -> str:
     return terminal.printable(cell).replace("\n", "\\n")
 
 
+def _below(title: str, lines: list[str]) -> list[str]:
+    """Return a block's title and the lines below it; nothing without lines."""
+    return [*([terminal.printable(title)] if title else []), *lines] if lines else []
+
+
 def _list(rows: str) -> str:
-    return f'<ul style="font-size:12px;margin:2px 0 8px 0;padding-left:18px">{rows}</ul>'
+    return f'<ul style="font-size:12px;margin:2px 0 8px 0;padding-left:18px;{WRAPPED}">{rows}</ul>'
 
 
 def _rule() -> str:

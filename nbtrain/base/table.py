@@ -38,7 +38,8 @@ def fitted(rows: Rows, right: Collection[int] = (), width: int | None = None) ->
     widths = _narrowed(widths[:num], least, width)
     lines = []
     for row in rows:
-        lines += _broken(row[:num], widths, right)
+        # A row that only continues the last column of the row above it has nothing of its own.
+        lines += _broken(row[:num], widths, right) if any(row[:num]) or not row[num:] else []
         lines += [BELOW + part for cell in row[num:] for part in terminal.wrapped(cell, width - len(BELOW))]
     return lines
 

@@ -78,7 +78,7 @@ def search(options: argparse.Namespace) -> None:
         title = f"Layout {options.why}: {found[options.why].layout.words}"
         show(Report("", [Facts(found.why(options.why), title)]))
     elif options.refused:
-        show(Report("", [found.refused(every=True)]))
+        show(found.refused(every=True))
     elif options.use is None:
         show(found)
     if options.picture:

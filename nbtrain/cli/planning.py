@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.cli import completers
-from nbtrain.cli.output import show, show_json
+from nbtrain.cli.output import show, show_json, show_text
 from nbtrain.cli.verbs import (
     add_json,
     add_overrides,
@@ -254,7 +254,7 @@ def import_run(options: argparse.Namespace) -> None:
     paths = [word for word in options.words if word not in overrides]
     imported = import_files(paths, overrides, options.onto, options.program)
     if options.output is None:
-        print(imported, end="")
+        show_text(imported.text)
         return
     show(f"{imported.write(options.output, options.overwrite)}: imported from {imported.program}.")
     for note in imported.notes:

@@ -36,7 +36,8 @@ def twin(options: argparse.Namespace) -> int:
     if options.json:
         show_json(finite(report.to_dict()))
     else:
-        show(f"{report}\nReport: {display(RunDir.named(report.twin).path / 'twin.json')}")
+        show(report)
+        show(f"Report: {display(RunDir.named(report.twin).path / 'twin.json')}")
     if options.picture:
         save_picture(draw(report.to_dict()), options.picture)
     return 0 if report.passed else JobFailed.exit_code

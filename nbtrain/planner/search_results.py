@@ -129,21 +129,24 @@ class FoundLayouts(Result):
         else:
             limit = self.result.limit or "The rules that they break are listed below."
             blocks = [Sentence(f"No layout is legal. {limit}")]
-        every = self.refused(every=True)
-        folded = Fold(f"Refused, for {len(self.result.refused)} reasons", [Items(every.items)])
-        return Report(self.title, [*blocks, InText(self.refused()), folded])
+        folded = Fold(f"Refused, for {len(self.result.refused)} reasons", [Items(self.refusals(every=True))])
+        return Report(self.title, [*blocks, InText(Items(self.refusals(), "Refused")), folded])
 
-    def refused(self, every: bool = False) -> Items:
+    def refused(self, every: bool = False) -> Report:
         """Return the rejected layouts with the reasons: the reasons that reject the most layouts, or `every`
         reason.
         """
+        return Report("", [Items(self.refusals(every), "Refused")])
+
+    def refusals(self, every: bool = False) -> list[str]:
+        """Return the lines of refused()."""
         found = sorted(self.result.refused, key=lambda refused: -refused.count)
         shown = found if every else found[:REASONS]
         items = [f"{refused.words} ({refused.count}): {refused.reason}" for refused in shown]
         if len(shown) < len(found):
             more = amounts.counted(len(found) - len(shown), "more reason")
             items.append(f"{more}: --refused, or found.refused(True)")
-        return Items(items, "Refused")
+        return items
 
     def to_dict(self) -> dict[str, Any]:
         """Return the search as a JSON object."""

@@ -86,8 +86,9 @@ def test_columns_have_units_and_numbers_stand_to_the_right() -> None:
 
 def test_numbers_have_units() -> None:
     numbers = ("1,234", "5.6 GiB", "7%", "+4.0%", "10.0 KiB/s", "40/s", "1.5 GB/s", "8.0 h", "1e-3", "-")
+    numbers += ("nan", "inf", "-inf")
     assert all(map(is_number, numbers))
-    assert not any(map(is_number, ("", "fp32", "4 layers", "3.11.7 (x)", "6 + 6", "PP 2", "yes")))
+    assert not any(map(is_number, ("", "fp32", "4 layers", "3.11.7 (x)", "6 + 6", "PP 2", "yes", "info")))
 
 
 def test_a_grid_shows_rows_as_facts() -> None:
@@ -106,6 +107,8 @@ def test_a_terminal_gets_its_width_and_no_escape_of_a_document() -> None:
     assert max(map(len, lines)) <= 40 and "\x1b" not in report.text() and "line\\nend" in report.text()
     for word in words.split():
         assert word in report.text(columns=40)
+    titled = [Facts({"a": 1}, "b\x1b"), Items(["a"], "b\x1b"), Findings([], "b\x1b"), Code("a", "b\x1b")]
+    assert Report("", titled).text().count("b\\x1b\n") == 3
 
 
 def test_headlines_have_the_colour_of_their_kind() -> None:
@@ -122,6 +125,8 @@ def test_findings_name_their_places_if_asked() -> None:
         "  - error, cannot run: needs 2 <GPUs>. Use 2.",
         "  - note: worth knowing.",
     ]
+    # The level begins the line, as in the output of a compiler: `nbtrain data verify | grep ^ok`.
+    assert Report("", [Findings([note])]).text() == "note: worth knowing."
     placed = Findings([lack], places=True)
     assert Report("", [placed]).text().splitlines() == lack.lines()
     assert "x.yaml:1: a.b: needs 2 &lt;GPUs&gt;." in placed.html()

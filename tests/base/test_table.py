@@ -50,6 +50,17 @@ def test_sentences_without_room_go_below_their_row():
         "gpt-b     FAILED     12/400   6.9",
         "    rank 0 failed",
     ]
+    # A row of `nbtrain doctor` that only continues the sentence above it makes no empty line.
+    rows = [
+        ("note", "devices", "no GPU, 2 cores"),
+        ("", "", "-> gpt-tiny trains here, larger runs elsewhere"),
+    ]
+    assert fitted(rows, width=40) == [
+        "note  devices",
+        "    no GPU, 2 cores",
+        "    -> gpt-tiny trains here, larger runs",
+        "    elsewhere",
+    ]
 
 
 def test_the_widest_column_is_broken_first():

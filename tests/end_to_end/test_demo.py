@@ -91,8 +91,8 @@ def test_the_demo_trains_a_model_that_knows_its_text(
     assert run.summary()["steps"] == steps
     assert loss <= base.unigram_entropy_nats - below_unigram_nats
     assert loss < base.bigram_nats or not is_below_bigram
-    assert f"validation loss    {loss:.4f}" in summary
-    assert f"bigram model       {base.bigram_nats:.4f}" in summary
+    assert f"\nvalidation loss  {loss:.4f}\n" in summary
+    assert f"\nbigram model     {base.bigram_nats:.4f} (add-k, the same tokens)\n" in summary
     assert re.search(r"speed +[\d,]+ tokens/s", summary)
 
     import nbformat  # with jsonschema, which takes seconds; every test process collects this file
@@ -119,7 +119,7 @@ def test_the_demo_trains_a_model_that_knows_its_text(
     started = time.monotonic()
     again = demo(workspace, overrides)
     print(f"second call: {time.monotonic() - started:.1f} s")
-    assert f"validation loss    {loss:.4f}" in again
+    assert f"\nvalidation loss  {loss:.4f}\n" in again
     after = {path: path.stat().st_mtime_ns for path in run.directory.path.rglob("*") if path.is_file()}
     assert after == before, "the second call wrote over something"
 

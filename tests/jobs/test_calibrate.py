@@ -120,7 +120,7 @@ def test_the_disk_is_written_and_read_and_left_as_it_was(workspace):
 @pytest.mark.slow
 def test_the_verb_prints_the_table_or_json(asked, capsys, tmp_path):
     assert main(["calibrate", "--seconds", "60"]) == 0
-    assert "broadcast       2,000,000 us" in capsys.readouterr().out
+    assert "broadcast  2,000,000 us" in capsys.readouterr().out
     assert main(["calibrate", "--json", "--picture", str(tmp_path / "rates.svg")]) == 0
     printed = json.loads(capsys.readouterr().out.partition("\n}")[0] + "\n}")
     assert [figure["what"] for figure in printed["figures"]] == ["memory", "collective"]

@@ -192,7 +192,7 @@ def test_a_failure_without_a_change_says_its_cause_and_where_to_look():
 
 def test_a_run_without_a_step_names_what_comes_first():
     assert str(advise(load("gpt-125m"), Observations("NEW"))).splitlines()[-1] == (
-        "- note: no step is recorded, and advice needs a job that has run: `nbtrain submit gpt-125m` starts "
+        "note: no step is recorded, and advice needs a job that has run: `nbtrain submit gpt-125m` starts "
         "one, `nbtrain plan gpt-125m` predicts it."
     )
 

@@ -219,7 +219,8 @@ def test_table_html_json_and_picture(small, large):
         ]
     assert "Why number 1" in text and "<details>" in page
     assert len(record["refused"]) == len(small.result.refused)
-    assert len(small.refused(every=True).items) == len(small.result.refused)
+    assert str(small.refused(every=True)).count("\n  - ") == len(small.result.refused)
+    assert small.refused()._repr_html_().count("<li ") == len(small.refusals()) <= 9
     labels = [text.get_text() for text in small.picture().axes[0].texts]
     assert {str(number) for number in range(1, 4)} <= set(labels)
     assert any(label.startswith("A100-40GB: ") for label in labels)

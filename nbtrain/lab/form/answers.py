@@ -132,7 +132,7 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
                 "changes": changes,
             }
         )
-    return {"title": found.title, "rows": rows, "refused": found.refused().items}
+    return {"title": found.title, "rows": rows, "refused": found.refusals()}
 
 
 def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
     table = str(list_queue()).splitlines()
     assert table[1].split()[:5] == ["-", "first", "RUNNING", "2", "cores"]
     assert table[1].endswith("cpu-0, cpu-1")
-    assert table[2].startswith("1      urgent  QUEUED   2 cores  5 ")
+    assert table[2].startswith("    1  urgent  QUEUED   2 cores         5  ")
     holders.signal("first")
     for name in ("first", "urgent", "early", "late"):
         holders.ended(name)

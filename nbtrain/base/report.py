@@ -137,7 +137,8 @@ class Report(Result, Block):
 
     def lines(self, form: "TextForm") -> list[str]:
         """Return the lines of text, so that a report is a block of another one."""
-        return self.text(form.columns, form.colors).split("\n")
+        text = self.text(form.columns, form.colors)
+        return text.split("\n") if text else []
 
     def html(self) -> str:
         """Return the report as HTML. Facts that follow each other are one table."""

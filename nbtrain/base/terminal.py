@@ -62,7 +62,7 @@ def wrapped(text: str, width: int) -> list[str]:
     import textwrap
 
     kept = COMMAND.sub(lambda found: _unbroken(found[0], width), text)
-    lines = textwrap.wrap(kept, width, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(kept, max(width, 1), break_long_words=False, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in lines]
 
 

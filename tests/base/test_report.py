@@ -107,6 +107,7 @@ def test_a_terminal_gets_its_width_and_no_escape_of_a_document() -> None:
     assert max(map(len, lines)) <= 40 and "\x1b" not in report.text() and "line\\nend" in report.text()
     for word in words.split():
         assert word in report.text(columns=40)
+    assert report.text(columns=1).split() == report.text(columns=2).split()
     titled = [Facts({"a": 1}, "b\x1b"), Items(["a"], "b\x1b"), Findings([], "b\x1b"), Code("a", "b\x1b")]
     assert Report("", titled).text().count("b\\x1b\n") == 3
 
@@ -154,3 +155,4 @@ def test_a_report_is_a_block_of_another_one() -> None:
     inner = Report("inner", [Facts({"a": 1})])
     assert Report("outer", [inner]).text() == "outer\n\ninner\n\na  1"
     assert Report("outer", [inner]).html().count("<b>") == 2
+    assert Report("outer", [Report("", [Items([])]), inner]).text() == "outer\n\ninner\n\na  1"

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, NbtrainError, named_error
-from nbtrain.base.report import Facts, Report, Result
+from nbtrain.base.report import Facts, Report, Result, Sentence
 from nbtrain.jobs.gpu_side import last_words
 from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.serving.options import ServeOptions
@@ -147,7 +147,7 @@ class Server(Result):
     def as_report(self) -> Report:
         """Return the model, the address, the token and the limits."""
         if not self.is_running:
-            return Report("", [Facts({"server": "ended"})])
+            return Report("", [Sentence("the server has ended")])
         facts = self.facts
         shown = {
             "model": f"{self.name}, step {facts['step']}, {facts['dtype']} on {facts['device']}",

@@ -314,7 +314,7 @@ def test_card_of_a_blend(make_config, texts):
         warning for warning in card.warnings if "tokens of few: beyond 4 epochs" in warning
     ] == card.warnings
     assert [each.documents for each in card.cards] == [120, 20]
-    assert re.search(r"\nfew +3 +75\.0% ", str(card))
+    assert re.search(r"\n  few +3 +75\.0% ", str(card))
     assert json.loads(json.dumps(card.to_dict()))["entries"] == card.entries
     assert card.to_page().startswith("<!doctype html>")
 

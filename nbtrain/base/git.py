@@ -1,11 +1,14 @@
 """Questions to git about a work tree, answered without running anything that the work tree configures."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 SECONDS = 20
+# A partial clone fetches the objects that it lacks, with programs that its configuration names.
+NO_FETCH = {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
 
 
 def ask_git(folder: Path, *arguments: str) -> str | None:
@@ -15,7 +18,9 @@ def ask_git(folder: Path, *arguments: str) -> str | None:
         return None
     command = [git, "-C", str(folder), *arguments]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS, env=os.environ | NO_FETCH
+        )
     except subprocess.TimeoutExpired:
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None

@@ -391,6 +391,11 @@ AS_TORCH: dict[str, tuple[bool, ...]] = {
 OPTIMIZER = {"lr": "lr_schedule.lr", "eps": "optimizer.adam_eps", "weight_decay": "optimizer.weight_decay"}
 
 
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number that a float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
 def _read_optimizer(source: Reading, document: Document) -> None:
     kind = document.get("optimizer.type")
     if kind is not None and str(kind).lower() not in ("adam", "adamw", "fusedadam"):
@@ -400,10 +405,10 @@ def _read_optimizer(source: Reading, document: Document) -> None:
     for name, key in OPTIMIZER.items():
         value = document.get(f"optimizer.params.{name}")
         dotted = f"optimizer.params.{name}"
-        if isinstance(value, int | float):
+        if _is_number(value):
             source.set(key, float(value), comment=dotted, place=document.place(dotted))
         elif value is not None:
-            source.fail("", document.place(dotted), f"{dotted}: must be a number, not {value!r}.")
+            source.fail("", document.place(dotted), f"{dotted}: must be a number, not {show(value)}.")
     params = document.get("optimizer.params")
     for name, value in params.items() if isinstance(params, dict) else ():
         # DeepSpeed's AdamW decouples the decay whatever adam_w_mode says.
@@ -415,10 +420,10 @@ def _read_optimizer(source: Reading, document: Document) -> None:
             source.fail("", document.place(dotted), f"{text}")
     betas = document.get("optimizer.params.betas")
     if betas is not None and not (
-        isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, int | float) for one in betas)
+        isinstance(betas, list) and len(betas) == 2 and all(map(_is_number, betas))
     ):
         place = document.place("optimizer.params.betas")
-        source.fail("", place, f"optimizer.params.betas: must be two numbers, not {betas!r}.")
+        source.fail("", place, f"optimizer.params.betas: must be two numbers, not {show(betas)}.")
         betas = None
     for number, value in enumerate(betas or []):
         source.set(
@@ -458,11 +463,15 @@ def _read_scheduler(source: Reading, document: Document) -> None:
     if kind is None:
         return
     params = document.get("scheduler.params") or {}
-    if kind not in STYLES or params.get("warmup_type", "log") != "linear":
+    if not isinstance(params, dict):
+        where = document.place("scheduler.params")
+        source.fail("", where, f"scheduler.params: must be an object {{ ... }}, not {show(params)}.")
+        return
+    if not isinstance(kind, str) or kind not in STYLES or params.get("warmup_type", "log") != "linear":
         source.fail(
             "lr_schedule.lr_decay_style",
             place,
-            f"scheduler {kind} with warmup_type {params.get('warmup_type', 'log')}: only "
+            f"scheduler {show(kind)} with warmup_type {show(params.get('warmup_type', 'log'))}: only "
             f"{', '.join(STYLES)} with warmup_type linear can be imported.",
         )
         return
@@ -476,12 +485,12 @@ def _read_scheduler(source: Reading, document: Document) -> None:
             {"last_batch_iteration": -1},
         ):
             source.fail("", where, f"DeepSpeed's {kind} has no such parameter. Remove it.")
-        elif name in known and value is not None and not isinstance(value, int | float):
+        elif name in known and value is not None and not _is_number(value):
             source.fail("", where, f"must be a number, not {show(value)}.")
     for name, default in known.items():
         dotted = f"scheduler.params.{name}"
         value = params.get(name, default)
-        if isinstance(value, int | float) and dotted not in source.auto:
+        if _is_number(value) and dotted not in source.auto:
             comment = dotted if name in params else f"DeepSpeed's default of {dotted}"
             _set_scheduler(source, kind, name, value, comment, document.place(dotted))
 

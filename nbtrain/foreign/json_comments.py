@@ -64,13 +64,16 @@ def read_json(text: str, label: str, first_line: int = 1) -> Document:
 
 class _Reader:
     def __init__(self, text: str, label: str, first_line: int):
-        self.text, self.position, self.first_line = text, 0, first_line
+        self.text, self.position = text, 0
+        self.line, self.counted = first_line, 0
         self.document = Document(label)
 
     @property
     def place(self) -> str:
-        line = self.first_line + self.text.count("\n", 0, self.position)
-        return f"{self.document.label}:{line}"
+        # The position only grows, so that each line break is counted once.
+        self.line += self.text.count("\n", self.counted, self.position)
+        self.counted = self.position
+        return f"{self.document.label}:{self.line}"
 
     def error(self, reason: str) -> ConfigError:
         return ConfigError(f"{self.place}: not JSON: {reason}.")

@@ -99,7 +99,7 @@ def _json_alone(config: RunConfig) -> Exported:
     said = read_json_alone(text)
     ours = dict(flatten(config.model_dump()))
     unsaid = {key: "" for key, value in ours.items() if key not in said or said[key] != value}
-    names = _by_section(config.model_dump(exclude={"schema_version"}), unsaid)
+    names = _by_section(config.model_dump(exclude={"schema_version", "imported_from"}), unsaid)
     return Exported("deepspeed", text, unsaid, left=f"Not in the JSON: {', '.join(names)}")
 
 

@@ -17,13 +17,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from nbtrain.base import files
+from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
 from nbtrain.base.report import Code, Findings, InNotebook, Report, Result
 from nbtrain.base.terminal import shortened
+from nbtrain.base.workspace import typed_path
 from nbtrain.config.architectures import expanded
 from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.config.load import Overrides, flatten, load, override_layer, to_yaml, validate
+from nbtrain.config.load import Overrides, find, flatten, load, override_layer, to_yaml, validate
 from nbtrain.config.resume import within
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES, why_reserved
@@ -57,7 +59,7 @@ from nbtrain.foreign.programs import other_program
 from nbtrain.foreign.read import read_files
 from nbtrain.foreign.rows_layout import stage_for_format
 from nbtrain.foreign.rows_model import clean_name
-from nbtrain.planner.run_file import not_written, path_of
+from nbtrain.planner.run_file import not_written, parent_name, path_of
 
 # A field that flags cannot express, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000", or
 # "# nbtrain: KEY=VALUE <- OTHER" for a field that the flags set to OTHER.
@@ -79,6 +81,8 @@ class Imported(Result):
     """Settings that were not imported and why, and steps to do manually."""
     program: str
     """Program that the files are for: "megatron-deepspeed@e7bff5ec", or "DeepSpeed"."""
+    onto: str = ""
+    """Run that the YAML extends, as it was named; "" if it extends none."""
 
     def as_report(self) -> Report:
         """Return the run YAML, and in a notebook the notes above it."""
@@ -89,7 +93,17 @@ class Imported(Result):
         """Write the run YAML. Raises ConfigError if the file exists, unless `overwrite` is set."""
         if path_of(path).suffix not in (".yaml", ".yml"):
             raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
-        return write_once(path, self.text, overwrite)
+        text = self.text
+        if self.onto:
+            # A relative name is found from the folder of the YAML.
+            target = typed_path(path_of(path)).absolute()
+            parent = parent_name(find(self.onto).absolute(), target)
+            text = text.replace(_extends(self.onto), _extends(parent), 1)
+        return write_once(path, text, overwrite)
+
+
+def _extends(name: str) -> str:
+    return f"\nextends: {spelled(name)}\n"
 
 
 def write_once(path: str | Path, text: str, overwrite: bool) -> Path:
@@ -130,7 +144,8 @@ def import_files(
     layer = override_layer(overrides)
     if jobs[0].own_run is not None:
         config = load(run_of(jobs[0]), overrides)
-        text = f"# Made by nbtrain import from {jobs[0].label}, which nbtrain wrote.\n\n{to_yaml(config)}"
+        head = _comment(f"Made by nbtrain import from {jobs[0].label}, which nbtrain wrote.")
+        text = f"{head}\n\n{to_yaml(config)}"
         return Imported(config, text, (), "nbtrain")
     source = read_job(jobs[0], dict(flatten(layer.value)), target)
     if onto is not None:
@@ -193,6 +208,8 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
     stage_for_format(source, base.precision.dtype)
     _ranks_of_layout(source, base)
     values = {key: value for key, value in source.values.items() if key != "name"}
+    before = [file.model_dump(exclude_none=True) for file in base.imported_from]
+    values["imported_from"] = before + [file for file in values["imported_from"] if file not in before]
     merged = Located(base.model_dump(), dict(base._origins)).merged_with(
         Located(nested(values), {key: source.origins[key] for key in values})
     )
@@ -202,7 +219,7 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
     written = Located(nested(values)).merged_with(layer).value
     head = f"Made by nbtrain import from {source.job.label}, on {base.name}."
     text = _yaml(source, {"name": config.name, "extends": str(onto), **written}, head)
-    return Imported(config, text, tuple(source.notes), "DeepSpeed")
+    return Imported(config, text, tuple(source.notes), "DeepSpeed", str(onto))
 
 
 def _ranks_of_layout(source: Reading, base: RunConfig) -> None:
@@ -471,6 +488,9 @@ def _machine(source: Reading) -> None:
             source.note(word.place, f"{name}: {words}")
         elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(word.text):
             source.note(word.place, f"{name} looks like a secret: set it in the shell that submits.")
+        elif text_without_secrets(word.text) != word.text:
+            words = "holds a password or a query of an address, which a run YAML never shows"
+            source.note(word.place, f"{name}: {words}; set it in the shell that submits.")
         elif word.from_outside:
             source.note(word.place, f"{name}: its value comes from outside the script; it is omitted.")
         else:
@@ -563,7 +583,7 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
 
 def _yaml(source: Reading, values: dict[str, Any], head: str) -> str:
     """Return the run YAML: values with their sources, in the schema's order, followed by what was omitted."""
-    lines = [f"# {head}", ""]
+    lines = [_comment(head), ""]
     order = ["name", "extends", *(name for name in RunConfig.model_fields if name != "name")]
     for section in sorted(values, key=order.index):
         inner = values[section]
@@ -572,7 +592,8 @@ def _yaml(source: Reading, values: dict[str, Any], head: str) -> str:
         else:
             lines += [_line(source, section, section, inner, 0), ""]
     if source.notes:
-        lines += ["# Not imported, or to be done manually:", *(f"# - {note}" for note in source.notes)]
+        notes = (_comment(f"- {note}") for note in source.notes)
+        lines += ["# Not imported, or to be done manually:", *notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -591,7 +612,12 @@ def _line(source: Reading, dotted: str, key: str, value: Any, depth: int) -> str
     text = f"{'  ' * depth}{key}: {spelled(value)}"
     same = dotted in source.values and source.values[dotted] == value
     comment = source.comments.get(dotted, "") if same else ""
-    return f"{text}  # {' '.join(comment.split())}" if comment else text
+    return f"{text}  {_comment(comment)}" if comment else text
+
+
+def _comment(text: str) -> str:
+    """Return a comment of the YAML: on one line, and without a secret that a file holds."""
+    return f"# {SECRET_VALUES.sub('***', ' '.join(text.split()))}"
 
 
 def arguments_of(job: Job, target: str = "") -> Arguments:

@@ -7,7 +7,9 @@ Every value of a manifest is read, or listed with its name: nothing of the place
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nbtrain.base.addresses import text_without_secrets
 from nbtrain.config.fields import YEAR_SECONDS
+from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES
 from nbtrain.config.rules.kubernetes import NO_PLACE, RESERVED_PATHS
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.located import Value, quantity
@@ -170,7 +172,8 @@ def _pytorch_job(reader: PlaceReader) -> None:
     reader.take("spec.nprocPerNode")
     if reader.tree.find("spec.elasticPolicy") is not None:
         _elastic(reader, "spec.elasticPolicy")
-        for name in ("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf", "nProcPerNode"):
+        reader.take("spec.elasticPolicy.nProcPerNode")
+        for name in ("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf"):
             reader.leave(f"spec.elasticPolicy.{name}", "nbtrain's agents meet by themselves")
         if restarts := reader.take("spec.elasticPolicy.maxRestarts"):
             reader.job.settings["backend.max_restarts"] = restarts
@@ -236,10 +239,21 @@ def _labels(reader: PlaceReader, metadata: str) -> None:
             if not str(key).startswith(("nbtrain/", "app.kubernetes.io/managed-by", "kubectl.kubernetes.io/"))
         }
         value = reader.take(f"{metadata}.{name}")
+        for key in [key for key, text in found.items() if _is_secret(key, text)]:
+            del found[key]
+            words = f"{name}.{key} looks like a secret, which the run YAML would show: not imported."
+            reader.job.left.append((reader.tree.places[f"{metadata}.{name}.{key}"], words))
         if found and value is not None:
             key = f"{SECTION}.{name}"
             before = reader.job.settings.get(key)
             reader.job.settings[key] = Value({**found, **(before.value if before else {})}, value.place)
+
+
+def _is_secret(key: str, text: str) -> bool:
+    """Return whether a label or an annotation is named like a secret, or its value holds one."""
+    name = key.rpartition("/")[2].replace("-", "_").replace(".", "_").upper()
+    is_named = bool(SECRET_NAMES.fullmatch(name))
+    return is_named or bool(SECRET_VALUES.search(text)) or text_without_secrets(text) != text
 
 
 def _pod(reader: PlaceReader, pod: str, main: str) -> None:
@@ -308,17 +322,29 @@ def _container(reader: PlaceReader, pod: str, container: str) -> None:
 
 def _variables(reader: PlaceReader, dotted: str) -> None:
     """Read variables whose values are in Secrets; the others are read with the command."""
-    found = []
+    for at, entry in enumerate(reader.items(f"{dotted}From")):
+        if isinstance(entry, dict) and "configMapRef" in entry:
+            reader.take(f"{dotted}From.{at}")
+    key = f"{SECTION}.secret_variables"
+    before = reader.job.settings.get(key)
+    found: list[dict[str, Any]] = list(before.value) if before else []
+    names = {variable["name"] for variable in found}
     for at, entry in enumerate(reader.items(dotted)):
         if not isinstance(entry, dict) or "valueFrom" not in entry:
             continue
         source, place = entry["valueFrom"], reader.tree.places[f"{dotted}.{at}"]
-        key = source.get("secretKeyRef") if isinstance(source, dict) else None
-        if isinstance(key, dict) and "name" in key and "key" in key:
-            found.append({"name": entry.get("name"), "secret": key["name"], "key": key["key"]})
+        secret = source.get("secretKeyRef") if isinstance(source, dict) else None
+        if isinstance(secret, dict) and "name" in secret and "key" in secret:
+            name = str(entry.get("name"))
+            variable = {"name": name, "secret": secret["name"], "key": secret["key"]}
             secret_place = place
+            if name not in names:
+                found.append(variable)
+            elif variable not in found:
+                words = f"env {name}: not imported; another container takes it from another Secret."
+                reader.job.left.append((place, words))
     if found:
-        reader.job.settings[f"{SECTION}.secret_variables"] = Value(found, secret_place)
+        reader.job.settings[key] = Value(found, before.place if before else secret_place)
 
 
 def _resources(reader: PlaceReader, dotted: str) -> None:
@@ -344,13 +370,13 @@ def _resources(reader: PlaceReader, dotted: str) -> None:
 def _volume_mounts(reader: PlaceReader, pod: str, container: str) -> None:
     """Read the mounts of a container, each with its volume: claims, Secrets and shared memory."""
     volumes = {
-        entry.get("name"): f"{pod}.volumes.{at}"
+        str(entry.get("name")): f"{pod}.volumes.{at}"
         for at, entry in enumerate(reader.items(f"{pod}.volumes"))
         if isinstance(entry, dict)
     }
     reserved = [folder for folder in RESERVED_PATHS[reader.job.kind] if folder != "/dev/shm"]
     for at, mount in enumerate(reader.items(f"{container}.volumeMounts")):
-        volume = volumes.get(mount.get("name")) if isinstance(mount, dict) else None
+        volume = volumes.get(str(mount.get("name"))) if isinstance(mount, dict) else None
         path = str(mount.get("mountPath", "")).rstrip("/") if isinstance(mount, dict) else ""
         if volume is not None and not any(_inside(path, folder) for folder in reserved):
             _volume_mount(reader, f"{container}.volumeMounts.{at}", mount, path, volume)

@@ -154,7 +154,8 @@ def _pytorch_job(tree: Tree, given: Given) -> Job:
         before = job.nodes.value if job.nodes else 0
         place = found.place if found else tree.label
         job.nodes = Value(before + (whole(found, "replicas") if found else 1), place)
-    ranks = tree.find("spec.nprocPerNode")
+    # The elastic policy held this number before the training operator 1.7.
+    ranks = tree.first("spec.nprocPerNode", "spec.elasticPolicy.nProcPerNode")
     each = int(ranks.value) if ranks and str(ranks.value).isdigit() else 1
     operator: dict[str, Value | None] = {"RANK": None, "MASTER_ADDR": None, "PET_NODE_RANK": None}
     if job.nodes:
@@ -192,6 +193,9 @@ def _mpi_job(tree: Tree, given: Given) -> Job:
     job.nodes = workers = (
         Value(whole(replicas, "replicas"), replicas.place) if replicas else Value(1, tree.label)
     )
+    as_worker = tree.find("spec.runLauncherAsWorker")
+    if as_worker is not None and as_worker.value is True:
+        job.nodes = workers = Value(workers.value + 1, workers.place)
     worker = Job("", "")
     _container(tree, worker, "spec.mpiReplicaSpecs.Worker.template.spec", "", given)
     job.gpus_asked = worker.gpus_asked
@@ -235,12 +239,12 @@ def _train_job(tree: Tree, given: Given) -> Job:
     _take_words(tree, job, words, operator, given)
     if ranks is not None and str(ranks.value) in ("auto", "gpu"):
         ranks = job.gpus_asked  # torchrun counts the GPUs of the container
-        job.gpus_per_node = ranks
     elif ranks is not None and not str(ranks.value).isdigit():
         text = f"numProcPerNode = {ranks.value}: only the cluster knows how many ranks that are."
         job.asked.append(("resources.gpus_per_node", ranks.place, text))
         ranks = None
-    job.gpus_per_node = ranks or job.gpus_per_node or job.gpus_asked
+    # torchrun prefers its own --nproc_per_node to the operator's variable.
+    job.gpus_per_node = job.gpus_per_node or ranks or job.gpus_asked
     # Pods are patched under runtimePatches, or under podTemplateOverrides in earlier versions.
     for dotted in tree.places:
         if dotted.startswith(PATCHES):
@@ -346,6 +350,7 @@ def _environment_from(tree: Tree, job: Job, dotted: str) -> None:
 
 
 def _resources(tree: Tree, job: Job, dotted: str) -> None:
+    gpus = ""
     for kind in ("limits", "requests"):
         found = tree.find(f"{dotted}.{kind}")
         for resource in found.value if found and isinstance(found.value, dict) else {}:
@@ -355,7 +360,8 @@ def _resources(tree: Tree, job: Job, dotted: str) -> None:
                 job.cpus = Value(max(int(quantity(one, "cpu")), 1), one.place)
             elif resource == "memory":
                 job.memory_bytes = Value(int(quantity(one, "memory")), one.place)
-            elif is_gpu(resource):
+            elif is_gpu(resource) and gpus in ("", resource):
+                gpus = resource  # a run has GPUs of one kind; the others are listed with the place
                 job.gpus_asked = Value(whole(one, resource), one.place)
 
 

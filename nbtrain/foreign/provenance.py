@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from nbtrain.base.git import commit_of_file
+from nbtrain.base.terminal import printable
 from nbtrain.config.imported import ImportedFile
 
 
@@ -11,5 +12,7 @@ def imported_file(path: Path) -> ImportedFile:
     """Return the name, hash and commit of a file."""
     content = path.read_bytes()
     return ImportedFile(
-        file=path.name, sha256=hashlib.sha256(content).hexdigest(), commit=commit_of_file(path, content)
+        file=printable(path.name),
+        sha256=hashlib.sha256(content).hexdigest(),
+        commit=commit_of_file(path, content),
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.git_lfs import pointer_problem
-from nbtrain.base.terminal import nearest, shortened
+from nbtrain.base.terminal import nearest, printable, shortened
 from nbtrain.base.workspace import typed_path, workspace
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
 from nbtrain.config.imported import ImportedFile
@@ -97,7 +97,10 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
     values = Given(dict(variables or {}))
     for file in files:
         path = _path(file)
-        text, label = _text(path), path.name
+        text, label = _text(path), printable(path.name)
+        if label in (file.file for file in given):
+            fix = "Rename one, or import one after the other."
+            raise ConfigError(f"{label}: two of these files have this name, by which others find them. {fix}")
         given.append(imported_file(path))
         if path.suffix in JSON and not JSON_MANIFEST.match(text):
             texts[label] = Word(text, f"{label}:1")
@@ -125,12 +128,12 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
             job = Job("DeepSpeed JSON", label, deepspeed=_json(word, []))
             assert job.deepspeed is not None
             _refuse_other_json(job.deepspeed)
+            job.files = given[:]
             jobs.append(job)
     else:
         for job in jobs:
+            job.files = given[:]
             give_json(job, texts, files)
-    for job in jobs:
-        job.files = given
     values.raise_unused()
     return jobs
 
@@ -184,7 +187,8 @@ def _refuse_without_job(trees: Sequence[Tree], value: Mapping[str, Any], label: 
     raise ConfigError(f"{label}: contains no job; supported kinds: {known}, and ConfigMap{keys}.")
 
 
-READ_KINDS = {kind.lower() for kind in (*JOB_KINDS, "ConfigMap", "PersistentVolumeClaim")}
+BESIDE_A_JOB = ("ConfigMap", "PersistentVolumeClaim", "TrainingRuntime", "ClusterTrainingRuntime")
+READ_KINDS = {kind.lower() for kind in (*JOB_KINDS, *BESIDE_A_JOB)}
 
 
 def _refuse_other_json(document: Document) -> None:
@@ -242,8 +246,8 @@ def _text(path: Path) -> str:
             f"{path}: byte {error.start + 1} is not UTF-8. Save the file as UTF-8 text: "
             f"iconv -f utf-16 -t utf-8 {path.name} if Windows wrote it."
         ) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError of a name that no file can have
+        raise ConfigError(f"{printable(str(path))}: cannot be read: {error}") from None
 
 
 def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> None:
@@ -260,8 +264,11 @@ def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> 
     if word is None and len(written) == 1 and (named or job.flag("--deepspeed")):
         word = next(iter(written.values()))
     if word is None and name:
-        beside = [_path(file).parent / name for file in files if _path(file).name == job.label]
-        word = next((Word(_text(path), f"{name}:1") for path in beside if path.is_file()), None)
+        folders = [_path(file).parent for file in files if _path(file).name == job.label]
+        beside = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if beside is not None:
+            word = Word(_text(beside), f"{name}:1")
+            job.files.append(imported_file(beside))
     if word is None:
         return
     job.unknown += [("", unknown) for unknown in word.unknowns or ()]

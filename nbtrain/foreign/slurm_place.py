@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from nbtrain.config.backend_section import ARRAY
 from nbtrain.config.rules.backends import OWN_SBATCH_OPTIONS, REFUSED_SBATCH_OPTIONS
+from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES
 from nbtrain.foreign.bash_script import SETUP_FILES
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.located import Value, Word
@@ -55,7 +56,11 @@ def _option(job: Job, line: SbatchLine, gpus: Value | None) -> None:
     def leave(why: str) -> None:
         job.left.append((line.place, f"{line.text}: not imported; {why}"))
 
-    if "$" in line.value or ("%" in line.value and line.name not in ("--array", "--output", "--error")):
+    if _is_secret(line.text):
+        # The run YAML shows its options and its notes.
+        words = "not imported; it looks like a secret. Set it in the shell that submits."
+        job.left.append((line.place, f"{line.name}: {words}"))
+    elif "$" in line.value or ("%" in line.value and line.name not in ("--array", "--output", "--error")):
         leave("sbatch substitutes nothing in its options.")
     elif line.name in WORDS:
         set_field(WORDS[line.name], line.value)
@@ -133,6 +138,14 @@ def _memory(job: Job, lines: Sequence[SbatchLine], gpus: Value | None) -> None:
             job.memory_bytes = Value(size * units, line.place)
 
 
+def _is_secret(text: str) -> bool:
+    """Return whether an option or a command holds a secret: a value that looks like one, or one of a variable
+    that is named like one (--export=ALL,HF_TOKEN=...).
+    """
+    names = re.findall(r"(?:^|[\s,=])(\w+)=[^\s,]", text)
+    return bool(SECRET_VALUES.search(text)) or any(SECRET_NAMES.fullmatch(name.upper()) for name in names)
+
+
 def _activates(file: str) -> bool:
     """Return whether a file prepares the shell, and is found from any folder."""
     return bool(SETUP_FILES.fullmatch(file)) and file.startswith(("/", "~", "$"))
@@ -150,6 +163,9 @@ def _setup(job: Job, words: Sequence[Word]) -> Word | None:
             )
         return None
     text = shlex.join(word.text for word in words)
+    if _is_secret(text):
+        job.left.append((words[0].place, f"{head}: not imported; it looks like it holds a secret."))
+        return None
     if any(word.from_outside for word in words):
         text = " ".join(word.text for word in words)
     return Word(text, words[0].place)

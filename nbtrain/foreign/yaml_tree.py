@@ -47,6 +47,12 @@ class Tree:
                     if TEMPLATE.search(_source(key))
                     else f"{place}: a key must be text."
                 )
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    place = f"{self.label}:{key.start_mark.line + 1}"
+                    raise ConfigError(f"{place}: {shortened(key.value)} is written twice; keep one.")
+                seen.add(key.value)
             return {
                 str(key.value): self._construct(value, f"{prefix}.{key.value}".lstrip("."))
                 for key, value in node.value

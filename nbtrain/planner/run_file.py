@@ -129,7 +129,7 @@ def run_text(config: RunConfig, path: Path, note: str = "") -> str:
     sets = tuple(f"model.{field}" for field in FIELDS) if renamed else ()
     changed = {key: value for key, value in now.items() if before.get(key, ...) != value or within(key, sets)}
     changed.pop("name", None)
-    named = {"name": config.name, "extends": _parent(base, path)}
+    named = {"name": config.name, "extends": parent_name(base, path)}
     return head + to_text({**named, **nested(changed)})
 
 
@@ -152,7 +152,7 @@ def _base(config: RunConfig) -> Path | None:
         return None
 
 
-def _parent(base: Path, path: Path) -> str:
+def parent_name(base: Path, path: Path) -> str:
     """Return the name of `base` in the YAML at `path`.
 
     The name is its file name in the same folder, its name if it is a shipped run, and otherwise its path.

@@ -10,6 +10,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.foreign.importing import import_files
+from nbtrain.foreign.json_comments import read_json
 from nbtrain.foreign.lint import lint
 
 from .upstream import NINE, deepspeed_json, flags_of, manifest, script_175b, script_deepspeed, write
@@ -522,7 +523,7 @@ def test_without_clipping_in_the_json_nothing_is_clipped(tmp_path):
     assert note in map(str, found.notes)
 
 
-def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path):
+def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path, monkeypatch):
     """A DeepSpeed JSON alone, with comments and a trailing comma, is applied to a
     run and refused without one.
     """
@@ -556,6 +557,13 @@ def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path):
     assert (config.precision.dtype, config.parallel.zero_stage) == ("bf16", 2)
     assert "extends: gpt-125m" in found.text
     assert load(found.write(tmp_path / "run.yaml")) == config
+    # A file that it extends is found from the folder of the YAML, wherever that is.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    path.write_text('{"zero_optimization": {"stage": 1}}')
+    found = import_files([path], onto="run.yaml")
+    assert "\nextends: run.yaml\n" in found.text
+    assert load(found.write("sub/one.yaml")).lr_schedule.lr == 3e-4
 
 
 def test_auto_leaves_the_runs_own_value(tmp_path):
@@ -847,6 +855,37 @@ def test_a_template_of_the_json_is_filled_in_by_sed(tmp_path):
         import_files([tmp_path / "run.sh"], overrides)
 
 
+def test_a_comment_of_the_yaml_has_one_line(tmp_path):
+    """A line end in a flag or in a file's name does not end the comment that shows it."""
+    path = tmp_path / "a\nname: evil.sh"
+    path.write_text(f"{MEGATRON_LM} --tensorboard-dir 'x\nname: evil'\n")
+    found = import_files([path], ["tokenizer.vocab_size=50257"])
+    assert yaml.safe_load(found.text)["name"] == "a-name-evil"
+    assert any("--tensorboard-dir x name: evil" in line for line in found.text.splitlines())
+
+
+def test_a_file_may_have_any_name(tmp_path):
+    """A name that is not UTF-8 is escaped in the YAML; a name that no file can have is refused."""
+    path = tmp_path / os.fsdecode(b"\xff.sh")
+    path.write_text(MEGATRON_LM)
+    found = import_files([path], ["tokenizer.vocab_size=50257"])
+    assert found.config.imported_from[0].file == "\\udcff.sh"
+    assert load(found.write(tmp_path / "run.yaml")) == found.config
+    for name in ("a\0.sh", "\ud800.sh"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            import_files([tmp_path / name])
+
+
+def test_a_large_json_that_is_none_of_deepspeeds_is_refused_at_once(tmp_path):
+    """The vocabulary of a tokenizer is refused by its keys; lines are counted once, not for each key."""
+    path = tmp_path / "vocab.json"
+    path.write_text(json.dumps({f"token{number}": number for number in range(2_000)}, indent=1))
+    with pytest.raises(ConfigError, match=r"vocab\.json: DeepSpeed reads none of its keys \(token0, token1"):
+        import_files([path])
+    document = read_json(path.read_text(), "vocab.json")
+    assert document.place("token1999") == "vocab.json:2001"
+
+
 def test_an_existing_yaml_is_not_written_over(tmp_path):
     """An existing YAML is overwritten only on request."""
     found = import_files([write(tmp_path, "gpt-125m")], [WIKI])
@@ -1117,6 +1156,17 @@ def test_a_json_is_taken_as_deepspeed_takes_it(changes, note, tmp_path):
         (
             '{"train_batch_size": 8,\n"train_batch_size": 16}',
             "a.json:2: train_batch_size is written twice",
+        ),
+        (
+            '{"optimizer": {"type": "Adam", "params": {"lr": 1%s}}}' % ("0" * 400),
+            "params.lr: must be a number",
+        ),
+        ('{"scheduler": {"type": []}}', "scheduler [] with warmup_type log: only WarmupLR"),
+        ('{"scheduler": {"type": "WarmupLR", "params": [1]}}', "scheduler.params: must be an object"),
+        (
+            '{"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "linear", '
+            '"warmup_num_steps": Infinity}}}',
+            "scheduler.params.warmup_num_steps: must be a number, not .inf",
         ),
         (
             '{"communication_data_type": "int8"}',

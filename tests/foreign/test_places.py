@@ -290,6 +290,134 @@ def test_devices_are_known_by_name(tmp_path):
     container["resources"] = {"limits": {"nvidia.com/mig-3g.40gb": 2}}
     job["spec"]["config"]["slotsPerWorker"] = 2
     assert imported(tmp_path, job).config.backend.kubernetes.gpu_resource == "nvidia.com/mig-3g.40gb"
+    # Of two kinds, the number and the name are those of the first; the other is listed.
+    container["resources"]["limits"]["nvidia.com/mig-1g.10gb"] = 1
+    del job["spec"]["config"]["slotsPerWorker"]
+    found = import_files([written(tmp_path, job)])
+    assert (found.config.resources.gpus_per_node, found.config.backend.kubernetes.gpu_resource) == (
+        2,
+        "nvidia.com/mig-3g.40gb",
+    )
+    assert "gpu_resource nvidia.com/mig-1g.10gb: not imported" in notes_of(found)
+
+
+def written(tmp_path, document: dict):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def test_ranks_are_those_of_the_operator(tmp_path):
+    """A launcher that works counts as a worker, the elastic policy may hold the ranks, and torchrun prefers
+    its own option to the operator's variable.
+    """
+    job = mpi_job("mpirun", "-np", "12", "python", *FLAGS.split())
+    job["spec"] |= {"slotsPerWorker": 4, "runLauncherAsWorker": True}
+    resources = imported(tmp_path, job, overrides=["batch.global_batch_size=48"]).config.resources
+    assert (resources.nodes, resources.gpus_per_node) == (3, 4)
+
+    job = pytorch_job("torchrun", *FLAGS.split())
+    job["spec"]["elasticPolicy"] = {"nProcPerNode": 2}
+    found = imported(tmp_path, job)
+    assert (found.config.resources.gpus_per_node, "nProcPerNode" in notes_of(found)) == (2, False)
+
+    trainer = {"numNodes": 2, "numProcPerNode": 8, "command": ["torchrun", "--nproc_per_node=4"]}
+    trainer["command"] += FLAGS.split()
+    job = {"kind": "TrainJob", "metadata": {"name": "gpt"}, "spec": {"trainer": trainer}}
+    resources = imported(tmp_path, job).config.resources
+    assert (resources.nodes, resources.gpus_per_node) == (2, 4)
+
+
+def mpi_job(*command: str) -> dict:
+    replicas = {
+        "Launcher": {"template": pod("launcher", [*command])},
+        "Worker": {"replicas": 2, "template": pod("worker", None)},
+    }
+    return {"kind": "MPIJob", "metadata": {"name": "gpt"}, "spec": {"mpiReplicaSpecs": replicas}}
+
+
+def pytorch_job(*command: str) -> dict:
+    replicas = {"Worker": {"replicas": 2, "template": pod("pytorch", [*command])}}
+    return {"kind": "PyTorchJob", "metadata": {"name": "gpt"}, "spec": {"pytorchReplicaSpecs": replicas}}
+
+
+def test_secrets_stay_out_of_the_run_yaml(tmp_path):
+    """Secrets of annotations, variables, options and addresses are listed by name, without their value."""
+    secret = "hf_abcdefghijklmnopqrst"
+    job = pytorch_job("torchrun", *FLAGS.split(), "--wandb-project", secret)
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    template["metadata"]["annotations"] |= {"team/api-token": "plain", "note": f"with {secret}"}
+    template["spec"]["containers"][0]["env"] += [
+        {"name": "OTHER", "value": secret},
+        {"name": "HTTPS_PROXY", "value": "http://me:plain@proxy:3128"},
+    ]
+    found = imported(tmp_path, job)
+    for name in ("annotations.team/api-token", "annotations.note", "OTHER", "HTTPS_PROXY"):
+        assert f"# - job.yaml:{place_of(found, name)}: {name}" in found.text
+    assert secret not in found.text and "plain" not in found.text
+    assert found.config.backend.kubernetes.annotations == {"sidecar.istio.io/inject": "false"}
+
+    path = tmp_path / "job.sbatch"
+    option = f"#SBATCH --export=ALL,WANDB_API_KEY=plain --comment={secret}"
+    path.write_text(f"#!/bin/bash\n#SBATCH -N 2\n{option}\nsrun torchrun --nproc_per_node 4 {FLAGS}\n")
+    found = import_files([path])
+    assert "# - job.sbatch:3: --export: not imported; it looks like a secret." in found.text
+    assert secret not in found.text and "plain" not in found.text
+
+
+def place_of(found, name: str) -> str:
+    return next(note.place for note in found.notes if note.message.startswith(name)).rpartition(":")[2]
+
+
+def test_secrets_of_all_containers_are_kept(tmp_path):
+    """The Launcher's variables from Secrets are added to the workers'; one name has one Secret."""
+    job = mpi_job("mpirun", "python", *FLAGS.split())
+    job["spec"]["slotsPerWorker"] = 4
+    (container, _) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    container["env"] = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": "other", "key": "key"}}}
+        for name in ("HF_TOKEN", "WANDB_API_KEY")
+    ]
+    found = imported(tmp_path, job)
+    variables = found.config.backend.kubernetes.secret_variables
+    assert [(entry.name, entry.secret) for entry in variables] == [
+        ("WANDB_API_KEY", "wandb"),
+        ("HF_TOKEN", "other"),
+    ]
+    assert "env WANDB_API_KEY: not imported; another container takes it from another Secret" in notes_of(
+        found
+    )
+
+
+def test_a_name_that_is_a_list_is_no_traceback(tmp_path):
+    """A list as the name of a variable, a volume or its mount is refused or listed."""
+    for part in ("env", "volumeMounts", "volumes"):
+        job = pytorch_job("torchrun", *FLAGS.split())
+        spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+        (spec if part == "volumes" else spec["containers"][0])[part][1]["name"] = [1]
+        try:
+            imported(tmp_path, job)
+        except ConfigError as error:
+            assert str(error)
+
+
+def test_two_files_of_one_name_are_refused(tmp_path):
+    """Of two files with one name, none is dropped without a word."""
+    paths = [tmp_path / folder / "train.sh" for folder in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(f"torchrun --nproc_per_node 4 {FLAGS}\n")
+    with pytest.raises(ConfigError, match=r"train\.sh: two of these files have this name"):
+        import_files(paths)
+
+
+def test_a_key_is_written_once(tmp_path):
+    """A manifest with a key that is written twice is refused with the second place, as kubectl does."""
+    path = tmp_path / "job.yaml"
+    text = yaml.safe_dump(pytorch_job("torchrun", *FLAGS.split()))
+    path.write_text(f"{text}spec: {{}}\n")
+    with pytest.raises(ConfigError, match=rf"job\.yaml:{len(text.splitlines()) + 1}: spec is written twice"):
+        import_files([path])
 
 
 def test_a_place_without_a_volume_stays_local(tmp_path):
@@ -329,7 +457,9 @@ def test_variables_and_claims_may_be_in_other_files(tmp_path):
             }
         )
     )
-    config = import_files([tmp_path / "job.yaml", other, claim]).config
+    found = import_files([tmp_path / "job.yaml", other, claim])
+    config = found.config
+    assert "envFrom" not in notes_of(found)
     assert config.backend.env == {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5"}
     assert [file.file for file in config.imported_from] == ["job.yaml", "map.yaml", "claim.yaml"]
 
@@ -351,9 +481,9 @@ def test_variables_and_claims_may_be_in_other_files(tmp_path):
         "metadata": {"name": "torch"},
         "spec": {"mlPolicy": {"numNodes": 3}},
     }
-    resources = imported(
-        tmp_path, train_job, runtime, overrides=["batch.global_batch_size=48"]
-    ).config.resources
+    other.write_text(yaml.safe_dump(runtime))
+    files = [written(tmp_path, train_job), other]
+    resources = import_files(files, ["batch.global_batch_size=48"]).config.resources
     assert (resources.nodes, resources.gpus_per_node) == (3, 4)
 
 
@@ -468,5 +598,12 @@ def test_the_files_are_in_the_runs_record(tmp_path):
     assert found.config.imported_from[0].commit == commit
     found.write(tmp_path / "run.yaml")
     assert load(tmp_path / "run.yaml").imported_from == found.config.imported_from
+    # A JSON beside the script is read and recorded too, and a layout for the run adds its own file.
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}')
+    deepspeed = tmp_path / "ds.sh"
+    deepspeed.write_text(f"deepspeed --num_gpus 4 {FLAGS} --deepspeed --deepspeed_config ds.json\n")
+    assert [file.file for file in import_files([deepspeed]).config.imported_from] == ["ds.sh", "ds.json"]
+    layout = import_files([tmp_path / "ds.json"], None, str(tmp_path / "run.yaml"))
+    assert [file.file for file in layout.config.imported_from] == ["train.sh", "ds.json"]
     path.write_text(path.read_text() + "\n")
     assert import_files([path]).config.imported_from[0].commit == f"{commit}+changes"

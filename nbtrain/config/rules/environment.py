@@ -27,7 +27,9 @@ RESERVED = {
 SECRET_NAMES = re.compile(
     r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|(API|ACCESS|PRIVATE|SECRET)_KEY)(_ID)?"
 )
-SECRET_VALUES = re.compile(r"(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}")
+SECRET_VALUES = re.compile(
+    r"(?<![A-Za-z0-9])(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}"
+)
 # Variables that nbtrain sets if backend.env does not, and how it chooses their values.
 OWN_VALUES = {
     "OMP_NUM_THREADS": "cores over ranks",

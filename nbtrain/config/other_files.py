@@ -74,7 +74,7 @@ def begins_array(path: Path) -> bool:
 def refuse_other(path: Path, value: Mapping[str, Any]) -> None:
     """Raise ConfigError if the top keys of a file belong to another kind of file."""
     keys = {str(key) for key in value}
-    if is_price_table(keys):
+    if is_price_table(keys) and not keys & {"extends", "model", "batch"}:
         place = display(data_home() / "prices.yaml")
         fix = f"Plans read prices from {place}; `nbtrain check {path.name}` checks the file. Name a run here."
         raise _other(path, "a table of prices", fix)

@@ -81,9 +81,11 @@ DIALECTS = {
 }
 # Programs that take flags of Megatron and train nothing.
 NO_TRAINING = re.compile(
-    r"(preprocess|prepare|convert|merge|split|build|create|download|tokenize|clean)_?\w*\.py|\w*(_eval|evaluate|"
-    r"generate|generation|inference|_server|_cli|checkpoint_util)\w*\.py|checkpoint/(util|convert)\.py|setup\.py"
+    r"(preprocess|prepare|convert|merge|split|build|create|download|tokenize|clean)_?\w*\.py|(?!train_)\w*(_eval|"
+    r"evaluate|generate|generation|inference|_server|_cli|checkpoint_util)\w*\.py|setup\.py"
 )
+# Names that say GPT somewhere else: their flags tell whether they train another model.
+GPT_NAMES = re.compile(r"(.*[_-])?gpt\d?([_.-].*)")
 GPT_SCRIPTS = re.compile(r"pretrain_gpt\w*\.py|pretrain_llama\w*\.py|pretrain_qwen\w*\.py")
 
 Keys = tuple[tuple[str, ...], ...]

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
     complaints: list[Finding] = []
     lists: list[Word] = []
     ascend: list[Word] = []
+    valued: Setting | None = None  # the flag before, if it has one value
     position = 0
     while position < len(words):
         word = words[position]
@@ -230,9 +231,14 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
             # A list of options that the shell fills in, or a value without a flag.
             if word.from_outside:
                 lists.append(word)
-            else:
-                complaints.append(_wrong(word.text, word.place, f"{word.text}: belongs to no flag."))
+                continue
+            stray = [word]
+            while position < len(words) and _follows(stray[-1], words[position]):
+                stray.append(words[position])
+                position += 1
+            complaints.append(_stray(stray, valued))
             continue
+        valued = None
         option = table.by_flag.get(flag)
         following = 0
         while position + following < len(words) and _is_value(words[position + following]):
@@ -271,7 +277,27 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
         settings.append(
             Setting(flag, option, values if several else values[0], word.place, first, tuple(taken))
         )
+        valued = None if several else settings[-1]
     return Arguments(table, tuple(settings), tuple(complaints), tuple(lists), tuple(ascend))
+
+
+def _follows(before: Word, word: Word) -> bool:
+    """Return whether a word without a flag stands on the line of another one."""
+    return _is_value(word) and not word.from_outside and word.place == before.place
+
+
+def _stray(words: Sequence[Word], before: Setting | None) -> Finding:
+    """Return the error about words without a flag. After a flag with one value, they may be the rest of a
+    text that bash splits at its spaces.
+    """
+    text = " ".join(word.text for word in words)
+    finding = _wrong(text, words[0].place, f"{text}: {'belong' if words[1:] else 'belongs'} to no flag.")
+    if before is None or before.place != words[0].place:
+        return finding
+    them = "them" if words[1:] else "it"
+    quotes = 'write the array with its quotes where the program gets it, "${ARGS[@]}"'
+    fix = f"If the value of {before.flag} has {them}, {quotes}; else remove {them}."
+    return replace(finding, fix=fix)
 
 
 def _may_be_flags(before: Word, word: Word) -> bool:

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from nbtrain.config.other_programs import (
     DIALECTS,
     EXPERTS,
+    GPT_NAMES,
     GPT_SCRIPTS,
     NO_TRAINING,
     OTHER_MODELS,
@@ -34,7 +35,8 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
     gpt = bool(GPT_SCRIPTS.fullmatch(name))
     if NO_TRAINING.fullmatch(name):
         return program.place, f"{runs} trains nothing. Give the script that starts the training."
-    if not gpt and (model := next((one for one in OTHER_MODELS if re.fullmatch(one.scripts, name)), None)):
+    named = gpt or GPT_NAMES.fullmatch(name)
+    if not named and (model := next((one for one in OTHER_MODELS if re.fullmatch(one.scripts, name)), None)):
         return program.place, f"{runs} trains {model.name}: {READS}."
     known, unknown = _known(flags)
     if len(known) < FEWEST_FLAGS or len(unknown) > len(known):
@@ -43,8 +45,12 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
         if flag := next((word for word in flags if _is_flag(word, pattern)), None):
             return flag.place, f"{flag.text}: {name} trains {model.name} with it: {READS}."
     for flag, value in _values(flags, EXPERTS):
-        if value not in ("1", ""):
-            words = f"{flag.text.partition('=')[0]} {value}: trains a mixture of experts, and nbtrain "
+        words = f"{flag.text.partition('=')[0]} {value.text}: "
+        if value.from_outside:
+            words += "is not decided here, and nbtrain trains dense models only. Write the number into the "
+            return flag.place, f"{words}script, or remove the flag."
+        if value.text not in ("1", ""):
+            words += "trains a mixture of experts, and nbtrain "
             return flag.place, f"{words}trains dense models only."
     return _dialect(flags, unknown)
 
@@ -97,13 +103,14 @@ def _is_flag(word: Word, pattern: re.Pattern[str]) -> bool:
     return bool(pattern.fullmatch(word.text.partition("=")[0]))
 
 
-def _values(flags: Sequence[Word], pattern: re.Pattern[str]) -> Iterator[tuple[Word, str]]:
+def _values(flags: Sequence[Word], pattern: re.Pattern[str]) -> Iterator[tuple[Word, Word]]:
     """Yield each flag that matches, with its first value."""
     for at, word in enumerate(flags):
-        flag, equals, inline = word.text.partition("=")
+        flag, equals, _ = word.text.partition("=")
         if pattern.fullmatch(flag):
-            following = flags[at + 1].text if at + 1 < len(flags) else ""
-            yield word, inline if equals else "" if following.startswith("--") else following
+            none = Word("", word.place)
+            following = flags[at + 1] if at + 1 < len(flags) else none
+            yield word, word.after("=") if equals else none if following.text.startswith("--") else following
 
 
 def _known(flags: Sequence[Word]) -> tuple[set[str], set[str]]:

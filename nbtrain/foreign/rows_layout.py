@@ -168,7 +168,12 @@ def _stage(source: Reading) -> tuple[int, str, str] | None:
             source.fail(
                 "parallel.zero_stage",
                 named.place if named else source.job.label,
-                f"{name} is missing: it sets the ZeRO stage and the loss scale. Name this file too.",
+                f"{name} is missing: it sets the ZeRO stage and the loss scale. "
+                + (
+                    "Name the template too from which the script makes it by sed."
+                    if source.job.substitutions
+                    else "Name this file too."
+                ),
             )
             return 0, source.job.label, "no DeepSpeed JSON"
         stage, place = document.get("zero_optimization.stage", 0), document.place("zero_optimization.stage")

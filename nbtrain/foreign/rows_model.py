@@ -220,7 +220,10 @@ def _read_tokenizer(source: Reading) -> None:
     else:
         place = source.place("tokenizer_type")
         source.fail(
-            "tokenizer.path", place, f"--tokenizer-type {kind}: tokenizers of this kind are not supported."
+            "tokenizer.path",
+            place,
+            f"--tokenizer-type {kind}: tokenizers of this kind are not supported. Add tokenizer.path=... to "
+            "the command, with the tokenizer.json of the same vocabulary.",
         )
     if "tokenizer.vocab_size" not in source.values:
         source.fail(

@@ -127,11 +127,20 @@ def test_values_are_taken_as_argparse_takes_them():
         ),
         ("megatron-lm@d98e8a64", "--lr --fp16", "a.sh:1: --lr: needs a value and has 0."),
         ("megatron-lm@d98e8a64", "--fp16 12", "a.sh:2: 12: belongs to no flag."),
+        ("megatron-lm@d98e8a64", "--lr abc 12", "a.sh:2: --lr = abc: must be a number."),
     ],
 )
 def test_what_the_program_would_refuse_is_named(target, text, expected):
     """A word that the program would refuse is reported with its place, the rule and the most similar flag."""
     assert complaints(target, text) == [expected]
+
+
+def test_a_text_that_bash_split_is_named_once():
+    """Words on the line of a flag with one value are one error, which shows the quotes that bash needs."""
+    texts = ("--bf16", "--step-batch-size-schedule", "0:16", "2.4B:320", "12B:1536", "--lr", "1e-4")
+    (complaint,) = parse(find_table("megatron-lm"), [Word(text, "a.sh:1") for text in texts]).complaints
+    assert complaint.message == "2.4B:320 12B:1536: belong to no flag."
+    assert complaint.fix.startswith("If the value of --step-batch-size-schedule has them, write the array")
 
 
 def test_a_value_that_the_shell_fills_in_is_no_complaint():

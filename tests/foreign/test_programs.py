@@ -83,8 +83,32 @@ def test_a_program_that_is_no_gpt_is_refused_first(program, flags, message, tmp_
 def test_a_gpt_may_have_another_name(tmp_path):
     """A program with another name and Megatron's flags is imported."""
     path = tmp_path / "run.sh"
-    path.write_text(f"torchrun --nproc_per_node 8 my_training.py {FLAGS}\n")
-    assert import_files([path]).config.model.num_layers == 12
+    for name in (
+        "my_training.py",
+        "t5/bert/pretrain_gpt.py",
+        "gpt_bert_tokenizer.py",
+        "train_and_evaluate.py",
+    ):
+        path.write_text(f"torchrun --nproc_per_node 8 {name} {FLAGS}\n")
+        assert import_files([path]).config.model.num_layers == 12
+
+
+def test_a_run_with_a_key_of_prices_is_a_run(tmp_path):
+    """A run YAML with a wrong key at the top is refused by that key, not called a table of prices."""
+    path = tmp_path / "run.yaml"
+    path.write_text("extends: gpt-tiny\nsource: a.txt\n")
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert "prices" not in str(error.value) and "run.yaml:2" in str(error.value)
+
+
+def test_an_undecided_number_of_experts_is_no_mixture(tmp_path):
+    """A number of experts that only the running shell knows is said to be that, and can be given."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {FLAGS} --num-experts $EXPERTS\n")
+    assert refusal(path).startswith("run.sh:1: --num-experts ${EXPERTS}: is not decided here")
+    with pytest.raises(ConfigError, match="--num-experts 8: trains a mixture of experts"):
+        import_files([path], ["EXPERTS=8"])
 
 
 def test_the_command_of_another_program_is_named(tmp_path):

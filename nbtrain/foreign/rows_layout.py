@@ -165,15 +165,14 @@ def _stage(source: Reading) -> tuple[int, str, str] | None:
         if document is None:
             named = source.setting("deepspeed_config")
             name = named.value if named else "ds_config.json"
+            template = (
+                ", or the template that the script fills in with sed" if source.job.substitutions else ""
+            )
             source.fail(
                 "parallel.zero_stage",
                 named.place if named else source.job.label,
                 f"{name} is missing: it sets the ZeRO stage and the loss scale. "
-                + (
-                    "Name the template too from which the script makes it by sed."
-                    if source.job.substitutions
-                    else "Name this file too."
-                ),
+                f"Name this file too{template}.",
             )
             return 0, source.job.label, "no DeepSpeed JSON"
         stage, place = document.get("zero_optimization.stage", 0), document.place("zero_optimization.stage")

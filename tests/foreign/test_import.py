@@ -208,7 +208,10 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
             "--num-layers $LAYERS: $LAYERS is not decided here; write the value, or give model.num_",
         ),
         (["--recompute-granularity=full", "--recompute-method=block"], "only the method uniform has a field"),
-        (["--tokenizer-type=SentencePieceTokenizer"], "tokenizers of this kind are not supported"),
+        (
+            ["--tokenizer-type=SentencePieceTokenizer"],
+            "tokenizers of this kind are not supported. Add tokenizer.path=... to the command",
+        ),
         (["--window-size=4095,0"], "no such flag"),
         (
             ["--end-weight-decay=0.2"],
@@ -344,6 +347,14 @@ def test_a_value_from_outside_is_asked_for(flags, key, tmp_path):
         of_megatron_lm(tmp_path, flags)
     asked = f"job.sh:1: X is not decided here (no file sets it); give X=..., or {key}=..."
     assert asked in str(error.value).splitlines()
+
+
+def test_a_batch_from_outside_is_not_missing(tmp_path):
+    """A batch size that only the shell knows is asked for, and not called missing."""
+    with pytest.raises(ConfigError) as error:
+        of_megatron_lm(tmp_path, "--global-batch-size $BATCH")
+    assert "give BATCH=..., or batch.global_batch_size=..." in str(error.value)
+    assert "missing" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -838,7 +849,7 @@ def test_the_node_selector_names_the_gpu(label, expected, tmp_path):
 def test_a_template_of_the_json_is_filled_in_by_sed(tmp_path):
     """A JSON template is filled in as Megatron-DeepSpeed's scripts do with sed.
 
-    The template can be a second file, or is found in the script's folder.
+    The template is a second file; without it, the error asks for it.
     """
     script = script_deepspeed()
     start, end = script.index("cat <<EOT"), script.index("EOT\n", script.index("cat <<EOT") + 9) + 4
@@ -851,7 +862,8 @@ def test_a_template_of_the_json_is_filled_in_by_sed(tmp_path):
     overrides = ["resources.nodes=2", "resources.gpus_per_node=8"]
     config = import_files([tmp_path / "run.sh", tmp_path / "t.json"], overrides).config
     assert config.precision.fp16.initial_scale_power == 16 and config.batch.micro_batch_size == 2
-    with pytest.raises(ConfigError, match=r"ds_config_gbs512\.json is missing"):
+    asked = r"ds_config_gbs512\.json is missing.* too, or the template that the script fills in with sed\."
+    with pytest.raises(ConfigError, match=asked):
         import_files([tmp_path / "run.sh"], overrides)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.terminal import nearest
-from nbtrain.foreign.located import Word
+from nbtrain.foreign.located import FILL_IN, Word
 
 TABLES = Path(__file__).with_name("tables")
 
@@ -191,6 +191,12 @@ def _wrong(flag: str, place: str, message: str) -> Finding:
     return Finding("error", WRONG_VALUE, flag, place, message, "Correct it.", FATAL)
 
 
+def _wrong_value(flag: str, word: Word, message: str) -> Finding:
+    finding = _wrong(flag, word.place, message)
+    is_variable = re.fullmatch(r"\$(\w+|\{\w+\})", word.text)
+    return replace(finding, fix=FILL_IN) if is_variable else finding
+
+
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """An argument list, parsed by the table of a program."""
@@ -267,7 +273,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
             complaints.append(complaint)
             continue
         converted = [(one, *_convert(option, flag, one)) for one in taken]
-        wrong = [_wrong(flag, one.place, problem) for one, _, problem in converted if problem]
+        wrong = [_wrong_value(flag, one, problem) for one, _, problem in converted if problem]
         if wrong:
             complaints += wrong
             continue

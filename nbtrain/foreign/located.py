@@ -124,13 +124,17 @@ def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[
 MOST_FIELDS = 3
 
 
+FILL_IN = "Fill in the variables first: envsubst < FILE > NEW_FILE."
+"""The fix for a variable in a text that no shell reads, such as the command of a container."""
+
+
 def whole(word: Word | Value, what: str) -> int:
     """Convert the word to an integer. Raises ConfigError, which calls the word `what`."""
     text = str(word.text if isinstance(word, Word) else word.value)
     try:
         return int(text)
     except ValueError:
-        hint = " Fill in the variables first: envsubst < FILE > NEW_FILE." if "$" in text else ""
+        hint = f" {FILL_IN}" if "$" in text else ""
         raise ConfigError(
             f"{word.place}: {what} = {printable(text)}: must be a whole number.{hint}"
         ) from None

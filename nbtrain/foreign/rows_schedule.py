@@ -42,7 +42,12 @@ def _read_batch(source: Reading) -> None:
         last = text.rpartition(":")[2]
         if last.isdigit():
             source.set("batch.global_batch_size", int(last), "step_batch_size_schedule")
-    if "batch.global_batch_size" not in source.values and source.value("global_batch_size") is None:
+    wrong = any(complaint.key == "--global-batch-size" for complaint in source.arguments.complaints)
+    if (
+        not wrong
+        and "batch.global_batch_size" not in source.values
+        and source.value("global_batch_size") is None
+    ):
         # Megatron runs one micro batch on each data-parallel rank.
         source.fail("batch.global_batch_size", source.job.label, "--global-batch-size is missing.")
 

@@ -143,6 +143,18 @@ def test_a_text_that_bash_split_is_named_once():
     assert complaint.fix.startswith("If the value of --step-batch-size-schedule has them, write the array")
 
 
+def test_a_variable_that_no_shell_reads_is_filled_in_before():
+    """A variable in a container's command is a text to the program; the error names the command that fills
+    it in.
+    """
+    texts = ("--num-layers", "${LAYERS}", "--hidden-size", "x")
+    found = parse(find_table("megatron-lm"), [Word(text, "a.yaml:1", ()) for text in texts]).complaints
+    assert [complaint.fix for complaint in found] == [
+        "Fill in the variables first: envsubst < FILE > NEW_FILE.",
+        "Correct it.",
+    ]
+
+
 def test_a_value_that_the_shell_fills_in_is_no_complaint():
     """$1 and $(...) are accepted unchanged and only reported when their value is needed."""
     found = parse(find_table("megatron-lm"), words("--num-layers $1 $EXTRA_ARGS"))

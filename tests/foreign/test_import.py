@@ -350,11 +350,16 @@ def test_a_value_from_outside_is_asked_for(flags, key, tmp_path):
 
 
 def test_a_batch_from_outside_is_not_missing(tmp_path):
-    """A batch size that only the shell knows is asked for, and not called missing."""
-    with pytest.raises(ConfigError) as error:
-        of_megatron_lm(tmp_path, "--global-batch-size $BATCH")
-    assert "give BATCH=..., or batch.global_batch_size=..." in str(error.value)
-    assert "missing" not in str(error.value)
+    """A batch size that only the shell knows, or that is no number, is asked for and not called missing."""
+    path = tmp_path / "job.sh"
+    for text, asked in (
+        ("$BATCH", "give BATCH=..., or batch.global_batch_size=..."),
+        ("'$BATCH'", "--global-batch-size = $BATCH: must be a whole number"),
+    ):
+        path.write_text(MEGATRON_LM.replace("--global-batch-size 8", f"--global-batch-size {text}"))
+        with pytest.raises(ConfigError) as error:
+            import_files([path], ["tokenizer.vocab_size=1000"])
+        assert asked in str(error.value) and "missing" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -993,7 +993,7 @@ def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
         ),
         (
             '{"optimizer": {"params": {"betas": [0.9, "x"]}}}',
-            "a.json:1: optimizer.params.betas: must be two numbers, not [0.9, 'x'].",
+            "a.json:1: optimizer.params.betas: must be two numbers, not [0.9, x].",
         ),
         ('{\n"gradient_clipping": "one"}', "a.json:2: gradient_clipping: must be a number, not one."),
         (

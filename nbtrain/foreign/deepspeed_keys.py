@@ -4,7 +4,7 @@ Keys for which nbtrain has no field go to parallel.deepspeed_extra and are writt
 of Megatron-DeepSpeed the flags set batch and learning rate; a JSON alone sets them itself.
 """
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
@@ -391,7 +391,7 @@ AS_TORCH: dict[str, tuple[bool, ...]] = {
 OPTIMIZER = {"lr": "lr_schedule.lr", "eps": "optimizer.adam_eps", "weight_decay": "optimizer.weight_decay"}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value is a finite number that a float holds."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 

@@ -250,7 +250,7 @@ def import_run(options: argparse.Namespace) -> None:
     """Make a run YAML of other programs' files."""
     from nbtrain.foreign.importing import import_files
 
-    overrides = [word for word in options.words if is_override(word) and not Path(word).exists()]
+    overrides = [word for word in options.words if is_override(word) and not _exists(word)]
     paths = [word for word in options.words if word not in overrides]
     imported = import_files(paths, overrides, options.onto, options.program)
     if options.output is None:
@@ -259,6 +259,14 @@ def import_run(options: argparse.Namespace) -> None:
     show(f"{imported.write(options.output, options.overwrite)}: imported from {imported.program}.")
     for note in imported.notes:
         show(f"  {note}")
+
+
+def _exists(word: str) -> bool:
+    """Return whether a file has this name. The value of a variable may be longer than any name."""
+    try:
+        return Path(word).exists()
+    except OSError:
+        return False
 
 
 def check(options: argparse.Namespace) -> int:

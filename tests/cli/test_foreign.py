@@ -28,6 +28,14 @@ def test_an_import_that_fails_names_file_and_line(workspace, tmp_path, capsys):
     assert error.startswith("ConfigError: gpt-125m.yaml:38: no file here says how large the vocabulary is.")
 
 
+def test_the_value_of_a_variable_may_be_longer_than_a_file_name(workspace, tmp_path, capsys):
+    """A long list of flags is a value, although the file system takes no file of that name."""
+    script = tmp_path / "run.sh"
+    script.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 $ARGS\n")
+    assert cli.main(["import", str(script), "ARGS=" + "--hidden-size 1024 " * 30]) == 2
+    assert capsys.readouterr().err.startswith("ConfigError: run.sh: no file here says")
+
+
 def test_an_export_is_imported_again(workspace, tmp_path, capsys):
     """An exported script can be imported again; what it cannot express is listed with the reason."""
     script = tmp_path / "run.sh"

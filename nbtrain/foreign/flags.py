@@ -361,11 +361,7 @@ def _convert(option: Option, flag: str, word: Word) -> tuple[Any, str]:
 
 def unknown(table: Table, flag: str) -> str:
     """Return the message about an unknown flag: the nearest one, and the programs that have the flag."""
-    meant = MEANT.get(flag.replace("_", "-"), "") or MEANT.get(flag, "")
-    if meant in table.by_flag:
-        hint = f" Nearest: {meant}."
-    else:
-        hint = nearest(flag, table.by_flag) or _by_words(flag, table)
+    hint = _hint(table.program, table.version, flag)
     elsewhere = [
         other.name
         for program in VERSIONS
@@ -374,6 +370,16 @@ def unknown(table: Table, flag: str) -> str:
     ]
     where = f" {elsewhere[0]} has it." if elsewhere else ""
     return f"{flag}: {table.name} has no such flag.{hint}{where}"
+
+
+@functools.lru_cache(1000)  # a flag is parsed by several tables, some of them more than once
+def _hint(program: str, version: str, flag: str) -> str:
+    """Return the sentence that names the program's flag most like an unknown one; "" if none is."""
+    table = load_table(program, version)
+    meant = MEANT.get(flag.replace("_", "-"), "") or MEANT.get(flag, "")
+    if meant in table.by_flag:
+        return f" Nearest: {meant}."
+    return nearest(flag, table.by_flag) or _by_words(flag, table)
 
 
 def _by_words(flag: str, table: Table) -> str:

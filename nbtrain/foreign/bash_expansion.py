@@ -1,5 +1,6 @@
 """Expansion of bash's words: quotes, variables and their forms (${X:-d}, ${A[@]:1}, ${X%.sh}), splitting."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -29,9 +30,13 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])")
+EXTENDED = re.compile(r"[@?*+!]\(")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
-# Numbers of {1..N} beyond which the word stays as it is written.
+# Words of {1..N}, and braces of a word, beyond which it is left to the shell.
 MOST_NUMBERS = 1000
+MOST_BRACES = 50
+# Characters for which an element of a list counts besides its text.
+ELEMENT = 10
 
 
 class Part(NamedTuple):
@@ -45,6 +50,8 @@ class Part(NamedTuple):
 
 class Shell(Protocol):
     """The part of the evaluator that expansions use."""
+
+    extglob: bool
 
     def variable(self, name: str, place: str) -> Variable | None:
         """Return a variable; None if it is certainly not set."""
@@ -203,9 +210,14 @@ class Expansion:
         """Return the words into which {a,b} and {1..4} expand, each as its parts."""
         text = self.source.slice(nodes[0].start_byte, nodes[-1].end_byte)
         parts = [part for node in nodes for part in self.parts(node, False)]
-        if "{" not in text or not re.search(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}", text):
+        if "{" not in text or not re.search(r",|\.\.", text):
             return [parts]
-        return [list(word) for word in _expand_braces(parts)]
+        try:
+            return [_joined_letters(word) for word in _expand_braces(_letters(parts))]
+        except Undecided:
+            place = self.source.place_of(nodes[0])
+            reason = f"it is more than {MOST_NUMBERS:,} words"
+            return [[Part([(unknown_run(Unknown(text, "", place, reason)),)], False, True)]]
 
     # --- expansions ---------------------------------------------------------------------------------
 
@@ -231,6 +243,7 @@ class Expansion:
             arguments = self.shell.arguments()
             if arguments is None:
                 return [(unknown_run(Unknown(f"${name}", name, place)),)]
+            self.shell.spend(sum(ELEMENT + len(text_of(runs)) for runs in arguments), place, name)
             plain = [tuple(run._replace(quoted=False) for run in runs) for runs in arguments]
             return self._several(plain, name == "*" and quoted, place)
         if name == "#":
@@ -281,22 +294,24 @@ class Expansion:
         rest = inner[end:]
         if indirect:
             return self._indirect(name, subscript, rest, place, quoted, unknown)
-        values = self._elements(name, subscript, place, quoted)
+        operator = re.match(r":?[-=+?]", rest)
+        joins = quoted and "*" in (name, subscript) and bool(rest) and not operator
+        values = self._elements(name, subscript, place, quoted and not joins)
         named = Unknown(literal_unknown(name), name, place, f"{text} is not evaluated")
         if values is None:
             return [(unknown_run(named),)]
         if not rest:
             return values
         start = offset + len(inner[:end].encode())
-        operator = re.match(r":?[-=+?]", rest)
         if operator:
-            return self._default(name, values, operator.group(0), start, node, place, quoted)
+            return self._default(name, subscript, values, operator.group(0), start, node, place, quoted)
         if unknowns := [part for runs in values for part in unknowns_of(runs)]:
             causes = tuple(dict.fromkeys(unknowns))
             return [(unknown_run(Unknown(text, "", place, "a part of it is not known", causes)),)]
         self.shell.spend(sum(len(text_of(runs)) for runs in values), place, name)
         try:
-            return self._changed(name, subscript, values, rest, start, node, place)
+            changed = self._changed(name, subscript, values, rest, start, node, place)
+            return self._several(changed, True, place) if joins else changed
         except (Undecided, NotArithmetic):
             return [(unknown_run(named),)]
 
@@ -344,7 +359,7 @@ class Expansion:
             return [variable.elements["0"]]
         if subscript in ("@", "*"):
             values = list(variable.elements.values())
-            self.shell.spend(sum(len(run.text) for runs in values for run in runs), place, name)
+            self.shell.spend(sum(ELEMENT + len(text_of(runs)) for runs in values), place, name)
             return self._several(values, subscript == "*" and quoted, place)
         key = self.key(variable, subscript, place)
         return None if key is None else [variable.elements.get(key, ())]
@@ -368,6 +383,7 @@ class Expansion:
     def _default(
         self,
         name: str,
+        subscript: str,
         values: list[Runs],
         operator: str,
         start: int,
@@ -398,8 +414,11 @@ class Expansion:
         elif special:
             arguments = self.shell.arguments() or ()
             is_set = bool(arguments) if name in "@*" else name.isdigit() and int(name) <= len(arguments)
+        elif subscript in ("@", "*"):
+            is_set = variable is not None and bool(variable.elements)
         else:
-            is_set = variable is not None and variable.kind != "unset"
+            key = self.key(variable, subscript, place) if subscript else "0"
+            is_set = variable is not None and key in variable.elements
         if is_set and colon:
             is_set = any(text_of(runs) for runs in values)
         if sign == "+":
@@ -407,9 +426,11 @@ class Expansion:
         if is_set:
             return values
         if sign == "?":
-            return [()]
+            text = self.source.of(node).strip()
+            reason = f"{text} ends the script if nothing sets it"
+            return [(unknown_run(Unknown(literal_unknown(name), name, place, reason)),)]
         default_runs = self.operand(*operand_at, place, quoted)
-        if sign == "=" and not special:
+        if sign == "=" and not special and not subscript:
             self.shell.assign(name, text_variable(default_runs))
         return [default_runs]
 
@@ -427,30 +448,37 @@ class Expansion:
         end = node.end_byte - 1
         if match := re.match(r"%%|%|##|#", rest):
             operator = match.group(0)
-            pattern = self.operand(start + len(operator), end, place, False)
+            pattern = self._pattern(start + len(operator), end, place)
             return [_trimmed(runs, operator, pattern) for runs in values]
         if rest[0] == "/":
             slashes = 2 if rest[1:2] in ("/", "#", "%") else 1
-            middle = _slash(rest, slashes)
+            # The pattern of ${X////-} is a slash.
+            middle = _slash(rest, slashes + rest.startswith("///"))
             lead = len(rest[:slashes].encode())
             split = len(rest[:middle].encode())
-            pattern = self.operand(start + lead, start + split, place, False)
+            pattern = self._pattern(start + lead, start + split, place)
             replacement = self.operand(start + split + 1, end, place, False) if middle < len(rest) else ()
-            if unknowns_of(replacement):
-                raise Undecided()
+            if unknowns_of(replacement) or any("&" in run.text and not run.quoted for run in replacement):
+                raise Undecided()  # & is the match itself from bash 5.2 on
             return [_replaced(runs, rest[:slashes], pattern, text_of(replacement)) for runs in values]
         if rest[0] == ":":
             first, _, length = _colon(rest[1:])
             start_at = self.number(self._arithmetic_text(first, place), place)
             count = self.number(self._arithmetic_text(length, place), place) if _ else None
             if subscript in ("@", "*") or name in ("@", "*"):
-                if name in ("@", "*"):
-                    start_at = max(start_at - 1, 0)
-                if start_at < 0:
-                    start_at += len(values)
-                if count is not None and count < 0:
+                variable = None if name in ("@", "*") else self.shell.variable(name, place)
+                # The arguments begin at 1. A list may have gaps, and is cut at an index.
+                keys = list(variable.elements) if variable else [str(at + 1) for at in range(len(values))]
+                if (count is not None and count < 0) or not all(key.isdigit() for key in keys):
                     raise Undecided()
-                return values[start_at : None if count is None else start_at + count]
+                if start_at < 0 and keys:
+                    start_at += int(keys[-1]) + 1
+                    if start_at < 0:
+                        return []
+                if start_at == 0 and name in ("@", "*") and count != 0:
+                    raise Undecided()  # $0 is the first
+                kept = [runs for key, runs in zip(keys, values) if int(key) >= start_at]
+                return kept if count is None else kept[:count]
             return [_substring(runs, start_at, count, place) for runs in values]
         if rest in ("^", "^^", ",", ",,", "@U", "@L", "@u"):
             change = {"^^": str.upper, "@U": str.upper, ",,": str.lower, "@L": str.lower}.get(rest)
@@ -463,6 +491,13 @@ class Expansion:
                 for runs in values
             ]
         raise Undecided()
+
+    def _pattern(self, start: int, end: int, place: str) -> Runs:
+        """Return the pattern of ${X%pattern}. Raises Undecided for a form that shopt has not turned on."""
+        runs = self.operand(start, end, place, False)
+        if not self.shell.extglob and any(not run.quoted and EXTENDED.search(run.text) for run in runs):
+            raise Undecided()
+        return runs
 
     def _arithmetic_text(self, text: str, place: str) -> str:
         runs = self.text(text, place, True)
@@ -667,8 +702,12 @@ def _replaced(runs: Runs, operator: str, pattern: Runs, replacement: str) -> Run
     if len(text) > MOST_CHARACTERS:
         raise Undecided()
     regex = pattern_of(pattern)
+    place = runs[0].place if runs else ""
     if not regex:
-        return runs
+        whole = {"/#": replacement + text, "/%": text + replacement}.get(operator)
+        return runs if whole is None else (Run(whole, place),)
+    if not text:
+        return (Run(replacement, place),) if re.fullmatch(regex, "") else runs
     if operator == "/#":
         regex = rf"\A(?:{regex})"
     elif operator == "/%":
@@ -686,7 +725,7 @@ def _replaced(runs: Runs, operator: str, pattern: Runs, replacement: str) -> Run
         position = match.end()
         if operator != "//":
             break
-    return (Run(result + text[position:], runs[0].place if runs else ""),)
+    return (Run(result + text[position:], place),)
 
 
 def _substring(runs: Runs, start: int, count: int | None, place: str) -> Runs:
@@ -724,43 +763,86 @@ def _ansi(text: str) -> str:
     return re.sub(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|.)", escaped, text)
 
 
-def _expand_braces(parts: list[Part]) -> list[list[Part]]:
-    """Expand {a,b} and {1..4} of the unquoted literal text of a word."""
-    for number, part in enumerate(parts):
-        if part.quoted or part.is_expansion or len(part.values) != 1:
+# A letter of a word with its place, or a part that braces do not divide.
+Letter = tuple[str, str] | Part
+
+
+def _letters(parts: Iterable[Part]) -> list[Letter]:
+    """Return a word as the letters of its unquoted text, between its other parts."""
+    letters: list[Letter] = []
+    for part in parts:
+        if part.quoted or part.is_expansion:
+            letters.append(part)
             continue
-        for at, run in enumerate(part.values[0]):
-            if run.quoted:
-                continue
-            match = re.search(r"\{([^{}\s]*)\}", run.text)
-            options = _brace_options(match.group(1)) if match else None
-            if match is None or options is None:
-                continue
-            before = [*parts[:number], Part([part.values[0][:at]], False, False)]
-            after = [Part([part.values[0][at + 1 :]], False, False), *parts[number + 1 :]]
-            words: list[list[Part]] = []
-            for option in options:
-                text = f"{run.text[: match.start()]}{option}{run.text[match.end() :]}"
-                middle = Part([(run._replace(text=text),)], False, False)
-                words += _expand_braces([*before, middle, *after])
-                if len(words) > MOST_NUMBERS:
-                    return [parts]
-            return words
-    return [parts]
+        for run in (run for value in part.values for run in value):
+            if run.quoted or run.unknown:
+                letters.append(Part([(run,)], False, False))
+            else:
+                letters += [(letter, run.place) for letter in run.text]
+    return letters
 
 
-def _brace_options(inner: str) -> list[str] | None:
+def _joined_letters(letters: Sequence[Letter]) -> list[Part]:
+    """Return the parts of a word again."""
+    parts: list[Part] = []
+    for key, group in itertools.groupby(
+        letters, lambda letter: None if isinstance(letter, Part) else letter[1]
+    ):
+        if key is None:
+            parts += [letter for letter in group if isinstance(letter, Part)]
+        else:
+            parts.append(Part([(Run("".join(str(letter[0]) for letter in group), key),)], False, False))
+    return parts
+
+
+def _expand_braces(letters: Sequence[Letter]) -> list[Sequence[Letter]]:
+    """Expand {a,b} and {1..4} of a word, from the left. Raises Undecided if it becomes too many words."""
+    texts = ["" if isinstance(letter, Part) else letter[0] for letter in letters]
+    if texts.count("{") > MOST_BRACES:
+        raise Undecided()
+    for start, text in enumerate(texts):
+        if text != "{":
+            continue
+        depth, end = 0, start
+        commas: list[int] = []
+        options: list[Sequence[Letter]]
+        for end in range(start, len(texts)):
+            depth += {"{": 1, "}": -1}.get(texts[end], 0)
+            if texts[end] == "," and depth == 1:
+                commas.append(end)
+            if not depth:
+                break
+        if depth:
+            continue  # no } closes it
+        if commas:
+            cuts = itertools.pairwise([start, *commas, end])
+            options = [option for first, last in cuts for option in _expand_braces(letters[first + 1 : last])]
+        else:
+            place = letters[start][1]
+            numbers = _sequence("".join(texts[start + 1 : end])) if all(texts[start + 1 : end]) else None
+            if numbers is None:
+                continue
+            options = [[(letter, str(place)) for letter in number] for number in numbers]
+        rests = _expand_braces(letters[end + 1 :])
+        if len(options) * len(rests) > MOST_NUMBERS:
+            raise Undecided()
+        return [[*letters[:start], *option, *rest] for option in options for rest in rests]
+    return [letters]
+
+
+def _sequence(inner: str) -> list[str] | None:
+    """Return the texts of 1..4, 08..10..2 or a..e; None for any other text. Raises Undecided for too many."""
     if match := re.fullmatch(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?", inner):
         first, last = int(match.group(1)), int(match.group(2))
         step = abs(int(match.group(3) or 1)) or 1
-        if abs(last - first) // step > MOST_NUMBERS:
-            return None
+        if abs(last - first) // step >= MOST_NUMBERS:
+            raise Undecided()
         numbers = range(first, last + 1, step) if last >= first else range(first, last - 1, -step)
         width = max(len(group) for group in match.groups()[:2] if group)
         padded = any(re.match(r"-?0\d", group) for group in match.groups()[:2] if group)
         return [f"{number:0{width}d}" if padded else str(number) for number in numbers]
-    if re.fullmatch(r"[a-zA-Z]\.\.[a-zA-Z]", inner):
-        first, last = ord(inner[0]), ord(inner[-1])
-        step = 1 if last >= first else -1
-        return [chr(code) for code in range(first, last + step, step)]
-    return inner.split(",") if "," in inner else None
+    if match := re.fullmatch(r"([a-z])\.\.([a-z])(?:\.\.(-?\d{1,9}))?|([A-Z])\.\.([A-Z])", inner):
+        first, last = (ord(group) for group in match.group(1, 2, 4, 5) if group)
+        step = (abs(int(match.group(3) or 1)) or 1) * (1 if last >= first else -1)
+        return [chr(code) for code in range(first, last + (1 if step > 0 else -1), step)]
+    return None

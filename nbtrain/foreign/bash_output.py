@@ -58,6 +58,8 @@ def _echo(words: list[str], _: str | None) -> str:
 
 def _unescaped(text: str) -> str:
     letters = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+    if re.search(r"(?<!\\)(\\\\)*\\[0-9xuUabcefv]", text):
+        raise NotComputed
     return re.sub(r"\\(.)", lambda match: letters.get(match.group(1), match.group(0)), text)
 
 
@@ -86,6 +88,8 @@ def _printf(words: list[str], _: str | None) -> str:
             elif kind == "f":
                 text += f"{options}f" % float(value or 0)
             else:
+                if re.match(r"[-+]?0\d", value):
+                    raise NotComputed  # an octal number
                 text += f"{options}{'d' if kind in 'iu' else kind}" % int(value or 0)
         text += form[position:]
         if not values or len(text) > MOST_CHARACTERS:
@@ -102,7 +106,7 @@ def _basename(words: list[str], _: str | None) -> str:
 
 
 def _dirname(words: list[str], _: str | None) -> str:
-    folder, slash, _name = words[0].rstrip("/").rpartition("/")
+    folder, slash, _name = (words[0].rstrip("/") or words[0][:1]).rpartition("/")
     return f"{folder.rstrip('/') or ('/' if slash else '.')}\n"
 
 
@@ -233,7 +237,12 @@ def _sed(words: list[str], stdin: str | None) -> str:
     if match is None:
         raise NotComputed
     _, old, new, every = match.groups()
-    if re.search(r"[\\()+?{}|^$]", old) or re.search(r"[\\&]", new) or old.count("*") > 2:
+    if (
+        match.group(1) in new
+        or re.search(r"[\\()+?{}|^$]|\[[^]]*(\[|--|&&|~~)", old)
+        or re.search(r"[\\&]", new)
+        or old.count("*") > 2
+    ):
         raise NotComputed
     lines = [re.sub(old, lambda _: new, line, count=0 if every else 1) for line in _lines(_input(stdin))]
     return _together(lines)

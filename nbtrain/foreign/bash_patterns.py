@@ -327,7 +327,7 @@ def _searched(runs: Runs, pattern: Runs) -> bool:
         raise Undecided()
     regex = re.sub(r"\[\[:(\w+):\]\]", lambda found: f"[{_CLASSES.get(found.group(1), '')}]", regex)
     regex = re.sub(r"\[:(\w+):\]", lambda found: _CLASSES.get(found.group(1), ""), regex)
-    if len(text) > 1000 or len(regex) > 200 or re.search(r"[*+}]\)*[*+{]", regex):
+    if len(text) > 1000 or len(regex) > 200 or re.search(r"[*+}]\)*[*+{]|\[[^]]*(\[|--|&&|~~|\|\|)", regex):
         raise Undecided()
     try:
         return re.search(regex, text) is not None

@@ -8,7 +8,7 @@ condition is not decided, both branches are followed, and what they set differen
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from nbtrain.foreign.bash_tree import (
     source_of_parts,
 )
 from nbtrain.foreign.bash_values import (
+    UNNAMED,
     Function,
     Run,
     Runs,
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 
 # Characters of all substitutions: more than any command line has, and little enough to hold in memory.
 MOST_CHARACTERS = 5_000_000
-# Statements that are followed, and rounds of a loop.
-MOST_STATEMENTS = 50_000
+# Statements that are followed and words of commands, which take a few seconds; and rounds of a loop.
+MOST_STEPS = 20_000
 MOST_ROUNDS = 1000
 # Nested calls of functions, `source`, `eval` and `bash -c`.
 MOST_CALLS = 20
@@ -99,10 +100,14 @@ class Command:
     input: Runs | None = None
     """Text that the command reads: a here-document."""
     at: str = ""
+    _words: list[Word] | None = field(default=None, init=False, repr=False)
 
     @property
     def words(self) -> list[Word]:
-        return [word_of(runs, self.at) for runs in self.values]
+        """Return the values as words, made once: every launch of a script looks at all commands."""
+        if self._words is None:
+            self._words = [word_of(runs, self.at) for runs in self.values]
+        return self._words
 
     @property
     def place(self) -> str:
@@ -198,15 +203,25 @@ class _Evaluator:
         self.source = source_of("", f"{script.label}:1")
         self.expansion = Expansion(self, self.source)
         self.room = MOST_CHARACTERS
-        self.statements = 0
+        self.steps = 0
         self.calls = 0
+        self.extglob = False
+        """Whether shopt lets ${X%PATTERN} have forms such as @(a|b)."""
+        self.names: dict[str, str] = {}
+        """{other name: variable} of declare -n."""
         self.frames: list[dict[str, Variable | None]] = []
+        self.departures = 0
+        """Number of `return`, `break 2` and `continue 2` that were followed, which leave more than a loop."""
         self.conditions: list[tuple[Unknown, ...]] = []
         """Unknown values of the conditions around the current statement."""
         self.in_condition = False
         self.stdin: Runs | None = None
         self.sink: list[Run] | None = None
         """Where the output of commands goes, if it is substituted or piped."""
+        self.certain = 0, 0
+        """Conditions and doubts around the beginning of the sink; what is printed under more of them may be
+        missing.
+        """
         self.causes: tuple[Unknown, ...] = ()
         """Unknown values behind an unknown status."""
         self.silent = 0
@@ -254,6 +269,7 @@ class _Evaluator:
         if name in self.around.given:
             self.script.used.add(name)
             return text_variable((Run(self.around.given[name], place),))
+        causes = _other_causes(name, causes)
         unknown = Unknown(literal_unknown(name), name, place, reason, causes, choices)
         return text_variable((unknown_run(unknown),))
 
@@ -287,6 +303,9 @@ class _Evaluator:
         self.state.variables[name] = variable
         if self.state.sourced is not None:
             self.state.settled |= {name}
+        if target := self.names.get(name):
+            place = next((run.place for run in runs if run.place), "")
+            self.state.variables[target] = self.lost(target, place, f"{name} is another name for it")
 
     def _changed(
         self, name: str, place: str, causes: tuple[Unknown, ...], choices: tuple[str, ...]
@@ -310,27 +329,25 @@ class _Evaluator:
     def _find_cut_commands(self, root: "Node") -> None:
         """Report comments and spaces that end a command which looks continued."""
         for node in comments(root):
-            if cut_by_comment(self.source, node) and (rest := self._rest_after(node)):
+            if cut_by_comment(self.source, node) and (rest := self._rest_after(node.end_byte)):
                 place = self.source.place_of(node)
                 text = shortened(self.source.of(node).strip())
                 self._report_cut(place, f"the comment {text}", rest, "Move the comment out of the command.")
-        for match in SPACE_AFTER_BACKSLASH.finditer(self.source.text.decode(errors="replace")):
-            start = len(self.source.text.decode(errors="replace")[: match.start()].encode())
-            if not _is_code(root, start):
+        for match in re.finditer(SPACE_AFTER_BACKSLASH.pattern.encode(), self.source.text):
+            if not _is_code(root, match.start()):
                 continue
-            place = self.source.place(start)
-            line = self.source.text.find(b"\n", start)
-            rest = _first_words(self.source.text[line + 1 :].decode(errors="replace"))
             self._report_cut(
-                place,
+                self.source.place(match.start()),
                 "the space after the backslash",
-                rest,
+                self._rest_after(match.start()),
                 "Make the backslash the last character of its line.",
             )
 
-    def _rest_after(self, node: "Node") -> str:
-        line = self.source.text.find(b"\n", node.end_byte)
-        return _first_words(self.source.text[line + 1 :].decode(errors="replace")) if line >= 0 else ""
+    def _rest_after(self, byte: int) -> str:
+        """Return the first words of the line after that of a byte."""
+        start = self.source.text.find(b"\n", byte) + 1
+        end = self.source.text.find(b"\n", start)
+        return _first_words(self.source.slice(start, end)) if 0 < start <= end else ""
 
     def _report_cut(self, place: str, what: str, rest: str, fix: str) -> None:
         lost = f": {shortened(rest)} is not part of it" if rest.startswith("-") else ""
@@ -374,12 +391,7 @@ class _Evaluator:
 
     def statement(self, node: "Node") -> None:
         """Follow one statement."""
-        self.statements += 1
-        if self.statements > MOST_STATEMENTS:
-            raise ConfigError(
-                f"{self.source.place_of(node)}: more than {MOST_STATEMENTS:,} statements would be followed; "
-                "no script of a job has that many."
-            )
+        self._step_on(1, self.source.place_of(node))
         follow = _STATEMENTS.get(node.type)
         if follow is not None:
             follow(self, node)
@@ -388,6 +400,15 @@ class _Evaluator:
         else:
             self.block(node.children)
 
+    def _step_on(self, steps: int, place: str) -> None:
+        """Count steps, and refuse a script whose loops take too many."""
+        self.steps += steps
+        if self.steps > MOST_STEPS:
+            raise ConfigError(
+                f"{place}: the script's loops take more than {MOST_STEPS:,} steps, which are statements and "
+                "words of commands. Give a script with the values of one training."
+            )
+
     # --- simple commands ----------------------------------------------------------------------------
 
     def _command(self, node: "Node") -> None:
@@ -395,16 +416,29 @@ class _Evaluator:
 
     def _simple(self, node: "Node", children: Sequence["Node"]) -> None:
         """Follow a simple command: assignments, words and redirections."""
-        outer_stdin = self.stdin
+        outer_stdin, outer_sink, outer_certain = self.stdin, self.sink, self.certain
+        own = [child for child in children if child.type in ("file_redirect", "herestring_redirect")]
+        written: list[tuple[str, bool]] = []
+        for child in own:
+            if child.type == "file_redirect":
+                self._redirect(child, written, [])
+        if written:
+            self.sink, self.certain = [], (len(self.conditions), len(self.state.doubts))
         self._run_words(node, children)
-        self.stdin = outer_stdin
+        if written:
+            printed = _collapsed(tuple(self.sink or ()))
+            self.sink, self.certain = outer_sink, outer_certain
+            self._write(written[-1][0], printed, written[-1][1])
+        if own:
+            self.stdin = outer_stdin  # otherwise `read` has taken a line of what surrounds it
 
     def _run_words(self, node: "Node", children: Sequence["Node"]) -> None:
         assignments: list[tuple[str, Variable]] = []
         words: list[Runs] = []
         place = self.source.place_of(node)
+        before, self.state.status = self.state.status, True
         end = children[0].start_byte if children else node.start_byte
-        for child, *more in adjacent(children):
+        for child, *more in adjacent(self.source, children):
             gap = self.source.slice(end, child.start_byte)
             end = (more[-1] if more else child).end_byte
             if SPACE_AFTER_BACKSLASH.search(gap):
@@ -423,11 +457,13 @@ class _Evaluator:
         if match := re.match(r"[ \t]*\\[ \t]+(#)?", after):
             words.append((Run(" #" if match.group(1) else " ", place, True),))
         if not words:
+            # The status is that of the last $(...), if there is one.
+            self._set_status(self.state.status, self.causes if self.state.status is None else ())
             for name, variable in assignments:
                 self.assign(name, variable)
-            if assignments:
-                self._set_status(True)
             return
+        self.state.status = before
+        self._step_on(len(words), place)
         self._start(words, assignments, place)
 
     def _words_in_redirect(self, node: "Node") -> list[Runs]:
@@ -464,9 +500,10 @@ class _Evaluator:
         self._print(words)
         if not self.state.flow:
             asks = head in QUESTIONS or self.in_condition or not head
+            asks = asks or (head.startswith("python") and [text_of(runs) for runs in words[1:2]] == ["-c"])
             causes = unknowns_of(words[0])
             self._set_status(None if asks else True, causes)
-        if head == "exec":
+        if head == "exec" and len(words) > 1:  # alone, it only redirects the shell's own output
             self.state.flow = "exit"
 
     def command(
@@ -522,7 +559,7 @@ class _Evaluator:
             return []
         inner = _Evaluator(self.script, self.around)
         inner.commands = []
-        inner.calls, inner.room, inner.statements = calls + 1, self.room, self.statements
+        inner.calls, inner.room, inner.steps = calls + 1, self.room, self.steps
         inner.state.variables |= environment
         inner.state.arguments = tuple(arguments)
         source = inner.text_source(text)
@@ -532,7 +569,7 @@ class _Evaluator:
             inner.commands.append(
                 inner.command([(Run(text_of(text), source.place(0), True),)], {}, None, source.place(0))
             )
-        self.statements = inner.statements
+        self.steps = inner.steps
         return inner.commands
 
     def text_source(self, text: Runs) -> Source:
@@ -557,6 +594,13 @@ class _Evaluator:
         unknowns += unknowns_of(self.stdin or ())
         place = word_of(words[0]).place
         head = text_of(words[0])
+        if len(self.conditions) > self.certain[0] or len(self.state.doubts) > self.certain[1]:
+            conditions = [*self.conditions[self.certain[0] :], self.state.doubts[self.certain[1] :]]
+            causes = without_duplicates(part for condition in conditions for part in condition)
+            shown = f"$({' '.join(text_of(runs) for runs in words)})"
+            reason = "a condition decides whether it is printed"
+            self.sink.append(unknown_run(Unknown(shown, "", place, reason, causes)))
+            return
         if self.stdin is not None and (head == "tee" or (head == "cat" and len(words) == 1)):
             self.sink += self.stdin
             return
@@ -595,7 +639,7 @@ class _Evaluator:
         function = self.state.functions[name]
         outer_arguments, outer = self.state.arguments, (self.source, self.expansion)
         before = {name: self.state.variables.get(name) for name, _ in assignments}
-        doubts = self.state.doubts
+        doubts, departures = self.state.doubts, self.departures
         for name, variable in assignments:
             self.assign(name, variable)
         self.state.arguments = tuple(arguments)
@@ -611,7 +655,7 @@ class _Evaluator:
         self.state.arguments = outer_arguments
         if self.state.flow == "return":
             self.state.flow = ""
-        self.state.doubts = doubts
+        self.state.doubts, self.departures = doubts, departures
 
     def _restore(self, before: Mapping[str, Variable | None]) -> None:
         """Give variables the values that they had before a call."""
@@ -624,21 +668,22 @@ class _Evaluator:
     # --- assignments --------------------------------------------------------------------------------
 
     def _assignment(
-        self, node: "Node", kind: str = "", following: Sequence["Node"] = ()
+        self, node: "Node", kind: str = "", following: Sequence["Node"] = (), is_new: bool = False
     ) -> tuple[str, Variable]:
         """Return the name and the new value of NAME=value, NAME+=value, NAME=(...) or NAME[key]=value.
 
-        `following` are nodes that belong to the value although the parser separates them.
+        `following` are nodes that belong to the value although the parser separates them; `is_new` tells that
+        the variable begins without a value.
         """
         place = self.source.place_of(node)
         target = node.child_by_field_name("name")
         value_node = node.child_by_field_name("value")
         name = _name_of(self.source, node)
         adds = any(child.type == "+=" for child in node.children)
-        old = self.state.variables.get(name)
+        old = None if is_new else self.state.variables.get(name)
         if old is not None and old.kind == "unset":
             old = None
-        if old is None and name in self.around.given and adds:
+        if old is None and not is_new and name in self.around.given and adds:
             old = self.variable(name, place)
         kind = kind or (old.kind if old is not None and old.kind in ("table", "list") else "")
         if value_node is not None and value_node.type == "array":
@@ -689,7 +734,7 @@ class _Evaluator:
         index = max((int(key) for key in elements if key.isdigit()), default=-1) + 1
         if old is not None and old.kind == "text" and not text_of(elements.get("0", ())):
             index = max(index, 1)
-        for child, *more in adjacent(node.children):
+        for child, *more in adjacent(self.source, node.children):
             if child.type == "comment":
                 continue
             text = self.source.of(child)
@@ -704,7 +749,9 @@ class _Evaluator:
                 elements[key] = (*elements.get(key, ()), *runs) if match.group(2) else runs
                 index = int(key) + 1 if key.isdigit() else index
                 continue
-            for word in self.expansion.words(child, *more):
+            words = self.expansion.words(child, *more)
+            self._step_on(len(words), place)
+            for word in words:
                 if kind == "table":
                     return self.lost(name, place, "a table is written without its keys")
                 elements[str(index)] = word
@@ -712,23 +759,26 @@ class _Evaluator:
         return Variable(_ordered(elements, kind), "table" if kind == "table" else "list")
 
     def _assign_node(self, node: "Node") -> None:
+        self.state.status = True
         name, variable = self._assignment(node)
+        self._set_status(self.state.status, self.causes if self.state.status is None else ())
         if name:
             self.assign(name, variable)
-        self._set_status(True)
 
     def _declare(self, node: "Node") -> None:
-        """Follow export, declare, local, readonly, typeset."""
+        """Follow export, declare, local, readonly, typeset, which expand all words before they set the first
+        variable.
+        """
         keyword = self.source.of(node.children[0])
         options = ""
+        declared: list[tuple[str, Variable | None]] = []
         for child in node.children[1:]:
             if not child.is_named or child.type in _IGNORED:
                 continue
             if child.type == "variable_assignment":
-                self._prepare(keyword, options, _name_of(self.source, child))
                 kind = "table" if "A" in options else "list" if "a" in options else ""
-                name, variable = self._assignment(child, kind)
-                self._declared(keyword, options, name, variable)
+                is_new = self._is_new_local(keyword, options, _name_of(self.source, child))
+                declared.append(self._assignment(child, kind, is_new=is_new))
                 continue
             for runs in (
                 [self.expansion.value(child)]
@@ -742,18 +792,21 @@ class _Evaluator:
                 name, equals, _ = text.partition("=")
                 if not re.fullmatch(r"[A-Za-z_]\w*", name):
                     continue
-                self._prepare(keyword, options, name)
-                if equals:
-                    value = _without_start(runs, len(name) + 1)
-                    self._declared(keyword, options, name, text_variable(value))
-                else:
-                    self._declared(keyword, options, name, None)
+                value = text_variable(_without_start(runs, len(name) + 1)) if equals else None
+                declared.append((name, value))
+        for name, variable in declared:
+            self._prepare(keyword, options, name)
+            self._declared(keyword, options, name, variable)
         self._set_status(True)
+
+    def _is_new_local(self, keyword: str, options: str, name: str) -> bool:
+        """Return whether a declaration makes a variable local that the function has not declared yet."""
+        is_local = keyword in ("local", "declare", "typeset") and "g" not in options
+        return bool(self.frames) and is_local and name not in self.frames[-1]
 
     def _prepare(self, keyword: str, options: str, name: str) -> None:
         """Make a variable local to the function, if the declaration does."""
-        is_local = keyword in ("local", "declare", "typeset") and "g" not in options
-        if self.frames and is_local and name not in self.frames[-1]:
+        if self._is_new_local(keyword, options, name):
             self.frames[-1][name] = self.state.variables.get(name)
             self.state.variables[name] = Variable({}, "unset")
         if "i" in options:
@@ -764,7 +817,12 @@ class _Evaluator:
     def _declared(self, keyword: str, options: str, name: str, variable: Variable | None) -> None:
         exports = (keyword == "export" and "n" not in options) or "x" in options
         if "n" in options and keyword != "export":
-            self.assign(name, self.lost(name, self.source.place(0), "it names another variable"))
+            place = next((run.place for run in variable.elements.get("0", ())), "") if variable else ""
+            target = text_of(variable.elements.get("0", ())) if variable else ""
+            if re.fullmatch(r"[A-Za-z_]\w*", target) and target != name:
+                self.names[name] = target
+                self.assign(target, self.lost(target, place, f"{name} is another name for it"))
+            self.assign(name, self.lost(name, place, "it names another variable"))
             return
         if variable is not None:
             self.assign(name, Variable(variable.elements, variable.kind, exports, variable.integer))
@@ -781,7 +839,9 @@ class _Evaluator:
 
     def _unset_node(self, node: "Node") -> None:
         words = [
-            word for child in node.children[1:] if child.is_named for word in self.expansion.words(child)
+            word
+            for group in adjacent(self.source, node.children[1:])
+            for word in self.expansion.words(*group)
         ]
         self._unset([(Run("unset", ""),), *words], self.source.place_of(node))
 
@@ -855,6 +915,7 @@ class _Evaluator:
 
     def _exit(self, words: list[Runs], place: str) -> None:
         self.state.flow = text_of(words[0])
+        self.departures += 1
         if self.state.flow == "return" and not self.calls:
             self.state.flow = "exit"
         if len(words) > 1 and not unknowns_of(words[1]):
@@ -864,6 +925,7 @@ class _Evaluator:
         self.state.flow = text_of(words[0])
         text = text_of(words[1]) if len(words) > 1 else "1"
         self.state.levels = int(text) if text.isdigit() and len(text) < 3 else 1
+        self.departures += self.state.levels > 1
 
     def _set(self, words: list[Runs], place: str) -> None:
         texts = [text_of(runs) for runs in words]
@@ -906,6 +968,8 @@ class _Evaluator:
         stdin = self.stdin
         known = stdin is not None and not unknowns_of(stdin) and set(options) <= set("rat")
         if not known or stdin is None:
+            if stdin is not None:
+                self.stdin = (unknown_run(Unknown("the input", "", place, f"{head} takes a part of it")),)
             for name in names or (["REPLY"] if head == "read" else ["MAPFILE"]):
                 self.assign(name, self.lost(name, place, f"{head} sets it"))
             self._set_status(None if head == "read" else True)
@@ -916,15 +980,19 @@ class _Evaluator:
             lines = lines if "t" in options else [f"{line}\n" for line in lines]
             elements: dict[str, Runs] = {str(at): (Run(line, place),) for at, line in enumerate(lines)}
             self.assign(names[0] if names else "MAPFILE", Variable(elements, "list"))
+            self.stdin = ()
+            self._set_status(True)
             return
-        line = text if whole else text.partition("\n")[0]
+        line, ends, rest = (text, "", "") if whole else text.partition("\n")
+        self.stdin = (Run(rest, place, True),)
         if "\\" in line and "r" not in options:
-            for name in names:
+            for name in names or ["REPLY"]:
                 self.assign(name, self.lost(name, place, "read sets it"))
+            self._set_status(None)
             return
         variable = self.variable("IFS", "")
         separators = " \t\n" if variable is None else text_of(variable.elements.get("0", ()))
-        fields = _fields(line, separators, 0 if array else len(names))
+        fields = _fields(line, separators, 0 if array else len(names)) if names else [line]
         if array and names:
             self.assign(
                 names[0], Variable({str(at): (Run(part, place),) for at, part in enumerate(fields)}, "list")
@@ -932,14 +1000,15 @@ class _Evaluator:
         else:
             for at, name in enumerate(names or ["REPLY"]):
                 self.assign(name, text_variable((Run(fields[at] if at < len(fields) else "", place),)))
-        self._set_status(bool(text))
+        self._set_status(bool(ends))
 
     def _printf(self, words: list[Runs], place: str) -> None:
         if len(words) > 3 and text_of(words[1]) == "-v":
             name = text_of(words[2])
-            before, self.sink = self.sink, []
+            before, certain = self.sink, self.certain
+            self.sink, self.certain = [], (len(self.conditions), len(self.state.doubts))
             self._print([words[0], *words[3:]])
-            printed, self.sink = tuple(self.sink), before
+            printed, self.sink, self.certain = tuple(self.sink), before, certain
             if unknowns_of(printed):
                 self.assign(name, self.lost(name, place, "printf sets it"))
             else:
@@ -987,6 +1056,12 @@ class _Evaluator:
 
     def _answer(self, words: list[Runs], place: str) -> None:
         self._set_status(text_of(words[0]) != "false")
+
+    def _shopt(self, words: list[Runs], place: str) -> None:
+        texts = [text_of(runs) for runs in words[1:]]
+        if "extglob" in texts:
+            self.extglob = "-s" in texts
+        self._set_status(True)
 
     def _nothing(self, words: list[Runs], place: str) -> None:
         self._set_status(True)
@@ -1098,9 +1173,14 @@ class _Evaluator:
 
     def _under(self, causes: tuple[Unknown, ...], follow: Callable[[], None]) -> None:
         """Follow statements of which only the running shell knows whether they are run."""
+        stdin = self.stdin
         self.conditions.append(causes)
         follow()
         self.conditions.pop()
+        if self.stdin is not stdin:
+            # Only the shell knows whether lines were taken.
+            reason = "a condition decides which lines were read"
+            self.stdin = (unknown_run(Unknown("the input", "", "", reason, causes)),)
 
     def _negated(self, node: "Node") -> None:
         self.block([child for child in node.children if child.is_named])
@@ -1201,7 +1281,7 @@ class _Evaluator:
         values: list[Runs] = []
         if listed:
             at = next(number for number, child in enumerate(node.children) if child.type == "in")
-            for child, *more in adjacent(node.children[at + 1 :]):
+            for child, *more in adjacent(self.source, node.children[at + 1 :]):
                 if child == body:
                     break
                 if child.type not in _IGNORED:
@@ -1217,12 +1297,14 @@ class _Evaluator:
             causes = without_duplicates(unknown)
             self._open_loop(causes, lambda: self.assign(name, lost), [body], place)
             return
+        doubts, departures = self.state.doubts, self.departures
         for runs in values:
+            self._step_on(1, place)
             self.assign(name, text_variable(runs or (Run("", place),)))
             if self._round([body]):
                 break
         self._set_status(True)
-        self._loop_ended()
+        self._loop_ended(doubts, departures)
 
     def _c_for(self, node: "Node") -> None:
         opening = next(at for at, child in enumerate(node.children) if child.type == "((")
@@ -1239,17 +1321,18 @@ class _Evaluator:
         ]
         self._arithmetic(node, *spans[0], place)
         empty = not self.source.slice(*spans[1]).strip()
-        for _ in range(MOST_ROUNDS):
+        doubts, departures = self.state.doubts, self.departures
+        for _ in range(1 if empty else MOST_ROUNDS):
             holds = True if empty else self._arithmetic(node, *spans[1], place)
             if holds is False:
-                self._loop_ended()
+                self._loop_ended(doubts, departures)
                 return
             if holds is None:
                 break
             if self._round([body]):
-                self._loop_ended()
+                self._loop_ended(doubts, departures)
                 return
-            if self.state.doubts:
+            if self.state.doubts != doubts:
                 break
             self._arithmetic(node, *spans[2], place)
         causes = self.causes
@@ -1263,6 +1346,7 @@ class _Evaluator:
         until = node.children[0].type == "until"
         place = self.source.place_of(node)
         condition = [child for child in node.children[1:] if child.type != "do_group"]
+        doubts, departures = self.state.doubts, self.departures
         endless = " ".join(self.source.of(child) for child in condition).strip(" ;") in (":", "true", "1")
         for _ in range(1 if endless else MOST_ROUNDS):
             holds, causes = self._condition(condition)
@@ -1272,15 +1356,15 @@ class _Evaluator:
                 return
             if holds is False:
                 self._set_status(True)
-                self._loop_ended()
+                self._loop_ended(doubts, departures)
                 return
             if holds is None:
                 self._open_loop(causes, lambda: None, [body], place)
                 return
             if self._round([body]):
-                self._loop_ended()
+                self._loop_ended(doubts, departures)
                 return
-            if self.state.doubts:
+            if self.state.doubts != doubts:
                 break
         self._open_loop(self.state.doubts, lambda: None, [body], place)
 
@@ -1296,10 +1380,10 @@ class _Evaluator:
         self.state.flow, self.state.levels = "", 0
         return flow == "break"
 
-    def _loop_ended(self) -> None:
-        """Forget doubts about whether the loop was left early."""
-        if not self.frames:
-            self.state.doubts = ()
+    def _loop_ended(self, doubts: tuple[Unknown, ...], departures: int) -> None:
+        """Forget doubts about whether the loop was left early, unless more than it may have been left."""
+        if self.departures == departures:
+            self.state.doubts = doubts
 
     def _open_loop(
         self,
@@ -1311,13 +1395,18 @@ class _Evaluator:
     ) -> None:
         """Follow a loop whose rounds only the running shell knows: what it changes is unknown."""
         before = self.state.copy()
-        outer = self.state.doubts
+        outer, departures = self.state.doubts, self.departures
+        sink, stdin = self.sink, self.stdin
+        self.sink = None if sink is None else []
         self.silent += 1
         begin()
         self.block(body)
         if step:
             step()
         self.silent -= 1
+        self.sink = sink
+        if self.stdin is not stdin:
+            self.stdin = (unknown_run(Unknown("the input", "", place, "a loop reads it", causes)),)
         changed = self._differences(before, self.state)
         self.state = before.copy()
         for name, at in changed.items():
@@ -1333,6 +1422,8 @@ class _Evaluator:
             old = self.state.variables.get(name)
             lost = self._lost_in_loop(name, changed.get(name) or at or place, causes, before)
             self.state.variables[name] = Variable(lost.elements, lost.kind, bool(old and old.exported), False)
+        if self.departures != departures:
+            outer = (*outer, *(causes or (UNNAMED,)))
         self.state.flow, self.state.levels, self.state.doubts = "", 0, outer
         self._set_status(True)
 
@@ -1385,15 +1476,16 @@ class _Evaluator:
 
     def _piped(self, parts: Sequence["Node"], stdin: Runs | None) -> None:
         """Follow the commands of a pipeline, each in a subshell, with what the one before prints."""
-        outer_sink, outer_stdin = self.sink, self.stdin
+        outer_sink, outer_stdin, outer_certain = self.sink, self.stdin, self.certain
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             self.stdin = stdin
             self.sink = outer_sink if last else []
+            self.certain = outer_certain if last else (len(self.conditions), len(self.state.doubts))
             self._apart(part)
             if not last:
                 stdin = _collapsed(tuple(self.sink or ()))
-        self.sink, self.stdin = outer_sink, outer_stdin
+        self.sink, self.stdin, self.certain = outer_sink, outer_stdin, outer_certain
 
     def _compound(self, node: "Node") -> None:
         if node.children and node.children[0].type == "((":
@@ -1412,18 +1504,21 @@ class _Evaluator:
         piped: list[Node] = []
         extra: list[Node] = []
         descriptor = _descriptor(self.source, node, body)
+        reads = False
+        """Whether the command has an input of its own."""
         for child in node.children:
             if child == body:
                 continue
             if child.type == "file_redirect":
                 before = list(written)
+                reads = reads or any(part.type == "<" for part in child.children)
                 self._redirect(child, written, extra)
                 if descriptor not in ("", "1") and body is not None and child.start_byte == body.end_byte:
                     written = before
             elif child.type == "herestring_redirect":
-                self.stdin = self._herestring(child)
+                self.stdin, reads = self._herestring(child), True
             elif child.type == "heredoc_redirect":
-                self.stdin = self._heredoc(child)
+                self.stdin, reads = self._heredoc(child), True
                 for inner in child.children:
                     if inner.type == "file_redirect":
                         self._redirect(inner, written, extra)
@@ -1432,15 +1527,17 @@ class _Evaluator:
                     elif inner.is_named and inner.type not in _IGNORED:
                         after.append(inner)
         target = written[-1] if written else None
+        outer_certain = self.certain
         if target or piped:
-            self.sink = []
+            self.sink, self.certain = [], (len(self.conditions), len(self.state.doubts))
         if body is not None:
             if (extra or descriptor) and body.type == "command":
                 self._simple(body, [*(body.children[:-1] if descriptor else body.children), *extra])
             else:
                 self.statement(body)
         printed = _collapsed(tuple(self.sink or ())) if target or piped else ()
-        self.stdin, self.sink = outer_stdin, outer_sink
+        self.stdin = outer_stdin if reads else self.stdin
+        self.sink, self.certain = outer_sink, outer_certain
         if piped:
             self._piped(piped, printed)
         elif target:
@@ -1456,9 +1553,16 @@ class _Evaluator:
         extra += named[1:]
         descriptor = next((self.source.of(c) for c in node.children if c.type == "file_descriptor"), "")
         runs = self.expansion.value(named[0])
+        if text_of(runs) in ("/dev/stdout", "/dev/fd/1"):
+            return
         if operator in (">", ">>", "&>", "&>>", ">|") and descriptor in ("", "1"):
             written.append((text_of(runs), operator in (">>", "&>>")))
-        elif operator == "<" and not unknowns_of(runs):
+        elif operator == ">&" and descriptor in ("", "1") and text_of(runs) == "2":
+            written.append(("/dev/stderr", True))
+        elif operator == "<":
+            self.stdin = None
+            if unknowns_of(runs):
+                return
             word = self.script.documents.get(text_of(runs))
             word = word or self.around.files.get(PurePosixPath(text_of(runs)).name)
             if word is not None and not word.unknowns:
@@ -1469,6 +1573,7 @@ class _Evaluator:
         body = next((child for child in node.children if child.type == "heredoc_body"), None)
         if body is None:
             return ()
+        self.spend(body.end_byte - body.start_byte, self.source.place_of(body), "a here-document")
         opening = self.source.of(start) if start is not None else ""
         tabs = any(child.type == "<<-" for child in node.children)
         if re.search(r"['\"\\]", opening):
@@ -1484,7 +1589,7 @@ class _Evaluator:
 
     def _write(self, name: str, printed: Runs, appends: bool) -> None:
         """Keep a text that is written into a file."""
-        if self.silent:
+        if self.silent or name.startswith("/dev/"):
             return
         known = [run for run in printed if run.text]
         if not known or (known[0].unknown is not None and not known[0].unknown.name and len(known) == 1):
@@ -1505,8 +1610,9 @@ class _Evaluator:
         shown = text if text.startswith("$(") else f"$({text[1:-1]})"
         outer_sink, outer_stdin, outer_state = self.sink, self.stdin, self.state
         outer_silent, outer_source, outer_expansion = self.silent, self.source, self.expansion
-        outer_condition, causes = self.in_condition, self.causes
+        outer_condition, causes, outer_certain = self.in_condition, self.causes, self.certain
         self.in_condition = False
+        self.certain = len(self.conditions), len(self.state.doubts)
         self.sink, self.stdin, self.state = [], None, outer_state.copy()
         self.silent += 1
         self.calls += 1
@@ -1536,11 +1642,16 @@ class _Evaluator:
             self.sink, self.stdin, self.state = outer_sink, outer_stdin, outer_state
             self.silent, self.source, self.expansion = outer_silent, outer_source, outer_expansion
             self.calls -= 1
-            self.in_condition, self.causes = outer_condition, causes
+            self.certain = outer_certain
+            self.in_condition = outer_condition
+            self.causes = self.causes if status is None else causes
         self.state.status = status
         if not printed:
             return ()
         if unknowns := unknowns_of(printed):
+            if self.in_condition and status:
+                # A condition may ask whether the command succeeds.
+                self._set_status(None, without_duplicates(unknowns))
             alone = [run for run in printed if run.text.strip()]
             if len(alone) == 1 and alone[0].unknown is not None and alone[0].unknown.name:
                 return (alone[0],)
@@ -1583,6 +1694,15 @@ def _with_name(unknown: Unknown) -> Iterator[Unknown]:
             yield from _with_name(cause)
 
 
+def _other_causes(name: str, causes: Iterable[Unknown]) -> tuple[Unknown, ...]:
+    """Return the causes of a variable; one that is lost in each round of a loop has those of the first."""
+    return without_duplicates(
+        part
+        for cause in causes
+        for part in (cause.causes if cause.causes and cause.name == name else (cause,))
+    )
+
+
 def _owned(name: str, variable: Variable) -> dict[str, Runs]:
     """Return a variable's elements without their quotes, and with the output of commands named after the
     variable that holds it.
@@ -1593,7 +1713,7 @@ def _owned(name: str, variable: Variable) -> dict[str, Runs]:
         for run in runs:
             unknown = run.unknown
             if unknown is not None and not unknown.name:
-                causes = tuple(part for cause in unknown.causes for part in _with_name(cause))
+                causes = _other_causes(name, (part for cause in unknown.causes for part in _with_name(cause)))
                 unknown = Unknown(unknown.text, name, unknown.place, unknown.reason, causes, unknown.choices)
             kept.append(Run(run.text, run.place, False, unknown))
         elements[key] = tuple(kept)
@@ -1659,6 +1779,8 @@ def _fields(line: str, separators: str, count: int) -> list[str]:
     parts = pattern.split(line, maxsplit=count - 1 if count > 1 else 0 if count == 0 else -1)
     if count == 1:
         parts = [line]
+    if count and len(parts) == count and (last := pattern.search(parts[-1])) and last.end() == len(parts[-1]):
+        parts[-1] = parts[-1][: last.start()]  # the one separator after the last field
     if count == 0 and parts and not parts[-1]:
         parts.pop()
     return parts
@@ -1733,7 +1855,7 @@ _BUILTINS: dict[str, Callable[[_Evaluator, list[Runs], str], None]] = {
     "false": _Evaluator._answer,
     "cd": _Evaluator._nothing,
     "trap": _Evaluator._nothing,
-    "shopt": _Evaluator._nothing,
+    "shopt": _Evaluator._shopt,
     "wait": _Evaluator._nothing,
     "alias": _Evaluator._nothing,
 }

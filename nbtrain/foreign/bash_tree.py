@@ -150,11 +150,16 @@ def expansions_in(node: "Node") -> Iterator["Node"]:
             yield from expansions_in(child)
 
 
-def adjacent(nodes: "Sequence[Node]") -> "Iterator[list[Node]]":
-    """Yield the nodes of each word: the parser makes two of a text that a backquote follows."""
+def adjacent(source: Source, nodes: "Sequence[Node]") -> "Iterator[list[Node]]":
+    """Yield the nodes of each word: the parser makes two of a text that a backquote follows, and of one with
+    a backslash at the end of a line.
+    """
     group: list[Node] = []
     for node in nodes:
-        if group and (node.start_byte != group[-1].end_byte or not node.is_named):
+        if group and (
+            not node.is_named
+            or not re.fullmatch(rb"(\\\n)*", source.text[group[-1].end_byte : node.start_byte])
+        ):
             yield group
             group = []
         if node.is_named:
@@ -165,7 +170,7 @@ def adjacent(nodes: "Sequence[Node]") -> "Iterator[list[Node]]":
 
 def cut_by_comment(source: Source, comment: "Node") -> bool:
     """Return whether the line before a comment ends in a backslash, so that the comment ends its command."""
-    before = source.text[: comment.start_byte].rstrip(b" \t")
+    before = source.text[max(comment.start_byte - 1000, 0) : comment.start_byte].rstrip(b" \t")
     return bool(re.search(rb"(^|[^\\])\\\n\Z", before))
 
 

@@ -141,6 +141,9 @@ class State:
         return {name: variable for name, variable in self.variables.items() if variable.exported}
 
 
+# A condition that no variable decides, such as [ -f FILE ].
+UNNAMED = Unknown("a condition", "", "", "only the running shell knows it")
+
 Forget = Callable[[str, str, tuple[Unknown, ...], tuple[str, ...]], Variable]
 
 
@@ -169,8 +172,8 @@ def merge(first: State, second: State, condition: tuple[Unknown, ...], changed_a
         merged.arguments = None
     if first.flow != second.flow:
         merged.flow, merged.levels = "", 0
-        merged.doubts = (*first.doubts, *condition, *second.doubts)
-    else:
+        merged.doubts = (*first.doubts, *(condition or (UNNAMED,)), *second.doubts)
+    elif first.doubts != second.doubts:
         merged.doubts = tuple(dict.fromkeys((*first.doubts, *second.doubts)))
     merged.sourced = first.sourced or second.sourced
     merged.settled = first.settled & second.settled
@@ -220,7 +223,7 @@ def _either(
     ]
     place = places[0] if places else ""
     if newer is None or not place:
-        place = condition[0].place if condition else place
+        place = next((unknown.place for unknown in condition if unknown.place), place)
     found = changed_at(name, place, condition, tuple(texts) if len(texts) == 2 else ())
     return Variable(found.elements, found.kind, exported)
 

@@ -74,15 +74,20 @@ class Programs:
     def __init__(self, seed: int):
         self.chance = random.Random(seed)
         self.depth = 0
+        self.counter = "i"
+        """Start of the names of loops' counters; a function has others than its callers."""
         self.loops = 0
 
     def program(self) -> str:
         """Return a program that ends by printing every variable, quoted and split."""
-        lines = [f"{name}={self.literal()}" for name in NAMES]
+        lines = ["shopt -s extglob", *(f"{name}={self.literal()}" for name in NAMES)]
         lines += [
             f"{name}=({' '.join(self.literal() for _ in range(self.chance.randint(0, 4)))})" for name in LISTS
         ]
-        lines.append(f"f() {{ local {self.name()}={self.word()}; {self.statement()}; }}")
+        word = f'"{self.expansion_in_quotes()}"'
+        self.counter = "j"
+        lines.append(f"f() {{ local {self.name()}={word}; {self.statement()}; }}")
+        self.counter = "i"
         lines += [self.statement() for _ in range(self.chance.randint(2, 9))]
         shown = [f'"${{{name}-unset}}"' for name in NAMES] + [f'"${{{name}[@]}}"' for name in LISTS]
         shown += [f"${name}" for name in NAMES] + [f"${{{name}[*]}}" for name in LISTS]
@@ -149,6 +154,10 @@ class Programs:
             f"${{#{self.pick(*LISTS)}[@]}}",
             f"${{{self.pick(*LISTS)}[@]:{self.pick('0', '1', '2')}}}",
             f"${{{self.pick(*LISTS)}[@]/x/y}}",
+            f"${{{self.pick(*LISTS)}[@]/{self.pick('#', '%')}/-}}",
+            f"${{{self.pick(*LISTS)}[*]:{self.pick('1', ' -1', ' -2')}}}",
+            f"${{{self.pick(*LISTS)}[{self.pick('0', '3')}]-none}}",
+            f"$([ ${name} = 1 ] && echo {plain}; {{ echo log >&2; }} 2>/dev/null)",
             f"$(({self.sum()}))",
             f"$(echo {plain})",
             f"$(printf '%s-%d' {self.pick('x', '7')} 5)",
@@ -162,6 +171,7 @@ class Programs:
             f'"{self.expansion_in_quotes()}"',
             f"pre-{self.expansion()}-post",
             f'"a {self.expansion_in_quotes()} b"',
+            f'{{{self.literal()},"{self.expansion_in_quotes()}"}}' + self.pick("", "-{1..3}", "{x,{y,z}}"),
         )
 
     def expansion_in_quotes(self) -> str:
@@ -201,7 +211,7 @@ class Programs:
         return text
 
     def statement(self) -> str:
-        name, kind = self.name(), self.chance.randint(0, 23 if self.depth < 3 else 9)
+        name, kind = self.name(), self.chance.randint(0, 27 if self.depth < 3 else 9)
         if kind <= 3:
             return f"{name}={self.word()}"
         if kind == 4:
@@ -229,7 +239,7 @@ class Programs:
             leave = self.pick("", "", f"; if [ $i = x ]; then {self.pick('break', 'continue')}; fi")
             return f"for i in {words}; do {self.block()}{leave}; {name}+=$i; done"
         if kind == 14:
-            i, end = f"i{self.depth}", self.pick("0", "2", "3")
+            i, end = f"{self.counter}{self.depth}", self.pick("0", "2", "3")
             return f"for (({i}=0; {i}<{end}; {i}++)); do {name}+=${i}; {self.block()}; done"
         if kind == 15:
             return f"( {self.block()} )"
@@ -241,14 +251,29 @@ class Programs:
             return f"{self.condition()} && {name}={self.word()}"
         if kind == 19:
             return f"{self.condition()} || {{ {self.block()}; }}"
+        if kind == 20 and self.counter == "j":
+            return "true"  # a function that calls itself would not end
         if kind == 20:
             return f"f {self.literal()}"
         if kind == 21:
             return f'set -- {self.literal()} {self.literal()}; {name}=$1; shift; {self.name()}="$*"'
         if kind == 22:
             return f'eval "{name}=\\$((1+2))"'
+        if kind == 23:
+            return f"g() {{ local {name}={self.literal()} {self.name()}=${name}; {self.block()}; }}; g"
+        if kind == 24:
+            lines = "\\n".join(self.pick("1 2 3", "x y", " a", "", "k:v:") for _ in range(3))
+            body = f"{self.name()}+=$p; {self.block()}"
+            return f"while {self.pick('', 'IFS=: ')}read -r p {name}; do {body}; done <<< $'{lines}'"
+        if kind == 25:
+            return f"{name}=$({self.condition()}) {self.pick('&&', '||')} {self.name()}={self.word()}"
+        if kind == 26:
+            return f'export {name}={self.literal()} {self.name()}="${name}"'
         return self.pick(
-            f"unset {name}", f"{name}=$({self.name()}=9; echo ${self.name()})", f"let {name}=3+4"
+            f"unset {name}",
+            f"unset {self.pick(*LISTS)}[{self.pick('0', '1')}]",
+            f"{name}=$({self.name()}=9; echo ${self.name()})",
+            f"let {name}=3+4",
         )
 
     def block_in_braces(self) -> str:

@@ -41,4 +41,4 @@ def test_decided_values_are_those_that_bash_prints():
         assert not any(word.unknowns for word in words), program
         assert [word.text for word in words] == expected, program
         compared += 1
-    assert compared > num_cases(PROGRAMS) * 0.8
+    assert compared > num_cases(PROGRAMS) * 0.7

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.foreign import bash_script
 from nbtrain.foreign.bash_script import read_script
 
 
@@ -85,6 +86,53 @@ def last(text: str) -> list[str]:
         ),
         ("read -r -d '' C <<E\nrun --a 1\n  --b\nE\n$C", ["run", "--a", "1", "--b"]),
         ("x=a\nx[1]=b\nrun ${x[1]}", ["run", "b"]),
+        # exec without a command redirects the shell's own output, and the script goes on.
+        ("exec > log 2>&1\nexec 3>&1\nrun a", ["run", "a"]),
+        # The words of a declaration are expanded before the first variable is set.
+        ("x=0\nexport x=1 y=$x\nrun $x $y", ["run", "1", "0"]),
+        ("x=0\nf() { local x=$x y=$x; z=$x$y; }\nf\nrun $x $z", ["run", "0", "00"]),
+        # An assignment has the status of its $(...).
+        ("x=$(false) || x=1\ny=$(true) && y=2\nrun $x $y", ["run", "1", "2"]),
+        ("if x=$(false); then y=1; else y=2; fi\nrun $y", ["run", "2"]),
+        ("f() { echo log >&2; >&2 echo log; echo 5; }\nrun $(f)", ["run", "5"]),
+        # read takes one line after the other.
+        ("while read a b; do x+=$b; done <<< $'1 2\\n3 4'\nrun $x", ["run", "24"]),
+        ("printf '1\\n2\\n' | { read a; read b; eval \"run $b\"; }", ["run", "2"]),
+        ("IFS=: read -r a b <<< 'x:y:'\nread <<< '  z '\nrun $a $b \"$REPLY\"", ["run", "x", "y", "  z "]),
+        (
+            'run {a,b}{1,2} x{,y} {a..e..2} {3..1} {a,b{c,d}} {a} {a,"b c"}',
+            [
+                "run",
+                "a1",
+                "a2",
+                "b1",
+                "b2",
+                "x",
+                "xy",
+                "a",
+                "c",
+                "e",
+                "3",
+                "2",
+                "1",
+                "a",
+                "bc",
+                "bd",
+                "{a}",
+                "a",
+                "b c",
+            ],
+        ),
+        ("run --a 1\\\n--b 2", ["run", "--a", "1--b", "2"]),
+        ("A=(a b c)\nunset A[1]\nrun ${A[@]} ${#A[@]}", ["run", "a", "c", "2"]),
+        ("A=([0]=a [3]=b [5]=c)\nrun ${A[@]:4} ${A[@]: -3}", ["run", "c", "b", "c"]),
+        ('A=(a b c)\nrun "${A[*]:1}" "${A[@]/#/--}"', ["run", "b c", "--a", "--b", "--c"]),
+        ("set -- a b c\nrun ${@: -1} ${@:2:1}", ["run", "c", "b"]),
+        ("declare -A T=([a]=1)\nrun ${T[a]-none} ${T[b]-none} ${T[b]:-d}", ["run", "1", "none", "d"]),
+        ("x=a/b\ny=\nrun ${x////-} ${x//\\//} ${y/*/z}", ["run", "a-b", "ab", "z"]),
+        ("x=aab\nshopt -s extglob\nrun ${x##+(a)}", ["run", "b"]),
+        ("run $(dirname /) $(dirname /a) $(dirname a)", ["run", "/", "/", "."]),
+        ("for ((;;)); do break; done\nrun a", ["run", "a"]),
         ("x=a\nx[$N]=b\nrun ${x[0]}", ["run", "${x}"]),
     ],
 )
@@ -93,6 +141,48 @@ def test_words_are_those_of_the_shell(script, expected):
     has are left as written.
     """
     assert last(script) == expected
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        # A condition decides what a command prints.
+        "x=$(if [ -f f ]; then echo 1; else echo 2; fi)",
+        "x=$([ -f f ] && echo 1)",
+        "f() { [ -f f ] && { echo 1; return; }; echo 2; }\nx=$(f)",
+        # A condition without a variable decides what is left early.
+        "x=1\nf() { [ -f f ] && return; x=2; }\nf",
+        "x=1\nfor i in a b; do [ -f $i ] && break; x=$i; done",
+        "x=1\nfor i in a b; do for j in c; do [ -f $j ] && break 2; done; x=$i; done",
+        # Another name sets the variable.
+        "x=1\nf() { local -n y=$1; y=2; }\nf x",
+        "declare -n y=x\nx=1\ny=2",
+        # Bash's versions differ, or the caller has to set it.
+        "x=abc\nx=${x/b/&}",
+        "x=${NOT_SET:?set it}",
+        "x=aab\nx=${x##+(a)}",
+        "x=$(printf %d 010)",
+        "x=$(echo -e '\\x41')",
+        "x=$(echo a | sed 's/a/b/;s/b/c/')",
+        "x=1\npython -c 'import apex' && x=2",
+        "for i in {1..5000}; do x=$i; done",
+        # Only the process that is substituted knows the line.
+        "echo 5 | { read x < <(cmd); }\nread x < <(cmd)",
+    ],
+)
+def test_a_value_that_only_the_shell_knows_is_not_decided(script):
+    """A value is unknown, and not one of those that it might have."""
+    words = read_script(f"{script}\nrun $x", "a.sh").commands[-1].words
+    assert len(words) == 2
+    assert words[1].unknowns
+
+
+def test_a_loop_that_takes_too_many_steps_is_refused(monkeypatch):
+    """Nested loops are refused with their line after a number of steps, not followed for minutes."""
+    monkeypatch.setattr(bash_script, "MOST_STEPS", 200)
+    text = "for a in {1..9}; do for b in {1..9}; do\n run $a $b\ndone; done"
+    with pytest.raises(ConfigError, match=r"^a.sh:[12]: the script's loops take more than 200 steps"):
+        read_script(text, "a.sh")
 
 
 def test_every_word_has_the_line_that_it_is_written_in():

@@ -66,6 +66,8 @@ from nbtrain.planner.run_file import not_written, parent_name, path_of
 HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: <- (.*))?$")
 
 
+# Places that a message about several jobs names.
+MOST_PLACES = 8
 # Kinds of files that hold a layout only, for a run that has a model.
 ALONE = ("DeepSpeed JSON", "Accelerate configuration")
 
@@ -137,7 +139,8 @@ def import_files(
         names = ", ".join(f"{job.label} ({job.name.text if job.name else job.kind})" for job in jobs)
         programs = [job.program for job in jobs if job.program is not None]
         if len({job.label for job in jobs}) == 1 and len(programs) == len(jobs):
-            names = ", ".join(f"{word.place} ({word.text})" for word in programs)
+            places = [f"{word.place} ({word.text})" for word in programs]
+            names = ", ".join(places[:MOST_PLACES]) + (" and others" if places[MOST_PLACES:] else "")
         alternatives = next((job.alternatives for job in jobs if job.alternatives), "")
         fix = f"\n{alternatives}" if alternatives else " Import one after the other."
         raise ConfigError(f"{len(jobs)} jobs in these files: {names}.{fix}")

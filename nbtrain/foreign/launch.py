@@ -184,9 +184,10 @@ class Options:
             at += 1
             name, equals, _ = text.partition("=")
             key = _key(name)
-            joined = re.match(r"-([A-Za-z])(\d\S*)\Z", text) if launcher.joins else None
+            rest = r"(.+)" if word.unknowns else r"(\d\S*)"
+            joined = re.match(rf"-([A-Za-z]){rest}\Z", text) if launcher.joins else None
             if joined:
-                self._add(_key(f"-{joined.group(1)}"), Word(joined.group(2), word.place))
+                self._add(_key(f"-{joined.group(1)}"), Word(joined.group(2), word.place, word.unknowns))
                 continue
             if equals:
                 self._add(key, word.after("="))

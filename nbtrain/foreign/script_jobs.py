@@ -18,6 +18,8 @@ from nbtrain.foreign.programs import FEWEST_FLAGS, READS, knows_flags
 from nbtrain.foreign.slurm_options import SbatchLine, count, gpus_per_node, last, sbatch_lines, tasks_per_node
 from nbtrain.foreign.slurm_place import read_slurm
 
+# Different trainings of one script, such as those of the loops of a sweep.
+MOST_LAUNCHES = 100
 SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
 # Variables that a scheduler, an operator or a launcher sets, so that the default of ${X:-1} may not apply.
 SCHEDULED = re.compile(
@@ -84,12 +86,18 @@ def jobs_of_script(
         {**(files or {}), **script.documents},
     )
     launches, hidden = _launches(script.commands, place)
+    if len(launches) > MOST_LAUNCHES:
+        raise ConfigError(
+            f"{launches[0].program.place}: the script launches {len(launches):,} different trainings, more "
+            f"than {MOST_LAUNCHES}. Give a script with the values of one of them."
+        )
     given.note(script)
     if read is not None:
         read |= script.read
     if not launches:
         raise _no_launch(script, hidden)
-    return [_job_of(script, launch, lines, place, launches) for launch in launches]
+    others = [command for command in script.commands if not launches_of(command, place)[0]]
+    return [_job_of(script, launch, lines, place, launches, others) for launch in launches]
 
 
 def _nodes(lines: Sequence[SbatchLine]) -> Value | None:
@@ -223,7 +231,9 @@ def _job_of(
     lines: Sequence[SbatchLine],
     place: Place,
     launches: Sequence[Launch],
+    others: Sequence[Command],
 ) -> Job:
+    """Return the job of a launch. `others` are the commands that launch nothing."""
     job = Job("shell script", script.label, program=launch.program, flags=launch.flags)
     nodes = launch.ranks.nodes if launch.ranks.nodes is not None else place.nodes
     if nodes is None and launch.launcher == "python" and launch.ranks == type(launch.ranks)():
@@ -251,8 +261,8 @@ def _job_of(
     tasks = tasks_per_node(lines, number)
     if cpus := count(lines, "--cpus-per-task"):
         job.cpus = Value(cpus.value * (tasks.value if tasks else 1), cpus.place)
-    before = [command for command in script.commands if _line(command.place) < _line(launch.program.place)]
-    read_slurm(job, lines, [command.words for command in before if not launches_of(command, place)[0]])
+    before = [command for command in others if _line(command.place) < _line(launch.program.place)]
+    read_slurm(job, lines, [command.words for command in before])
     take_launch(job, script, launch, launches)
     job.environment = script.exported | launch.environment
     return job

@@ -3,8 +3,10 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.foreign import script_jobs
 from nbtrain.foreign.importing import import_files
 from nbtrain.foreign.lint import lint
+from nbtrain.foreign.located import Value
 from nbtrain.foreign.programs import knows_flags
 from nbtrain.foreign.script_jobs import jobs_of_script
 from tests.foreign.public_shapes import MEGATRON
@@ -223,3 +225,19 @@ def test_machines_that_the_launcher_does_not_use_are_found(tmp_path):
     with pytest.raises(ConfigError, match=r"torchrun starts ranks on 2 machines, but 4 are requested \(job"):
         import_files([path], GIVEN)
     assert import_files([path], {**GIVEN, "resources.nodes": 2}).config.resources.nodes == 2
+
+
+def test_an_option_joined_with_a_variable_is_asked_for():
+    """srun -N$NN takes the variable for its nodes, not the next word."""
+    (job,) = jobs_of_script(f"srun -N$NN --ntasks-per-node=8 python {TRAIN}", "train.sh")
+    assert [(key, unknown.name) for key, unknown in job.unknown] == [("resources.nodes", "NN")]
+    assert job.gpus_per_node == Value(8, "train.sh:1")
+
+
+def test_a_script_that_launches_too_many_trainings_is_refused(monkeypatch):
+    """The trainings of a sweep's loops are not read one by one without end."""
+    monkeypatch.setattr(script_jobs, "MOST_LAUNCHES", 3)
+    loop = f"for lr in 1 2 3 4; do\n torchrun {TRAIN} --lr $lr\ndone"
+    with pytest.raises(ConfigError, match=r"^train.sh:2: the script launches 4 different trainings, more "):
+        jobs_of_script(loop, "train.sh")
+    assert len(jobs_of_script(loop.replace(" 4;", ";"), "train.sh")) == 3

@@ -30,8 +30,19 @@ BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
 
 # Fields that a resume of a finished run may set again: how long to train.
 LENGTH = ("mode", "batch.max_steps", *(f"batch.train_{unit}" for unit in UNITS))
-# Fields that say where and how a run is started and what is reported of it; training does not depend on them.
-NOT_TRAINED = ("schema_version", "name", "labels", "backend", "logging", "profile", "notify", "limits")
+# Fields that say from which files a run was made, where and how it is started and what is reported of it;
+# training does not depend on them.
+NOT_TRAINED = (
+    "schema_version",
+    "name",
+    "imported_from",
+    "labels",
+    "backend",
+    "logging",
+    "profile",
+    "notify",
+    "limits",
+)
 
 
 Checks = Iterator[Finding]

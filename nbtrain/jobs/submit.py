@@ -105,10 +105,10 @@ def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
             f"directory of its run: {AGAIN}."
         )
     refuse_foreign(run)
-    request = read_request(config)
+    request = read_request(config, read_run(run))
     in_the_way = request.existing.active
     if in_the_way is None or end_cut_off(in_the_way):
-        request = read_request(config) if in_the_way else request
+        request = read_request(config, read_run(run)) if in_the_way else request
         refuse_submission(request, is_not_finished)
         in_the_way = _launch(request, None, TRAINER, started=(job, run_id))
     else:

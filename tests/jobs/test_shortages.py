@@ -58,7 +58,7 @@ def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
     config = fake([{"step": 7, "do": "fill"}], steps=1000, backend={"disk_wait_seconds": 0.5})
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(small_disk))
     # The plan would rightly refuse 2 MiB; this test is about a disk that fills during the run.
-    monkeypatch.setattr(submitting, "preflight", lambda launch: [])
+    monkeypatch.setattr(submitting, "preflight", lambda launch, reads_data: [])
     job = start(config)
     state, cause = control.wait(job, 800)
     assert state == "FAILED"

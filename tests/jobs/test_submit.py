@@ -31,7 +31,7 @@ from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.clone import clone
 from nbtrain.jobs.control import ask_pause, ask_priority, asked_pause, asked_priority, cancel
 from nbtrain.jobs.existing_run import refuse_foreign
-from nbtrain.jobs.submit import resume, submit
+from nbtrain.jobs.submit import prepare_job, resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.run.status_text import progress_line
@@ -452,7 +452,8 @@ def test_a_finished_run_that_was_resumed_with_other_settings_is_opened_by_a_note
     resume(run, ["batch.train_tokens=1536"])
     end(run.newest_job(), step=12)
     newest = run.job_ids()[-1]
-    for settings in ({}, {"batch.train_tokens": 1536}):
+    imported = {"imported_from": [{"file": "job.sh", "sha256": "0" * 64}]}
+    for settings in ({}, {"batch.train_tokens": 1536}, imported):
         assert nb.submit(tiny(**settings), finished="open").job.job_id == newest
     for settings in ({"batch.train_tokens": 2560}, {"model.seed": 7}):
         with pytest.raises(SubmitError, match=r"this run has succeeded \(12 steps\)"):
@@ -464,6 +465,15 @@ def test_a_run_that_is_evaluated_before_its_end_is_trained_on_by_submit(tiny):
     run = trained_then_evaluated(tiny, 4)
     submit(tiny())
     assert load_resolved(run.config_yaml).mode == "full"
+
+
+def test_a_dry_run_is_written_where_its_command_says(tiny, tmp_path, monkeypatch):
+    """The directory in the file's command counts, also where NBTRAIN_OUTPUT would name another one."""
+    monkeypatch.setattr(LocalBackend, "await_first_word", lambda backend, job: None)
+    job = RunDir(tmp_path / "tiny").job("20260101-000000-0000")
+    prepare_job(tiny(), job, "an-id")
+    assert job.run.record()["run_id"] == "an-id" and job.run.config_yaml.is_file()
+    assert job.job_json.is_file() and not RunDir.named("tiny").path.exists()
 
 
 def test_a_run_keeps_its_name_on_resume(tiny):
@@ -1041,7 +1051,7 @@ def test_a_quicker_submission_is_joined(tiny, monkeypatch, caplog, state):
     """
     others = []
 
-    def meanwhile(launch):
+    def meanwhile(launch, reads_data):
         if not others:
             others.append(None)
             others[0] = submit(tiny())

@@ -305,7 +305,7 @@ class RunConfig(ConfigModel):
     notify: Annotated[NotifyConfig, WithoutEffect()] = NotifyConfig()
     """Command to run or address to call when a job has ended."""
     limits: Annotated[LimitsConfig, WithoutEffect()] = LimitsConfig()
-    """Limits of GPU hours, money, energy, days, epochs and disk that the plan must keep."""
+    """Limits of GPU hours, money, energy, days, epochs and disk that the plan must stay within."""
     resources: Annotated[ResourcesConfig, WithoutEffect()] = ResourcesConfig()
     """Machines and devices."""
     backend: Annotated[BackendConfig, WithoutEffect()] = BackendConfig()

@@ -17,7 +17,7 @@ def refuse_over_limits(plan: "Plan") -> None:
     from nbtrain.planner.lint.limits import limits_hold
 
     found = [finding for finding in plan.findings if finding.rule == limits_hold.__name__]
-    heading = f"{plan.config.name} may not start: its plan does not keep its limits."
+    heading = f"{plan.config.name} may not start: its plan is not within its limits."
     refuse(found, SubmitError, heading, "Nothing was started and nothing written.")
 
 

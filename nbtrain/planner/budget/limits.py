@@ -8,6 +8,7 @@ warning otherwise (epochs before the data are known, energy of CPUs). CPU runs u
 money.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,10 @@ from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.time.duration import DurationEstimate
 
 KEYS = tuple(LimitsConfig.model_fields)
+SHAPE = (
+    "the limits of a workspace are a mapping, such as `gpu_hours: 20000`; a workspace without limits has no "
+    "such file"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,8 @@ def amount_of(key: str, value: float) -> str:
     if key == "disk_bytes":
         return amounts.size(round(value))
     unit = {"gpu_hours": " GPU hours", "energy_kwh": " kWh"}.get(key, "" if key == "money" else f" {key}")
-    return f"{value:,.0f}{unit}" if value >= 100 else f"{value:,.3g}{unit}"
+    number = f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+    return number + (unit.removesuffix("s") if number == "1" else unit)
 
 
 def limits_path() -> Path:
@@ -81,10 +87,16 @@ def limits_path() -> Path:
 def workspace_limits() -> tuple[LimitsConfig, Located]:
     """Return the workspace's limits, and where each is set. Raises ConfigError if the file is invalid."""
     path = limits_path()
-    if not path.is_file():
-        return LimitsConfig(), Located()
-    located = read_yaml(path, display(path))
     name, problems = display(path), []
+    if not os.path.lexists(path):
+        return LimitsConfig(), Located()
+    # A folder, a pipe, or a link whose target is missing or out of reach: Path.is_file would raise for that.
+    if not os.path.isfile(path):  # noqa: PTH113
+        raise ConfigError(
+            f"{name}: is not a file that can be read, so the limits of the workspace are not known. Restore "
+            "the file, or remove what is in its place if the workspace has no limits."
+        )
+    located = read_yaml(path, name, SHAPE)
     for key in located.value:
         if key not in KEYS:
             words = f"{name} has no limit `{key}`. Known: {', '.join(KEYS)}.{nearest(key, KEYS)}"
@@ -109,9 +121,15 @@ def limits_of(
 ) -> list[Limit]:
     """Return the limits that hold for a run, with the plan's figures; [] if there are none.
 
-    `least_epochs` is a lower bound where `epochs` are not known: it refuses a run, but lets none pass.
+    `epochs` are those of all train_tokens. `least_epochs` is a lower bound where they are not known: it
+    refuses a run, but lets none pass.
     """
     team, located = workspace_limits()
+    share = _trained_share(config)
+    if epochs is not None or not share:
+        epochs = share * (epochs or 0.0)
+    if least_epochs is not None:
+        least_epochs *= share
     planned = _figures(cost, duration, disk, epochs)
     found = []
     for key in KEYS:
@@ -140,13 +158,19 @@ def limits_of(
     return found
 
 
+def _trained_share(config: RunConfig) -> float:
+    """Return the share of train_tokens that a run trains: below 1 in a trial, 0 if it only evaluates."""
+    return 0.0 if config.mode == "eval" else config.target_tokens / config.train_tokens
+
+
 def _figures(
     cost: CostEstimate, duration: DurationEstimate, disk: DiskEstimate, epochs: float | None
 ) -> dict[str, float | None]:
     on_cpu = cost.device_hours == 0
     return {
         "gpu_hours": cost.device_hours,
-        "money": 0.0 if on_cpu else cost.money,
+        # Electricity alone is not the price of the GPU hours.
+        "money": 0.0 if on_cpu else cost.money if cost.price is not None else None,
         "energy_kwh": cost.energy_kwh,
         "days": None if duration.seconds is None else duration.seconds / 86_400,
         "epochs": epochs,

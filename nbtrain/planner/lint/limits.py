@@ -33,6 +33,8 @@ def limits_hold(subject: Subject) -> Iterator[Finding]:
         if limit.exceeded:
             assert limit.planned is not None
             planned = amount_of(limit.key, limit.planned)
+            if planned == most:
+                planned = f"slightly more than {planned}"
             fix = f"or ask the owner of {limit.place}" if limit.by_workspace else "or raise the limit"
             yield _finding(
                 limit,

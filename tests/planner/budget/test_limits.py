@@ -1,6 +1,8 @@
 """Limits of a run and of its workspace: which one holds, its figure, and limits that cannot be compared."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,7 @@ from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.workspace import workspace as the_workspace
 from nbtrain.config.load import load
 from nbtrain.jobs.limits import refuse_over_limits, refuse_run_over_limits
-from nbtrain.planner.budget.limits import limits_of
+from nbtrain.planner.budget.limits import amount_of, limits_of
 from nbtrain.planner.plan import plan
 
 RUN = "gpt-13b-4xdp-4xpp"
@@ -76,6 +78,21 @@ def test_epochs_refuse_by_their_figure():
     assert [limit.exceeded for limit in limits] == [False, True]
 
 
+def test_a_trial_and_an_evaluation_make_fewer_epochs():
+    """A run that stops early makes a part of the epochs, and one that only evaluates makes none."""
+
+    def epochs(overrides):
+        planned = plan(load(RUN, {**overrides, "limits.epochs": 4}))
+        return limits_of(planned.config, planned.cost, planned.duration, planned.disk, None, 52.0)[0]
+
+    whole, trial, eval_only = epochs({}), epochs({"batch.max_steps": 10}), epochs({"mode": "eval"})
+    assert (whole.planned, whole.refuses) == (52, True)
+    config = load(RUN, {"batch.max_steps": 10})
+    assert 0 < 52 * config.target_tokens / config.train_tokens < 4
+    assert (trial.planned, trial.refuses) == (None, False), "a lower bound lets no run pass as compared"
+    assert (eval_only.planned, eval_only.refuses) == (0, False)
+
+
 def test_the_smaller_limit_holds():
     """A run tightens the workspace's limit; a looser one has no effect, and is reported."""
     team("# of the team\ngpu_hours: 1e6\ndays: 500\n")
@@ -97,6 +114,11 @@ def test_a_limit_without_a_figure():
     unpriced = load("gpt-125m", {"resources.gpu_type": "H20", "limits.money": 10})
     with pytest.raises(SubmitError, match=r"there is no price for H20\. Put it into data/prices\.yaml"):
         refuse_run_over_limits(unpriced)
+    prices = the_workspace() / "data" / "prices.yaml"
+    prices.parent.mkdir()
+    prices.write_text("per_kwh: 0.0001\n")
+    with pytest.raises(SubmitError, match=r"there is no price for H20\."):
+        refuse_run_over_limits(unpriced)
     cpu = plan(load("gpt-tiny", {"limits": {"energy_kwh": 1, "money": 1, "gpu_hours": 1}}))
     refuse_over_limits(cpu)
     warned = [finding.key for finding in cpu.findings if finding.rule == "limits_hold"]
@@ -110,12 +132,29 @@ def test_a_limit_without_a_figure():
         ("days: soon\n", r"limits.yaml:1: days = soon: must be"),
         ("days: -1\n", r"limits.yaml:1: days = -1.*more than 0"),
         ("days: [1\n", r"limits.yaml"),
+        ("# none\n", r"limits.yaml: the file is empty; the limits of a workspace are a mapping"),
     ],
 )
 def test_a_damaged_file_closes_the_gate(text, words):
     team(text)
     with pytest.raises(ConfigError, match=words):
         refuse_run_over_limits(load(RUN))
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("gone.yaml")])
+def test_what_is_not_a_file_closes_the_gate(make):
+    """A folder, a pipe and a link without its target stand where limits were, so no run is submitted."""
+    make(the_workspace() / "limits.yaml")
+    with pytest.raises(ConfigError, match=r"^limits\.yaml: is not a file that can be read"):
+        refuse_run_over_limits(load(RUN))
+
+
+def test_a_figure_that_looks_like_its_limit():
+    """Numbers that are rounded to the same text are not shown as equal."""
+    planned = plan(load(RUN)).cost.device_hours
+    with pytest.raises(SubmitError, match=r"take slightly more than (\S+ GPU hours), and the limit is \1\."):
+        refuse_run_over_limits(load(RUN, {"limits.gpu_hours": planned * (1 - 1e-9)}))
+    assert [amount_of("days", value) for value in (0.5, 1, 2)] == ["0.5 days", "1 day", "2 days"]
 
 
 def test_the_record_of_the_plan():

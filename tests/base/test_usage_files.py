@@ -8,6 +8,7 @@ import random
 import resource
 import signal
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -157,7 +158,12 @@ def test_a_reader_parses_appended_lines_only_and_a_replaced_file_again(tmp_path:
     text = (tmp_path / "0.jsonl").read_text()
     files.write_text(tmp_path / "0.jsonl", text.replace('"mean":[2]', '"mean":[5]'))
     assert reader.refresh() and values() == [1, 5] and len(parsed) == 6
-    assert read_usage(tmp_path)[0].points("replica", "cpu_cores").means == [1.0, 5.0]
+    [usage] = read_usage(tmp_path)
+    assert usage.points("replica", "cpu_cores").means == [1.0, 5.0]
+    # Requests that are answered at once share no points, and these are freed with the answer.
+    freed = weakref.ref(usage)
+    del usage
+    assert freed() is None
     (tmp_path / "0.jsonl").unlink()
     assert reader.refresh() and values() == [] and not reader.refresh()
 

@@ -22,8 +22,8 @@ from nbtrain.base import amounts
 from nbtrain.base.usage import FIGURES
 from nbtrain.base.usage_files import FORMAT_VERSION, Section, UsageReader, usage_files
 
-# Bytes of files whose points are kept for the next request. A month of a node with 8 GPUs takes 3 MB; its
-# points take about twice as much memory.
+# Bytes of files whose points are kept for the next request, as columns of numbers. A month of a node with
+# 8 GPUs takes 3 MB; its columns take about twice as much memory.
 MOST_KEPT_BYTES = 64 << 20
 # A page is requested every few seconds while it is open.
 UNUSED_SECONDS = 120.0
@@ -210,7 +210,6 @@ class _KeptFile:
         self._node = node
         self._reader = UsageReader(path, orjson.loads)
         self._parts: list[_Columns] = []
-        self._usage: NodeUsage | None = None
         self._lock = threading.Lock()
         self.used_at = 0.0
 
@@ -219,22 +218,30 @@ class _KeptFile:
         return self._reader.num_bytes
 
     def usage(self) -> NodeUsage | None:
-        """Return the node's measurements; None without points. Raises OSError if the file cannot be read."""
+        """Return the node's measurements; None without points. Raises OSError if the file cannot be read.
+
+        Each call returns a new object: its points take several times the memory of the columns, and are freed
+        with it.
+        """
         with self._lock:
-            self.used_at = time.monotonic()
-            if self._reader.refresh():
-                kept = {id(part.section): part for part in self._parts}
-                self._parts = [
-                    kept.get(id(section), _Columns.of(section)).with_new()
-                    for section in self._reader.sections
-                ]
-                measured = [part for part in self._parts if part.stamps]
-                self._usage = NodeUsage(self._node, measured) if measured else None
-            return self._usage
+            self._refresh()
+            measured = [part for part in self._parts if part.stamps]
+        return NodeUsage(self._node, measured) if measured else None
+
+    def _refresh(self) -> None:
+        self.used_at = time.monotonic()
+        if self._reader.refresh():
+            kept = {id(part.section): part for part in self._parts}
+            self._parts = [
+                kept.get(id(section), _Columns.of(section)).with_new() for section in self._reader.sections
+            ]
 
     def warning(self) -> str | None:
-        """Return a sentence about the sections that are not read; None if all are."""
+        """Return a sentence about the sections that are not read; None if all are. Raises OSError like
+        usage().
+        """
         with self._lock:
+            self._refresh()
             refused = [*self._reader.refused]
         if not refused:
             return None
@@ -279,11 +286,7 @@ def read_usage(folder: Path) -> list[NodeUsage]:
 
 def usage_warnings(folder: Path) -> list[str]:
     """Return a sentence for each file with parts that are not read, such as those of another version."""
-    found = []
-    for node, path in usage_files(folder):
-        file = _kept_file(node, path)
-        file.usage()
-        found.append(file.warning())
+    found = (_kept_file(node, path).warning() for node, path in usage_files(folder))
     return [warning for warning in found if warning]
 
 

@@ -96,8 +96,9 @@ class SavedCheckpoints:
 
 def read_checkpoints(run: RunDir) -> SavedCheckpoints:
     """Return the checkpoints of a run. Whether the nodes and their disks still exist is not checked."""
-    step, incomplete = newest_whole(run)
+    # The list is read before model/, where a save that is copied meanwhile is then found.
     newest = next(reversed(LocalSaves.of(run).saves), None)
+    step, incomplete = newest_whole(run)
     if newest is not None:
         rollbacks = Rollback.read_all(run.rollbacks_json)
         if newest.copied or newest.step <= (step or 0) or any(map(newest.before, rollbacks)):

@@ -51,6 +51,21 @@ def test_the_newest_step_that_a_resume_may_find(run, saves, newest):
     assert (only_on_nodes(run) is None) == (newest == 10)
 
 
+def test_a_save_that_is_copied_meanwhile_is_found(run, monkeypatch):
+    """A save that is copied between the reading of the list and of model/ counts, in either place."""
+    LocalSaves([save(12)]).keep(run)
+    read = LocalSaves.of
+
+    def copied(run: RunDir) -> LocalSaves:
+        run.checkpoint(12).mkdir()
+        files.write_json(run.checkpoint_manifest(12), {"schema_version": 2, "files": {}})
+        LocalSaves([save(12, copied=True)]).keep(run)
+        return read(run)
+
+    monkeypatch.setattr(LocalSaves, "of", copied)
+    assert newest_saved_step(run) == 12
+
+
 def test_a_rollback_goes_back_to_what_counts(run):
     """A rollback invalidates earlier saves on the nodes, but not saves of a later attempt."""
     rollback = Rollback(JOB, 1, 0.0, 13, 10, 40, 52, "NaN")

@@ -57,6 +57,7 @@ TITLES = {
     "init_from": "Start from a run or model",
     "init_step": "Checkpoint to start from",
     "labels": "Tags",
+    "limits.energy_kwh": "Energy (kWh)",
     "lora": "LoRA: train adapters",
     "lora.kind": "Kind of adapter",
     "lora.rank": "Rank",
@@ -104,6 +105,7 @@ TITLES = {
 }
 """{key of a field: its label}."""
 WORDS = {
+    "4bit": "4-bit",
     "adam": "Adam",
     "allgather": "all-gather",
     "attn": "attention",
@@ -136,6 +138,7 @@ WORDS = {
     "min": "minimum",
     "muon": "Muon",
     "nan": "NaN",
+    "nesterov": "Nesterov",
     "ns": "Newton-Schulz",
     "num": "number of",
     "nvme": "NVMe",

@@ -313,9 +313,10 @@ class Form extends FormHeld {
   async submit() {
     this.submitting = this.submitButton.disabled = true;
     this.answer.say("Submitting\u2026");
+    const settings = this.settings();
     try {
       const found = await this.ask("submit", { name: this.text("name") });
-      this.keepLast(found);
+      this.keepLast(found, settings);
       const shown = this.showRun(found.name);
       // A form in a separate tab has done its work; in a notebook, the reader's place is kept.
       if (!this.ofKernel && !found.twin_of && this.host.openRun) this.host.openRun(found.name);
@@ -329,11 +330,18 @@ class Form extends FormHeld {
     }
   }
 
+  /** The form's values without the run's name; the overrides that it was opened with become typed values. */
+  settings() {
+    const { yaml, mode } = this.state, { specs } = this.pages;
+    const given = this.described.given.map(([key]) => [key, specs.get(key).value]);
+    const { name: _, ...typed } = { ...Object.fromEntries(given), ...this.state.typed };
+    return { yaml, typed, mode };
+  }
+
   /** Save the settings of a submitted run: a form that is opened next without a run begins with them. */
-  keepLast(found) {
+  keepLast(found, settings) {
     if (this.ofKernel || this.start.clone || found.twin_of) return;
-    const { yaml, mode } = this.state, { name: _, ...typed } = this.state.typed;
-    keepLastSettings({ name: found.name, yaml, typed, mode });
+    keepLastSettings({ name: found.name, ...settings });
   }
 
   /** Show the run below the form, in a notebook. Returns whether it is shown. */
@@ -424,7 +432,8 @@ class Form extends FormHeld {
     const newer = kept && kept.start === this.startKey && kept.state.seq > this.state.seq;
     this.heard = this.state.seq;
     if (newer) this.state = { ...this.state, ...kept.state };
-    const opensEmpty = !this.ofKernel && !this.start.yaml && !this.start.clone && !newer;
+    const { yaml: ofStart, overrides, clone } = this.start;
+    const opensEmpty = !this.ofKernel && !ofStart && !overrides && !clone && !newer;
     this.last = opensEmpty ? lastSettings() : null;
     if (this.last) {
       const { yaml, typed, mode } = this.last;
@@ -445,7 +454,7 @@ class Form extends FormHeld {
     if (!this.last || !this.isRefused) return;
     keepLastSettings(null);
     this.last = null;
-    Object.assign(this.state, { yaml: "", typed: {} });
+    Object.assign(this.state, { yaml: "", typed: {}, mode: this.start.mode || "full" });
     if (await this.describe()) this.greet();
   }
 

@@ -50,8 +50,13 @@ export class FormPages {
     const backend = this.form.text("backend.kind");
     if (backend === this.backend) return;
     this.backend = backend;
+    // The fields are placed anew: the one that was changed keeps the focus and its place on the page.
+    const { page } = this.tabs, { activeElement } = document, { scrollTop } = page;
+    const focused = page.contains(activeElement);
     this.open();
     this.countFields();
+    page.scrollTop = scrollTop;
+    if (focused) activeElement.focus({ preventScroll: true });
   }
 
   makeTabs(groups) {

@@ -56,6 +56,7 @@ def run_html(
         parts += [_timed("Conditions", job["conditions"]), _timed("Events", job["events"], MOST_EVENTS)]
         parts += [_timed(title, job[title.lower()]) for title in ("Replicas", "Ranks")]
         parts.append(_usage(job["charts"]))
+        parts += [f"<div>{html.escape(warning)}</div>" for warning in job["warnings"]]
         parts.append(_timed("Resources", job["figures"]))
     parts.append(_log(run.log))
     if pages is not None:

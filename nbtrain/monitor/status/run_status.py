@@ -18,6 +18,8 @@ from nbtrain.base.records import TrainingProgress
 
 UNKNOWN = "\N{EN DASH}"
 """Text of a value that is not known."""
+NOT_KNOWN = "a state that this nbtrain does not know"
+"""Meaning of a state of a damaged record or of another version."""
 LISTED_KEYS = (
     *("name", "state", "cause", "num_jobs", "created_at", "run_id", "parent", "job_id", "ended_at"),
     *("world_size", "nodes", "backend", "restarts", "step", "total_steps", "loss", "validation_loss"),
@@ -83,7 +85,7 @@ class RunStatus:
     @property
     def meaning(self) -> str:
         """Meaning of the state, as a part of a sentence."""
-        return RUN_MEANING[self.state]
+        return RUN_MEANING.get(self.state, NOT_KNOWN)
 
     @property
     def pill(self) -> tuple[str, Tone]:
@@ -100,7 +102,8 @@ class RunStatus:
 
         The heartbeat belongs to the newest attempt: JobRecord.placed() drops the speed of an earlier one.
         """
-        return self.progress.eta_seconds if self.progress and self.ranks_run else None
+        seconds = self.progress.eta_seconds if self.progress and self.ranks_run else None
+        return None if seconds is None or not math.isfinite(seconds) else seconds
 
     @property
     def time_left(self) -> str:

@@ -122,7 +122,7 @@ def test_a_submitted_run_is_followed(browser: Any) -> None:
 
 def form_page(browser: Any, width: int, overrides: Any = None, start: Any = None) -> Any:
     """Open the form of gpt-tiny with this process as its server; window.again() unmounts and mounts the
-    form.
+    form, with another start if given.
     """
     asked = {"yaml": "gpt-tiny", "overrides": overrides or {}, "typed": {}, "mode": "full"}
     asked, key = (asked, "f") if start is None else (start, "")
@@ -136,8 +136,9 @@ def form_page(browser: Any, width: int, overrides: Any = None, start: Any = None
           return value;
         })}"""
     once = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}, id: '{key}'}})"
+    again = once.replace(json.dumps(asked), "start")
     mount = (
-        f"{once}; window.again = () => {{ window.end(); window.end = {once}; }};"
+        f"{once}; window.again = (start = {json.dumps(asked)}) => {{ window.end(); window.end = {again}; }};"
         f"window.beside = (root) => void {once}"
     )
     return view_page(browser, routes, mount, width, module="form")
@@ -146,7 +147,9 @@ def form_page(browser: Any, width: int, overrides: Any = None, start: Any = None
 def test_a_new_form_begins_with_the_settings_that_were_submitted_last(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example is one click away, and is opened if the last YAML does not exist any more."""
+    """The example is one click away, and is opened if the last YAML does not exist any more. Overrides that
+    a form was opened with are settings of its run too.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     (tmp_path / "own.yaml").write_text("extends: gpt-tiny\nname: own\n")
     with form_page(browser, 1100, start={}) as page:
@@ -169,6 +172,13 @@ def test_a_new_form_begins_with_the_settings_that_were_submitted_last(
         page.evaluate("window.again()")
         page.locator(".nbf-line", has_text='nb.submit("gpt-tiny"').wait_for()
         assert "submitted last" not in notice.inner_text()
+        page.evaluate("window.again({yaml: 'gpt-tiny', overrides: {'batch.max_steps': 9}})")
+        page.locator(".nbf-line", has_text='{"batch.max_steps": 9}').wait_for()
+        page.get_by_role("button", name="Submit").click()
+        page.get_by_text("Submitted: job j1 of gpt-tiny.").wait_for()
+        page.evaluate("window.again()")
+        notice.get_by_text("These are the settings of gpt-tiny, which was submitted last").wait_for()
+        assert length.input_value() == "9"
 
 
 @pytest.mark.parametrize("width", [1100, 620])
@@ -249,8 +259,10 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         assert (
             field("backend.kind").locator("label").inner_text() == "Backend\nkind" and partition.count() == 0
         )
+        field("backend.kind").locator("select").focus()
         field("backend.kind").locator("select").select_option("slurm")
         assert partition.locator("label").inner_text() == "Partition\nslurm.partition"
+        assert field("backend.kind").locator("select:focus").count() == 1
         field("backend.kind").locator("select").select_option("local")
         assert partition.count() == 0
         page.get_by_role("tab", name="Model").click()

@@ -104,7 +104,10 @@ def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
     a script or the network.
     """
     measure(job)
-    page = run_html(RunView(job.run).describe(), job_tables(job.run))
+    tables = job_tables(job.run)
+    assert tables["warnings"] == []
+    tables["warnings"] = ["resources/0.jsonl: <b>"]
+    page = run_html(RunView(job.run).describe(), tables)
     assert "Conditions, UTC" in page and "Rank0Trains" in page
     pictures = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]+)", page)]
     assert len(pictures) == 8
@@ -113,6 +116,7 @@ def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
     assert memory.count('stroke-dasharray="5 4"') == 1, "the limit"
     for words in ("Basic info", "Events, UTC", "Replicas", "Ranks", "worker 0", "request per replica"):
         assert words in page
+    assert "<div>resources/0.jsonl: &lt;b&gt;</div>" in page
     assert Tags(page).open == [] and not re.search(r"(src|href)=.(?!data:)", page)
 
 

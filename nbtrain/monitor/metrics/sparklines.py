@@ -5,7 +5,7 @@ one.
 
 Metrics files of up to WHOLE_BYTES are read completely. Of longer ones, POINTS pieces of WINDOW_BYTES are
 read, and the first line with a loss in each piece becomes a point: 1 ms for a run of any length. A run is
-read again if the size of one of its metrics files has changed.
+read again if one of its metrics files has changed.
 """
 
 import math
@@ -37,21 +37,23 @@ class Sparklines:
     """Sampled losses of many runs, each cached until its metrics files change. Thread-safe."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[list[tuple[str, int]], dict[str, Any] | None]] = {}
+        self._kept: dict[str, tuple[list[tuple[str, int, int]], dict[str, Any] | None]] = {}
         self._lock = threading.Lock()
 
     def of(self, run: RunDir) -> dict[str, Any] | None:
         """Return a run's loss as {"steps", "values", "label"}; None if it has fewer than two points."""
         files = [path for _, path in metrics_files(run.tensorboard)]
-        sizes = [(path.name, path.stat().st_size) for path in files]
+        found = [(path.name, path.stat()) for path in files]
+        # The files of a run that was deleted and trained anew may have the same names and sizes.
+        stamps = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
         kept = self._kept.get(str(run.path))
-        if kept is not None and kept[0] == sizes:
+        if kept is not None and kept[0] == stamps:
             return kept[1]
-        answer = _described(sampled_loss(run.tensorboard, files, sum(size for _, size in sizes)))
+        answer = _described(sampled_loss(run.tensorboard, files, sum(size for _, size, _ in stamps)))
         with self._lock:
             if len(self._kept) >= MOST_RUNS:
                 self._kept.clear()
-            self._kept[str(run.path)] = (sizes, answer)
+            self._kept[str(run.path)] = (stamps, answer)
         return answer
 
 

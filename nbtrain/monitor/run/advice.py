@@ -139,13 +139,16 @@ def marks(
     rolled = {(rollback.job_id, rollback.attempt) for rollback in Rollback.read_all(run.rollbacks_json)}
     found: list[dict[str, Any]] = []
     for number, record in enumerate(records):
+        preempted = {preemption.attempt for preemption in record.preemptions}
         for before, attempt in zip([None, *record.attempts], record.attempts):
             step = attempt.resumed_from_step or attempt.first_step or 0
             if before is None:
                 if number and step:
                     found.append(_mark(step, attempt.started_at, "resume", record.job_id))
                 continue
-            kind = "rollback" if (record.job_id, before.attempt) in rolled else "restart"
+            # An attempt after a preemption does not count as a restart.
+            kind = "resume" if before.attempt in preempted else "restart"
+            kind = "rollback" if (record.job_id, before.attempt) in rolled else kind
             why = f": {before.cause}" if before.cause else ""
             found.append(_mark(step, attempt.started_at, kind, f"attempt {attempt.attempt}{why}"))
     bad = [event for event in events if event.get("bad") in ("nan", "weights")]

@@ -28,7 +28,7 @@ from nbtrain.monitor.run.advice import marks
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.usage.resources import ProcessTable
 
-# Names as on the tiles of a run (shown.py).
+# Names as on the tiles of a run (run_description.py).
 TITLES = {
     "loss": "training loss",
     "grad_norm": "gradient norm",

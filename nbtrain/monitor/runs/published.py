@@ -55,8 +55,15 @@ def read_published(path: Path) -> list[Published]:
 
 def parse_published(text: str, label: str) -> list[Published]:
     """Return the entries of a text, like read_published(); messages call the text `label`."""
-    _refuse_large(len(text.encode()), label)
-    return _entries(parse_yaml(text, printable(shortened(label)), shape=SHAPE), label)
+    label = printable(shortened(label))
+    try:
+        _refuse_large(len(text.encode()), label)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{label}: character {error.start + 1} is half of a surrogate pair, which no UTF-8 file holds; "
+            "leave it out."
+        ) from None
+    return _entries(parse_yaml(text, label, shape=SHAPE), label)
 
 
 def _refuse_large(num_bytes: int, label: str) -> None:

@@ -1,6 +1,7 @@
 """A run's loss in a few points, compared with the full curve: restarts, NaN, and the number of bytes read."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ def test_a_restart_replaces_steps_and_a_grown_file_is_read_again(tmp_path: Path)
     MetricsFile(run.tensorboard, 700).flush()
     line = lines.of(run)
     assert line is not None and 600 < line["steps"][-1] <= 700
+
+
+def test_a_run_that_was_trained_anew_with_files_of_the_same_size_is_read_again(tmp_path: Path) -> None:
+    run, lines = RunDir(tmp_path / "gpt"), Sparklines()
+    write(run, 3, range(2, 5))
+    first, path = lines.of(run), run.tensorboard / "metrics.jsonl"
+    text = path.read_text()
+    path.write_text(text.replace(":9.0", ":8.0"))
+    os.utime(path, (2e9, 2e9))
+    line = lines.of(run)
+    assert first is not None and line is not None and path.stat().st_size == len(text)
+    assert (first["values"][0], line["values"][0]) == (9.0, 8.0)
 
 
 def test_lines_with_the_losses_of_many_datasets_are_sampled(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.files import write_json
-from nbtrain.base.records import AttemptRecord, ControlRequest, JobRecord, Rollback
+from nbtrain.base.records import AttemptRecord, ControlRequest, JobRecord, Preemption, Rollback
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.job.conditions import alerts_part
 from nbtrain.monitor.run import advice as module
@@ -54,7 +54,7 @@ def record(job_id: str, *attempts: AttemptRecord) -> JobRecord:
 
 def test_marks_are_where_curves_begin_anew(tmp_path: Path) -> None:
     """Curves have a mark at each resume, at each restart with its cause, and at a rollback, but not at the
-    start.
+    start. An attempt after a preemption resumes.
     """
     run = RunDir(tmp_path / "gpt")
     run.path.mkdir()
@@ -76,6 +76,9 @@ def test_marks_are_where_curves_begin_anew(tmp_path: Path) -> None:
         (12, 9.0, "rollback"),
     ]
     assert marks(run, [first])[0]["words"] == "restart at step 4: attempt 1: rank 0 was killed"
+    first.preemptions = [Preemption(0, "Slurm preempted job 12", 1.5, 0, 0)]
+    first.attempts[0].cause = "Slurm preempted job 12"
+    assert marks(run, [first])[0]["words"] == "resume at step 4: attempt 1: Slurm preempted job 12"
 
 
 def test_an_alert_holds_until_its_figure_is_back_or_a_new_attempt_begins() -> None:

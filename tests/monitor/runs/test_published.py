@@ -69,6 +69,7 @@ def test_published_figures_are_columns(run):
             "a:\n" + "  loss: 2\n" * 8000,
             "others.yaml: has 78.1 KiB; published figures may have at most 64.0 KiB",
         ),
+        ("a\ud800: {loss: 2}", "others.yaml: character 2 is half of a surrogate pair"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_the_fix(run, text, words):

@@ -91,6 +91,12 @@ def test_answers_are_shared_for_a_moment(root, monkeypatch):
     assert [row["name"] for row in json.loads(watched.answer())["runs"]] == ["two", "one"]
 
 
+def test_a_state_that_is_not_known_costs_no_other_run(root):
+    made("known", "FAILED")
+    made("later", "MIGRATING")
+    assert states(WatchedRuns(root)) == {"known": "FAILED", "later": "MIGRATING"}
+
+
 def test_rows_are_in_words_and_by_archive(root):
     """Rows contain text and come newest first. Unknown values are a dash, and a run without a job says so."""
     run = made("old", "CANCELLED", 100.0)

@@ -69,8 +69,6 @@ SRUN_END_SECONDS = 15.0
 HELD = "JobHeldUser"
 # Slurm's state of a preempted job, and reasons in slurmstepd's line.
 PREEMPTED, PREEMPTION, TIME_LIMIT = "PREEMPTED", "PREEMPTION", "TIME LIMIT"
-# Part of the last words of an agent that was signalled (node/agent.py).
-TOLD_TO_LEAVE = "was asked to leave"
 # Seconds between two questions whether nodes that were told to leave are preempted.
 ASK_AGAIN_SECONDS = 2.0
 
@@ -443,7 +441,8 @@ class SlurmLauncher(RemoteLauncher):
         if self._ended is not None:
             return self._ended
         code = super().poll()
-        if code is not None and TOLD_TO_LEAVE in self.last_words:
+        # Before the order, launch() or poll() itself may have ended the step.
+        if code is not None and self._order is not None and self.last_words:
             self.last_words = f"{self._cancelled_step()}{self.last_words}"
         return code
 
@@ -454,11 +453,17 @@ class SlurmLauncher(RemoteLauncher):
 
     def _cancelled_step(self) -> str:
         """Return the start of a sentence that names the agents' step, if scancel has ended it; else ""."""
-        number = os.environ.get("SLURM_JOB_ID", "")
-        step = cancelled_step(self._job.supervisor_log, number, self._attempt_started_at())
-        if self._preemption or step in ("", self._cancelled_before):
+        number, since = os.environ.get("SLURM_JOB_ID", ""), self._attempt_started_at()
+        step = self._newest_cancelled_step()
+        whole_job = cancelled_for(self._job.supervisor_log, number, since) is not None
+        if self._preemption or whole_job or step in ("", self._cancelled_before):
             return ""
         return f"scancel of step {number}.{step}: "
+
+    def _newest_cancelled_step(self) -> str:
+        # srun writes the line of slurmstepd where it writes the output of its first task.
+        number = os.environ.get("SLURM_JOB_ID", "")
+        return cancelled_step(self._job.node_log(0), number, self._attempt_started_at())
 
     def _attempt_started_at(self) -> float:
         record = JobRecord.read(self._job.job_json)
@@ -503,9 +508,7 @@ class SlurmLauncher(RemoteLauncher):
         """Run srun with one task per node, such that the end of a task does not end the others."""
         section, nodes = config.backend.slurm, config.resources.nodes
         # launch() has ended the step before, perhaps within the attempt that has just begun.
-        self._cancelled_before = cancelled_step(
-            self._job.supervisor_log, os.environ.get("SLURM_JOB_ID", ""), self._attempt_started_at()
-        )
+        self._cancelled_before = self._newest_cancelled_step()
         cores = os.environ.get("SLURM_CPUS_PER_TASK")
         # Slurm reads % in a path; below the workspace all names are nbtrain's own.
         logs = os.path.relpath(self._job.supervisor_log.parent, workspace())

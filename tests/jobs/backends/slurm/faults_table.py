@@ -480,7 +480,9 @@ def step_cancelled(scene: Scene) -> Row:
     assert scene.end()[0] == SUCCEEDED, scene.seen
     cause = scene.record.attempts[0].cause or ""
     assert cause.startswith("scancel of step "), cause
-    return Row(cause, scene.seconds(), "the supervisor starts the agents again in the allocation")
+    host = os.uname().nodename
+    named = cause.replace(f"node {host}, {host} ", "node n0, n1 ")
+    return Row(named, scene.seconds(), "the supervisor starts the agents again in the allocation")
 
 
 def supervisor_killed(scene: Scene) -> Row:

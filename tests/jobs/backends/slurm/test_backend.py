@@ -238,16 +238,19 @@ def test_a_step_that_scancel_has_ended_is_named(
     def ends() -> str:
         launcher = SlurmLauncher(job, ("rank.py",))
         launcher.start_agents(config())
-        with job.supervisor_log.open("a") as log:
+        with job.node_log(0).open("a") as log:
             log.write(added)
         launcher._end_agents("node n0 did not answer the order to end")
         return launcher.last_words
 
-    job.supervisor_log.write_text(line.format(0))
+    job.node_log(0).write_text(line.format(0))
     added = ""
     assert ends() == "node n0 did not answer the order to end"
     added = line.format(1)
     assert ends() == "scancel of step 12.1: node n0 did not answer the order to end"
+    job.supervisor_log.write_text(ENDED_BY.format(why=""))
+    added = line.format(2)
+    assert ends() == "node n0 did not answer the order to end", "scancel of the whole job"
 
 
 @pytest.mark.parametrize(

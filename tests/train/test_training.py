@@ -144,7 +144,8 @@ def test_a_finished_run_has_what_readers_expect(finished):
     assert beat.progress.validation_loss == events(finished, "validation")[-1]["loss"]
     assert beat.progress.test_loss == events(finished, "test")[0]["loss"]
     phases = [event["phase"] for event in events(finished, "phase")]
-    assert phases[:3] == ["start", "build", "load"] and phases[-3:] == ["train", "test", "end"]
+    # A phase of less than 5 ms has no event.
+    assert phases[:2] == ["start", "build"] and {"train", "evaluate", "save", "test"} <= set(phases)
     assert "DeepSpeed" not in launch.log_of(finished) and "MA " not in launch.log_of(finished)
 
 

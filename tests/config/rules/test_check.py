@@ -18,6 +18,14 @@ ZERO_3 = ["parallel.zero_stage=3"]
 # (run, overrides) -> the complete message of the one broken rule. "@" is the place of the key that follows
 # it, or of the first override if no key follows.
 BROKEN = {
+    "an unknown network": (
+        "gpt-125m-2xdp",
+        ["resources.network=ethernet"],
+        "@: resources.network = ethernet\n"
+        "  is not in the network table. Nearest: ethernet-1, ethernet-50, ethernet-40, ethernet-10. For "
+        "another network set null and resources.network_bytes_per_second: the bytes per second, one way, of "
+        "all devices of a machine.",
+    ),
     "a batch that does not divide": (
         "gpt-125m-2xdp",
         ["batch.global_batch_size=250"],

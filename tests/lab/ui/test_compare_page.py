@@ -159,8 +159,8 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
         assert page.evaluate("window.names") == ["gpt-a", "gpt-b", "gpt-c"]
         page.evaluate("() => { document.execCommand = () => (window.text = document.activeElement.value); }")
         for form, begins in (
-            ("Markdown", "| figure | gpt-a |"),
-            ("CSV", "figure,gpt-a"),
+            ("Markdown", "| result | gpt-a |"),
+            ("CSV", "result,gpt-a"),
             ("LaTeX", "\\begin{tabular}{lrrr}"),
         ):
             results_tools.locator("summary").click()

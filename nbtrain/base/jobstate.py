@@ -46,7 +46,7 @@ ACTIVE = frozenset({QUEUED, STARTING, RUNNING, RESTARTING, SUSPENDED})
 """States of a job that has a supervisor, or will get one."""
 FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED, LOST})
 FAILURES = frozenset({FAILED, LOST})
-"""Final states that nobody asked for."""
+"""Final states that no user requested."""
 RecordedEnd = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
 """A final state that a supervisor records, and can therefore report."""
 RECORDED_ENDS: tuple[RecordedEnd, ...] = get_args(RecordedEnd)

@@ -53,9 +53,9 @@ class TextForm:
     """The form in which a block prints its text."""
 
     columns: int | None = None
-    """Width of the terminal; None fits nothing."""
+    """Columns at which lines are folded; None folds none."""
     colors: bool = False
-    """Whether a block may print ANSI colors of its own."""
+    """Whether a block may print its own ANSI colors."""
     name_width: int = 0
     """Width of the names of all facts of the report, so that their values are in one column."""
 
@@ -118,7 +118,7 @@ class Report(Result, Block):
         """Return the report as text, with its lines folded at `columns`.
 
         An empty line separates blocks. Sentences, and lists without a title, follow the title and each other
-        without one.
+        without an empty line.
         """
         facts = [block for block in self.blocks if isinstance(block, Facts)]
         names = [len(name) for block in facts for name, _ in block.pairs]
@@ -171,11 +171,11 @@ def record_of(instance: Any, *properties: str) -> dict[str, Any]:
 
 @dataclass(eq=False, repr=False)
 class Sentence(Block):
-    """A line of words."""
+    """A sentence on its own line."""
 
     words: str
     in_notebook: str = ""
-    """The same for a notebook, if it names nb calls instead of CLI commands; `code` is between backticks."""
+    """The sentence for a notebook, if it names nb calls instead of CLI commands; code is in backticks."""
 
     def lines(self, form: TextForm) -> list[str]:
         return terminal.printable(self.words).split("\n") if self.words else []
@@ -358,7 +358,7 @@ class Findings(Block):
     findings: "Sequence[Finding]"
     title: str = ""
     places: bool = False
-    """Whether each finding names its file and field, and says message and fix in lines of their own."""
+    """Whether each finding names its file and field, and says message and fix on separate lines."""
 
     def lines(self, form: TextForm) -> list[str]:
         if self.places:

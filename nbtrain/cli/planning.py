@@ -81,7 +81,7 @@ def add_verbs(under: Any) -> None:
         "nbtrain import pretrain_gpt.sh -o my-run.yaml\n"
         "nbtrain import ds_config.json --onto gpt-125m -o my-run.yaml",
     )
-    text = "Files to read, and what they leave open: settings, and variables of a script (TP=4)."
+    text = "Files to read; then settings, and values for variables of a script (TP=4)."
     parser.add_argument("words", nargs="+", metavar="FILE|key=value", help=text)
     text = "Write the run YAML to this file instead of printing it."
     parser.add_argument("-o", "--output", type=Path, metavar="YAML", help=text)

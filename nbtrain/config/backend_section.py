@@ -163,15 +163,15 @@ class BackendConfig(ConfigModel):
     wherever `priority` is read.
     """
     deadline_seconds: PositiveSeconds | None = None
-    """Seconds that the job may run, including restarts, without pauses, without waiting in this machine's
-    queue and without waiting after a preemption. After that the ranks save and exit, and the job is FAILED
-    with the cause "deadline". null sets no limit. batch.exit_duration_minutes ends a job without a failure.
+    """Seconds that the job may run, including restarts but excluding pauses and waits in this machine's
+    queue or after a preemption. After that the ranks save and exit, and the job is FAILED with the cause
+    "deadline". null sets no limit. batch.exit_duration_minutes ends a job without a failure.
     """
     preemption_notice: list[PathText] = []
     """Program and arguments that announce that this machine is about to be taken away, run without a shell on
     every machine of the run. Exit code 0 is a notice: the ranks save and exit, and the job is QUEUED until
     its scheduler starts it again or the program no longer exits with 0. Any other exit code means no notice.
-    For a cloud's spot machines it is a query of the metadata service. Empty asks nothing.
+    On a cloud's spot machines, query the metadata service. An empty list runs no program.
     """
     preemption_notice_interval_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0
     """Seconds between two runs of `preemption_notice`. A run that takes longer than 10 s is killed, which is

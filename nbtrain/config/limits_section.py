@@ -10,16 +10,16 @@ Amount = Annotated[float, Field(gt=0, le=1e15)]
 
 
 class LimitsConfig(ConfigModel):
-    """Limits of what a run may cost by its plan; a run that exceeds one is not submitted.
+    """Limits on what a run may cost according to its plan; a run that exceeds one is not submitted.
 
-    The plan counts the whole run, also what earlier jobs have trained. limits.yaml of the workspace has the
-    same keys, and holds for every run: of two values the smaller one is the limit.
+    The plan counts the whole run, including what earlier jobs have trained. limits.yaml of the workspace has
+    the same keys, and holds for every run: of two values the smaller one is the limit.
     """
 
     gpu_hours: Amount | None = None
     """Hours of all GPUs together."""
     money: Amount | None = None
-    """Price of the GPU hours at the usual price, in the currency of the price table."""
+    """Cost of the GPU hours at the usual price, in the currency of the price table."""
     energy_kwh: Amount | None = None
     """Energy of the GPUs, their machines and cooling."""
     days: Amount | None = None
@@ -27,4 +27,4 @@ class LimitsConfig(ConfigModel):
     epochs: Amount | None = None
     """Passes over the training split."""
     disk_bytes: PositiveBytes | None = None
-    """Bytes of checkpoints and dataset when they are the most."""
+    """Peak bytes of checkpoints and dataset."""

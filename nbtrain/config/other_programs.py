@@ -93,11 +93,11 @@ Keys = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class OtherProgram:
-    """A program with settings of its own, none of which nbtrain reads."""
+    """A program with its own settings, none of which nbtrain reads."""
 
     name: str
     keys: Keys = ()
-    """Signature of its YAML, TOML or JSON: of each group, at least one dotted key is there."""
+    """Signature of its YAML, TOML or JSON: at least one dotted key of each group is present."""
     commands: str = "(?!)"
     """Pattern of its commands, as the words "tune run"."""
     scripts: str = "(?!)"
@@ -240,7 +240,7 @@ OTHER_PROGRAMS = (
     OtherProgram("Docker Compose", (("services",), ("services", "version"))),
 )
 
-# GPT-NeoX spells its keys with _ or -, and cuts a configuration into several files.
+# GPT-NeoX spells its keys with _ or -, and splits a configuration into several files.
 _NEOX_KEYS = """
 pipe_parallel_size model_parallel_size num_layers hidden_size num_attention_heads norm pos_emb no_weight_tying
 gpt_j_residual output_layer_parallelism scaled_upper_triang_masked_softmax_fusion train_iters lr_decay_iters
@@ -310,8 +310,8 @@ def program_of_script(script: str, flags: Sequence[str]) -> str:
 
 
 def models_by_flag(gpt: bool) -> Iterator[tuple[OtherModel, re.Pattern[str]]]:
-    """Yield other models with the pattern of the flags that show that a program trains them. `gpt` says that
-    the program's name is that of a GPT.
+    """Yield each other model with the pattern of the flags that show that a program trains it. `gpt` says
+    that the program's name is one that trains a GPT.
     """
     for model in OTHER_MODELS:
         yield model, re.compile(model.changes_gpt if gpt else f"{model.flags}|{model.changes_gpt}")

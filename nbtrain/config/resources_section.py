@@ -35,11 +35,11 @@ class ResourcesConfig(ConfigModel):
     """
     network_bytes_per_second: PositiveBytes | None = None
     """Bandwidth of the network between machines: bytes per second, one way, of all devices of a machine
-    together. It stands for a network that the table does not have; `network` is then null.
+    together. Use it for a network that is not in the table; `network` must then be null.
     """
     network_reached_fraction: PositiveFraction | None = None
-    """Fraction of the network's bandwidth that collectives reach; null takes the network table's, 0.80, or
-    0.85 for EFA.
+    """Fraction of the network's bandwidth that collectives reach; null takes the network table's value:
+    0.80, or 0.85 for EFA.
     """
     cpus_per_node: Annotated[PositiveSmallCount | None, SbatchOption(("--cpus-per-task", "-c"))] = None
     """Number of CPU cores requested on each machine; null leaves it to the backend."""

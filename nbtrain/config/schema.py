@@ -415,7 +415,7 @@ class RunConfig(ConfigModel):
     def shape(self) -> Shape:
         """The model's sizes, from which parameters, FLOPs and bytes are counted; built once."""
         model = self.model
-        # A window as long as the sequence is none.
+        # A window as long as the sequence hides no token.
         has_window = [window is not None and window < model.seq_length for window in model.windows]
         return Shape(
             num_layers=model.num_layers,

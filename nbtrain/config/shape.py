@@ -1,7 +1,7 @@
 """The shape of a decoder-only GPT, from which parameters and FLOPs are counted.
 
-A run's model is one Shape (`RunConfig.shape`). The planner makes others, of published runs and of sizes
-between.
+A run's model is one Shape (`RunConfig.shape`). The planner also makes Shapes of published runs and of
+sizes between them.
 
     embedding   V h + p h                      word embeddings, learned positions
     layer       h (q + 2 k) + q h              attention: query (width q), key, value (k), projection

@@ -21,13 +21,13 @@ class RunData:
     files: DatasetFiles
     """The pair that the run trains on, or its blend; it need not exist."""
     dataset: OpenDataset | OpenBlend | None
-    """None if the dataset is missing, damaged, or does not fit the run's vocabulary."""
+    """The opened dataset; None if it is missing, damaged, or does not fit the run's vocabulary."""
     dataset_problem: str
     """The reason that the dataset cannot be opened."""
     manifest: DatasetManifest | None
     """The dataset's manifest, also if the dataset cannot be opened; None if it is missing or damaged."""
     tokenizer: Tokenizer | None
-    """None if the tokenizer is missing or damaged; data of another program needs none."""
+    """The opened tokenizer; None if it is missing or damaged. Data of another program needs none."""
     tokenizer_problem: str
     """The reason that the tokenizer cannot be read."""
     tokenizer_sha256: str | None

@@ -1,4 +1,4 @@
-"""A configuration of Accelerate: its FSDP, DeepSpeed or DDP settings as a layout, to be put on a run.
+"""A configuration of Accelerate: its FSDP, DeepSpeed or DDP settings as a layout to apply to a run.
 
 The strategies of PyTorch's FSDP shard what ZeRO shards (https://docs.pytorch.org/docs/stable/fsdp.html):
 FULL_SHARD is ZeRO 3, SHARD_GRAD_OP ZeRO 2, NO_SHARD ZeRO 0. HYBRID_SHARD keeps the parameters of a machine
@@ -22,7 +22,7 @@ STRATEGIES = {
 }
 NUMBERED = dict(zip("12345", STRATEGIES, strict=True))
 FSDP_NAMES = ("fsdp_sharding_strategy", "fsdp_reshard_after_forward", "sharding_strategy")
-# Keys that say nothing about the run.
+# Keys that do not affect the run.
 WITHOUT_MEANING = {
     "how weights are wrapped, moved and saved": (
         *(
@@ -112,7 +112,7 @@ def _machines(tree: Tree, job: Job, kind: str) -> None:
     if count and ranks % count == 0:
         job.settings["resources.gpus_per_node"] = Value(ranks // count, processes.place)
     else:
-        words = f"num_processes({ranks}) is not a multiple of num_machines({count}). Make it one."
+        words = f"num_processes({ranks}) must be a multiple of num_machines({count})."
         job.refused.append((processes.place, words))
 
 

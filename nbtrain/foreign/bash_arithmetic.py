@@ -7,7 +7,7 @@ _TOKEN = re.compile(
     r"\s*(\d+#[0-9a-zA-Z@_]+|0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*(?:\[[^\]]*\])?|"
     r"<<=|>>=|\*\*|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^<>=!]=|[-+*/%&|^<>=!~?:(),])"
 )
-# Strength of the operators with two sides; ** binds to the right.
+# Precedence of the binary operators; ** is right-associative.
 _STRENGTH = {
     ",": 1,
     "||": 4,
@@ -31,7 +31,7 @@ class NotArithmetic(ValueError):
 
 
 def wrapped(value: int) -> int:
-    """Return a number as it is in 64 bits."""
+    """Wrap a number around to a signed 64-bit integer."""
     return (value + 2**63) % 2**64 - 2**63
 
 
@@ -184,7 +184,7 @@ class Arithmetic:
         return value
 
     def _expression(self, least: int) -> int:
-        """Return the value of operands joined by operators of at least a strength."""
+        """Return the value of operands joined by operators whose precedence is at least `least`."""
         self.depth += 1
         if self.depth > MOST_DEPTH * 10:
             raise NotArithmetic("nested too deeply")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])")
 EXTENDED = re.compile(r"[@?*+!]\(")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
-# Words of {1..N}, and braces of a word, beyond which it is left to the shell.
+# Most words of {1..N}, and most braces of a word; a word with more is left to the shell.
 MOST_NUMBERS = 1000
 MOST_BRACES = 50
 # Characters for which an element of a list counts besides its text.
@@ -144,7 +144,7 @@ class Expansion:
         if kind in EXPANSIONS:
             text = self.source.of(node)
             blanks = len(text) - len(text.lstrip())
-            # The parser counts the blanks before an expansion in quotes as a part of it.
+            # The parser includes the spaces before a quoted expansion in it.
             lead = [self._literal(node.start_byte, node.start_byte + blanks, quoted)] if blanks else []
             return [*lead, self._expansion(node, quoted)]
         if kind == "raw_string":
@@ -399,7 +399,7 @@ class Expansion:
         operand_at = (start + len(operator), node.end_byte - 1)
         absent = bool(unknowns) and unknowns[0].is_absent and len(values) == 1 and len(values[0]) == 1
         if absent and not self.shell.is_settable(unknowns[0].name):
-            # Only the environment of whoever calls the script could set it: it is taken as not set.
+            # Only the caller's environment could set it, so it counts as not set.
             is_set = False
         elif unknowns:
             if sign in "-=?":
@@ -668,7 +668,7 @@ def _slash(rest: str, start: int) -> int:
 
 
 def _colon(text: str) -> tuple[str, str, str]:
-    """Split the START:LENGTH of a substring at the colon that is in no brackets."""
+    """Split the START:LENGTH of a substring at the colon that is outside of brackets."""
     depth = questions = 0
     for at, letter in enumerate(text):
         depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(letter, 0)
@@ -682,7 +682,7 @@ def _colon(text: str) -> tuple[str, str, str]:
 
 
 def _trimmed(runs: Runs, operator: str, pattern: Runs) -> Runs:
-    """Remove the shortest or longest start (#) or end (%) that matches a pattern."""
+    """Remove the shortest or longest prefix (#) or suffix (%) that matches a pattern."""
     text = text_of(runs)
     if len(text) > MOST_CHARACTERS:
         raise Undecided()

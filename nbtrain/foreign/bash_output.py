@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from nbtrain.foreign.bash_arithmetic import Arithmetic, NotArithmetic
 
-# Characters of an output; a longer one is left to the shell.
+# Most characters of an output; a longer one counts as unknown.
 MOST_CHARACTERS = 200_000
 MOST_NUMBERS = 10_000
 
@@ -282,7 +282,7 @@ def _expr(words: list[str], _: str | None) -> str:
 
 def _bc(words: list[str], stdin: str | None) -> str:
     text = _input(stdin).strip()
-    # Other digits than those of whole numbers depend on bc's scale.
+    # The digits of a fraction depend on bc's scale.
     whole = words in ([], ["-l"]) and re.fullmatch(r"[-+*() \d]+", text)
     if not whole and (words or not re.fullmatch(r"[-+*/%() \d]+", text)):
         raise NotComputed

@@ -21,13 +21,13 @@ _CLASSES = {
 }
 
 
-# A longer text or pattern is left to the shell.
+# Most characters of a text or a pattern; whether a longer one matches counts as unknown.
 MOST_CHARACTERS = 2000
 MOST_STARS = 4
 
 
 class Undecided(Exception):
-    """A value that only the running shell knows is needed."""
+    """A needed value is one that only the running shell knows."""
 
     def __init__(self, *unknowns: Unknown):
         super().__init__(*unknowns)
@@ -160,12 +160,12 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "-ge": lambda left, right: left >= right,
 }
 _STRINGS = {"=", "==", "!=", "=~", "<", ">"}
-# Questions about files, descriptors and options, which only the running shell answers.
+# Tests of files, descriptors and options, which only the running shell answers.
 _FILES = set("abcdefghkoprstuwxvGLNORS")
 
 
 class Condition:
-    """Evaluates the words of [ ... ], or those of [[ ... ]] if `double` is set.
+    """Evaluates the words of [ ... ], or of [[ ... ]] if `double` is set.
 
     `number` evaluates a text as arithmetic, and `is_set` tells whether a variable is set.
     """
@@ -242,7 +242,7 @@ class Condition:
     # --- [ ... ] ------------------------------------------------------------------------------------
 
     def _words(self, words: list[Runs]) -> bool:
-        """Evaluate the words of [, by their number as POSIX says."""
+        """Evaluate the words of [ ... ] by their count, as POSIX specifies."""
         texts = [text_of(runs) for runs in words]
         if any(_may_be_more(runs) for runs in words):
             raise Undecided(*(unknown for runs in words for unknown in unknowns_of(runs)))

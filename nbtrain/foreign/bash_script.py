@@ -51,18 +51,18 @@ from nbtrain.foreign.located import Unknown, Word
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# Characters of all substitutions: more than any command line has, and little enough to hold in memory.
+# Most characters of all substitutions: more than any command line has, and few enough to hold in memory.
 MOST_CHARACTERS = 5_000_000
-# Statements that are followed and words of commands, which take a few seconds; and rounds of a loop.
+# Most statements that are followed and words of commands, which take a few seconds; and most rounds of a loop.
 MOST_STEPS = 20_000
 MOST_ROUNDS = 1000
-# Nested calls of functions, `source`, `eval` and `bash -c`.
+# Most nested calls of functions, `source`, `eval` and `bash -c`.
 MOST_CALLS = 20
 
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
-# Commands run for their exit status, which cannot be known here; all others are taken to succeed.
+# Commands run for their exit status, which cannot be known here; all others are assumed to succeed.
 QUESTIONS = {"egrep", "grep", "command", "which", "type", "pgrep", "diff", "cmp", "ls", "hash", "ping", "nc"}
-# Files that prepare paths and modules; they are taken to set no value of the training.
+# Files that prepare paths and modules; they are assumed to set no value of the training.
 SETUP_FILES = re.compile(
     r"(?:.*/)?(?:(?:de)?activate|set_?env|setvars|env_npu|\.?bashrc|\.?(?:bash_)?profile|conda|mamba|nvm|"
     r"modules?|lmod|init_conda)(?:\.sh|\.bash)?|/(?:etc|usr|opt)/.*"
@@ -126,11 +126,11 @@ class Script:
     comments: list[tuple[str, str]] = field(default_factory=list)
     """(place, text) of comments."""
     remarks: list[Finding] = field(default_factory=list)
-    """Facts for the author of the script, such as a comment that ends a command."""
+    """Remarks for the author of the script, such as a comment that ends a command."""
     used: set[str] = field(default_factory=set)
-    """Names of the values from the user that were needed."""
+    """Names of the user's values that were needed."""
     decided: dict[str, str] = field(default_factory=dict)
-    """{variable: place} of the values from the user that the script itself sets."""
+    """{variable: place} of the user's values that the script itself sets."""
     read: set[str] = field(default_factory=set)
     """Other files that the script reads."""
     missing: list[tuple[str, str]] = field(default_factory=list)
@@ -217,15 +217,15 @@ class _Evaluator:
         self.in_condition = False
         self.stdin: Runs | None = None
         self.sink: list[Run] | None = None
-        """Where the output of commands goes, if it is substituted or piped."""
+        """Output of commands that is substituted or piped; None if it is not kept."""
         self.certain = 0, 0
         """Conditions and doubts around the beginning of the sink; what is printed under more of them may be
         missing.
         """
         self.causes: tuple[Unknown, ...] = ()
-        """Unknown values behind an unknown status."""
+        """Unknown values that decide an unknown status of the last command."""
         self.silent = 0
-        """Surrounding trial runs, whose commands do not count."""
+        """Number of surrounding parts whose commands are not recorded, such as a loop of unknown length."""
 
     # --- what expansions ask ------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class _Evaluator:
         self.room -= characters
         if self.room < 0:
             raise ConfigError(
-                f"{place}: the script's variables, substituted, are more than {MOST_CHARACTERS:,} "
+                f"{place}: the script's variables expand to more than {MOST_CHARACTERS:,} "
                 f"characters at {name}; no command line is that long."
             )
 
@@ -1430,7 +1430,7 @@ class _Evaluator:
     def _lost_in_loop(self, name: str, place: str, causes: tuple[Unknown, ...], before: State) -> Variable:
         """Return the value of a variable after a loop whose rounds are not known.
 
-        Values around the loop do not say how many rounds it has, so the variable itself is asked for.
+        The values around the loop do not tell how many rounds it has, so the import asks for the variable.
         """
         arguments = [cause for cause in causes if cause.name in ("@", "*", "#") or cause.name.isdigit()]
         reason = "the script's arguments decide it" if arguments else "a loop sets it"
@@ -1787,7 +1787,7 @@ def _fields(line: str, separators: str, count: int) -> list[str]:
 
 
 def _first_words(text: str) -> str:
-    """Return the first line of a text, without the backslash at its end; "" for a comment or a blank line."""
+    """Return the first line of a text, without its final backslash; "" for a comment or an empty line."""
     line = text.partition("\n")[0].strip().rstrip("\\").strip()
     return "" if line.startswith("#") else line
 

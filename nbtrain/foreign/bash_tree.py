@@ -16,7 +16,7 @@ from nbtrain.base.terminal import shortened
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
-# Nesting that no script of a job has; the evaluator calls itself for each level.
+# Deepest nesting that is read. No script of a job has more, and the evaluator calls itself for each level.
 MOST_DEPTH = 80
 EXPANSIONS = {
     "simple_expansion",

@@ -40,7 +40,7 @@ def unknowns_of(runs: Runs) -> tuple[Unknown, ...]:
 
 
 def word_of(runs: Runs, place: str = "") -> Word:
-    """Return a value as a word; its place is that of its first text."""
+    """Return a value as a word, whose place is where the first text of the value was written."""
     first = next((run.place for run in runs if run.text), runs[0].place if runs else place)
     return Word(text_of(runs), first, unknowns_of(runs))
 
@@ -55,7 +55,7 @@ class Variable:
     """A variable: a text, a list, or a table by name."""
 
     elements: dict[str, Runs]
-    """By index; a text has the index 0."""
+    """Elements by index; a text has the index 0."""
     kind: str = "text"
     """ "text", "list", "table", or "unset"."""
     exported: bool = False
@@ -110,9 +110,9 @@ class State:
     doubts: tuple[Unknown, ...] = ()
     """Conditions that decide whether the commands that follow are still run."""
     settled: frozenset[str] = frozenset()
-    """Variables that a file which is not given may have set, but that were assigned since."""
+    """Variables that were assigned after `sourced` was read, so that it does not decide them."""
     sourced: Unknown | None = None
-    """A file that is read and not given: it may set any variable."""
+    """A file that the script sources and that was not passed; it may have set any variable."""
     status: bool | None = True
     """Whether the last command succeeded; None if that is not known."""
 

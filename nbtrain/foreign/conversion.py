@@ -86,7 +86,7 @@ class Reading:
 
     def ask(self, key: str, unknown: Unknown) -> None:
         """Fail the import with the question for a value that only the running shell knows. Values that one
-        variable decides are asked for together.
+        variable decides share one question.
         """
         roots = tuple(dict.fromkeys(root for root in unknown.roots() if root.name))
         asked = self.questions.setdefault(

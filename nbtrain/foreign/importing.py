@@ -66,9 +66,9 @@ from nbtrain.planner.run_file import not_written, parent_name, path_of
 HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: <- (.*))?$")
 
 
-# Places that a message about several jobs names.
+# Most places that a message about several jobs names.
 MOST_PLACES = 8
-# Kinds of files that hold a layout only, for a run that has a model.
+# Kinds of files that hold only a layout, for a run that has a model.
 ALONE = ("DeepSpeed JSON", "Accelerate configuration")
 
 
@@ -157,8 +157,8 @@ def import_files(
         raise_failures(source)
         article = "an" if jobs[0].kind.startswith("A") else "a"
         raise ConfigError(
-            f"{jobs[0].label}: {article} {jobs[0].kind} holds no model, no data and no length of training. "
-            "Name a run that it is put on: nbtrain import FILE --onto gpt-125m."
+            f"{jobs[0].label}: {article} {jobs[0].kind} has no model, no data and no training length. "
+            "Name a run to apply it to: nbtrain import FILE --onto gpt-125m."
         )
     raise_failures(source)
     located = Located(nested(source.values), dict(source.origins))
@@ -196,7 +196,7 @@ def split_variables(overrides: Overrides) -> tuple[dict[str, str], Overrides]:
 
 
 def _is_variable(name: str) -> bool:
-    """Return whether a name is that of a shell's variable or argument, and not that of a field."""
+    """Return whether a name is a shell's variable or argument, and not a field."""
     if name.isdigit():
         return True
     field = RunConfig.model_fields.get(name)
@@ -375,8 +375,8 @@ def _name(job: Job) -> str:
 
 
 def _lists(source: Reading) -> None:
-    """Check lists of flags that only the shell knows. A list that nothing sets is empty; any other is asked
-    for, unless none of the flags that it may hold says anything about the run.
+    """Check lists of flags that only the shell knows. A list that nothing sets is empty. The import
+    asks for any other, unless none of the flags that it may hold affects the run.
     """
     for word in source.arguments.lists:
         unknown = word.unknowns[0] if word.unknowns else None
@@ -385,7 +385,8 @@ def _lists(source: Reading) -> None:
         elif unknown.choices and all(_without_effect(source, text) for text in unknown.choices):
             texts = " or ".join(shortened(" ".join(text.split())) or "nothing" for text in unknown.choices)
             source.note(
-                unknown.place, f"{unknown.name} gets {texts}, which is not decided here: the run is the same."
+                unknown.place,
+                f"{unknown.name} gets {texts}, which is not decided here; the run is the same with each.",
             )
         elif unknown.name:
             source.ask("", unknown)
@@ -399,7 +400,7 @@ def _lists(source: Reading) -> None:
 
 
 def _without_effect(source: Reading, text: str) -> bool:
-    """Return whether a text is flags that say nothing about the run, in any version of the program."""
+    """Return whether a text is flags that do not affect the run in any version of the program."""
     words = [Word(part, "", ()) for part in text.split()]
     return any(_says_nothing(parse(table, words)) for table in tables(source.program))
 

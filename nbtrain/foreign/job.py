@@ -34,9 +34,9 @@ class Job:
     left: list[tuple[str, str]] = field(default_factory=list)
     """(place, text) of settings that no field takes, for the notes of the import."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
-    """(field, place, text) of what only the cluster knows; the command may set the field instead."""
+    """(field, place, text) of values that only the cluster knows; the command may set the field instead."""
     unknown: list[tuple[str, Unknown]] = field(default_factory=list)
-    """(field, value) of what only the running shell knows; the command may set the field instead."""
+    """(field, value) of values that only the running shell knows; the command may set the field instead."""
     refused: list[tuple[str, str]] = field(default_factory=list)
     """(place, text) of settings with which the job cannot be imported."""
     workers: Value | None = None
@@ -71,13 +71,13 @@ class Job:
     substitutions: list[tuple[str, str]] = field(default_factory=list)
     """Substitutions by sed, for a template of the JSON."""
     remarks: list[Finding] = field(default_factory=list)
-    """Facts for the author of the script, such as a comment that ends a command."""
+    """Remarks for the author of the script, such as a comment that ends a command."""
     alternatives: str = ""
-    """The sentence that asks for what decides between several launches of a script."""
+    """Question for the value that decides which of several launches runs."""
     comments: list[tuple[str, str]] = field(default_factory=list)
 
     def is_asked(self, key: str) -> bool:
-        """Return whether the import asks for a field already."""
+        """Return whether the import already asks for a field."""
         return any(asked == key for asked, *_ in (*self.asked, *self.unknown))
 
     def flag(self, *names: str) -> Word | None:

@@ -1,7 +1,7 @@
-"""Where the job of a manifest runs: queue, claims, devices, node labels and the operator's options as fields
-of backend.kubernetes.
+"""Place of a manifest's job: queue, claims, devices, node labels and the operator's options as fields of
+backend.kubernetes.
 
-Every value of a manifest is read, or listed with its name: nothing of the place is lost without a word.
+Every value of a manifest becomes a field or is listed with its name, so that nothing is dropped silently.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,7 +65,7 @@ class PlaceReader:
         if value is None or value.value is None:
             return
         if why := NO_PLACE.get(self.job.kind, {}).get(field):
-            self.job.left.append((value.place, f"{field}: not taken over a {self.job.kind}'s; {why}."))
+            self.job.left.append((value.place, f"{field}: not imported from a {self.job.kind}; {why}."))
             return
         key, found = f"{SECTION}.{field}", Value(convert(value.value), value.place)
         before = self.job.settings.setdefault(key, found)
@@ -76,7 +76,7 @@ class PlaceReader:
             self.job.left.append((value.place, words))
 
     def leave(self, dotted: str, why: str) -> None:
-        """List a key as not taken, with the reason."""
+        """List a key as not imported, with the reason."""
         if (value := self.tree.find(dotted)) is not None:
             self.taken.add(dotted)
             self.job.left.append((value.place, f"{dotted.rpartition('spec.')[2]}: not imported; {why}."))

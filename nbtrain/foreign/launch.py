@@ -144,13 +144,13 @@ class Launch:
     prefixes: list[Word] = field(default_factory=list)
     """Words before the launcher whose value is not known, such as $PREFIX."""
     remarks: list[tuple[str, str, str]] = field(default_factory=list)
-    """(place, text, fix) of what the script's author should know."""
+    """(place, text, fix) of remarks for the script's author."""
     is_explicit: bool = False
-    """Whether the launcher itself says the number of machines."""
+    """Whether the launcher itself sets the number of machines."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return what makes two launches the same training."""
+        """Return a key that is equal for launches of the same training."""
         ranks = (self.ranks.nodes, self.ranks.per_node, self.ranks.total)
         shown = tuple(str(count.value) if isinstance(count, Value) else str(count) for count in ranks)
         return (*(word.text for word in self.flags), self.program.text, *shown)
@@ -265,7 +265,7 @@ def _starts_command(words: Sequence[Word], at: int) -> bool:
 
 
 def _torchrun(options: Options, place: Place, outer: Ranks) -> Ranks:
-    """One agent on each machine starts --nproc_per_node ranks there; without --nnodes it is alone."""
+    """Count --nproc_per_node ranks on each of --nnodes machines, with one agent on each."""
     nodes: Value | Unknown | None = None
     if (word := options.get("nnodes")) is not None:
         nodes = number(Word(word.text.partition(":")[0], word.place, word.unknowns))  # --nnodes 1:4
@@ -283,7 +283,7 @@ def _devices(word: Word, place: Place) -> Value | Unknown | None:
 
 
 def _deepspeed(options: Options, place: Place, outer: Ranks) -> Ranks:
-    """One rank for each slot of the hostfile that --include, --exclude, --num_nodes and --num_gpus leave."""
+    """Count a rank for each slot of the hostfile that --include, --exclude, --num_nodes, --num_gpus leave."""
     hosts = _hostfile(options.get("hostfile", "H"), place)
     include, exclude = options.get("include", "i"), options.get("exclude", "e")
     nodes, each = options.number("num-nodes"), options.number("num-gpus", "num-accelerators")
@@ -376,7 +376,7 @@ def _hostfile(word: Word | None, place: Place) -> dict[str, int] | None:
 
 
 def _srun(options: Options, place: Place, outer: Ranks) -> Ranks:
-    """--ntasks-per-node tasks on each of --nodes; without options, those of the allocation."""
+    """Count --ntasks-per-node tasks on each of --nodes; by default the tasks of the allocation."""
     word = options.get("N", "nodes")
     nodes = number(Word(word.text.partition("-")[0], word.place, word.unknowns)) if word else place.nodes
     tasks, total = options.number("ntasks-per-node"), options.number("n", "ntasks")
@@ -393,7 +393,7 @@ def _srun(options: Options, place: Place, outer: Ranks) -> Ranks:
 
 
 def _mpirun(options: Options, place: Place, outer: Ranks) -> Ranks:
-    """-np processes: -N, -npernode, --map-by ppr:K:node or -ppn of them on each machine."""
+    """Count -np processes, with -N, -npernode, --map-by ppr:K:node or -ppn on each machine."""
     total = options.number("np", "n", "c", "nprocs")
     each = options.number("N", "npernode", "ppn", "perhost", "ntasks-per-node", "grr")
     mapped = options.get("map-by")
@@ -424,7 +424,7 @@ def _mpirun(options: Options, place: Place, outer: Ranks) -> Ranks:
 
 
 def _mpi_hosts(options: Options, place: Place) -> dict[str, int] | None:
-    """Return {host: slots} of -H a:8,b:8, -hosts a,b, or of a hostfile that is here."""
+    """Return {host: slots} of -H a:8,b:8, of -hosts a,b, or of a hostfile; None without them."""
     word = options.get("H", "host", "hosts")
     if word is not None and not word.unknowns:
         hosts: dict[str, int] = {}
@@ -436,7 +436,7 @@ def _mpi_hosts(options: Options, place: Place) -> dict[str, int] | None:
 
 
 def _jsrun(options: Options, place: Place, outer: Ranks) -> Ranks:
-    """-n resource sets with -a tasks each, -r of them on each machine."""
+    """Count -n resource sets of -a tasks each; each machine has -r sets."""
     sets, tasks = options.number("n", "nrs"), options.number("a", "tasks-per-rs")
     per_host = options.number("r", "rs-per-host")
     each = tasks.value if isinstance(tasks, Value) else 1
@@ -449,7 +449,7 @@ def _jsrun(options: Options, place: Place, outer: Ranks) -> Ranks:
 
 
 def _accelerate(options: Options, place: Place, outer: Ranks) -> Ranks:
-    """--num_processes on all of --num_machines, by default on one."""
+    """Count --num_processes over --num_machines, by default one machine."""
     nodes, total = options.number("num-machines"), options.number("num-processes")
     if nodes is None and "config-file" not in options.found and total is not None:
         nodes = Value(1, total.place)
@@ -464,7 +464,7 @@ def share(total: Value | Unknown | None, nodes: Value | Unknown | None) -> Value
 
 
 def _python(options: Options, place: Place, outer: Ranks) -> Ranks:
-    """One process; another launcher around it starts more."""
+    """Count one process; another launcher around it may start more."""
     return Ranks()
 
 
@@ -612,13 +612,13 @@ class _Scope:
 
 @dataclass(slots=True)
 class Hidden:
-    """A command that may launch training, but whose words are not here."""
+    """A command that may launch training, but whose words are not known."""
 
     place: str
     text: str
     unknown: Unknown | None = None
     file: str = ""
-    """A script that none of the files is."""
+    """Name of the script that was not passed; "" if a value hides the command."""
 
 
 def launches_of(command: Command, place: Place) -> tuple[list[Launch], list[Hidden]]:

@@ -237,8 +237,8 @@ def zero_0_is_for_fp32(source: Reading) -> Iterator[Finding]:
                 STAGE,
                 document.place(STAGE),
                 f"0 with {name}: DeepSpeed's optimizer of stage 0 makes a dummy step at start, which shifts "
-                "Adam's bias correction. An import takes stage 1.",
-                'Write "stage": 1, which takes no more memory.',
+                "Adam's bias correction. An import sets stage 1.",
+                'Write "stage": 1, which needs no more memory.',
                 Cost(words="a wrong first phase of training"),
             )
             return

@@ -53,7 +53,7 @@ class Word:
     place: str
     """Place of the word, such as "train.sh:12"."""
     unknowns: tuple[Unknown, ...] | None = None
-    """Parts that only the running shell knows. None if no shell reads the word: then its text tells."""
+    """Parts that only the running shell knows. None if no shell reads the word, so that its text decides."""
 
     @property
     def from_outside(self) -> str:
@@ -120,7 +120,7 @@ def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[
     return root.place, f"{root.name} is not decided here ({reason}){decides}; give {wanted}{instead}"
 
 
-# Fields that a question names; a variable that decides more is asked for alone.
+# Most fields that a question names as alternatives to the variable that decides them.
 MOST_FIELDS = 3
 
 

@@ -53,7 +53,7 @@ def run_of(job: Job) -> RunConfig:
     if valid_name(name) and (run := RunDir.named(name)).config_yaml.is_file():
         return load_resolved(run.config_yaml)
     raise ConfigError(
-        f"{job.own_run.place}: is written by nbtrain for the run {name}, whose settings are in the "
-        f"config.yaml of its run directory, and {job.own_run.text} is not here. Name that config.yaml, or a "
-        "file of `nbtrain submit RUN --dry-run FILE`, which holds the run."
+        f"{job.own_run.place}: nbtrain wrote this file for the run {name}, whose settings are in the "
+        f"config.yaml of its run directory, {job.own_run.text}, which is not here. Name that config.yaml, or "
+        "a file of `nbtrain submit RUN --dry-run FILE`, which holds the run."
     )

@@ -1,7 +1,7 @@
-"""Finds out which program a job trains with, before any of its flags is read as a GPT's.
+"""Recognition of the program that a job runs, before any of its flags is read as a GPT's.
 
-The table of programs is in config/other_programs.py. A program that trains no dense GPT, or that has settings
-of its own, is refused in one sentence.
+The table of programs is in config/other_programs.py. A program that trains no dense GPT, or that has its
+own settings, is refused in one sentence.
 """
 
 import re
@@ -36,7 +36,7 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
     if NO_TRAINING.fullmatch(name):
         return program.place, f"{runs} trains nothing. Give the script that starts the training."
     named = gpt or GPT_NAMES.fullmatch(name)
-    if not named and (model := next((one for one in OTHER_MODELS if re.fullmatch(one.scripts, name)), None)):
+    if not named and (model := next((kind for kind in OTHER_MODELS if re.fullmatch(kind.scripts, name)), None)):
         return program.place, f"{runs} trains {model.name}: {READS}."
     known, unknown = _known(flags)
     if len(known) < FEWEST_FLAGS or len(unknown) > len(known):
@@ -56,8 +56,8 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
 
 
 def _is_open(known: Collection[str], flags: Sequence[Word]) -> bool:
-    """Return whether a variable may hold the flags of a program, and nothing else is known of them. The
-    import asks for it.
+    """Return whether a variable may hold the flags of a program, and no other flag is known. The import then
+    asks for the variable.
     """
     lists = [
         word

@@ -139,7 +139,7 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
 
 
 def _jobs_of_scripts(scripts: Mapping[str, Word], values: Given, beside_manifest: bool) -> list[Job]:
-    """Return the jobs of all scripts; a script that another one reads is no job itself."""
+    """Return the jobs of all scripts; a script that another one reads is not a job."""
     read: set[str] = set()
     found: dict[str, list[Job] | ConfigError] = {}
     for label, word in scripts.items():
@@ -283,7 +283,7 @@ def _json(word: Word, substitutions: list[tuple[str, str]]) -> Document:
     label, _, line = word.place.rpartition(":")
     text = word.text
     for unknown in word.unknowns or ():
-        # The import asks for it; what stands there now does not matter.
+        # The import asks for the value, so its text here does not matter.
         part = re.escape(unknown.text)
         text = re.sub(rf'"[^"\n]*{part}[^"\n]*"|{part}', '"auto"', text)
     for old, new in substitutions:

@@ -146,14 +146,14 @@ def _read_zero(source: Reading) -> None:
 
 def stage_for_format(source: Reading, dtype: str | None = None) -> None:
     """Replace ZeRO 0 by ZeRO 1 if the weights have 16 bits: DeepSpeed's stage 0 trains wrongly then. `dtype`
-    is the format of the run that a layout is put on.
+    is the format of the run to which a layout is applied.
     """
     key, dtype = "parallel.zero_stage", source.said("precision.dtype", dtype)
     if source.values.get(key) != 0 or dtype == "fp32":
         return
     place, comment = source.origins[key], source.comments[key]
-    source.note(place, "ZeRO 0 with 16-bit weights: zero_stage is 1, with the same numbers.")
-    source.set(key, 1, comment=f"{comment}: ZeRO 0, which is for fp32 only here", place=place)
+    source.note(place, "ZeRO 0 with 16-bit weights: zero_stage is 1, which gives the same results.")
+    source.set(key, 1, comment=f"{comment}: ZeRO 0, which nbtrain supports with fp32 only", place=place)
 
 
 def _stage(source: Reading) -> tuple[int, str, str] | None:

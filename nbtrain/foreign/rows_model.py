@@ -210,7 +210,7 @@ def _read_tokenizer(source: Reading) -> None:
     elif kind in (None, "GPT2BPETokenizer"):
         _read_bpe(source)
     elif kind == "NullTokenizer" and source.value("vocab_size"):
-        # It makes no tokens of text: its ids are the words of the mock data.
+        # It does not tokenize text: the words of the mock data are its ids.
         source.set("tokenizer.name", "mock", "tokenizer_type")
         # Versions before 2026 add the end of a document to it (NullTokenizer).
         more = 0 if source.table.version == "d98e8a64" else 1

@@ -31,7 +31,7 @@ SCHEDULED = re.compile(
 
 @dataclass(slots=True)
 class Given:
-    """Values of the script's variables that the user passed, and what became of them."""
+    """Values of the script's variables that the user passed, and whether the script used them."""
 
     values: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
@@ -52,7 +52,7 @@ class Given:
                     "there, or give the field of the run instead."
                 )
             raise ConfigError(
-                f"{name}={self.values[name]}: no field of a run, and no variable of these files."
+                f"{name}={self.values[name]}: is neither a field of a run nor a variable of these files."
             )
 
 
@@ -160,7 +160,7 @@ def _slurm_variables(lines: Sequence[SbatchLine]) -> tuple[dict[str, Word], froz
 
 
 def _launches(commands: Sequence[Command], place: Place) -> tuple[list[Launch], list[Hidden]]:
-    """Return the launches that count: those of training, each once; and what hides others."""
+    """Return the launches of training, each once, and the commands that may hide others."""
     found: list[Launch] = []
     hidden: list[Hidden] = []
     for command in commands:
@@ -195,24 +195,26 @@ def _may_train(launch: Launch) -> bool:
 
 
 def _no_launch(script: Script, hidden: Sequence[Hidden]) -> ConfigError:
-    """Return the error of a script that launches no training, which names what hides it."""
+    """Return the error of a script that launches no training. It names commands that may hide a launch."""
     for command in script.commands:
         if program := program_of_command([word.text for word in command.words]):
             return ConfigError(
                 f"{command.place}: runs {shown_command(command)}, which belongs to {program}: {READS}."
             )
     lines = []
-    for one in {(one.place, one.text): one for one in hidden}.values():
-        if one.unknown is not None:
-            place, text = question(one.unknown)
-            lines.append(f"{place}: {text}. The command {one.text} at {one.place} may launch the training.")
-        elif one.file:
+    for cover in {(cover.place, cover.text): cover for cover in hidden}.values():
+        if cover.unknown is not None:
+            place, text = question(cover.unknown)
             lines.append(
-                f"{one.place}: runs {one.text}, which may launch the training and is none of these files. "
-                f"Name it too: nbtrain import FILE {one.file}"
+                f"{place}: {text}. The command {cover.text} at {cover.place} may launch the training."
+            )
+        elif cover.file:
+            lines.append(
+                f"{cover.place}: runs {cover.text}, which may launch the training and is not one of these "
+                f"files. Name it too: nbtrain import FILE {cover.file}"
             )
     lines += [
-        f"{place}: reads {name}, which is none of these files. Name it too."
+        f"{place}: reads {name}, which is not one of these files. Name it too."
         for place, name in dict.fromkeys(script.missing)
     ]
     if lines:
@@ -283,7 +285,7 @@ def _compare_with_place(job: Job, launch: Launch, place: Place) -> None:
 
 
 def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Launch]) -> None:
-    """Give a job what its script says besides the numbers of ranks."""
+    """Set what a script decides about its job, except the numbers of ranks."""
     substitutions = [
         (match.group(2), match.group(3))
         for command in script.commands
@@ -331,18 +333,18 @@ def launch_in_words(
     files: Mapping[str, Word],
     given: Given,
 ) -> Launch | None:
-    """Return the launch in the words of a manifest, and give the job what its scripts say."""
+    """Return the launch in the words of a manifest, and set what its scripts decide about the job."""
     script = Script(job.label)
     around = Surroundings(given.values, environment, frozenset(), None, files)
     command = command_of_words(words, job.label, around, script)
     launches, hidden = _launches([command], replace(place, files={**files, **script.documents}))
     given.note(script)
     if not launches:
-        for one in hidden:
-            if one.file:
-                job.script_missing = Word(one.text, one.place, ())
-            elif one.unknown is not None:
-                job.unknown.append(("", one.unknown))
+        for cover in hidden:
+            if cover.file:
+                job.script_missing = Word(cover.text, cover.place, ())
+            elif cover.unknown is not None:
+                job.unknown.append(("", cover.unknown))
         return None
     launch = launches[-1]
     take_launch(job, script, launch, launches)

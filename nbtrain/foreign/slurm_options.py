@@ -137,7 +137,7 @@ def tasks_per_node(lines: Sequence[SbatchLine], nodes: int) -> Value | None:
 
 
 def gpus_per_node(lines: Sequence[SbatchLine], nodes: int) -> Value | None:
-    """Return the GPUs of each node, by whichever option asks for them; None if none does."""
+    """Return the GPUs of each node, from the option that requests them; None if none does."""
     if gpus := count(lines, "--gpus-per-node"):
         return gpus
     for line in reversed(lines):

@@ -1,4 +1,4 @@
-"""Where a batch script runs: its #SBATCH lines and the commands before the launch as fields of backend.slurm.
+"""Place of a batch script: its #SBATCH lines and the commands before the launch as fields of backend.slurm.
 
 An option that becomes no field is listed with the reason.
 """
@@ -66,7 +66,7 @@ def _option(job: Job, line: SbatchLine, gpus: Value | None) -> None:
         set_field(WORDS[line.name], line.value)
     elif line.name == "--time":
         if (limit := seconds(line.value)) is None:
-            leave("there is no time limit in it that Slurm reads.")
+            leave("it is not a time limit that Slurm reads.")
         elif limit:
             set_field("time_limit_seconds", float(limit))
     elif line.name == "--exclusive":
@@ -104,7 +104,7 @@ def _option(job: Job, line: SbatchLine, gpus: Value | None) -> None:
 
 
 def _signal(job: Job, line: SbatchLine) -> None:
-    """Read --signal: the ranks get USR1 here in any case, as long before the end as the script says."""
+    """Read --signal. The ranks always get USR1 here; the script decides how long before the end."""
     match = re.fullmatch(r"(?:[RB]+:)?\w+(?:@(\d+))?", line.value)
     before = int(match.group(1) or 60) if match else 0
     if 10 <= before <= 65_535:
@@ -126,10 +126,10 @@ def _memory(job: Job, lines: Sequence[SbatchLine], gpus: Value | None) -> None:
         if (line := last(lines, name)) is None:
             continue
         if (size := memory_bytes(line.value)) is None:
-            job.left.append((line.place, f"{line.text}: not imported; it is no amount that Slurm reads."))
+            job.left.append((line.place, f"{line.text}: not imported; it is not an amount that Slurm reads."))
         elif size == 0:
             job.left.append(
-                (line.place, f"{line.text}: not imported; no field asks for all memory of a node.")
+                (line.place, f"{line.text}: not imported; no field requests all memory of a node.")
             )
         elif not units:
             words = "not imported; the script does not say how many a node has."

@@ -1,4 +1,4 @@
-"""The gate of a submission: limits of a run and of its workspace, by the figures of the plan."""
+"""Refusal of submissions whose plan exceeds a limit of the run or of its workspace."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def refuse_over_limits(plan: "Plan") -> None:
     """Raise SubmitError with every limit of the run or of its workspace that the plan exceeds.
 
-    Each way to start a job comes here: submit, resume, clone, import, the form, REST and a dry run.
+    Every way to start a job calls this: submit, resume, clone, import, the form, REST and a dry run.
     """
     from nbtrain.planner.lint.limits import limits_hold
 

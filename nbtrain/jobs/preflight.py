@@ -61,7 +61,7 @@ FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 def preflight(launch: Launch, reads_data: bool = True) -> list[Finding]:
     """Return every problem that would stop this run in the place where it is to run; [] if it can start.
 
-    Without `reads_data`, the checks that only a training needs are omitted.
+    Without `reads_data`, the checks that only a training needs are skipped.
     """
     checks = CHECKS if launch.config.backend.kind == "local" else SHARED_CHECKS
     if not reads_data:
@@ -260,7 +260,7 @@ def _program_is_there(config: RunConfig, key: str, command: list[str]) -> Iterat
             config,
             key,
             f"{key}: the program {command[0]!r} was not found.",
-            "Give its path, from the workspace on, or put it on PATH and make it executable.",
+            "Give its path, absolute or relative to the workspace, or put it on PATH. Make it executable.",
         )
 
 

@@ -1,9 +1,9 @@
-"""The request of a submission: a run's configuration, and the run directory that it meets, each read once.
+"""The request of a submission: a run's configuration and the run directory that exists, each read once.
 
     read_run(run) -> RunFacts           what earlier submissions left in the run directory
-    read_request(config) -> Request     the configuration with that, and the weights that the run starts from
+    read_request(config) -> Request     both, with the weights that the run starts from
 
-existing_run.py checks a Request. launch.py reads what a new job depends on besides.
+existing_run.py checks a Request. launch.py reads everything else that a new job depends on.
 """
 
 import functools
@@ -55,8 +55,8 @@ class RunFacts:
 
     @functools.cached_property
     def has_trained(self) -> bool:
-        """Whether a checkpoint or a heartbeat shows that the run has made a step. Heartbeats are read if this
-        is asked and there is no checkpoint.
+        """Whether a checkpoint or a heartbeat shows that the run has made a step. Heartbeats are read only if
+        there is no checkpoint.
         """
         if self.checkpoints.complete_step is not None or self.checkpoints.incomplete:
             return True
@@ -86,7 +86,7 @@ def active_job(run: RunDir) -> JobDir | None:
 
 @dataclass(frozen=True)
 class Request:
-    """A configuration to run, with the run directory and the initial weights that it meets."""
+    """A configuration to run, with the existing run directory and the initial weights."""
 
     config: RunConfig
     """The configuration, with the token rows filled in that adapters train (with_new_tokens)."""
@@ -113,7 +113,9 @@ def _changes(existing: RunFacts, config: RunConfig) -> tuple[Change, ...]:
 
 
 def read_request(config: RunConfig, existing: RunFacts | None = None) -> Request:
-    """Read what a configuration meets; `existing` is the run directory, if it has been read already."""
+    """Read the run directory and the initial weights of a configuration. `existing` is the run directory, if
+    it has been read already.
+    """
     existing = existing or read_run(RunDir.named(config.name))
     weights = read_initial_weights(config, begins=existing.checkpoints.saved_step is None)
     config = with_new_tokens(config, weights)

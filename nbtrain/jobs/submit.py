@@ -76,9 +76,9 @@ def submit(
 ) -> JobDir:
     """Start a run as a detached job, or join it, or resume it; see the table above.
 
-    `parent` is the run id of the run this one was made from; a `command` that does not train may not read
-    the data (`reads_data`). Raises ConfigError if the configuration breaks
-    a rule, and SubmitError with every problem found if the run cannot or may not start.
+    `parent` is the run id of the run this one was made from. `reads_data` is False for a `command` that reads
+    neither data nor weights. Raises ConfigError if the configuration breaks a rule, and SubmitError with
+    every problem found if the run cannot or may not start.
     """
     check_config(config)
     refuse_foreign(RunDir.named(config.name))
@@ -290,7 +290,7 @@ def _launch(
     """Write the run directory and start the job, under the run's lock.
 
     `started` is the job that a scheduler has started, and its run id. `new_priority` ignores the queue's
-    priority. Without `reads_data`, the checks of data, weights and room for checkpoints are omitted.
+    priority. Without `reads_data`, the checks of data, weights and disk space are skipped.
     """
     run, known = request.run, request.existing.newest
     launch = read_launch(request.config, request.weights)

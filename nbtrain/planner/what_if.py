@@ -464,12 +464,12 @@ def time_bar(step: StepTime | None) -> list[list[Any]]:
 def network_bars(setup: Setup, rates: Rates | None) -> list[dict[str, Any]]:
     """Return a step on each of four networks, without and with hpZ: seconds that wait, and all other seconds.
 
-    Empty on one machine. hpZ is left out where the layout cannot have it.
+    Empty on one machine. hpZ is omitted where the layout cannot have it.
     """
     found = []
     for use in uses_on(setup, rates):
         whole, waiting = use.step_seconds, use.waiting_seconds
-        total = f"{amounts.step(whole)}, {use.waiting:.0%} waits"
+        total = f"{amounts.step(whole)}, {use.waiting:.0%} waiting"
         if use.hpz is not None:
             total += f"; hpZ saves {use.hpz.saved:.0%}"
         parts = [["computation and the rest", whole - waiting], ["waits for the network", waiting]]

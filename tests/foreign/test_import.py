@@ -557,7 +557,7 @@ def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path, monkeypatch):
 }
 """
     )
-    with pytest.raises(ConfigError, match="holds no model, no data and no length of training"):
+    with pytest.raises(ConfigError, match="has no model, no data and no training length"):
         import_files([path])
     found = import_files(
         [path], ["lr_schedule.lr_warmup_tokens=null", "lr_schedule.lr_decay_tokens=null"], "gpt-125m"

@@ -114,7 +114,7 @@ def test_a_launch_is_found_behind_what_starts_it(text):
         ),
         (
             "bash train/run_gpt.sh 8",
-            "train.sh:1: runs train/run_gpt.sh, which may launch the training and is none of these files. "
+            "train.sh:1: runs train/run_gpt.sh, which may launch the training and is not one of these files. "
             "Name it too: nbtrain import FILE run_gpt.sh",
         ),
         (

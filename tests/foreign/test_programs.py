@@ -244,7 +244,7 @@ def test_fsdp_becomes_zero(strategy, tmp_path):
     assert any(note.startswith("fsdp.yaml:4: ") for note in notes)
     assert "fsdp.yaml:9: some_key: nbtrain has no field for it." in notes
     with pytest.raises(
-        ConfigError, match="an Accelerate configuration holds no model, no data and no length"
+        ConfigError, match="an Accelerate configuration has no model, no data and no training length"
     ):
         import_files([path])
     assert check(path).works

@@ -139,7 +139,7 @@ def test_the_price_of_a_slow_network_is_that_of_the_network_alone():
 
 def test_the_default_is_assumed_and_says_so():
     assumed = use_of(forty_billion())
-    assert assumed.network.startswith("assumed, as a usual machine with H200 has: 3,200 Gb/s")
+    assert assumed.network.startswith("assumed for a usual machine with H200: 3,200 Gb/s")
     assert assumed.reached_bytes_per_second == pytest.approx(0.73 * 400e9)
     reached = use_of(forty_billion(network="efa-3200", network_reached_fraction=0.9))
     assert reached.reached_bytes_per_second == pytest.approx(0.9 * 400e9)
@@ -228,7 +228,7 @@ def test_the_what_if_page_changes_the_network():
     bars = shown["networks"]
     assert [bar["label"] for bar in bars] == ["25 Gb/s", "100 Gb/s", "400 Gb/s", "3,200 Gb/s"]
     assert sum(seconds for _, seconds in bars[0]["parts"]) == pytest.approx(use.step_seconds)
-    assert bars[0]["total"].endswith(f"{use.waiting:.0%} waits; hpZ saves {use.hpz.saved:.0%}")
+    assert bars[0]["total"].endswith(f"{use.waiting:.0%} waiting; hpZ saves {use.hpz.saved:.0%}")
     assert slow.changed("network", "assumed").network == "assumed"
     with pytest.raises(ConfigError, match="not in the network table"):
         page.changed("network", "carrier-pigeon")

@@ -248,7 +248,7 @@ class RemoteLauncher:
         return troubles[0] if troubles else ""
 
     def give_back(self) -> None:
-        """Do nothing; the scheduler takes what it wants."""
+        """Do nothing; the scheduler takes the devices itself."""
 
     def missing(self) -> str:
         """Return the machines whose agents do not report; "" if all do."""

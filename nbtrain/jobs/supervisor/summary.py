@@ -37,7 +37,7 @@ def summarize(
     """Return the run's results at the end of this job. `before` is the previous job's summary, or {}."""
     assert record.ended_at is not None
     progress = status.progress or TrainingProgress(config.train_steps, config.train_tokens)
-    # A job that knows nothing keeps the results of the job before.
+    # A job without progress keeps the results of the previous job.
     known = status.progress is not None
 
     def newest(name: str, value: Any) -> Any:

@@ -167,9 +167,9 @@ function time(found) {
 function networks(found) {
   if (!found.length) return [];
   const names = found[0].parts.map(([name]) => name), colors = colored(names, [TIME_COLORS[0], TIME_COLORS[3]]);
-  const sum = (one) => one.parts.reduce((whole, [, seconds]) => whole + seconds, 0);
+  const sum = ({ parts }) => parts.reduce((whole, [, seconds]) => whole + seconds, 0);
   const scale = Math.max(...found.map(sum));
-  const bars = found.map((one) => bar(one.label, one.parts, colors, scale, one.total, null));
+  const bars = found.map(({ label, parts, total }) => bar(label, parts, colors, scale, total, null));
   for (const row of bars) row.classList.add("w-wide");
   return [element("div", "w-head", "The same step on other networks"), ...bars, legend(names, colors)];
 }

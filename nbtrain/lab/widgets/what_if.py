@@ -21,7 +21,7 @@ from nbtrain.planner.run_file import write_run
 from nbtrain.planner.what_if import WhatIf
 
 BAR_PIXELS = 460
-# Computation has its own color of the time bar, waiting that of communication.
+# Computation has the same color as in the time bar, and waiting the color of communication.
 NETWORK_PARTS = (TIME_PARTS[0], TIME_PARTS[3])
 
 

@@ -92,7 +92,7 @@ class RunDescription:
     """CPU, memory and GPUs that an active job uses on this machine."""
     ranks: list[dict[str, Any]]
     failed_rank: int | None
-    """Rank that failed first, because of which the others were ended."""
+    """Rank that failed first, so that the others were stopped."""
     log: dict[str, Any]
     """End of a log: {"source", "lines"}."""
     events: list[dict[str, Any]]

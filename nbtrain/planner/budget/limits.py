@@ -42,7 +42,7 @@ class Limit:
     """Field of LimitsConfig, e.g. "gpu_hours"."""
     most: float
     place: str
-    """Where the limit is set: "limits.yaml:2" or a place of the run."""
+    """Place where the limit is set: "limits.yaml:2" or a place of the run."""
     by_workspace: bool
     """Whether the workspace sets it; else the run."""
     looser: str
@@ -122,7 +122,7 @@ def limits_of(
     """Return the limits that hold for a run, with the plan's figures; [] if there are none.
 
     `epochs` are those of all train_tokens. `least_epochs` is a lower bound where they are not known: it
-    refuses a run, but lets none pass.
+    can refuse a run, but not admit one.
     """
     team, located = workspace_limits()
     share = _trained_share(config)
@@ -184,7 +184,7 @@ def _unknown(key: str, config: RunConfig) -> tuple[str, str]:
     if key == "epochs":
         return "the tokens of the training data are not known before they are prepared", ""
     if key == "energy_kwh" and resources.device == "cpu":
-        return "the plan counts no energy of CPUs", ""
+        return "the plan does not count the energy of CPUs", ""
     if resources.device == "gpu" and resources.gpu_type is None:
         return "the plan does not know the GPU", "Set resources.gpu_type."
     if key == "money":

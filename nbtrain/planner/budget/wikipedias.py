@@ -7,10 +7,10 @@ The twenty Wikipedias with the most text in the dumps of 1 June 2023: articles, 
 less of a page than that dataset.
 
 Tokens are text bytes over bytes per token, a range that is assumed for vocabularies from 32,000 entries that
-were trained on the language: English has 4.4 bytes a token with GPT-2's vocabulary; letters of other scripts
-take two or three bytes each in UTF-8. A smaller vocabulary, or one that is imported for another language than
-English, may have tokens as short as a byte, which widens the range. Any other Wikipedia has less text than
-the last row; its range is assumed from there down to a megabyte.
+were trained on the language: English has 4.4 bytes a token with GPT-2's vocabulary; characters of other
+scripts take two or three bytes each in UTF-8. A smaller vocabulary, or one that is imported for another
+language than English, may have tokens as short as a byte, which widens the range. Any other Wikipedia has
+less text than the last row; its range is assumed from there down to a megabyte.
 """
 
 from dataclasses import dataclass

@@ -89,7 +89,7 @@ def duration_at(config: RunConfig, speed: Speed) -> DurationEstimate:
 
 
 def _rates_then(rates: Rates, setup: Setup, then: Setup) -> Rates:
-    """Return the rates of an earlier job: those of this run, with the network that the job's run named."""
+    """Return the rates of an earlier job: this run's rates, with the network that the job's run named."""
     fabric, reached = then.fabric_bytes_per_second, then.fabric_reached
     if setup.fabric_bytes_per_second in (None, fabric) or fabric is None:
         return rates

@@ -1,6 +1,6 @@
-"""The network between a run's machines: what the run says, else what was measured there, else an assumption.
+"""The network between a run's machines: named by the run, else measured, else assumed.
 
-said       resources.network or network_bytes_per_second: bandwidth times the fraction that is reached;
+named      resources.network or network_bytes_per_second: bandwidth times the fraction that is reached;
            network_reached_fraction alone: that fraction of the assumed bandwidth
 measured   by `nbtrain calibrate --network` where the run's ranks would be (calibration/measured_network.py)
 assumed    the network of a usual machine with this type of GPU (rates.py); CPUs: gloo's own rate (cores.py)

@@ -69,7 +69,7 @@ class NetworkUse:
     micro_batches: int
     has_hpz: bool
     hpz: HpzGain | None
-    """None if the layout cannot have hpZ: it needs ZeRO 3 over several machines."""
+    """Effect of hpZ; None if the layout cannot have it, because it needs ZeRO 3 over several machines."""
 
     @property
     def total_bytes(self) -> float:
@@ -145,7 +145,7 @@ class NetworkUse:
 
 
 def network_use(setup: Setup, rates: Rates | None) -> NetworkUse | None:
-    """Return what a step of this setup asks of the network; None on one machine or without known rates."""
+    """Return how a step of this setup uses the network; None on one machine or without known rates."""
     if setup.nodes == 1 or rates is None:
         return None
     step = estimate_step(setup, rates)

@@ -170,7 +170,7 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
     network_reached = reached or shares.across
     network = fabric or device.network_bytes_per_second
     across = network * network_reached
-    basis = "" if fabric else f"assumed, as a usual machine with {device.name} has: "
+    basis = "" if fabric else f"assumed for a usual machine with {device.name}: "
     return Rates(
         matmul_flops=matmul,
         attention_flops={number: peak * share * capped for number, share in kernels.items()},

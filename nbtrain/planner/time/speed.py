@@ -29,7 +29,7 @@ class Speed:
     is not known.
     """
     table_rates: Rates | None
-    """The same without anything measured on this machine, and so equal on every machine."""
+    """The rates without anything measured on this machine, and so equal on every machine."""
     last_job: Measured | None = None
     """Measurements of the run's last job; None if there are none for its devices."""
     save_seconds: float = 0.0

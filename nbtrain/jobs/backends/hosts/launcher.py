@@ -43,7 +43,7 @@ PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "
 # Seconds from the end of the agents until the launcher has noticed it.
 RUNNER_END_SECONDS = 5.0
 END_TIMEOUT_SECONDS = 60.0
-# Seconds between two counts of the machines that have come back after a preemption.
+# Seconds between two counts of the machines that are back after a preemption.
 COUNT_SECONDS = 15.0
 AGENT_END_SECONDS = 15.0
 # DeepSpeed's launcher requires a port, but never uses this one: agents choose a separate port to meet at.

@@ -44,7 +44,7 @@ from nbtrain.jobs.control import asked_pause
 from nbtrain.monitor.job.pods import cluster_events
 from nbtrain.monitor.logs.logs import NODE, follow, log_path, tail_lines
 
-# Seconds between two questions whether pods that were told to leave are evicted.
+# Seconds between two queries whether pods that were told to exit are being evicted.
 ASK_AGAIN_SECONDS = 2.0
 # Seconds after which a followed stream is closed, to see whether the rank has a separate log by now.
 FOLLOW_SECONDS = 5.0

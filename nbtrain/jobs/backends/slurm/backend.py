@@ -69,7 +69,7 @@ SRUN_END_SECONDS = 15.0
 HELD = "JobHeldUser"
 # Slurm's state of a preempted job, and reasons in slurmstepd's line.
 PREEMPTED, PREEMPTION, TIME_LIMIT = "PREEMPTED", "PREEMPTION", "TIME LIMIT"
-# Seconds between two questions whether nodes that were told to leave are preempted.
+# Seconds between two queries whether nodes that were told to exit are being preempted.
 ASK_AGAIN_SECONDS = 2.0
 
 

@@ -159,7 +159,7 @@ def numbered(name: str, comment: str, known: list[str]) -> str | None:
 # Reasons to wait for nodes that are drained or down, which Slurm does not name or names without a reason.
 NODE_REASONS = ("ReqNodeNotAvail", "NodeNotAvail", "NodeDown", "Nodes_required_for_job_are_DOWN")
 NODES_FORMAT = "%N|%T|%E"
-# Nodes that are named; a large cluster may have hundreds.
+# Most nodes that a message names; a large cluster may have hundreds.
 MOST_NODES = 4
 
 

@@ -112,19 +112,21 @@ def state_with_engine(
     state, cause = record.state, record.cause
     if state not in ACTIVE or at_rest(record):
         return state, cause
-    said = word.state if word else None
+    reported = word.state if word else None
     engine = word.engine if word and word.engine else record.backend
     reason = word.reason if word else ""
     silent = silent_seconds if silent_when_asked is None else silent_when_asked
-    denied = word is not None and (said in FINAL or (word.seen and said is None))
-    if said == SUSPENDED and silent > -ENGINE_SILENCE_SECONDS:
+    denied = word is not None and (reported in FINAL or (word.seen and reported is None))
+    if reported == SUSPENDED and silent > -ENGINE_SILENCE_SECONDS:
         return SUSPENDED, reason or f"suspended by {engine}"
     if state == QUEUED:
-        return _before_its_supervisor(record, said, engine, reason, denied and silent > QUEUED_GRACE_SECONDS)
+        return _before_its_supervisor(
+            record, reported, engine, reason, denied and silent > QUEUED_GRACE_SECONDS
+        )
     if silent >= ENGINE_SILENCE_SECONDS:
-        if said == QUEUED:
+        if reported == QUEUED:
             return QUEUED, reason or f"{engine} has put it back into its queue"
-        if said == CANCELLED:
+        if reported == CANCELLED:
             return CANCELLED, f"{reason or f'{engine} was cancelled'}, while the job was {state}"
         if denied:
             why = reason or f"{engine} is not known any more"
@@ -146,16 +148,16 @@ def state_with_engine(
 
 
 def _before_its_supervisor(
-    record: JobRecord, said: str | None, engine: str, reason: str, denied: bool
+    record: JobRecord, reported: str | None, engine: str, reason: str, denied: bool
 ) -> tuple[str, str | None]:
     """Return the state of a job whose supervisor has not started: only the scheduler's report is known."""
-    if said in (CANCELLED, FAILED):
-        return said, reason or f"{engine} ended it before its supervisor started"
-    if said == SUCCEEDED and record.autotune == "tune":
-        return said, f"DeepSpeed's autotuner has ended; `nbtrain job {record.name}` says what it found"
-    if said == RUNNING and record.autotune != "none":
-        return said, "DeepSpeed's autotuner tries ZeRO stages and micro-batch sizes"
-    if said == SUCCEEDED:
+    if reported in (CANCELLED, FAILED):
+        return reported, reason or f"{engine} ended it before its supervisor started"
+    if reported == SUCCEEDED and record.autotune == "tune":
+        return reported, f"DeepSpeed's autotuner has ended; `nbtrain job {record.name}` says what it found"
+    if reported == RUNNING and record.autotune != "none":
+        return reported, "DeepSpeed's autotuner tries ZeRO stages and micro-batch sizes"
+    if reported == SUCCEEDED:
         # A batch script that ends normally without a supervisor has trained nothing.
         return FAILED, f"{engine} has ended, and no supervisor has started; see logs/supervisor.log"
     if denied and record.started_at is not None:
@@ -166,7 +168,7 @@ def _before_its_supervisor(
     if record.waiting_preemption is None:
         return QUEUED, reason or record.cause
     # Until the scheduler takes the devices, it still reports the allocation as running.
-    return QUEUED, "; ".join(filter(None, (record.cause, reason if said == QUEUED else "")))
+    return QUEUED, "; ".join(filter(None, (record.cause, reason if reported == QUEUED else "")))
 
 
 def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:

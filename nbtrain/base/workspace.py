@@ -2,7 +2,7 @@
 
     <workspace>/                 holds notebooks/ and examples/megatron-gpt/ (a clone, or `nbtrain init DIR`)
       output/<run>/              one folder per run: rundir.py     ($NBTRAIN_OUTPUT moves it)
-      limits.yaml                what no run may exceed, if it is there (planner/budget/limits.py)
+      limits.yaml                limits of every run, optional (planner/budget/limits.py)
       data/                      shared by all runs: the data directory ($NBTRAIN_DATA moves it)
         tokenizer/<name>/
         dataset/<name>/<key>_document.{bin,idx}

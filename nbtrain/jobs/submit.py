@@ -245,8 +245,8 @@ def _after_pause(request: Request, job: JobDir, new_job: bool) -> JobDir | None:
     refuse_submission(request, data=launch.data)
     refuse_to_start(launch, preflight(launch))
     refuse_over_limits(make_plan(launch.config, needs=launch.needs))
-    said = f"resumed with other settings while it was paused: {'; '.join(map(str, request.changes))}"
-    EventWriter(job, "submit").write("state", f"{said}. This job ends, and a new one follows")
+    sentence = f"resumed with other settings while it was paused: {'; '.join(map(str, request.changes))}"
+    EventWriter(job, "submit").write("state", f"{sentence}. This job ends, and a new one follows")
     cancel(job)
     return None
 

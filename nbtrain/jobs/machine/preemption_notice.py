@@ -98,9 +98,9 @@ class PreemptionNotice:
             return
         lines = [line.strip() for line in self._output.decode(errors="replace").splitlines()]
         last = text_without_secrets(next((line for line in reversed(lines) if line), ""))[:MOST_CHARS]
-        said = f": {last}" if last else ""
+        detail = f": {last}" if last else ""
         if code == 0:
-            self._note(f"backend.preemption_notice ({shlex.join(self._command[:1])}) gave notice{said}", "")
+            self._note(f"backend.preemption_notice ({shlex.join(self._command[:1])}) gave notice{detail}", "")
         elif code < 0:
             self._note("", f"was killed by {processes.signal_name(-code)}")
         else:

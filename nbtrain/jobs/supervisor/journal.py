@@ -235,8 +235,8 @@ class Journal:
         if (preemption := self.record.waiting_preemption) is not None:
             preemption.mark("resumed_at")
             waited = amounts.elapsed(preemption.waited_seconds)
-            said = f"the job has its devices again, {waited} after its preemption"
-            self.event("preemption", said, waited_seconds=round(preemption.waited_seconds, 3))
+            sentence = f"the job has its devices again, {waited} after its preemption"
+            self.event("preemption", sentence, waited_seconds=round(preemption.waited_seconds, 3))
         self.set_state(STARTING)
         assert self.reserve is not None
         self.reserve.write(self._write_record)

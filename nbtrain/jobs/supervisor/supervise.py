@@ -192,20 +192,20 @@ def supervise(journal: Journal, asked: Asked) -> int:
                     return 0
                 if asked.why in (ALLOCATION, ENGINE) and verdict.state == CANCELLED:
                     journal.check_owner()
-                    said = f"{asked.why}: {saved_words(job)}"
+                    cause = f"{asked.why}: {saved_words(job)}"
                     if (preemption := journal.record.waiting_preemption) is not None:
                         words = backend.after_preemption(job, config)
-                        said = f"{preemption.notice}: {saved_words(job)}"
-                        said = preempted_words(preemption) if words else said
+                        cause = f"{preemption.notice}: {saved_words(job)}"
+                        cause = preempted_words(preemption) if words else cause
                     elif asked.why == ALLOCATION:
                         words = backend.go_on(job, config)
                     else:
                         words = backend.starts_again(job)
                     if words:
-                        journal.hand_over(f"{said}; {words}")
+                        journal.hand_over(f"{cause}; {words}")
                         launcher.close()
                         return 0
-                    verdict = replace(verdict, cause=f"{said}, {RESUME}")
+                    verdict = replace(verdict, cause=f"{cause}, {RESUME}")
             except Exception as error:
                 # After any unexpected error, no rank may remain and the job must have a cause.
                 traceback.print_exc()

@@ -283,27 +283,27 @@ def _log(job: JobDir, path: Any, attempt: int | None = None) -> LogFile:
 
 def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
     """Return {label: text}: Kubernetes' object and UID, Slurm's job, the hosts; {} on kind: local."""
-    said = files.read_json(job.handle_json) or {}
+    handle = files.read_json(job.handle_json) or {}
     found: dict[str, Any] = {}
     if config.backend.kind == "kubernetes":
         section = config.backend.kubernetes
         found = {
-            "object": " ".join([said.get("kind") or section.workload, said.get("name") or ""]).strip(),
-            "namespace": said.get("namespace") or section.namespace,
-            "uid": said.get("uid"),
-            "cluster": said.get("context") or section.context,
+            "object": " ".join([handle.get("kind") or section.workload, handle.get("name") or ""]).strip(),
+            "namespace": handle.get("namespace") or section.namespace,
+            "uid": handle.get("uid"),
+            "cluster": handle.get("context") or section.context,
             "queue": section.queue,
         }
     elif config.backend.kind == "slurm":
         slurm = config.backend.slurm
         found = {
-            "Slurm job": ", ".join(said.get("numbers") or []),
-            "cluster": said.get("cluster"),
+            "Slurm job": ", ".join(handle.get("numbers") or []),
+            "cluster": handle.get("cluster"),
             "partition": slurm.partition,
             "account": slurm.account,
         }
     elif config.backend.kind == "hosts":
-        hosts = said.get("hosts") or []
+        hosts = handle.get("hosts") or []
         more = f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else ""
         found = {"hosts": ", ".join(hosts[:MOST_HOSTS]) + more}
     return {label: str(text) for label, text in found.items() if text}

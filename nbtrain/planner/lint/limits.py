@@ -18,9 +18,9 @@ WORDS = {
 
 
 def limits_hold(subject: Subject) -> Iterator[Finding]:
-    """Check the plan's figures against the limits of the run and of its workspace.
+    """Compare the plan's values with the limits of the run and of its workspace.
 
-    A submission refuses the findings of the level error.
+    A finding of the level error refuses a submission.
     """
     for limit in limits_of(
         subject.config, subject.cost, subject.duration, subject.disk, subject.epochs, subject.least_epochs
@@ -35,7 +35,11 @@ def limits_hold(subject: Subject) -> Iterator[Finding]:
             planned = amount_of(limit.key, limit.planned)
             if planned == most:
                 planned = f"slightly more than {planned}"
-            fix = f"or ask the owner of {limit.place}" if limit.by_workspace else "or raise the limit"
+            fix = (
+                f"or ask the owner of {limit.place} to raise it"
+                if limit.by_workspace
+                else "or raise the limit"
+            )
             yield _finding(
                 limit,
                 f"{name} is exceeded: {WORDS[limit.key]} {planned}, and the limit is {most}.",

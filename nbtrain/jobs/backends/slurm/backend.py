@@ -383,14 +383,14 @@ class SlurmBackend(RemoteBackend):
         handle.asked = True
         handle.write(job.handle_json)
         try:
-            said = call("sbatch", "--parsable", path.name, folder=job.path, environment=environment)
+            output = call("sbatch", "--parsable", path.name, folder=job.path, environment=environment)
         except (JobError, EngineAway):
             handle.asked = False
             handle.write(job.handle_json)
             raise
-        number, cluster = submitted_number(said)
+        number, cluster = submitted_number(output)
         if not number and not (number := numbered(name_of(job), comment_of(job), handle.numbers) or ""):
-            last = (said.strip().splitlines() or ["nothing"])[-1]
+            last = (output.strip().splitlines() or ["nothing"])[-1]
             raise JobError(f"sbatch: it printed no job number, and Slurm has no such job; it printed: {last}")
         handle.numbers.append(number)
         handle.cluster, handle.asked = cluster, False

@@ -188,12 +188,12 @@ def requeues_preempted(partition: str) -> bool:
     return "PreemptMode=REQUEUE" in call("scontrol", "show", "partition", "-o", partition)
 
 
-def submitted_number(said: str) -> tuple[str, str]:
+def submitted_number(output: str) -> tuple[str, str]:
     """Return (number, cluster) of the job from the output of sbatch; ("", "") without a number.
 
     A site may have wrapped sbatch in a script that prints other lines.
     """
-    for line in reversed(said.splitlines()):
+    for line in reversed(output.splitlines()):
         if found := SUBMITTED.fullmatch(line.strip()):
             return found["number"] or found["named"], found["cluster"] or found["on"] or ""
     return "", ""

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 # Most characters of all substitutions: more than any command line has, and few enough to hold in memory.
 MOST_CHARACTERS = 5_000_000
-# Most statements that are followed and words of commands, which take a few seconds; and most rounds of a loop.
+# Most statements that are followed and words of commands, which take a few seconds; most rounds of a loop.
 MOST_STEPS = 20_000
 MOST_ROUNDS = 1000
 # Most nested calls of functions, `source`, `eval` and `bash -c`.

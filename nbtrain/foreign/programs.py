@@ -36,7 +36,9 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
     if NO_TRAINING.fullmatch(name):
         return program.place, f"{runs} trains nothing. Give the script that starts the training."
     named = gpt or GPT_NAMES.fullmatch(name)
-    if not named and (model := next((kind for kind in OTHER_MODELS if re.fullmatch(kind.scripts, name)), None)):
+    if not named and (
+        model := next((kind for kind in OTHER_MODELS if re.fullmatch(kind.scripts, name)), None)
+    ):
         return program.place, f"{runs} trains {model.name}: {READS}."
     known, unknown = _known(flags)
     if len(known) < FEWEST_FLAGS or len(unknown) > len(known):

@@ -31,7 +31,7 @@ export function lastSettings() {
   }
 }
 
-/** Save the settings of a submitted run for the next form; null deletes them. */
+/** Save the settings of a submitted run for the next form; null forgets them. */
 export function keepLastSettings(settings) {
   try {
     if (settings) window.localStorage.setItem(LAST_KEY, JSON.stringify(settings));

@@ -466,7 +466,7 @@ export class Logs {
     else this.search();
   }
 
-  /** Search for the text in the field. One search runs at a time; when it ends, the newest requested search starts. */
+  /** Search for the text in the field. One search runs at a time; when it ends, the newest wish is searched for. */
   async search() {
     const { run } = this, text = this.find.value, regex = this.regex.input.checked, { job } = run;
     if (!text || !run.server) return;

@@ -260,7 +260,7 @@ def test_fsdp_becomes_zero(strategy, tmp_path):
         ),
         (
             "distributed_type: MULTI_GPU\nnum_machines: 3\nnum_processes: 8\n",
-            "is not a multiple of num_machines",
+            "must be a multiple of num_machines",
         ),
         (
             "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n",

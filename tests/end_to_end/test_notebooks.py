@@ -67,6 +67,7 @@ def test_form(notebook):
         assert ":" in line.partition("=")[0] and "  # " in line, (
             f"a parameter without type or comment: {line}"
         )
+        assert line.count("=") == 1, f"papermill warns that it cannot parse a line with two =: {line}"
     assert len(code) <= 10
     assert all(len("".join(cell["source"]).splitlines()) <= 8 for cell in code), "a cell is one call"
     assert not any("def " in line or line.startswith("class ") for cell in code for line in cell["source"])

@@ -56,7 +56,8 @@ class Run:
         self.directory, self._stopped = directory, ""
 
     def __repr__(self) -> str:
-        return f"Run({self.name!r}, {self.state})"
+        job = self.directory.newest_job()
+        return f"Run({self.name!r}, {'no job' if job is None else _status(job)[0]})"
 
     @property
     def name(self) -> str:

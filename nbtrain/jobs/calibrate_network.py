@@ -15,6 +15,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.jobstate import SUCCEEDED
+from nbtrain.base.report import Report, Result, Sentence
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
 from nbtrain.config.arithmetic.networks import gigabits
@@ -28,7 +29,7 @@ from nbtrain.planner.calibration.measured_network import (
     place_of,
     write_network,
 )
-from nbtrain.planner.calibration_view import network_lines, network_picture
+from nbtrain.planner.calibration_view import network_blocks, network_picture
 from nbtrain.planner.setup.setup import network_of
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ SUFFIX = "-network"
 MOST_NAME_CHARS = 53
 
 
-@dataclass(frozen=True)
-class CalibratedNetwork:
+@dataclass(frozen=True, repr=False)
+class CalibratedNetwork(Result):
     """Result of a calibration between machines. It prints, and shows in a cell, as a table."""
 
     network: MeasuredNetwork
@@ -47,7 +48,8 @@ class CalibratedNetwork:
     named_bytes_per_second: float | None
     """Bandwidth that the run names, which its plans use instead; None if it names none."""
 
-    def __str__(self) -> str:
+    def as_report(self) -> Report:
+        """Return the measured network, and where the measurement was written."""
         where = f"Written to {display(self.path)}; plans of runs in this place use it."
         if self.named_bytes_per_second is not None:
             where = (
@@ -55,9 +57,7 @@ class CalibratedNetwork:
                 f"{gigabits(self.named_bytes_per_second)}, which its plans keep: set resources.network and "
                 "resources.network_bytes_per_second to null to plan with the measurement."
             )
-        return "\n".join([*network_lines(self.network), "", where])
-
-    __repr__ = __str__
+        return Report(f"Network of {self.network.place}", [*network_blocks(self.network), Sentence(where)])
 
     def to_dict(self) -> dict[str, Any]:
         network = self.network

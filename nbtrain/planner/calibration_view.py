@@ -4,7 +4,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.look import themed
-from nbtrain.base.report import Block, Column, Facts, Items, Table
+from nbtrain.base.report import Block, Column, Facts, Items, Sentence, Table
 from nbtrain.config.arithmetic.networks import gigabits
 from nbtrain.planner.calibration.calibration import Calibration, Figure
 from nbtrain.planner.calibration.calibration_doubts import SPREAD_SHARE
@@ -96,28 +96,29 @@ def picture(calibration: Calibration) -> Any:
     return themed(canvas)
 
 
-def network_lines(network: MeasuredNetwork) -> list[str]:
-    """Return the measurement of a network as a text table: bus bandwidth by bytes of the array."""
-    text = [
-        f"Network of {network.place}",
+def network_blocks(network: MeasuredNetwork) -> list[Block]:
+    """Return the measurement of a network: its bandwidth and latency, both collectives by bytes of the array,
+    and doubts.
+    """
+    reached = (
         f"{network.date}, {network.ranks} ranks on {network.nodes} machines: "
         f"{gigabits(network.bytes_per_second)} reached, one way, "
-        f"{network.latency_seconds * 1e6:,.0f} us a hop",
-        "",
-        f"  {'bytes':<12}" + "".join(f"{kind:>26}" for kind in NETWORK_KINDS),
-    ]
+        f"{network.latency_seconds * 1e6:,.0f} us a hop"
+    )
     measured = [network.of(kind) for kind in NETWORK_KINDS]
-    for figures in zip(*measured):
-        cells = "".join(f"{_network_cell(network, figure):>26}" for figure in figures)
-        text.append(f"  {amounts.size(figures[0]['bytes']):<12}{cells}")
+    rows = [
+        [amounts.size(figures[0]["bytes"]), *(_network_cell(network, figure) for figure in figures)]
+        for figures in zip(*measured)
+    ]
+    columns = [Column(kind, is_right=True) for kind in NETWORK_KINDS]
     unsteady = [figure for figure in network.figures if (figure["spread"] or 0.0) > SPREAD_SHARE]
-    if unsteady:
-        count = amounts.counted(len(unsteady), "measurement")
-        text += [
-            "",
-            f"In doubt: {count} differ by more than {SPREAD_SHARE:.0%} between calls.",
-        ]
-    return text
+    count = amounts.counted(len(unsteady), "measurement")
+    doubts = [f"{count} differ by more than {SPREAD_SHARE:.0%} between calls."] if unsteady else []
+    return [
+        Sentence(reached),
+        Table(["bytes", *columns], rows, "Time and bus bandwidth of a collective"),
+        Items(doubts, "In doubt:"),
+    ]
 
 
 def _network_cell(network: MeasuredNetwork, figure: Figure) -> str:

@@ -210,6 +210,11 @@ def test_a_run_asked_in_the_wrong_way(run):
         run.wait("5")
 
 
+def test_a_run_without_a_job_is_printed(run):
+    """A cell that ends with such a run shows its name; a traceback would say nothing about it."""
+    assert repr(run) == "Run('mine', no job)"
+
+
 @pytest.mark.slow
 def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_path):
     """curves() and scalars() accept a run's name, its folder, a Run, or a path to a folder of event files."""

@@ -53,7 +53,7 @@ def test_a_result_that_cannot_be_stored_is_refused_before_the_job(workspace, mon
 
 @pytest.mark.parametrize("name", ["gpt-13b-4xdp-4xpp", "llama-8b-16xdp", "qwen2-5-7b-lora"])
 def test_the_run_that_measures_has_the_same_ranks(workspace, name):
-    """It has the machines and the layout of the run, its own name, and needs neither data nor weights."""
+    """The measuring run has the machines and the layout of the run, and needs no data or weights."""
     config = load(name, {"backend": TWO["backend"]})
     if config.init_from is None:
         # What needs checkpoints or many steps is of the training.
@@ -83,6 +83,8 @@ def test_the_result_is_printed_and_drawn(workspace):
     assert path == network_path() and read_networks() == {network.place: network}
     said = str(CalibratedNetwork(network, path, None))
     assert "2 ranks on 2 machines: 4 Gb/s reached, one way" in said
+    assert "  976.6 KiB  0.002 s, 4 Gb/s  0.002 s, 2 Gb/s\n" in said
+    assert "<td" in CalibratedNetwork(network, path, None)._repr_html_()
     assert "Written to data/network.json; plans of runs in this place use it." in said
     named = CalibratedNetwork(network, path, 50e9)
     assert "This run names a network of 400 Gb/s, which its plans keep" in str(named)

@@ -38,7 +38,7 @@ def fitted(rows: Rows, right: Collection[int] = (), width: int | None = None) ->
     widths = _narrowed(widths[:num], least, width)
     lines = []
     for row in rows:
-        # A row that only continues the last column of the row above it has nothing of its own.
+        # A row that only continues the last column of the row above it has empty cells before that column.
         lines += _broken(row[:num], widths, right) if any(row[:num]) or not row[num:] else []
         lines += [BELOW + part for cell in row[num:] for part in terminal.wrapped(cell, width - len(BELOW))]
     return lines

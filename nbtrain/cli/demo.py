@@ -82,7 +82,7 @@ class DemoSummary(Result):
     seconds: float
 
     def as_report(self) -> Report:
-        """Return the losses next to those of the baselines, a sample, and the executed notebooks."""
+        """Return the run's losses, the baselines' losses, a sample, and the executed notebooks."""
 
         def figure(value: float | None, form: str = ".4f") -> str:
             return "-" if value is None else format(value, form)

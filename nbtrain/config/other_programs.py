@@ -290,7 +290,7 @@ def program_of_file(value: Mapping[str, Any]) -> str:
 
 
 def program_of_command(words: Sequence[str]) -> str:
-    """Return the program that a command starts, by its words; "" if none is known."""
+    """Return the known program that a command line starts; "" if there is none."""
     text = " ".join(words)
     for program in OTHER_PROGRAMS:
         if re.fullmatch(program.commands, text, re.DOTALL):

@@ -646,7 +646,7 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _slash(rest: str, start: int) -> int:
-    """Return the position of the / between pattern and replacement; the length if there is no replacement."""
+    """Return the position of the / between pattern and replacement; the end of the text if it has none."""
     depth, quote, at = 0, "", start
     while at < len(rest):
         letter = rest[at]
@@ -768,7 +768,7 @@ Letter = tuple[str, str] | Part
 
 
 def _letters(parts: Iterable[Part]) -> list[Letter]:
-    """Return a word as the letters of its unquoted text, between its other parts."""
+    """Return a word with its unquoted text cut into characters; its other parts stay whole."""
     letters: list[Letter] = []
     for part in parts:
         if part.quoted or part.is_expansion:

@@ -344,7 +344,7 @@ class _Evaluator:
             )
 
     def _rest_after(self, byte: int) -> str:
-        """Return the first words of the line after that of a byte."""
+        """Return the first words of the line after the line that holds a byte."""
         start = self.source.text.find(b"\n", byte) + 1
         end = self.source.text.find(b"\n", start)
         return _first_words(self.source.slice(start, end)) if 0 < start <= end else ""
@@ -457,7 +457,7 @@ class _Evaluator:
         if match := re.match(r"[ \t]*\\[ \t]+(#)?", after):
             words.append((Run(" #" if match.group(1) else " ", place, True),))
         if not words:
-            # The status is that of the last $(...), if there is one.
+            # The last $(...), if there is one, sets the status.
             self._set_status(self.state.status, self.causes if self.state.status is None else ())
             for name, variable in assignments:
                 self.assign(name, variable)
@@ -1430,7 +1430,7 @@ class _Evaluator:
     def _lost_in_loop(self, name: str, place: str, causes: tuple[Unknown, ...], before: State) -> Variable:
         """Return the value of a variable after a loop whose rounds are not known.
 
-        The values around the loop do not tell how many rounds it has, so the import asks for the variable.
+        The values around the loop do not tell how many rounds it has, so the user has to give the variable.
         """
         arguments = [cause for cause in causes if cause.name in ("@", "*", "#") or cause.name.isdigit()]
         reason = "the script's arguments decide it" if arguments else "a loop sets it"
@@ -1505,7 +1505,7 @@ class _Evaluator:
         extra: list[Node] = []
         descriptor = _descriptor(self.source, node, body)
         reads = False
-        """Whether the command has an input of its own."""
+        """Whether the command redirects its standard input."""
         for child in node.children:
             if child == body:
                 continue
@@ -1695,7 +1695,9 @@ def _with_name(unknown: Unknown) -> Iterator[Unknown]:
 
 
 def _other_causes(name: str, causes: Iterable[Unknown]) -> tuple[Unknown, ...]:
-    """Return the causes of a variable; one that is lost in each round of a loop has those of the first."""
+    """Return the causes of a variable. A cause with the variable's own name, from an earlier round of a loop,
+    is replaced by the causes of that value.
+    """
     return without_duplicates(
         part
         for cause in causes

@@ -84,7 +84,9 @@ def _parser() -> "Parser":
 
 
 def parse(source: Source) -> "Node":
-    """Return the root of the tree. Raises BashSyntaxError, with the line, for text that is not bash."""
+    """Return the root of the tree. Raises BashSyntaxError, with the line, for text that the parser
+    does not read: text that is not bash, and a few rare forms of bash, such as $((10#$x)).
+    """
     root = _parser().parse(source.text).root_node
     if root.has_error and (node := _first_error(root)) is not None:
         text = source.of(node).strip()
@@ -94,7 +96,7 @@ def parse(source: Source) -> "Node":
                 '"': 'the closing "',
                 "word": "a word",
             }.get(node.type, node.type)
-            message = f"{source.place_of(node.parent or node)}: not valid bash: {missing} is missing."
+            message = f"{source.place_of(node.parent or node)}: cannot be read as bash: {missing} is missing."
         elif placeholder := re.match(
             r"<[A-Za-z][^<>|&;\n]*>", source.slice(node.start_byte, len(source.text))
         ):
@@ -104,8 +106,10 @@ def parse(source: Source) -> "Node":
             )
         else:
             line = shortened(text.partition("\n")[0].strip() or "the end of the file")
-            message = f"{source.place_of(node)}: not valid bash at {line}"
-            message += "." if not message.endswith((".", "…")) else ""
+            line += "" if line.endswith("…") else "."
+            message = (
+                f"{source.place_of(node)}: this is not bash, or a form that nbtrain does not read: {line}"
+            )
         raise BashSyntaxError(message)
     _check_depth(root, source)
     return root

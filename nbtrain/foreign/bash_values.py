@@ -151,7 +151,7 @@ def merge(first: State, second: State, condition: tuple[Unknown, ...], changed_a
     """Return the state after two branches, of which one was run.
 
     `changed_at(name, place, condition, choices)` returns the variable for a name that the branches set to
-    different values; its place is that of the newer value.
+    different values, with the place of the newer value.
     """
     if first.flow == "exit" and second.flow == "exit":
         return first

@@ -631,7 +631,7 @@ def launches_of(command: Command, place: Place) -> tuple[list[Launch], list[Hidd
 def _follow(
     command: Command, start: int, place: Place, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Yield the launches of a command from one of its words on."""
+    """Yield the launches in a command line from the word at `start` on."""
     words = command.words
     while start < len(words) and re.match(r"[A-Za-z_]\w*=", words[start].text) and start + 1 < len(words):
         name = words[start].text.partition("=")[0]

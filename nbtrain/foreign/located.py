@@ -25,7 +25,7 @@ class Unknown:
     reason: str = ""
     """Why it is not known, to follow "is not decided here"; "" if no file sets the variable."""
     causes: tuple["Unknown", ...] = ()
-    """Values that would decide this one, such as those of the condition around its assignment."""
+    """Values that would decide this one, such as the variables of the condition around its assignment."""
     choices: tuple[str, ...] = ()
     """The texts that it may have, if these are known."""
     is_set: bool = False
@@ -37,7 +37,7 @@ class Unknown:
         return bool(self.name) and not self.reason
 
     def roots(self) -> Iterator["Unknown"]:
-        """Yield the unknown values that decide this one: those of its condition, or itself."""
+        """Yield the unknown values that decide this one: the values of its condition, or itself."""
         if self.causes and all(cause.name for cause in self.causes):
             for cause in self.causes:
                 yield from cause.roots()
@@ -94,7 +94,7 @@ class Value:
 
 
 def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[str] = ()) -> tuple[str, str]:
-    """Return the place and the sentence that ask for an unknown value.
+    """Return the place of an unknown value, and a sentence that tells the user how to give it.
 
     `fields` are the run's fields that need it, and `dependents` the variables that it decides.
     """

@@ -26,7 +26,7 @@ def read_manifests(
 ) -> tuple[list[Job], dict[str, Word]]:
     """Return the jobs of all documents, and the JSON files of their ConfigMaps by name.
 
-    `scripts` are shell scripts by name that a container may mount, in addition to those of the ConfigMaps.
+    `scripts` are shell scripts by name that a container may mount, in addition to the scripts in ConfigMaps.
     """
     jobs: list[Job] = []
     files: dict[str, Word] = {}
@@ -370,7 +370,7 @@ REFERENCE = re.compile(r"\$\$|\$\(([-\w.]+)\)")
 
 
 def _variables(job: Job, operator: Mapping[str, Value | None]) -> dict[str, Word]:
-    """Return the environment of a container: the operator's variables and those of the manifest."""
+    """Return the environment of a container: the variables that the operator and the manifest set."""
     found: dict[str, Word] = {}
     for name, value in operator.items():
         if value is None:

@@ -18,7 +18,7 @@ from nbtrain.foreign.programs import FEWEST_FLAGS, READS, knows_flags
 from nbtrain.foreign.slurm_options import SbatchLine, count, gpus_per_node, last, sbatch_lines, tasks_per_node
 from nbtrain.foreign.slurm_place import read_slurm
 
-# Different trainings of one script, such as those of the loops of a sweep.
+# The most different trainings of one script, such as a sweep whose loops start one for each setting.
 MOST_LAUNCHES = 100
 SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
 # Variables that a scheduler, an operator or a launcher sets, so that the default of ${X:-1} may not apply.

@@ -133,7 +133,7 @@ def test_who_was_heard_of_after_the_engine_is_not_suspended_any_more() -> None:
 
 
 def test_an_old_word_is_no_answer() -> None:
-    """An old report of the scheduler is no evidence that the job still runs."""
+    """An old report of the scheduler does not show that the job still runs."""
     assert seen_as(RUNNING, RUNNING, 3600, asked=5) == LOST
     assert seen_as(RUNNING, RUNNING, 3600, asked=3590) == RUNNING
 

@@ -86,7 +86,7 @@ def last(text: str) -> list[str]:
         ),
         ("read -r -d '' C <<E\nrun --a 1\n  --b\nE\n$C", ["run", "--a", "1", "--b"]),
         ("x=a\nx[1]=b\nrun ${x[1]}", ["run", "b"]),
-        # exec without a command redirects the shell's own output, and the script goes on.
+        # exec without a command redirects the shell's own output, and the script continues.
         ("exec > log 2>&1\nexec 3>&1\nrun a", ["run", "a"]),
         # The words of a declaration are expanded before the first variable is set.
         ("x=0\nexport x=1 y=$x\nrun $x $y", ["run", "1", "0"]),
@@ -225,11 +225,14 @@ def test_nothing_is_run(tmp_path):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ('a\nrun "x', 'a.sh:2: not valid bash at "x.'),
-        ("A=(1 2", "a.sh:1: not valid bash: ) is missing."),
-        ("cat <<E > x\n1", "a.sh:1: not valid bash: the line that ends the here-document is missing."),
-        ("run ${x", "a.sh:1: not valid bash at ${x."),
-        ("a=1\nif [ $a = 1 ]; then\nrun", "a.sh:2: not valid bash"),
+        ('a\nrun "x', 'a.sh:2: this is not bash, or a form that nbtrain does not read: "x.'),
+        ("A=(1 2", "a.sh:1: cannot be read as bash: ) is missing."),
+        (
+            "cat <<E > x\n1",
+            "a.sh:1: cannot be read as bash: the line that ends the here-document is missing.",
+        ),
+        ("run ${x", "a.sh:1: this is not bash, or a form that nbtrain does not read: ${x."),
+        ("a=1\nif [ $a = 1 ]; then\nrun", "a.sh:2: "),
         ("a=1\nDATA=<path of the data>\nrun $DATA", "a.sh:2: <path of the data> is a placeholder"),
     ],
 )

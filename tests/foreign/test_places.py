@@ -290,7 +290,7 @@ def test_devices_are_known_by_name(tmp_path):
     container["resources"] = {"limits": {"nvidia.com/mig-3g.40gb": 2}}
     job["spec"]["config"]["slotsPerWorker"] = 2
     assert imported(tmp_path, job).config.backend.kubernetes.gpu_resource == "nvidia.com/mig-3g.40gb"
-    # Of two kinds, the number and the name are those of the first; the other is listed.
+    # If there are two kinds, the first one gives the number and the name; the other is listed.
     container["resources"]["limits"]["nvidia.com/mig-1g.10gb"] = 1
     del job["spec"]["config"]["slotsPerWorker"]
     found = import_files([written(tmp_path, job)])
@@ -402,7 +402,7 @@ def test_a_name_that_is_a_list_is_no_traceback(tmp_path):
 
 
 def test_two_files_of_one_name_are_refused(tmp_path):
-    """Of two files with one name, none is dropped without a word."""
+    """Two files with one name are refused; neither is dropped silently."""
     paths = [tmp_path / folder / "train.sh" for folder in ("a", "b")]
     for path in paths:
         path.parent.mkdir()
@@ -598,7 +598,7 @@ def test_the_files_are_in_the_runs_record(tmp_path):
     assert found.config.imported_from[0].commit == commit
     found.write(tmp_path / "run.yaml")
     assert load(tmp_path / "run.yaml").imported_from == found.config.imported_from
-    # A JSON beside the script is read and recorded too, and a layout for the run adds its own file.
+    # A JSON next to the script is read and recorded too, and a layout for the run adds its own file.
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}')
     deepspeed = tmp_path / "ds.sh"
     deepspeed.write_text(f"deepspeed --num_gpus 4 {FLAGS} --deepspeed --deepspeed_config ds.json\n")

@@ -103,7 +103,7 @@ def test_a_run_with_a_key_of_prices_is_a_run(tmp_path):
 
 
 def test_an_undecided_number_of_experts_is_no_mixture(tmp_path):
-    """A number of experts that only the running shell knows is said to be that, and can be given."""
+    """A number of experts that only the running shell knows is reported as undecided, and can be given."""
     path = tmp_path / "run.sh"
     path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {FLAGS} --num-experts $EXPERTS\n")
     assert refusal(path).startswith("run.sh:1: --num-experts ${EXPERTS}: is not decided here")
@@ -210,7 +210,7 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
     ],
 )
 def test_a_file_says_what_it_is(name, text, message, tmp_path):
-    """A file that is no job is refused by what it is, with the line."""
+    """A file without a job is refused; the message names what the file is, with the line."""
     (tmp_path / name).write_text(text)
     assert refusal(tmp_path / name).startswith(message)
 

@@ -226,7 +226,7 @@ class JobDescription(Result, JobStatus):
     usage: list[NodeUsage]
     """Resource use over time, one entry for each replica with measurements."""
     usage_warnings: list[str]
-    """Sentences about measurements that cannot be read, such as those of another version of nbtrain."""
+    """Sentences about measurements that cannot be read, such as a file of another version of nbtrain."""
 
     def to_dict(self, most_points: int = MOST_POINTS) -> dict[str, Any]:
         """Return the page as JSON: base units, seconds since the epoch, None if not known; thinned curves."""

@@ -44,7 +44,7 @@ class Sparklines:
         """Return a run's loss as {"steps", "values", "label"}; None if it has fewer than two points."""
         files = [path for _, path in metrics_files(run.tensorboard)]
         found = [(path.name, path.stat()) for path in files]
-        # The files of a run that was deleted and trained anew may have the same names and sizes.
+        # A run that was deleted and trained again may have files with the same names and sizes.
         stamps = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
         kept = self._kept.get(str(run.path))
         if kept is not None and kept[0] == stamps:

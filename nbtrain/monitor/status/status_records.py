@@ -37,7 +37,7 @@ NOTHING_SUBMITTED = (NO_JOB, "nothing was submitted yet")
 def read_status(run: RunDir, now: float, with_notes: bool = True) -> RunStatus:
     """Return the status of a run. Raises RecordError for a damaged record.
 
-    Without notes, notes.json is not read, and the labels are those of the submission.
+    Without notes, notes.json is not read, and the labels are the labels at submission.
     """
     job = run.newest_job()
     if job is None and (problem := why_no_run(run)):

@@ -285,7 +285,7 @@ def read_usage(folder: Path) -> list[NodeUsage]:
 
 
 def usage_warnings(folder: Path) -> list[str]:
-    """Return a sentence for each file with parts that are not read, such as those of another version."""
+    """Return a sentence for each file with parts that are not read, such as lines of another version."""
     found = (_kept_file(node, path).warning() for node, path in usage_files(folder))
     return [warning for warning in found if warning]
 

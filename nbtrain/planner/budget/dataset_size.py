@@ -40,7 +40,7 @@ class DatasetOnDisk:
     manifest: DatasetManifest | None
     """None if there is none, or if it is damaged."""
     indexed: tuple[IndexedDataset, ...]
-    """The pair, or those of a blend; empty if one is missing or damaged."""
+    """The dataset's pair, or all pairs of a blend; empty if one is missing or damaged."""
     problem: str = ""
     """Description of what is damaged; "" if nothing is."""
 

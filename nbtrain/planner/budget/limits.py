@@ -121,7 +121,7 @@ def limits_of(
 ) -> list[Limit]:
     """Return the limits that hold for a run, with the plan's figures; [] if there are none.
 
-    `epochs` are those of all train_tokens. `least_epochs` is a lower bound where they are not known: it
+    `epochs` counts all train_tokens. `least_epochs` is a lower bound where they are not known: it
     can refuse a run, but not admit one.
     """
     team, located = workspace_limits()

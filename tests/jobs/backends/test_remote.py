@@ -444,7 +444,7 @@ def test_a_notice_or_the_schedulers_record_is_a_preemption(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine's own notice counts until it is withdrawn. The scheduler is asked if an agent was told to
-    leave, or if it signalled the supervisor; a lost machine asks nobody.
+    leave, or if it signalled the supervisor; after the loss of a machine, the scheduler is not asked.
     """
     asked: list[list[int]] = []
 

@@ -119,8 +119,8 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
 
 
 def test_a_notice_of_this_machine_makes_the_job_wait(fake, start, wait_until, workspace):
-    """While the program of preemption_notice gives notice, the job has saved and is QUEUED; then it goes on
-    without a restart.
+    """While the program of preemption_notice gives notice, the job has saved and is QUEUED; then it
+    continues without a restart.
     """
     notice = workspace / "notice"
     backend = {"max_restarts": 0, "preemption_notice": ["test", "-e", str(notice)]}

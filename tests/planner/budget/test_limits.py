@@ -107,7 +107,7 @@ def test_the_smaller_limit_holds():
 
 
 def test_a_limit_without_a_figure():
-    """What the user can supply refuses: the GPU, a price. What nobody can supply warns."""
+    """Without a figure, a limit refuses the run if the user can supply it (GPU, price), else it warns."""
     nameless = load("gpt-125m", {"resources.gpu_type": None, "limits.gpu_hours": 10})
     with pytest.raises(SubmitError, match=r"the plan does not know the GPU\. Set resources\.gpu_type"):
         refuse_run_over_limits(nameless)

@@ -394,7 +394,7 @@ PREEMPTIONS = 10
 
 
 def preempted_ten_times(scene: Scene) -> Row:
-    """Preempt a job with max_restarts 0 ten times; its losses are those of an uninterrupted run."""
+    """Preempt a job with max_restarts 0 ten times; its losses equal the losses of an uninterrupted run."""
     steps = 160
     slow = {"checkpoint.save_interval_steps": 1000, "evaluation.eval_interval_steps": 1000}
     straight = scene.submit(steps, fake=False, name="straight", **slow)

@@ -202,7 +202,7 @@ class Plan(Result):
         }
         training = {
             "tokens": f"{config.train_tokens:,} ({amounts.count(config.train_tokens)})",
-            "a step": self.batch_equation,
+            "batch": self.batch_equation,
             "steps": steps,
         }
         if ramp := batch.rampup:
@@ -216,7 +216,7 @@ class Plan(Result):
         if config.parallel.pipeline_parallel_size > 1:
             training["stages"] = self.stages
         flops = amounts.count(model_flops_per_token(config))
-        training["FLOPs a token"] = f"{flops}, forward and backward"
+        training["FLOPs per token"] = f"{flops}, forward and backward"
         training["epochs"] = "not known: the data are not prepared"
         if self.text is not None:
             training["epochs"] = epochs_words(self.text, config.train_tokens)
@@ -231,7 +231,7 @@ class Plan(Result):
         memory_rows = {
             f"one {config.resources.device} rank": amounts.size(memory.total_bytes) + where,
             **{f"  {_words(part)}": amounts.size(value) for part, value in memory.parts.items() if value},
-            "device has": self._device_line(),
+            "device memory": self._device_line(),
         }
         if memory.total_host_bytes:
             host = (f"{_words(part)} {amounts.size(n)}" for part, n in memory.host_parts.items() if n)

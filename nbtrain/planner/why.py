@@ -134,7 +134,7 @@ def _model(shape: Shape, parameters: Parameters) -> list[Term]:
     )
     return [
         *terms,
-        Term("FLOPs a token", model_flops(shape), "", flops, "nbtrain/config/arithmetic/flops.py"),
+        Term("FLOPs per token", model_flops(shape), "", flops, "nbtrain/config/arithmetic/flops.py"),
     ]
 
 

@@ -97,7 +97,7 @@ def test_an_error_is_folded_with_its_name_in_red(terminal, workspace, monkeypatc
         ("gpt-a Succeeded: job 2026 on backend local", {"Succeeded": "32"}),
         ("  worker 0  vm  Failed  0\n    rank 0  Succeeded (finished)  1", {"Failed": "31"}),
         ("fits: yes, 97% headroom", {"fits: yes": "32"}),
-        ("device has  1 GiB (A100): does not fit", {"does not fit": "31"}),
+        ("device memory  1 GiB (A100): does not fit", {"does not fit": "31"}),
         ("  - warning, costs 3 d: set it\nnote: a\nerror: b", {"warning": "33", "note": "34", "error": "31"}),
         (
             "ok    Python  3.11\nwarning  torch  old\nerror  deepspeed  none",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.jobstate import RUN_MEANING
+from nbtrain.base.run_directory.jobstate import RUN_MEANING
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "nbtrain"
@@ -515,11 +515,11 @@ SCRIPTS = ("lab/ui/*.js", "lab/widgets/*.js", "lab/labextension/src/*.ts", "serv
 
 
 def test_no_other_module_spells_a_state():
-    """Only base/jobstate.py contains the names of states as strings. Scripts of pages use what the server
-    reports about a state: its tone, and whether the job is active, queued or failed.
+    """Only base/run_directory/jobstate.py contains the names of states as strings. Scripts of pages use what
+    the server reports about a state: its tone, and whether the job is active, queued or failed.
     """
     spelled = {module for module, path in MODULES.items() if RUN_MEANING.keys() & set(strings_of(path))}
-    assert spelled == {"nbtrain.base.jobstate", *OTHER_WORDS}
+    assert spelled == {"nbtrain.base.run_directory.jobstate", *OTHER_WORDS}
     scripts = [path for pattern in SCRIPTS for path in PACKAGE.glob(pattern) if "prebuilt" not in path.parts]
     in_quotes = re.compile(rf"""["'`]({"|".join(RUN_MEANING)})["'`]""")
     literals = [

@@ -4,7 +4,7 @@ import numbers
 import reprlib
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.notebook import is_watched
+from nbtrain.base.printing.notebook import is_watched
 
 
 def misused(name: str, value: object, expected: str) -> ConfigError:

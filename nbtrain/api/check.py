@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.api.run import Run, RunLike
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.report import Findings, Report, Result
+from nbtrain.base.printing.report import Findings, Report, Result
+from nbtrain.base.text import amounts
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 

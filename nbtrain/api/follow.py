@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.status.status_records import read_status
 
 LOOK_SECONDS = 5.0

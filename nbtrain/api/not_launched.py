@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nbtrain.api.arguments import wait_wanted
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.report import Code, Items, Report, Result
+from nbtrain.base.printing.report import Code, Items, Report, Result
 from nbtrain.config.load.placeholders import MARK, placeholders_of
 from nbtrain.config.schema import RunConfig
 

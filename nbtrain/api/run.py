@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Union
 
 from nbtrain.api.arguments import misused, number, wait_wanted, whole, whole_or_none
 from nbtrain.api.arguments import text as text_of
-from nbtrain.base import amounts, jobstate
 from nbtrain.base.errors import ConfigError, JobError, JobFailed
-from nbtrain.base.notebook import is_watched
-from nbtrain.base.records import ResumeCertificate
-from nbtrain.base.rundir import JobDir, RunDir, runs_like
+from nbtrain.base.printing.notebook import is_watched
+from nbtrain.base.run_directory import jobstate
+from nbtrain.base.run_directory.records import ResumeCertificate
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, runs_like
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, output_root, resolve, the_workspace
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.api.arguments import wait_wanted
 from nbtrain.api.run import Run, open_run
 from nbtrain.base.errors import JobFailed
-from nbtrain.base.report import Picture, Report, Result
+from nbtrain.base.printing.report import Picture, Report, Result
 
 if TYPE_CHECKING:
     from nbtrain.monitor.job.job_description import JobDescription

@@ -29,10 +29,10 @@ from nbtrain.api.not_launched import NotLaunched, not_launched
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.api.serve import serve as serve
 from nbtrain.api.twin_run import TwinRun
-from nbtrain.base import jobstate
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
-from nbtrain.base.notebook import is_watched
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.notebook import is_watched
+from nbtrain.base.run_directory import jobstate
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import resolve
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config

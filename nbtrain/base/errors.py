@@ -20,7 +20,7 @@ the base class, and IPython asks `_render_traceback_`.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.terminal import printable
+from nbtrain.base.text.terminal import printable
 
 if TYPE_CHECKING:
     from nbtrain.base.findings import Finding

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 
 Level = Literal["error", "warning", "note", "ok"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note", "ok")

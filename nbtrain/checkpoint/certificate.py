@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.records import ResumeCertificate
+from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.version import __version__
 from nbtrain.config.load import flatten
 from nbtrain.config.resume import SAME_MATHEMATICS, WITHOUT_EFFECT, within

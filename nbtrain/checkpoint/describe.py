@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import SCHEMA_VERSION
+from nbtrain.base.run_directory.checkpoint_files import SCHEMA_VERSION
 from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.live_parts import live_shape
 from nbtrain.checkpoint.live_run import LiveRun, TrainState

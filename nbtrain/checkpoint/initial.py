@@ -11,8 +11,8 @@ import logging
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.amounts import count
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.text.amounts import count
 from nbtrain.base.workspace import display, resolve
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint import reshape

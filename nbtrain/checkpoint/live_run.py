@@ -5,8 +5,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.base.events import EventWriter
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint import certificate
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Samples

@@ -10,10 +10,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.checkpoint_files import newest_whole
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.events import EventWriter
-from nbtrain.base.rundir import NOT_USED, RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_whole
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.rundir import NOT_USED, RunDir
 from nbtrain.checkpoint import certificate, reshape
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.describe import architecture, layout

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.checkpoint_files import LocalSave, LocalSaves, local_folder
 from nbtrain.base.errors import RecordError
-from nbtrain.base.records import Record
-from nbtrain.base.rundir import CHECKPOINT_PATTERN, RunDir
+from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves, local_folder
+from nbtrain.base.run_directory.records import Record
+from nbtrain.base.run_directory.rundir import CHECKPOINT_PATTERN, RunDir
+from nbtrain.base.text import amounts
 from nbtrain.checkpoint.copier import Pace
 from nbtrain.checkpoint.writer import Described
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES, node_checkpoint_bytes

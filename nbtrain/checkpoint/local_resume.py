@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, files
-from nbtrain.base.checkpoint_files import LocalSaves, newest_checkpoint_step, only_on_nodes
+from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.events import EventWriter
-from nbtrain.base.records import Rollback
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import LocalSaves, newest_checkpoint_step, only_on_nodes
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.records import Rollback
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.copier import copy_file, lower_priority
 from nbtrain.checkpoint.describe import layout

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.checkpoint.copier import copy_file, lower_priority
 from nbtrain.checkpoint.live_run import LiveRun
 from nbtrain.checkpoint.local_disk import LocalDisk, Part, note_local

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import MANIFEST, REJECTED, best_step, newest_whole
-from nbtrain.base.checkpoint_files import checkpoint_problem as size_problem
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import MANIFEST, REJECTED, best_step, newest_whole
+from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem as size_problem
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.torch_files import SUFFIX, code_problem
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.folder_weights import PIECE_ELEMENTS, FolderWeights
 from nbtrain.checkpoint.four_bits import FourBitWeights

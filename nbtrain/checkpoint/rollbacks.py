@@ -3,9 +3,9 @@
 import logging
 from typing import Any
 
-from nbtrain.base.events import EventWriter
-from nbtrain.base.records import Rollback
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.records import Rollback
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.dataset.samples.state import DataState
 
 logger = logging.getLogger(__name__)

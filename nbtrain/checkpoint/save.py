@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import newest_saved_step
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint import describe
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.live_run import LiveRun, TrainState

@@ -27,10 +27,10 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.answers import answer_request
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.answers import answer_request
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION
 from nbtrain.checkpoint.manifest import whole_step

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.model.names import OF_VOCABULARY

@@ -13,7 +13,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
 from nbtrain.base.version import __version__
 from nbtrain.cli import completion
 from nbtrain.cli.output import show

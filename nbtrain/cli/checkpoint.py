@@ -9,16 +9,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.report import Facts, Report, Table
-from nbtrain.base.rundir import MANIFEST
+from nbtrain.base.printing.report import Facts, Report, Table
+from nbtrain.base.run_directory.rundir import MANIFEST
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import add_group, add_json, add_step, run_of, run_verb
 
 if TYPE_CHECKING:
-    from nbtrain.base.rundir import RunDir
+    from nbtrain.base.run_directory.rundir import RunDir
 
 LAYOUT = {kind: kind for kind in ("data", "tensor", "pipeline")} | {"ds_sequence": "Ulysses"}
 """{kind of parallelism, the beginning of its field `..._parallel_size`: its name in a list}."""
@@ -80,9 +81,9 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
 
 def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
     """Return the checkpoints that, by the run's record, are complete and only on the nodes' local disks."""
-    from nbtrain.base.checkpoint_files import kept_on_nodes
-    from nbtrain.base.jobstate import SUCCEEDED
-    from nbtrain.base.observed_state import read_state
+    from nbtrain.base.run_directory.checkpoint_files import kept_on_nodes
+    from nbtrain.base.run_directory.jobstate import SUCCEEDED
+    from nbtrain.base.run_directory.observed_state import read_state
     from nbtrain.config.load import load_resolved
 
     job = run.newest_job()
@@ -108,7 +109,7 @@ def _on_nodes(run: "RunDir") -> str:
 
     The files on this host are checked; other hosts are not contacted.
     """
-    from nbtrain.base.checkpoint_files import (
+    from nbtrain.base.run_directory.checkpoint_files import (
         local_folder,
         newest_checkpoint_step,
         on_nodes_words,
@@ -144,7 +145,7 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
 
     `hosts` lists the machines if the checkpoint is only on their local disks.
     """
-    from nbtrain.base.checkpoint_files import checkpoint_problem, in_work
+    from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, in_work
 
     folder = run.checkpoint(step)
     problem = checkpoint_problem(folder)
@@ -188,7 +189,7 @@ def layout_text(layout: dict[str, Any]) -> str:
 
 def inspect(options: argparse.Namespace) -> None:
     """Show one checkpoint."""
-    from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step
+    from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, newest_checkpoint_step
 
     run = run_of(options).directory
     step = newest_checkpoint_step(run) if options.step is None else options.step
@@ -245,8 +246,8 @@ def optimizer_text(parameters: dict[str, Any]) -> str:
 
 def verify(options: argparse.Namespace) -> None:
     """Compare the files of checkpoints with their manifests. Raises CheckpointError if any differs."""
-    from nbtrain.base.checkpoint_files import checkpoint_problem, in_work
-    from nbtrain.base.progress import Progress
+    from nbtrain.base.printing.progress import Progress
+    from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, in_work
 
     run = run_of(options).directory
     steps = run.checkpoint_steps()
@@ -289,7 +290,7 @@ def verify(options: argparse.Namespace) -> None:
 
 def universal(options: argparse.Namespace) -> None:
     """Write a checkpoint in DeepSpeed's universal format."""
-    from nbtrain.base.progress import Progress
+    from nbtrain.base.printing.progress import Progress
     from nbtrain.jobs.gpu_side import stream
 
     run = run_of(options).directory

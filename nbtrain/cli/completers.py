@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base.workspace import bundled, data_home, example_names, output_root, resolve
 
 if TYPE_CHECKING:
-    from nbtrain.base.rundir import RunDir
+    from nbtrain.base.run_directory.rundir import RunDir
 
 
 def no_words(**_: Any) -> Iterable[str]:
@@ -23,7 +23,7 @@ def no_words(**_: Any) -> Iterable[str]:
 
 def runs(**_: Any) -> list[str]:
     """Return the names of the runs in the output directory."""
-    from nbtrain.base.rundir import run_names
+    from nbtrain.base.run_directory.rundir import run_names
 
     return run_names()
 
@@ -56,7 +56,7 @@ def jobs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
 
 def run_folder(run: str | None) -> "RunDir | None":
     """Return the directory of a run, given its name or folder."""
-    from nbtrain.base.rundir import RunDir
+    from nbtrain.base.run_directory.rundir import RunDir
 
     if not run:
         return None

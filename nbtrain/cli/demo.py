@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 from nbtrain.api.run import Run, open_run
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.report import Code, Facts, Items, Report, Result, Sentence
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.report import Code, Facts, Items, Report, Result, Sentence
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.cli.notebook_runner import ExecutedNotebook, find_notebook, run_notebook
 

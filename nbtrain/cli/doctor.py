@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psutil
 
-from nbtrain.base.amounts import counted, size
-from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.files import is_read_only
 from nbtrain.base.findings import Finding, Level
-from nbtrain.base.nvml import driver_gpus
-from nbtrain.base.report import Report, Table
+from nbtrain.base.hardware.cgroup import usable_cores
+from nbtrain.base.hardware.nvml import driver_gpus
+from nbtrain.base.printing.report import Report, Table
+from nbtrain.base.text.amounts import counted, size
 from nbtrain.base.workspace import data_home, output_root, queue_folder
 
 GIB = 1 << 30

@@ -63,7 +63,7 @@ def _add_gpus(parser: Parser) -> None:
 def search(options: argparse.Namespace) -> None:
     """Show the layouts of a run, or write the run with one of them."""
     from nbtrain.api import verbs as api
-    from nbtrain.base.report import Facts, Report
+    from nbtrain.base.printing.report import Facts, Report
 
     if (options.use is None) != (options.output is None):
         raise ConfigError(

@@ -11,8 +11,8 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, JobFailed
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.terminal import shortened
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import bundled, display, output_root, resolve, valid_name, workspace
 from nbtrain.cli.kernel_encryption import kernel_encryption
 from nbtrain.config.load import find as find_yaml

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
-from nbtrain.base import terminal
+from nbtrain.base.text import terminal
 
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 """Colours of ANSI terminals, which every theme keeps readable on its own background."""
 
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": YELLOW, "calm": YELLOW, "bad": RED}
-"""Colours of the tones of states (base/jobstate.py)."""
+"""Colours of the tones of states (base/run_directory/jobstate.py)."""
 LEVELS = {"ok": GREEN, "note": BLUE, "warning": YELLOW, "error": RED}
 """Levels of findings."""
 VERDICTS = {
@@ -35,7 +35,7 @@ VERDICTS = {
 
 
 def show(result: Any = "", file: TextIO | None = None, flush: bool = False) -> None:
-    """Print a Result (base/report.py) or a text, fitted to the width of `file` if that is a terminal.
+    """Print a Result (base/printing/report.py) or a text, fitted to the width of `file` if it is a terminal.
 
     `file` is stdout by default.
     """
@@ -84,7 +84,7 @@ def colored(text: str) -> str:
 @functools.cache
 def _patterns() -> tuple[tuple[re.Pattern[str], Mapping[str, int]], ...]:
     """Return (pattern with one group for a word, {word: colour}); other words are names of errors, in red."""
-    from nbtrain.base import jobstate
+    from nbtrain.base.run_directory import jobstate
 
     states = {state: TONE_COLORS[jobstate.tone_of(state)] for state in jobstate.MEANING}
     # The job page writes them like this, after the run's name in its first line.

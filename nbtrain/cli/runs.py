@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, JobFailed, SubmitError
-from nbtrain.base.jobstate import ACTIVE, FAILED, QUEUED, RUN_MEANING, SUCCEEDED
+from nbtrain.base.run_directory.jobstate import ACTIVE, FAILED, QUEUED, RUN_MEANING, SUCCEEDED
 from nbtrain.cli import completers
 from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import (
@@ -422,7 +422,7 @@ def _rank_of(text: str | None, run: Any) -> int | str | None:
     """Return the rank, `supervisor` or the machine that --rank names. Raises ConfigError for any other
     text.
     """
-    from nbtrain.base.amounts import counted
+    from nbtrain.base.text.amounts import counted
     from nbtrain.monitor.logs.logs import NODE, SUPERVISOR
 
     if text is None or text == SUPERVISOR or NODE.fullmatch(text):
@@ -467,7 +467,7 @@ def save(options: argparse.Namespace) -> None:
 
 def label(options: argparse.Namespace) -> None:
     """Change or list the labels of a run."""
-    from nbtrain.base.terminal import printable
+    from nbtrain.base.text.terminal import printable
     from nbtrain.monitor.status.notes import label_changes
 
     run, changes = run_of(options), label_changes(options.changes)
@@ -480,7 +480,7 @@ def label(options: argparse.Namespace) -> None:
 
 def notes(options: argparse.Namespace) -> None:
     """Replace or show the notes about a run."""
-    from nbtrain.base.terminal import printable
+    from nbtrain.base.text.terminal import printable
 
     run = run_of(options)
     if options.text is not None:
@@ -511,7 +511,7 @@ def clean(options: argparse.Namespace) -> None:
 
 def delete(options: argparse.Namespace) -> None:
     """Delete a run after confirmation."""
-    from nbtrain.base import amounts
+    from nbtrain.base.text import amounts
     from nbtrain.jobs.delete import delete as delete_run
     from nbtrain.jobs.delete import survey
 

@@ -246,7 +246,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from nbtrain.base.parent_death import die_with_parent
+    from nbtrain.base.process.parent_death import die_with_parent
     from nbtrain.serving.server import Ready
     from nbtrain.serving.server import serve as serve_models
     from nbtrain.serving.tokens import token_of

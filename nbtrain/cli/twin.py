@@ -23,7 +23,7 @@ def add_verbs(under: Any) -> None:
 
 def twin(options: argparse.Namespace) -> int:
     """Train the twin of a run; returns 7 if a check of it failed."""
-    from nbtrain.base.rundir import RunDir
+    from nbtrain.base.run_directory.rundir import RunDir
     from nbtrain.base.workspace import display
     from nbtrain.config.load import load
     from nbtrain.monitor.metrics.finite_json import finite

@@ -7,7 +7,7 @@ table alone, and a call loads the module of its verb.
 import difflib
 from typing import NamedTuple
 
-from nbtrain.base.terminal import folded
+from nbtrain.base.text.terminal import folded
 
 
 class Verb(NamedTuple):

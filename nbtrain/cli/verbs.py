@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbtrain.base import terminal
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.text import terminal
 from nbtrain.cli import completers
 from nbtrain.cli.output import show
 from nbtrain.cli.verb_table import VERBS

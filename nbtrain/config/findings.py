@@ -7,7 +7,7 @@ from typing import Any
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.findings import FATAL, Cost, Finding, Lack, Level
-from nbtrain.base.terminal import printable
+from nbtrain.base.text.terminal import printable
 from nbtrain.config.schema import RunConfig
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.report import Record
-from nbtrain.base.terminal import shortened
+from nbtrain.base.printing.report import Record
+from nbtrain.base.text.terminal import shortened
 
 MOST_NEW_TOKENS = 1_000_000
 MOST_CHOICES = 64

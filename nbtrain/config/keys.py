@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.config.other_names import other_name
 from nbtrain.config.schema import ConfigModel, RunConfig
 from nbtrain.config.yaml_source import Located

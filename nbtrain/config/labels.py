@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.config.kubernetes_section import LABEL_WORDS, LabelKey, LabelValue
 
 

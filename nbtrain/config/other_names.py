@@ -6,7 +6,7 @@ parallel-size), keys of DeepSpeed's JSON, of GPT-NeoX (model-parallel-size), tor
 Lightning's Trainer (accumulate_grad_batches). A field's own name, in whatever section, needs no row.
 """
 
-from nbtrain.base.table import rows
+from nbtrain.base.text.table import rows
 
 _FIELDS = """
 model.num_layers | n_layer n_layers num_hidden_layers depth decoder_layers

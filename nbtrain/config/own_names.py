@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import resolve, valid_name
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.sources import text_settings

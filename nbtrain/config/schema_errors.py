@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from nbtrain.base.amounts import counted
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.terminal import nearest, shortened
+from nbtrain.base.text.amounts import counted
+from nbtrain.base.text.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE
 from nbtrain.config.backend_section import BACKEND_WORDS
 from nbtrain.config.data_section import LANGUAGE_CODE

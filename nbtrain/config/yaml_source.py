@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
-from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.git_lfs import pointer_problem
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.addresses import text_without_secrets, without_secrets
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 
 # YAML 1.2's floats: 6e-4 is a number, as everybody writes it; PyYAML's 1.1 reads it as text.

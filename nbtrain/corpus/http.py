@@ -25,10 +25,10 @@ from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, Response
 from urllib3.util import Retry, Timeout
 
 from nbtrain.base import files
-from nbtrain.base.addresses import redacted
-from nbtrain.base.amounts import size
 from nbtrain.base.errors import DataError
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.text.addresses import redacted
+from nbtrain.base.text.amounts import size
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import data_home, display
 from nbtrain.corpus.partial_file import PartialFile

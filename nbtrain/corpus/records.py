@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.report import Record
+from nbtrain.base.printing.report import Record
 from nbtrain.base.workspace import display
 
 SCHEMA_VERSION = 1

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from nbtrain.base import files
-from nbtrain.base.amounts import size
 from nbtrain.base.errors import DataError
-from nbtrain.base.locks import locked_directory
-from nbtrain.base.progress import Progress
-from nbtrain.base.report import Block, Record, Report, Result, Sentence, Table
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.printing.report import Block, Record, Report, Result, Sentence, Table
+from nbtrain.base.process.locks import locked_directory
+from nbtrain.base.text.amounts import size
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import NAME_RULE, dataset_dir, display, resolve, typed_path, valid_name
 from nbtrain.config.schema import RunConfig

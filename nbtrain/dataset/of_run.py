@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.order import natural
+from nbtrain.base.text.order import natural
 from nbtrain.base.workspace import dataset_dir, display, resolve, tokenizer_dir, typed_path, valid_name
 from nbtrain.config.load import find, load
 from nbtrain.config.schema import RunConfig

@@ -20,8 +20,8 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.locks import locked_directory
-from nbtrain.base.report import Items, Report, Result, Sentence
+from nbtrain.base.printing.report import Items, Report, Result, Sentence
+from nbtrain.base.process.locks import locked_directory
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles

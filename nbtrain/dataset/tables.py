@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.report import Column, Table
+from nbtrain.base.printing.report import Column, Table
 
 Source = Mapping[str, Any]
 

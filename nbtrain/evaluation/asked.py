@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from nbtrain.base.evaluation_files import Estimate
+from nbtrain.base.run_directory.evaluation_files import Estimate
 
 
 class Asked(NamedTuple):

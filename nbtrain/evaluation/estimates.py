@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nbtrain.base.evaluation_files import Estimate
+from nbtrain.base.run_directory.evaluation_files import Estimate
 
 Values = Sequence[float] | np.ndarray
 

@@ -4,11 +4,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nbtrain.base.amounts import count, counted, elapsed
-from nbtrain.base.evaluation_files import EvaluationRecord
-from nbtrain.base.progress import Progress
-from nbtrain.base.report import Report, Result, Table
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.printing.report import Report, Result, Table
+from nbtrain.base.run_directory.evaluation_files import EvaluationRecord
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.amounts import count, counted, elapsed
 from nbtrain.base.version import __version__
 from nbtrain.evaluation.asked import Outcome, Score, Task
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from nbtrain.base import files
-from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError, DataError, NbtrainError
-from nbtrain.base.evaluation_files import Estimate, file_name
-from nbtrain.base.progress import Progress
-from nbtrain.base.terminal import nearest
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
+from nbtrain.base.text.amounts import counted
+from nbtrain.base.text.terminal import nearest
 from nbtrain.config.generation import Generation
 from nbtrain.corpus.optional import missing
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer

@@ -26,11 +26,11 @@ import urllib3
 from urllib3.util import Retry, Timeout
 
 from nbtrain.base import files
-from nbtrain.base.addresses import redacted
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.evaluation_files import file_name
-from nbtrain.base.progress import Progress
-from nbtrain.base.terminal import printable
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.run_directory.evaluation_files import file_name
+from nbtrain.base.text.addresses import redacted
+from nbtrain.base.text.terminal import printable
 from nbtrain.evaluation.asked import Outcome
 from nbtrain.evaluation.estimates import mean
 from nbtrain.evaluation.formats import Line, lines_of

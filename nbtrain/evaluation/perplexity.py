@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.evaluation_files import Estimate, file_name
+from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
 from nbtrain.base.workspace import dataset_dir, display
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.evaluation_files import Estimate, file_name
+from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.evaluation.asked import Asked, Outcome, Scored
 from nbtrain.evaluation.encoding import encode_pair, fitted

@@ -9,9 +9,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.locks import flock_folder
+from nbtrain.base.process.locks import flock_folder
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
-from nbtrain.base.progress import Progress
-from nbtrain.base.report import Record, Report, Result, Sentence
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.printing.report import Record, Report, Result, Sentence
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.progress import Progress
-from nbtrain.base.terminal import shortened
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
-from nbtrain.base.progress import Progress
-from nbtrain.base.report import Block, Items, Report, Result, Sentence
-from nbtrain.base.terminal import shortened
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.printing.report import Block, Items, Report, Result, Sentence
+from nbtrain.base.text import amounts
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import (
     check_name,
     data_home,

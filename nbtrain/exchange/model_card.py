@@ -8,10 +8,11 @@ import math
 import time
 from typing import Any
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.report import Table
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.report import Table
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.version import __version__
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Cost, Finding
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.foreign.bash_arithmetic import NotArithmetic
 from nbtrain.foreign.bash_expansion import Expansion, literal_unknown
 from nbtrain.foreign.bash_output import NotComputed, output_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser

@@ -17,11 +17,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from nbtrain.base import files
-from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
-from nbtrain.base.report import Code, Findings, InNotebook, Report, Result
-from nbtrain.base.terminal import shortened
+from nbtrain.base.printing.report import Code, Findings, InNotebook, Report, Result
+from nbtrain.base.text.addresses import text_without_secrets
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import typed_path
 from nbtrain.config.architectures import expanded
 from nbtrain.config.arithmetic.devices import find_device

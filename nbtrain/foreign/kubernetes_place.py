@@ -7,7 +7,7 @@ Every value of a manifest becomes a field or is listed with its name, so that no
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nbtrain.base.addresses import text_without_secrets
+from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.config.fields import YEAR_SECONDS
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES
 from nbtrain.config.rules.kubernetes import NO_PLACE, RESERVED_PATHS

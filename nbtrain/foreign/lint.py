@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import FATAL, Cost, Finding, by_cost
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, flatten, load, override_layer, validate

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from nbtrain.base import amounts
 from nbtrain.base.findings import FATAL, Cost, Finding
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.rules.wording import join
 from nbtrain.foreign.conversion import Reading

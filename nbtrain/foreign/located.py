@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.terminal import printable
+from nbtrain.base.text.terminal import printable
 
 # Parts of a word that come from outside the script: $1, ${NAME}, $(command).
 OUTSIDE = re.compile(r"\$(\w+|\{[^}]*\}|\([^)]*\)|[@*#?])|`[^`]*`")

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from nbtrain.base.git import commit_of_file
-from nbtrain.base.terminal import printable
+from nbtrain.base.text.terminal import printable
 from nbtrain.config.imported import ImportedFile
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.git_lfs import pointer_problem
-from nbtrain.base.terminal import nearest, printable, shortened
+from nbtrain.base.text.terminal import nearest, printable, shortened
 from nbtrain.base.workspace import typed_path, workspace
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
 from nbtrain.config.imported import ImportedFile

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.foreign.located import Value, Word
 
 MOST_NODES = 100_000

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError, ContextLengthError
+from nbtrain.base.text.amounts import counted
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference import sampling
 from nbtrain.inference.beams import Beams

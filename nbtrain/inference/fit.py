@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from nbtrain.base.amounts import size
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.text.amounts import size
 from nbtrain.model.gpt_config import GPTConfig
 
 USED_SHARE = 0.9

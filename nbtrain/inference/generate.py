@@ -37,11 +37,11 @@ from typing import IO, Any
 import orjson
 import torch
 
-from nbtrain.base.amounts import counted
-from nbtrain.base.checkpoint_files import in_work
 from nbtrain.base.errors import ConfigError, ContextLengthError, NbtrainError
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.checkpoint_files import in_work
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.amounts import counted
 from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.generation import Generation

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.checkpoint.merged import MergedWeights

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.inference.loaded import load
 from nbtrain.inference.runner import Runner
 from nbtrain.parallel.groups import Group

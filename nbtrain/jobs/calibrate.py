@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.amounts import counted
-from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError
-from nbtrain.base.nvml import visible_gpus
-from nbtrain.base.progress import Progress
-from nbtrain.base.report import Report, Result, Sentence
+from nbtrain.base.hardware.cgroup import usable_cores
+from nbtrain.base.hardware.nvml import visible_gpus
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.printing.report import Report, Result, Sentence
+from nbtrain.base.text import amounts
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display, output_root
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.machine.machine import lacking_cores

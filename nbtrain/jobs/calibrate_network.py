@@ -14,9 +14,9 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError
-from nbtrain.base.jobstate import SUCCEEDED
-from nbtrain.base.report import Report, Result, Sentence
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.printing.report import Report, Result, Sentence
+from nbtrain.base.run_directory.jobstate import SUCCEEDED
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.workspace import display
 from nbtrain.config.arithmetic.networks import gigabits
 from nbtrain.config.load import load, load_resolved

@@ -5,7 +5,7 @@ import os
 
 from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.rundir import RunDir, runs_like
+from nbtrain.base.run_directory.rundir import RunDir, runs_like
 from nbtrain.base.workspace import display
 from nbtrain.config.load import Overrides, load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
-from nbtrain.base import amounts, files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
+from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import ACTIVE, FAILED, LOST, QUEUED, SUCCEEDED, SUSPENDED
-from nbtrain.base.observed_state import CUT_OFF, ENGINES, at_rest
-from nbtrain.base.records import ControlRequest, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step, newest_saved_step
+from nbtrain.base.run_directory.jobstate import ACTIVE, FAILED, LOST, QUEUED, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.observed_state import CUT_OFF, ENGINES, at_rest
+from nbtrain.base.run_directory.records import ControlRequest, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt import leftovers

@@ -23,13 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, files, last_words
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, NbtrainError, RecordError
-from nbtrain.base.jobstate import ACTIVE, SUSPENDED
-from nbtrain.base.records import JobRecord
-from nbtrain.base.report import Items, Report, Result
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.printing.report import Items, Report, Result
+from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.jobstate import ACTIVE, SUSPENDED
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, output_root, resolve, workspace
 from nbtrain.config.yaml_source import read_yaml
 from nbtrain.jobs.attempt.backend import backend_of_job, status_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, SubmitError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import backend_of

@@ -7,11 +7,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, SubmitError, refuse
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.locks import LOCK_FILE
-from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.base.process.locks import LOCK_FILE
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.findings import mistake, run_checks
 from nbtrain.config.load import load_resolved

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from nbtrain.base.findings import Cost, Finding
-from nbtrain.base.records import host_name
+from nbtrain.base.run_directory.records import host_name
 from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.sources.source_check import source_problems

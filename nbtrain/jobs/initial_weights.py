@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import newest_saved_step
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.findings import Cost, Finding
-from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
 from nbtrain.config.findings import mistake
 from nbtrain.config.load import load, load_resolved

@@ -9,14 +9,15 @@ import shutil
 import time
 from typing import Any
 
-from nbtrain.base import amounts, files
-from nbtrain.base.addresses import without_secrets
-from nbtrain.base.checkpoint_files import saved_progress
+from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.events import EventWriter
-from nbtrain.base.jobstate import QUEUED
-from nbtrain.base.records import JobRecord, TrainingProgress
-from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id, time_of_job
+from nbtrain.base.run_directory.checkpoint_files import saved_progress
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.jobstate import QUEUED
+from nbtrain.base.run_directory.records import JobRecord, TrainingProgress
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id, time_of_job
+from nbtrain.base.text import amounts
+from nbtrain.base.text.addresses import without_secrets
 from nbtrain.base.workspace import display
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import autotune, to_shown_yaml, to_yaml

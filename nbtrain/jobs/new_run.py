@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import ConfigError, DataError, NbtrainError
 from nbtrain.base.findings import Finding
-from nbtrain.base.report import Code, Facts, Findings, InNotebook, Report, Result, Sentence
-from nbtrain.base.rundir import RunDir, run_names
+from nbtrain.base.printing.report import Code, Facts, Findings, InNotebook, Report, Result, Sentence
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.rundir import RunDir, run_names
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import check_name, display, tokenizer_dir, valid_name
 from nbtrain.config.load import find, load, load_resolved
 from nbtrain.config.schema import RunConfig

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from http.client import HTTPException
 from typing import Any
 
-from nbtrain.base.addresses import text_without_secrets
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.addresses import text_without_secrets
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import resolved_program
 from nbtrain.config.notify_section import NotifyConfig

@@ -12,8 +12,8 @@ import statistics
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.records import ExitRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.records import ExitRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt.verdict import DEVICE_MEMORY
 from nbtrain.monitor.run.run_view import RunView

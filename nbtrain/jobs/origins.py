@@ -6,7 +6,7 @@ origins(config, run)  ->  {"lr_schedule.lr": "gpt-tiny.yaml:14", "seed": "overri
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import flatten
 from nbtrain.config.schema import RunConfig

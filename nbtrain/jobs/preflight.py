@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nbtrain.base.amounts import counted, size
 from nbtrain.base.errors import DataError, SubmitError, refuse
 from nbtrain.base.files import is_read_only
 from nbtrain.base.findings import Finding
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.amounts import counted, size
 from nbtrain.base.workspace import data_home, display, output_root, resolved_program, the_workspace
 from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION
 from nbtrain.config.arithmetic.devices import find_device

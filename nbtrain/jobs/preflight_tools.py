@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from nbtrain.base.amounts import size
-from nbtrain.base.checkpoint_files import local_folder
 from nbtrain.base.extras import install_command
 from nbtrain.base.files import is_read_only
 from nbtrain.base.findings import Finding
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import local_folder
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.amounts import size
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.rules.wording import value_of

@@ -9,10 +9,10 @@ existing_run.py checks a Request. launch.py reads everything else that a new job
 import functools
 from dataclasses import dataclass, replace
 
-from nbtrain.base.checkpoint_files import SavedCheckpoints, read_checkpoints
-from nbtrain.base.jobstate import ACTIVE, SUCCEEDED
-from nbtrain.base.records import Heartbeat, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.checkpoint_files import SavedCheckpoints, read_checkpoints
+from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import status_of

@@ -25,13 +25,13 @@ import shlex
 import time
 from collections.abc import Callable
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, SubmitError
-from nbtrain.base.events import EventWriter
-from nbtrain.base.jobstate import ACTIVE, SUCCEEDED
-from nbtrain.base.observed_state import at_rest
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir, RunDir, runs_like
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
+from nbtrain.base.run_directory.observed_state import at_rest
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, runs_like
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer
 from nbtrain.config.rules.check import check_config

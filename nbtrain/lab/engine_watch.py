@@ -8,10 +8,10 @@ import threading
 import time
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.jobstate import ACTIVE
-from nbtrain.base.observed_state import ENGINES
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.jobstate import ACTIVE
+from nbtrain.base.run_directory.observed_state import ENGINES
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.attempt.backend import backend_of
 
 # Seconds between two requests to a scheduler.

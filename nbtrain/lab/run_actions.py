@@ -15,10 +15,10 @@ import time
 import weakref
 from typing import Any
 
-from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_step
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.jobstate import ACTIVE, NO_JOB, QUEUED, SUCCEEDED, SUSPENDED
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import measured_save_seconds, newest_saved_step
+from nbtrain.base.run_directory.jobstate import ACTIVE, NO_JOB, QUEUED, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load.resolved_cache import kept_config
 from nbtrain.jobs.attempt.backend import capabilities_of_job
 from nbtrain.jobs.attempt.phases import patience_seconds

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.run.metrics_range import MOST_TAGS, Asked, metrics, whole_metrics
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.status.run_ids import name_of

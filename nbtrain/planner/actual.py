@@ -8,7 +8,7 @@ compared only if the planned setup is the measured one: otherwise two different 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.setup.measured import Measured
 

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Finding
-from nbtrain.base.report import Facts, Findings, Report, Result, Sentence
+from nbtrain.base.printing.report import Facts, Findings, Report, Result, Sentence
+from nbtrain.base.text import amounts
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.advice_rules import Proposal, proposals

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.look import themed
-from nbtrain.base.report import Block, Column, Facts, Items, Sentence, Table
+from nbtrain.base.printing.look import themed
+from nbtrain.base.printing.report import Block, Column, Facts, Items, Sentence, Table
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.networks import gigabits
 from nbtrain.planner.calibration.calibration import Calibration, Figure
 from nbtrain.planner.calibration.calibration_doubts import SPREAD_SHARE

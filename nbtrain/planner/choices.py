@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import find_device, nearest_device_names
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.arithmetic.vocabulary import (

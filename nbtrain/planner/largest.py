@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.report import Report, Result, Sentence, Table
+from nbtrain.base.printing.report import Report, Result, Sentence, Table
+from nbtrain.base.text import amounts
 from nbtrain.config.shape import Shape
 from nbtrain.planner.family import line, parameters
 from nbtrain.planner.legal import (

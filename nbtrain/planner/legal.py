@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.text.amounts import counted
 from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.parameters import count_layers, largest_of

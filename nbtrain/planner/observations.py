@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from nbtrain.base import amounts
-from nbtrain.base.jobstate import FAILURES
+from nbtrain.base.run_directory.jobstate import FAILURES
+from nbtrain.base.text import amounts
 
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "bytes": 1}
 # Message of torch's OutOfMemoryError (c10/cuda/CUDACachingAllocator.cpp).

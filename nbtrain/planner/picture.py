@@ -6,8 +6,8 @@ matplotlib is imported when a picture is made, without pyplot: no display is nee
 import io
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base import amounts
-from nbtrain.base.look import BLUE, GREY, ORANGE, PARTS, RED, themed
+from nbtrain.base.printing.look import BLUE, GREY, ORANGE, PARTS, RED, themed
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.planner.memory import MemoryEstimate, stage_parts

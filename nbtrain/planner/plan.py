@@ -6,9 +6,8 @@ plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML,
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base import amounts
 from nbtrain.base.findings import Finding
-from nbtrain.base.report import (
+from nbtrain.base.printing.report import (
     Block,
     Facts,
     Findings,
@@ -20,6 +19,7 @@ from nbtrain.base.report import (
     Result,
     record_of,
 )
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.load import Overrides, load

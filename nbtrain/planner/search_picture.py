@@ -6,7 +6,7 @@ point.
 
 from typing import TYPE_CHECKING
 
-from nbtrain.base.look import BLUE, GREY, ORANGE, RED, themed
+from nbtrain.base.printing.look import BLUE, GREY, ORANGE, RED, themed
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.planner.picture import new_figure
 from nbtrain.planner.search import Scored, SearchResult

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.report import Block, Facts, Fold, InText, Items, Report, Result, Sentence, Table
+from nbtrain.base.printing.report import Block, Facts, Fold, InText, Items, Report, Result, Sentence, Table
+from nbtrain.base.text import amounts
 from nbtrain.planner.legal import PLAIN, RECOMPUTATIONS, Cut, Layout, Options
 from nbtrain.planner.reasons import Reason, reasons
 from nbtrain.planner.run_file import write_run

@@ -8,7 +8,7 @@ functions. They count only states, not activations, logits or CUDA, and add 50 %
 
 from dataclasses import dataclass
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
 from nbtrain.planner.setup.setup import Setup
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import BY_NAME
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.flops import model_flops

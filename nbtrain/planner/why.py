@@ -11,8 +11,8 @@ import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nbtrain.base import amounts
-from nbtrain.base.report import Block, Report, Result, TextForm
+from nbtrain.base.printing.report import Block, Report, Result, TextForm
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import Parameters
 from nbtrain.config.schema import RunConfig

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.fields import MOST_LAYERS
 from nbtrain.pretrained.keys import Keys

@@ -18,10 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.amounts import counted
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.git_lfs import pointer_problem_of
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.amounts import counted
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.pretrained.header import Header, Tensor, read_header
 from nbtrain.pretrained.other_folders import what_it_is

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.amounts import size
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.git_lfs import pointer_problem_of
+from nbtrain.base.text.amounts import size
 from nbtrain.base.workspace import display
 
 # Limit of the safetensors library; a longer "header" belongs to another kind of file.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 
 

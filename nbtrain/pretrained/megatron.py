@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.amounts import counted
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.amounts import counted
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.pretrained.folder import CONFIG
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nbtrain.base.amounts import counted
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import ModelConfig
 from nbtrain.pretrained.families import Described, Family, describe

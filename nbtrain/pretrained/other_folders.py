@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from nbtrain.base.amounts import counted
-from nbtrain.base.order import natural
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.amounts import counted
+from nbtrain.base.text.order import natural
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 
 ADAPTERS = "adapter_config.json"

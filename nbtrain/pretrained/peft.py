@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.lora_section import TARGETS
 from nbtrain.config.schema import RunConfig

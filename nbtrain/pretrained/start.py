@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import best_step, checkpoint_problem, newest_whole
 from nbtrain.base.errors import CheckpointError, ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import best_step, checkpoint_problem, newest_whole
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display, output_root, resolve, valid_name
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import ModelConfig, RunConfig

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError, SubmitError
-from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED
-from nbtrain.base.locks import flock_folder
-from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.process.locks import flock_folder
+from nbtrain.base.run_directory.jobstate import FAILED, RUNNING, SUCCEEDED
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.attempt import attempt_record

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from functools import partial
 
 from nbtrain.base import files
-from nbtrain.base.cgroup import usable_cores
-from nbtrain.base.jobstate import SUCCEEDED
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.hardware.cgroup import usable_cores
+from nbtrain.base.run_directory.jobstate import SUCCEEDED
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nbtrain.base import amounts, files
-from nbtrain.base.events import read_events
-from nbtrain.base.report import Facts, Record, Report, Result, Table
-from nbtrain.base.rundir import RunDir
+from nbtrain.base import files
+from nbtrain.base.printing.report import Facts, Record, Report, Result, Table
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 
 REPORT_JSON = "twin.json"
 SCHEMA_VERSION = 1

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.server import Ready, serve
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.generation import Generation
 from nbtrain.config.load import load_resolved

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, NbtrainError, named_error
-from nbtrain.base.report import Facts, Report, Result, Sentence
+from nbtrain.base.printing.report import Facts, Report, Result, Sentence
 from nbtrain.jobs.gpu_side import last_words
 from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.serving.options import ServeOptions

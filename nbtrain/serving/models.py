@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step
 from nbtrain.base.errors import CheckpointError, ConfigError, JobError, NbtrainError
-from nbtrain.base.order import natural
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, newest_checkpoint_step
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.order import natural
 from nbtrain.base.workspace import display, output_root, tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.serving.chat import ChatTemplate, NoTemplate, has_template, template_of

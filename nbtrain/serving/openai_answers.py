@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base.report import Record
+from nbtrain.base.printing.report import Record
 from nbtrain.serving.chat import Suffix
 from nbtrain.serving.dispatch import Answer
 from nbtrain.serving.event_stream import DONE, event

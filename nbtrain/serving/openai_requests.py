@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.config.generation import MOST_CHOICES, Generation
 from nbtrain.serving.refusals import Refusal, missing_parameter, unsupported_parameter, unsupported_value
 

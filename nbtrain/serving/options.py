@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.ports import LOOPBACK
+from nbtrain.base.process.ports import LOOPBACK
 
 PORT = 8000
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.serving.engine_process import EngineProcess, Event, Loading
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.base.amounts import counted
-from nbtrain.base.report import DIM
+from nbtrain.base.printing.report import DIM
+from nbtrain.base.text.amounts import counted
 
 BOX = "margin:2px 0 10px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-family:var(--jp-code-font-family)"
 CAPTION = f"font-size:11px;{DIM}"

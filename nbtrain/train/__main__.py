@@ -16,11 +16,11 @@ import time
 import traceback
 
 from nbtrain.base.errors import NbtrainError, RollbackError
-from nbtrain.base.events import EventWriter
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.records import TrainingProgress
-from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.records import TrainingProgress
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.attempt import attempt_config
 from nbtrain.train.health.attempt import find_job, report_outcome, this_attempt, this_attempt_number

@@ -15,8 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.events import EventWriter
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.load import load
 from nbtrain.checkpoint.local_disk import LocalDisk

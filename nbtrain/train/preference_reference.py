@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from nbtrain.base.amounts import counted
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.text.amounts import counted
 from nbtrain.checkpoint.live_run import LiveRun
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import OpenDataset

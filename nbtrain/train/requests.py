@@ -10,8 +10,8 @@ import time
 from types import FrameType
 
 from nbtrain.base import files
-from nbtrain.base.records import ControlRequest, JobRecord
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.records import ControlRequest, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.config.schedule_section import BatchConfig
 from nbtrain.parallel.agreement import LEAVE, NOTHING, SAVE, STOP
 

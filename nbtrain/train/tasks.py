@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from nbtrain.base.errors import DataError, RecordError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Sample, Samples
 from nbtrain.dataset.samples.state import rank_positions

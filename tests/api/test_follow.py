@@ -4,7 +4,7 @@ import pytest
 
 from nbtrain.api.follow import LOOK_SECONDS, each_checkpoint
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 
 
 def followed(tmp_path, looks, act=lambda step: step):

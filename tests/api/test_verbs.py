@@ -17,10 +17,10 @@ from nbtrain.api import verbs as api
 from nbtrain.api.run import Run, open_run
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
-from nbtrain.base.events import EventWriter
-from nbtrain.base.metrics import scalar
-from nbtrain.base.metrics_files import MetricsFile
-from nbtrain.base.records import (
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.metrics import scalar
+from nbtrain.base.run_directory.metrics_files import MetricsFile
+from nbtrain.base.run_directory.records import (
     ExitRecord,
     Heartbeat,
     JobRecord,
@@ -28,7 +28,7 @@ from nbtrain.base.records import (
     ResumeCertificate,
     TrainingProgress,
 )
-from nbtrain.base.rundir import NOT_USED, RunDir
+from nbtrain.base.run_directory.rundir import NOT_USED, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli import demo, notebook_runner
 from nbtrain.cli.demo import DemoSummary

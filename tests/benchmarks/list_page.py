@@ -15,7 +15,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.benchmarks.server_cost import cpu_seconds, server_pid
 from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
 from tests.lab.widgets.fake_run import FakeJob

@@ -19,8 +19,15 @@ import time
 from pathlib import Path
 
 from nbtrain.base import files
-from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, Stamp, TrainingProgress
-from nbtrain.base.rundir import SCHEMA_VERSION, RunDir, new_job_id
+from nbtrain.base.run_directory.records import (
+    AttemptRecord,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    Stamp,
+    TrainingProgress,
+)
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir, new_job_id
 
 PEER = """
 import json, os, sys

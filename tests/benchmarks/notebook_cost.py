@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.lab.widgets.fake_run import FakeJob
 
 REPOSITORY = Path(__file__).parents[2]

@@ -129,7 +129,7 @@ def make_folder(folder: Path, layers: int) -> int:
 
 def rank(answer: str, config_file: str) -> None:
     """Run one rank: build the engine, load, and write the measurements."""
-    from nbtrain.base.parent_death import die_with_parent
+    from nbtrain.base.process.parent_death import die_with_parent
     from nbtrain.config.load import load
 
     die_with_parent()

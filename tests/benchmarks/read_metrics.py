@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from nbtrain.base.metrics import BY_NAME, SCALARS
-from nbtrain.base.metrics_files import MetricsFile
+from nbtrain.base.run_directory.metrics import BY_NAME, SCALARS
+from nbtrain.base.run_directory.metrics_files import MetricsFile
 from nbtrain.monitor.metrics.curves import CurveReader
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.train.figures.metrics_writer import MetricsWriter

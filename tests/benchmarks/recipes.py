@@ -32,8 +32,8 @@ from typing import Any
 import psutil
 
 from nbtrain.base import files
-from nbtrain.base.events import read_events
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.gpu.machine import look
 from tests.train import launch
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import load
 from tests.benchmarks.recipes import ARMS, SEEDS, SIZES, Bench, settings_of

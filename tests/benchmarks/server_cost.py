@@ -26,9 +26,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.metrics import SCALARS
-from nbtrain.base.metrics_files import MetricsFile
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.metrics import SCALARS
+from nbtrain.base.run_directory.metrics_files import MetricsFile
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.benchmarks.list_runs import make_run
 from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
 from tests.lab.widgets.fake_run import FakeJob
@@ -110,7 +110,7 @@ def make_long_run(folder: Path, points: int) -> None:
 TRAINING = """
 import sys, time
 from pathlib import Path
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.lab.widgets.fake_run import FakeJob
 job = FakeJob(RunDir(sys.argv[1]), 100_000, 4)
 beat, job.heartbeat = job.heartbeat, lambda *_: None

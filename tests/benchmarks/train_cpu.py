@@ -240,7 +240,7 @@ def trainer(shape: Shape, precision: str, compiled: bool, dropout: float, log: P
     documentation says; log steps to `log`.
     """
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    from nbtrain.base.ports import port_to_listen_on
+    from nbtrain.base.process.ports import port_to_listen_on
     from nbtrain.parallel.startup import prepare_deepspeed
 
     os.environ["MASTER_PORT"] = str(port_to_listen_on())

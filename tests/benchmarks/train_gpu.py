@@ -91,7 +91,7 @@ def run_yaml_overrides(size: Size, options: argparse.Namespace, device: str) -> 
 def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
     """Run our trainer with mode: perf under torchrun; return its throughput event, and the plan's memory."""
     sys.path.insert(0, str(TREE / "tests" / "train"))
-    from nbtrain.base.events import read_events
+    from nbtrain.base.run_directory.events import read_events
     from nbtrain.config.load import load_resolved
     from nbtrain.planner.memory import estimate_memory
     from nbtrain.planner.time.duration import estimate_duration

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from nbtrain.base.usage_files import UsageWriter
+from nbtrain.base.run_directory.usage_files import UsageWriter
 from nbtrain.jobs.node.job_processes import YOUNG_SECONDS
 from nbtrain.jobs.node.sampler import SAMPLE_SECONDS, NodeLook
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nbtrain.base.events import read_events
-from nbtrain.base.records import ResumeCertificate
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import ResumeCertificate
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.store import CheckpointStore
 from tests.train import launch
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.base.records import ResumeCertificate
+from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.describe import layout
 from nbtrain.config.keys import field_keys

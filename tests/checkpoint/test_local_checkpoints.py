@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.checkpoint_files import LocalSaves, newest_checkpoint_step, on_nodes_words, only_on_nodes
-from nbtrain.base.events import read_events
-from nbtrain.base.records import ResumeCertificate
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import (
+    LocalSaves,
+    newest_checkpoint_step,
+    on_nodes_words,
+    only_on_nodes,
+)
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import ResumeCertificate
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint import manifest as manifests
 from tests.train import launch
 

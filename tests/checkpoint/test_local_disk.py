@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.records import Rollback
+from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves
+from nbtrain.base.run_directory.records import Rollback
 from nbtrain.checkpoint import copier, local_disk
 from nbtrain.checkpoint.local_disk import LocalDisk, Part, note_local, note_resumed
 from nbtrain.checkpoint.local_resume import Candidate, _why_void

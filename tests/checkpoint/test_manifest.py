@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_whole
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step, newest_whole
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.jobs.attempt import leftovers

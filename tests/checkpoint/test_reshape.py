@@ -8,8 +8,8 @@ so that both can be compared tensor by tensor, and trains to the end.
 import pytest
 import torch
 
-from nbtrain.base.events import read_events
-from nbtrain.base.records import ResumeCertificate
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes

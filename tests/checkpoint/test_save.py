@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint import save
 from nbtrain.checkpoint.save import make_room
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.config.sources import ChatSource

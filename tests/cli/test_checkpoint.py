@@ -9,9 +9,9 @@ import socket
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
-from nbtrain.base.records import AttemptRecord, JobRecord, ProcessIdentity, Rollback
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves
+from nbtrain.base.run_directory.records import AttemptRecord, JobRecord, ProcessIdentity, Rollback
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import gpu_side

@@ -18,7 +18,7 @@ import pytest
 from nbtrain.api import models
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.version import __version__
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli import serve
@@ -392,8 +392,11 @@ def test_a_list_of_runs_loads_little(workspace):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "nbtrain.monitor.runs.runs" in loaded
-    late = "hashlib logging subprocess tempfile calendar pydantic yaml psutil nbtrain.base.node_records"
-    ours = "nbtrain.cli.planning nbtrain.cli.checkpoint nbtrain.jobs.machine.queue_folder nbtrain.api.verbs"
+    late = "hashlib logging subprocess tempfile calendar pydantic yaml psutil nbtrain.api.verbs"
+    ours = (
+        "nbtrain.base.run_directory.node_records nbtrain.cli.planning nbtrain.cli.checkpoint "
+        "nbtrain.jobs.machine.queue_folder"
+    )
     assert loaded & {*late.split(), *ours.split()} == set()
 
 

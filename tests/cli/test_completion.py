@@ -15,7 +15,7 @@ import argcomplete
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli import completers, completion
 from nbtrain.config.keys import field_keys
@@ -207,5 +207,5 @@ def test_completion_and_help_load_little(run, line):
     loaded = set(done.stderr.decode().split())
     assert "nbtrain.cli.verb_table" in loaded, done.stderr
     heavy = {"pydantic", "yaml", "numpy", "torch", "nbtrain.config.schema", "nbtrain.api.verbs"}
-    records = {"nbtrain.base.records", "dataclasses"} if not line else set()
+    records = {"nbtrain.base.run_directory.records", "dataclasses"} if not line else set()
     assert loaded & (heavy | records) == set()

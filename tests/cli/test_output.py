@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli.output import colored, show_text
 from nbtrain.cli.verbs import Parser

@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from nbtrain.base.ports import port_to_listen_on
+from nbtrain.base.process.ports import port_to_listen_on
 
 NODES = ("n0", "n1")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.jobs.backends.kubernetes.manifests.work import work_of
 from nbtrain.jobs.backends.slurm.backend import _own

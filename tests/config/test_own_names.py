@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 
 SOURCES = [{"kind": "jsonl", "path": "books.jsonl"}]

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.proof.fork_client import ForkServer
 from tests.docs.pages import REPOSITORY

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nbtrain.base.metrics import SCALARS
+from nbtrain.base.run_directory.metrics import SCALARS
 from nbtrain.cli.reference.pages import generated, runs_table, with_table
 from nbtrain.config.editor_schema import editor_schema
 from nbtrain.config.fields import described

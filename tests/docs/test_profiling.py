@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.metrics import BY_NAME
+from nbtrain.base.run_directory.metrics import BY_NAME
 from nbtrain.config.arithmetic.flops import megatron_deepspeed_tflops, model_flops_per_token
 from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load

@@ -10,8 +10,8 @@ import json
 import re
 from collections.abc import Callable
 
-from nbtrain.base.records import Heartbeat
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import Heartbeat
+from nbtrain.base.run_directory.rundir import RunDir
 
 STEP = r"step ([\d,]+)"
 

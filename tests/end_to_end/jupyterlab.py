@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.ports import port_to_listen_on
+from nbtrain.base.process.ports import port_to_listen_on
 from nbtrain.cli.kernel_encryption import kernel_encryption
 from tests.conftest import skip_or_fail
 

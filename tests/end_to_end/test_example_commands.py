@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.evaluation_files import newest_evaluations
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.evaluation_files import newest_evaluations
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli.__main__ import parse
 from nbtrain.config.load import load
 from nbtrain.monitor.status.status_records import read_status

@@ -11,9 +11,9 @@ from jupyter_client.manager import KernelManager
 
 from nbtrain.api import verbs as api
 from nbtrain.api.run import open_run
-from nbtrain.base.events import read_events
-from nbtrain.base.records import Heartbeat
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import Heartbeat
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.train import launch
 
 STEPS = 60

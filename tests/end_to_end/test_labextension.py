@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.end_to_end.accessible import axe_script, findings
 from tests.end_to_end.jupyterlab import (
     BUSY_SECONDS,

@@ -31,7 +31,7 @@ NETWORK_MODULES = re.compile(
     re.MULTILINE,
 )
 MAY_CONTACT = {
-    "base/ports.py": {"socket"},  # a free port of this machine
+    "base/process/ports.py": {"socket"},  # a free port of this machine
     "corpus/workers/dask_worker.py": {"socket"},  # the host's own name
     "corpus/http.py": {"urllib.request", "urllib3", "ssl"},
     "corpus/partial_file.py": {"urllib3"},  # the errors of an answer

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import FINAL
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import Heartbeat, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import FINAL
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs import control

@@ -20,7 +20,7 @@ from nbtrain.api.not_launched import NotLaunched
 from nbtrain.api.run import Run
 from nbtrain.api.verbs import launch, load
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.look.inspect import verify

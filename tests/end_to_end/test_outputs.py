@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.status.notes import change_notes
 from tests.dataset.dataset_maker import make_dataset

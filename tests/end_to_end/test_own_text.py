@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import nbtrain as nb
-from nbtrain.base.records import JobRecord
+from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.workspace import tokenizer_dir
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nbtrain.base.ports import port_to_listen_on
+from nbtrain.base.process.ports import port_to_listen_on
 from tests.end_to_end.jupyterlab import (
     Lab,
     command,

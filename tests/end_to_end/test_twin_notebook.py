@@ -12,8 +12,8 @@ import pytest
 
 from nbtrain.api.run import open_run
 from nbtrain.base import files
-from nbtrain.base.jobstate import SUCCEEDED
-from nbtrain.base.records import JobRecord
+from nbtrain.base.run_directory.jobstate import SUCCEEDED
+from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.config.load import load
 from nbtrain.proof.small_sections import STEPS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import resolve, tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer

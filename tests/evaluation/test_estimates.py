@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from nbtrain.base.evaluation_files import Estimate
+from nbtrain.base.run_directory.evaluation_files import Estimate
 from nbtrain.evaluation.estimates import exp, mean, ratio
 
 

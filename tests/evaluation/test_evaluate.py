@@ -9,7 +9,7 @@ import torch
 
 import nbtrain as nb
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.evaluation_files import newest_evaluations
+from nbtrain.base.run_directory.evaluation_files import newest_evaluations
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.cli.__main__ import main

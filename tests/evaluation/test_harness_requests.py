@@ -11,8 +11,8 @@ import yaml
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.evaluation_files import Estimate
 from nbtrain.base.extras import install_command
+from nbtrain.base.run_directory.evaluation_files import Estimate
 from nbtrain.config.load import load
 from nbtrain.corpus.sources.chat_jinja import chat_jinja
 from nbtrain.corpus.tokenizer.folder import KEPT

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, RecordError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.exported import write_tokenizer

@@ -1,6 +1,6 @@
 """The model card: README.md of an exported model."""
 
-from nbtrain.base.report import Table
+from nbtrain.base.printing.report import Table
 from nbtrain.exchange.model_card import _source
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nbtrain.base.ports import port_to_listen_on
+from nbtrain.base.process.ports import port_to_listen_on
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.parallel import fpdt

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.ports import port_to_listen_on
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.process.ports import port_to_listen_on
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.gpu.cases import Impossible, Place
 from tests.train import launch
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.process.parent_death import die_with_parent
 
 # Imports of a rank, including the parts that DeepSpeed loads at its first call.
 LOADED = (

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.process.parent_death import die_with_parent
 from tests.gpu.cases import Place, find_all
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import SCHEMA_VERSION
-from nbtrain.base.rundir import RunDir, new_run_id
+from nbtrain.base.run_directory.checkpoint_files import SCHEMA_VERSION
+from nbtrain.base.run_directory.rundir import RunDir, new_run_id
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint import describe, manifest
 from nbtrain.config.load import load, to_yaml

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.events import read_events
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare

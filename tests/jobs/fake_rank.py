@@ -22,8 +22,14 @@ import time
 from collections.abc import Iterable
 
 from nbtrain.base import files
-from nbtrain.base.records import ControlRequest, ExitRecord, Heartbeat, ProcessIdentity, TrainingProgress
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.records import (
+    ControlRequest,
+    ExitRecord,
+    Heartbeat,
+    ProcessIdentity,
+    TrainingProgress,
+)
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 
 
 def main(run_path: str) -> int:

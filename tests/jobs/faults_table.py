@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.cgroup import cgroup_file
-from nbtrain.base.events import read_events
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import Heartbeat, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.hardware.cgroup import cgroup_file
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load, to_yaml
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs import control

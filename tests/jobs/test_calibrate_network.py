@@ -4,8 +4,8 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.base.errors import ConfigError, JobError
-from nbtrain.base.records import Heartbeat
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import Heartbeat
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.jobs.calibrate_network import CalibratedNetwork, calibrate_network, network_run

@@ -9,8 +9,8 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.yaml_source import to_text
 from nbtrain.jobs.delete import delete, survey

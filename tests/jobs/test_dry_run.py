@@ -10,7 +10,7 @@ import yaml
 
 from nbtrain.api.check import check
 from nbtrain.base.errors import ConfigError, SubmitError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, to_yaml
 from nbtrain.config.load.one_line import RUN_YAML
 from nbtrain.foreign.importing import import_files

@@ -8,7 +8,7 @@ import pytest
 import nbtrain as nb
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, JobError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load, to_yaml
 from nbtrain.corpus.tokenizer.folder import adopt, read_manifest

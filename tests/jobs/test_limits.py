@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import workspace as the_workspace
 from nbtrain.config.load import load, to_yaml
 from nbtrain.foreign.importing import import_files

@@ -8,7 +8,7 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, to_yaml

@@ -12,9 +12,9 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.events import read_events
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.rules.check import check_config
 from nbtrain.jobs.launch import read_launch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nbtrain.base.files import write_json, write_text
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.jobs.origins import origins
 from tests.lab.widgets.fake_run import FakeJob, run_config

@@ -12,8 +12,8 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.extras import install_command
-from nbtrain.base.nvml import Gpu
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.hardware.nvml import Gpu
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs import preflight as checks
 from nbtrain.jobs import preflight_tools as tools_checks

@@ -13,10 +13,10 @@ import time
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.events import read_events
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import to_yaml
 from nbtrain.jobs import control
 from nbtrain.jobs.machine import processes

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.cgroup import cgroup_file
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import ExitRecord, JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.hardware.cgroup import cgroup_file
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import ExitRecord, JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.jobs import control
 from nbtrain.jobs.attempt.reserve import RESERVED_BYTES, Reserve
 

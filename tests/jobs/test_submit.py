@@ -15,11 +15,11 @@ import pytest
 import nbtrain as nb
 from nbtrain.api.not_launched import NotLaunched
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.errors import ConfigError, RecordError, SubmitError
-from nbtrain.base.events import read_events
-from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
-from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli.__main__ import main
 from nbtrain.config.findings import mistake, shortage
@@ -1071,7 +1071,7 @@ def test_a_quicker_submission_is_joined(tiny, monkeypatch, caplog, state):
 RACER = """
 import os, sys, time
 from pathlib import Path
-from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.config.load import load
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.run_data import read_run_data

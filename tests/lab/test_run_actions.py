@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab import run_actions
 from nbtrain.lab.run_actions import SLOTS, actions, off, run_shown
 from nbtrain.monitor.run.run_view import RunView

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.load import load_resolved
 from nbtrain.dataset.samples.build import build_datasets

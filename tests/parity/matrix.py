@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.proof import fork_client
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity import page

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load_resolved, to_yaml
 from tests.parity.cases import STEPS, Case

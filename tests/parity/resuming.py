@@ -12,9 +12,9 @@ import random
 import signal
 from dataclasses import dataclass
 
-from nbtrain.base.events import read_events
-from nbtrain.base.records import ResumeCertificate
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import ResumeCertificate
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.proof.fork_client import Ended
 from tests.parity.cases import Case
 from tests.parity.runner import Job, RunFailed, Runner, contents

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.events import read_events
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.torch_files import load_file
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, state_bytes

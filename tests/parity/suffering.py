@@ -3,7 +3,7 @@
 import os
 import signal
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.train import __main__ as trainer
 from nbtrain.train.build import Built
 from nbtrain.train.health.heartbeat import HeartbeatWriter

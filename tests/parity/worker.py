@@ -16,10 +16,10 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups as deepspeed_groups
 
-from nbtrain.base.events import EventWriter
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.records import TrainingProgress
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.records import TrainingProgress
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
 from nbtrain.parallel.startup import World

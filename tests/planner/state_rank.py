@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel import startup
 from nbtrain.parallel.four_bits import FourBitMatrix

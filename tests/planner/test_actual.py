@@ -3,7 +3,7 @@
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.planner.actual import Comparison, compare
 from nbtrain.planner.plan import plan

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbtrain.base import amounts
-from nbtrain.base.records import Heartbeat
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import Heartbeat
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems

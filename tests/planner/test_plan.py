@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from nbtrain.base import amounts, files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base import files
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import dataset_dir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load

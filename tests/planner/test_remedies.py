@@ -4,7 +4,7 @@ changes come first.
 
 import pytest
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.config.load import load
 from nbtrain.planner.lint.remedies import cheapest_remedy, host_remedy, with_changes
 from nbtrain.planner.memory import estimate_memory

@@ -23,7 +23,7 @@ from nbtrain.serving import models
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.proxy import models_entry
 from nbtrain.serving.tokens import VARIABLE
-from tests.base.test_signals import deafen
+from tests.base.process.test_signals import deafen
 from tests.inference import saved
 from tests.serving.conftest import CHAT
 from tests.serving.test_openai import eventually

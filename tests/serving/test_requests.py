@@ -16,9 +16,10 @@ from types import SimpleNamespace
 import pytest
 from starlette.testclient import TestClient
 
-from nbtrain.base import files, parent_death
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, NbtrainError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.process import parent_death
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.serving import megatron, models, resident, server
 from nbtrain.serving.app import Routes

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import nbtrain
 from nbtrain.base import files
-from nbtrain.base.events import EventWriter
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.records import TrainingProgress
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.records import TrainingProgress
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
 from nbtrain.train import trainer

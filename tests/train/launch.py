@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbtrain.base import files
-from nbtrain.base.events import read_events
-from nbtrain.base.ports import port_to_listen_on
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir, RunDir, new_run_id
+from nbtrain.base.process.ports import port_to_listen_on
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_run_id
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.load.attempt import attempt_record
 from nbtrain.dataset.files import DatasetFiles

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from nbtrain.base.records import ResumeCertificate
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import ResumeCertificate
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity.cases import LLAMA

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deepspeed.accelerator import get_accelerator
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.live_run import TrainState
 from nbtrain.config.load import load_resolved
 from nbtrain.dataset.samples.state import DataState

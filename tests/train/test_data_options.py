@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.run.run_view import RunView
 from tests.train import launch
 from tests.train.test_training import assert_same_state

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.base.evaluation_files import EvaluationRecord, evaluation_files
-from nbtrain.base.events import read_events
+from nbtrain.base.run_directory.evaluation_files import EvaluationRecord, evaluation_files
+from nbtrain.base.run_directory.events import read_events
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.monitor.run.pictures import training_curves

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.parallel.agreement import LEAVE, NOTHING
 from nbtrain.train.requests import ExitLimits, job_age_seconds

@@ -4,8 +4,8 @@ does.
 
 import pytest
 
-from nbtrain.base.events import read_events
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.train import launch
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.events import read_events
+from nbtrain.base.run_directory.events import read_events
 from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved, to_yaml

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.records import Heartbeat
+from nbtrain.base.run_directory.records import Heartbeat
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.dataset.samples.build import build_datasets

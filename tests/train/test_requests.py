@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.records import ControlRequest
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import ControlRequest
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.parallel.agreement import NOTHING, SAVE, STOP
 from nbtrain.train.health.attempt import report_outcome
 from nbtrain.train.requests import Requests

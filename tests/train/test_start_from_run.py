@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
-from nbtrain.base.events import read_events
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.events import read_events
 from nbtrain.checkpoint.opened import RunWeights
 from nbtrain.checkpoint.store import CheckpointStore, TensorPart
 from nbtrain.config.load import load_resolved

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nbtrain.base.evaluation_files import EvaluationRecord, evaluation_files
-from nbtrain.base.events import read_events
+from nbtrain.base.run_directory.evaluation_files import EvaluationRecord, evaluation_files
+from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.config.load import load_resolved

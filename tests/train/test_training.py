@@ -11,9 +11,9 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.events import read_events
-from nbtrain.base.records import ControlRequest, Heartbeat
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import ControlRequest, Heartbeat
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml

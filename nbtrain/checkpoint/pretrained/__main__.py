@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.answers import answer_request
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.answers import answer_request
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.merged import MergedWeights
 from nbtrain.checkpoint.pretrained.adapters import check_adapters, write_adapters

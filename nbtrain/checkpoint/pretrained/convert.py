@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.pretrained.compare import OurModel
 from nbtrain.checkpoint.pretrained.export import write_consolidated

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from nbtrain.base.checkpoint_files import in_work
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import in_work
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.manifest import whole_step

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.pretrained.files import NAMES
 from nbtrain.checkpoint.store import MASTER, StoredParameter

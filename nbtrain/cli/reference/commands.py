@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from nbtrain.base.report import Table
+from nbtrain.base.printing.report import Table
 from nbtrain.cli.__main__ import parser
 from nbtrain.cli.completion import SHELLS
 from nbtrain.cli.verb_table import ALIASES, ELSEWHERE, EXIT_CODES, GROUPS, RUN, Verb

@@ -1,6 +1,6 @@
 """The tables of docs/import.md: flags and the fields that they set, and flags without effect on a run."""
 
-from nbtrain.base import report
+from nbtrain.base.printing import report
 from nbtrain.foreign.deepspeed_keys import OFFLOAD, SAME_KEYS, ZERO
 from nbtrain.foreign.flags import VERSIONS, Table, load_table
 from nbtrain.foreign.mapping import MAPPED, ROWS, WITHOUT_MEANING, without_meaning

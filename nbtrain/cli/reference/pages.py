@@ -24,9 +24,10 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from nbtrain.base import amounts, files
-from nbtrain.base.metrics import FAMILIES, SCALARS
-from nbtrain.base.report import Table
+from nbtrain.base import files
+from nbtrain.base.printing.report import Table
+from nbtrain.base.run_directory.metrics import FAMILIES, SCALARS
+from nbtrain.base.text import amounts
 from nbtrain.cli.reference import commands, flag_tables, parallelism, record_keys
 from nbtrain.config import architectures, recipes
 from nbtrain.config.arithmetic.adapters import count_adapters
@@ -312,7 +313,7 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "Every scalar that a run writes to `output/<run>/tensorboard`, at every step that has a value.",
-        "Generated from `nbtrain/base/metrics.py` by `make docs`; do not edit.",
+        "Generated from `nbtrain/base/run_directory/metrics.py` by `make docs`; do not edit.",
         "",
         "The first rows use Megatron-DeepSpeed's tags. `<dataset>` stands for the name of each dataset of a",
         "blend or mixture.",

@@ -1,6 +1,6 @@
 """The generated part of docs/parallelism.md: config/rules/combinations.py as a table with its reasons."""
 
-from nbtrain.base.report import Table
+from nbtrain.base.printing.report import Table
 from nbtrain.config.rules.combinations import KINDS, Kind
 from nbtrain.config.rules.pairing import pairing
 

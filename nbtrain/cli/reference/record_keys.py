@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from nbtrain.base.report import Table
+from nbtrain.base.printing.report import Table
 from nbtrain.corpus.sources.keys import TABLES, KeyRule, KeyTable
 
 INTRODUCTION = """\

@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from nbtrain.base.addresses import text_without_secrets, without_secrets
-from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.rundir import RunDir, run_names
-from nbtrain.base.terminal import nearest, shortened
+from nbtrain.base.run_directory.rundir import RunDir, run_names
+from nbtrain.base.text.addresses import text_without_secrets, without_secrets
+from nbtrain.base.text.amounts import counted
+from nbtrain.base.text.terminal import nearest, shortened
 from nbtrain.base.workspace import display, example_folders, example_names, typed_path, valid_name, workspace
 from nbtrain.config.keys import free_form, holds_text, parts_of, unknown_keys
 from nbtrain.config.other_files import (

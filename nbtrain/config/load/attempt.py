@@ -5,7 +5,7 @@ backend.env (faults on order, traces), the devices that are left -> attempt_reco
 
 import time
 
-from nbtrain.base.records import AttemptRecord
+from nbtrain.base.run_directory.records import AttemptRecord
 from nbtrain.config import fault_orders
 from nbtrain.config.load.elastic import resized
 from nbtrain.config.schema import RunConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import load

@@ -3,8 +3,8 @@
 import json
 import re
 
-from nbtrain.base.addresses import without_secrets
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.text.addresses import without_secrets
 from nbtrain.config.load import flatten, validate
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_yaml

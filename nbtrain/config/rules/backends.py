@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterable, Iterator
 
-from nbtrain.base.amounts import counted
+from nbtrain.base.text.amounts import counted
 from nbtrain.config.backend_section import SlurmConfig
 from nbtrain.config.findings import mistake
 from nbtrain.config.markers import SbatchOption, marked

@@ -13,10 +13,10 @@ import itertools
 import re
 from collections.abc import Callable
 
-from nbtrain.base.addresses import redacted
-from nbtrain.base.checkpoint_files import PLACEHOLDERS
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
+from nbtrain.base.run_directory.checkpoint_files import PLACEHOLDERS
+from nbtrain.base.text.addresses import redacted
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.batch_schedule import StepSizes
 from nbtrain.config.fields import MOST_TOKENS

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.base.table import rows
+from nbtrain.base.text.table import rows
 from nbtrain.config.rules.wording import Problems, broken, value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show

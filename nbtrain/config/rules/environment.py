@@ -4,7 +4,7 @@ secrets.
 
 import re
 
-from nbtrain.base.nvml import CUDA_DEVICES
+from nbtrain.base.hardware.nvml import CUDA_DEVICES
 from nbtrain.config.debug import debug_variables
 from nbtrain.config.rules.wording import Problems, hidden
 from nbtrain.config.schema import RunConfig

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from nbtrain.base.amounts import counted
 from nbtrain.base.findings import Finding
+from nbtrain.base.text.amounts import counted
 from nbtrain.config.arithmetic.shared_memory import worker_shared_memory_bytes
 from nbtrain.config.findings import mistake
 from nbtrain.config.kubernetes_section import KubernetesConfig, MountConfig

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.terminal import nearest
+from nbtrain.base.text.terminal import nearest
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS, deepspeed_config
 from nbtrain.config.deepspeed.known_keys import UNKNOWN_KEY, key_problems, nearest_key
 from nbtrain.config.findings import findings_of, mistake

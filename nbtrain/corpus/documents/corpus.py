@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.terminal import printable
+from nbtrain.base.text.terminal import printable
 from nbtrain.corpus.documents import cleaning
 from nbtrain.corpus.documents.cleaning import Cleaner
 from nbtrain.corpus.documents.dedup import digest, digests

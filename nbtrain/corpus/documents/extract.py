@@ -20,8 +20,8 @@ import orjson
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.locks import LOCK_FILE, locked_directory
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.process.locks import LOCK_FILE, locked_directory
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.sources import text_settings
 from nbtrain.corpus.documents import broken_records

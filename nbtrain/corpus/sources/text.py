@@ -4,7 +4,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nbtrain.base.amounts import counted
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import files

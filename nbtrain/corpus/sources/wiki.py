@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.addresses import redacted
 from nbtrain.base.errors import DataError
+from nbtrain.base.text.addresses import redacted
 from nbtrain.base.workspace import display, resolve
 from nbtrain.corpus import sentences
 from nbtrain.corpus.optional import optional

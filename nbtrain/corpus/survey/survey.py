@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import DataError
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, resolve, typed_path
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.config.sources import Source, address_problem

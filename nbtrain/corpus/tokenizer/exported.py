@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.corpus.tokenizer.beginning import SETTINGS, own_token, settings_of
 from nbtrain.corpus.tokenizer.folder import (

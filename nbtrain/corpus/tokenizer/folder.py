@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.git_lfs import pointer_problem_of
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import data_home, display
 from nbtrain.corpus.tokenizer.beginning import (
     SETTINGS,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.corpus.tokenizer.exported import is_as_given
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.corpus.requested_settings import same_text
 from nbtrain.corpus.tokenizer.folder import read_manifest

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.locks import locked_directory
-from nbtrain.base.progress import Progress, Say
+from nbtrain.base.printing.progress import Progress, Say
+from nbtrain.base.process.locks import locked_directory
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir
 from nbtrain.config.load.shipped_names import refuse_name_of_shipped_tokenizer
 from nbtrain.config.own_names import MAKES_TRAINED

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
 from nbtrain.config.arithmetic.vocabulary import VocabularyFit
 from nbtrain.corpus.documents.text_sample import cut
 from nbtrain.corpus.tokenizer import training

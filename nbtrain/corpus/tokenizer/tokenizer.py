@@ -27,7 +27,7 @@ import orjson
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.corpus import heap
 from nbtrain.corpus.tokenizer import exactness, proven

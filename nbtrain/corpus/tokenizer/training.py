@@ -14,9 +14,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from nbtrain.base import amounts
-from nbtrain.base.cgroup import memory_groups, text_of
 from nbtrain.base.errors import DataError
+from nbtrain.base.hardware.cgroup import memory_groups, text_of
+from nbtrain.base.text import amounts
 from nbtrain.corpus import characters
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, byte_level

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
 from nbtrain.base.workspace import display
 from nbtrain.corpus.http import Downloaded, MirrorClient, folder
 from nbtrain.corpus.partial_file import READ_BYTES

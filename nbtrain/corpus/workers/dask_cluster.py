@@ -21,8 +21,8 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import DataError
+from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.workspace import data_home, display, resolve
 from nbtrain.config.backend_section import without_slurm_conf
 from nbtrain.config.rules.data import is_loopback

@@ -15,9 +15,9 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.amounts import elapsed
 from nbtrain.base.errors import DataError
 from nbtrain.base.files import write_bytes
+from nbtrain.base.text.amounts import elapsed
 from nbtrain.base.workspace import data_home, output_root, workspace
 from nbtrain.corpus.workers.dask_cluster import DaskCluster
 from nbtrain.corpus.workers.dask_worker import VARIABLES, Order, software

@@ -13,7 +13,7 @@ from typing import Any
 
 from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
-from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.corpus.workers.ordered_map import TASKS_PER_WORKER, Executor, Make, NotYet, WorkersLost
 
 _function: Callable[[Any], Any] | None = None

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nbtrain.base.amounts import count
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.text.amounts import count
 from nbtrain.corpus.documents.corpus import SourceCounts, Task
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.workers.lease import stop_if_ended

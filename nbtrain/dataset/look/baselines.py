@@ -19,7 +19,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.report import Report, Result, Sentence
+from nbtrain.base.printing.report import Report, Result, Sentence
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.requested_settings import place

@@ -15,8 +15,8 @@ from typing import Any, Union
 import numpy as np
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.report import Block, TextForm, heading
-from nbtrain.base.terminal import printable
+from nbtrain.base.printing.report import Block, TextForm, heading
+from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, ONE_FILE, byte_level, folder_of

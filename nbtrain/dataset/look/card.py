@@ -17,7 +17,7 @@ import numpy as np
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.findings import Finding
-from nbtrain.base.report import (
+from nbtrain.base.printing.report import (
     Block,
     Column,
     Facts,

@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from nbtrain.base.amounts import count
-from nbtrain.base.look import BLUE, GREY, ORANGE, themed
+from nbtrain.base.printing.look import BLUE, GREY, ORANGE, themed
+from nbtrain.base.text.amounts import count
 
 
 def histogram_svg(edges: Sequence[int], counts: Sequence[int], seq_length: int | None = None) -> bytes:

@@ -9,9 +9,9 @@ import contextlib
 from pathlib import Path
 
 from nbtrain.base import files
-from nbtrain.base.amounts import moment
 from nbtrain.base.errors import DataError
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.text.amounts import moment
 from nbtrain.base.workspace import display
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.files import DatasetFiles

@@ -12,8 +12,8 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.findings import Finding
-from nbtrain.base.progress import Progress
-from nbtrain.base.report import Facts, Findings, Record, Report, Result
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.printing.report import Facts, Findings, Record, Report, Result
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles

@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from nbtrain.base.look import GREEN, LINE
-from nbtrain.base.terminal import printable
+from nbtrain.base.printing.look import GREEN, LINE
+from nbtrain.base.text.terminal import printable
 
 Kind = Literal["loss", "read", "padding"]
 """Role of a position in training: a label in the loss, a token that is only read, or padding."""

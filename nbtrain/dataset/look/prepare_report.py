@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.report import Column, Report, Result, Sentence, Table
+from nbtrain.base.printing.report import Column, Report, Result, Sentence, Table
 from nbtrain.base.workspace import display
 from nbtrain.dataset.look.browser import Documents
 from nbtrain.dataset.manifest import DatasetManifest, dropped_sentences

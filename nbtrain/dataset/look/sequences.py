@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.report import Block, Record, TextForm, heading
+from nbtrain.base.printing.report import Block, Record, TextForm, heading
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.look import marked
 from nbtrain.dataset.look.browser import Browser

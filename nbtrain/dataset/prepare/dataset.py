@@ -19,7 +19,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.progress import Progress, Say
+from nbtrain.base.printing.progress import Progress, Say
 from nbtrain.base.workspace import display
 from nbtrain.config.load.shipped_names import refuse_name_of_shipped_dataset
 from nbtrain.config.schema import RunConfig

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.terminal import printable
+from nbtrain.base.text import amounts
+from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.documents.cleaning import Cleaner

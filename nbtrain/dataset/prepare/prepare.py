@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.locks import locked_directory
-from nbtrain.base.progress import Say
+from nbtrain.base.printing.progress import Say
+from nbtrain.base.process.locks import locked_directory
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus import sentences

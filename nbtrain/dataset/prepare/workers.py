@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from nbtrain.base.cgroup import usable_cores
+from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.requested_settings import place
 from nbtrain.corpus.workers.ordered_map import Workers

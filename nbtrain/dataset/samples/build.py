@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.terminal import printable
+from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.blend import OpenBlend

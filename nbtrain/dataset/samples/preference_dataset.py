@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.terminal import printable
+from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import OpenDataset

@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from nbtrain.base import amounts
-from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_step
-from nbtrain.base.records import STACK_SIGNAL
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.checkpoint_files import measured_save_seconds, newest_saved_step
+from nbtrain.base.run_directory.records import STACK_SIGNAL
+from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import Launcher
 from nbtrain.jobs.attempt.hang import Standstill, culprits, main_stack, report

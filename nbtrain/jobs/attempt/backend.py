@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.events import read_events
 from nbtrain.base.findings import Finding
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.monitor.logs.logs import follow, log_path, tail_lines

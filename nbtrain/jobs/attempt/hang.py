@@ -8,7 +8,7 @@ the collective's other ranks that are not in it. Followed to the end, this leads
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nbtrain.base.records import Collective, Heartbeat
+from nbtrain.base.run_directory.records import Collective, Heartbeat
 from nbtrain.jobs.machine import processes
 
 # A heartbeat's thread writes every second: an older file belongs to a rank that cannot even run that thread.

@@ -9,8 +9,8 @@ import shutil
 import time
 from pathlib import Path
 
-from nbtrain.base.checkpoint_files import MANIFEST, REJECTED, checkpoint_problem
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import MANIFEST, REJECTED, checkpoint_problem
+from nbtrain.base.run_directory.rundir import RunDir
 
 TEMPORARY = ".*.tmp"
 # A process that pauses a job or asks its scheduler holds no lock. It writes such a file in moments, and the

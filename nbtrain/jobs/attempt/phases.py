@@ -11,8 +11,8 @@ All times are the supervisor's own monotonic clock.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nbtrain.base.checkpoint_files import measured_save_seconds
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import measured_save_seconds
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.schema import RunConfig
 
 # Peers of a dead rank wait in a collective that cannot end; this gives them time to write their last log

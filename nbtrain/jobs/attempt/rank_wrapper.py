@@ -23,10 +23,10 @@ import sys
 import time
 from pathlib import Path
 
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.records import STACK_SIGNAL, ExitRecord
-from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.records import STACK_SIGNAL, ExitRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.attempt.reserve import Reserve
 from nbtrain.jobs.machine.processes import child_setup, signal_name
 

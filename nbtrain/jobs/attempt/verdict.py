@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from nbtrain.base.jobstate import CANCELLED, FAILED, SUCCEEDED
-from nbtrain.base.records import ExitRecord
+from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, SUCCEEDED
+from nbtrain.base.run_directory.records import ExitRecord
 from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.machine.processes import signal_name
 

@@ -14,13 +14,13 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 
-from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import JobError
 from nbtrain.base.findings import Finding
-from nbtrain.base.nvml import visible_gpus
-from nbtrain.base.ports import port_to_listen_on
-from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.hardware.cgroup import usable_cores
+from nbtrain.base.hardware.nvml import visible_gpus
+from nbtrain.base.process.ports import port_to_listen_on
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import Launcher

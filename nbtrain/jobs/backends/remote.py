@@ -15,9 +15,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrder, SignalOrders
-from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.node_records import (
+    LaunchOrder,
+    NodeExit,
+    NodeRecord,
+    SignalOrder,
+    SignalOrders,
+)
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import network_interface
 from nbtrain.jobs.attempt.phases import stop_patience_seconds

@@ -3,7 +3,7 @@ scheduler.
 
 The state has three sources, most trusted first: the job's own records, the scheduler's report, and the fact
 that the scheduler does not answer. The process that queries the scheduler writes the report to engine.json,
-so that readers need not query it again (base/jobstate.py).
+so that readers need not query it again (base/run_directory/jobstate.py).
 """
 
 import contextlib
@@ -11,11 +11,11 @@ import time
 from dataclasses import replace
 
 from nbtrain.base.errors import JobError, SubmitError
-from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED
-from nbtrain.base.node_records import Ask, EngineWord
-from nbtrain.base.observed_state import ENGINE_SILENCE_SECONDS, at_rest, read_state
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED
+from nbtrain.base.run_directory.node_records import Ask, EngineWord
+from nbtrain.base.run_directory.observed_state import ENGINE_SILENCE_SECONDS, at_rest, read_state
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt.backend import Backend

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.jobstate import ACTIVE, LOST, QUEUED
-from nbtrain.base.node_records import Ask
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, QUEUED
+from nbtrain.base.run_directory.node_records import Ask
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.workspace import display, workspace
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt.backend import CAPABILITIES, Backend

@@ -9,12 +9,14 @@ GPUs, if this machine is one of its hosts, and no cores.
 import os
 from typing import Any
 
-from nbtrain.base import amounts, files, nvml
-from nbtrain.base.cgroup import usable_cores
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.findings import Finding
-from nbtrain.base.nvml import CUDA_DEVICES, Gpu, driver_gpus, named_gpu
-from nbtrain.base.terminal import shortened
+from nbtrain.base.hardware import nvml
+from nbtrain.base.hardware.cgroup import usable_cores
+from nbtrain.base.hardware.nvml import CUDA_DEVICES, Gpu, driver_gpus, named_gpu
+from nbtrain.base.text import amounts
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.git import ask_git
-from nbtrain.base.nvml import CUDA_DEVICES
-from nbtrain.base.rundir import SCHEMA_VERSION, JobDir
+from nbtrain.base.hardware.nvml import CUDA_DEVICES
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, JobDir
+from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import data_home, output_root, queue_folder, workspace
 from nbtrain.config.debug import debug_variables

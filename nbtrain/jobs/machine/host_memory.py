@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtrain.base.cgroup import memory_groups, oom_kills, oom_kills_in
+from nbtrain.base.hardware.cgroup import memory_groups, oom_kills, oom_kills_in
 
 KERNEL_LOG = Path("/dev/kmsg")
 # The kernel's log numbers processes as in the first pid namespace, which is this one (PROC_PID_INIT_INO).

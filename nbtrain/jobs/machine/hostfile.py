@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import resolve
 from nbtrain.config.backend_section import HOST_RULE
 from nbtrain.config.findings import finding_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from nbtrain.base.cgroup import memory_groups, text_of, usable_cores
-from nbtrain.base.nvml import Gpu, visible_gpus
+from nbtrain.base.hardware.cgroup import memory_groups, text_of, usable_cores
+from nbtrain.base.hardware.nvml import Gpu, visible_gpus
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import psutil
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.ports import LOOPBACK
+from nbtrain.base.process.ports import LOOPBACK
 
 # Variables in which launchers number the machines, most reliable first.
 NUMBER_VARIABLES = (

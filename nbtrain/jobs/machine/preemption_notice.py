@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from nbtrain.base.addresses import text_without_secrets
+from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.base.workspace import resolved_program
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine import processes

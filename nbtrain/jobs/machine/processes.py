@@ -8,7 +8,8 @@ The tree of a job ends as follows, depending on which process dies first:
     wrapper     dies -> its rank gets KILL: no process would record how it ended
     any rank         -> carries NBTRAIN_JOB=<job id> in its environment, so that what is left can be found
 
-Whether a process is still the same one, although process IDs are reused: ProcessIdentity (base/records.py).
+Whether a process is still the same one, although process IDs are reused: ProcessIdentity
+(base/run_directory/records.py).
 Source of the constants: linux/prctl.h.
 """
 
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.parent_death import die_with_parent, prctl
+from nbtrain.base.process.parent_death import die_with_parent, prctl
 
 JOB_MARKER = "NBTRAIN_JOB"
 # Variable in addition to the marker, if an agent started the rank: agents may share a machine.

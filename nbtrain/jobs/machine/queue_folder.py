@@ -22,13 +22,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nbtrain.base.amounts import counted
 from nbtrain.base.errors import JobError, RecordError, SubmitError
-from nbtrain.base.jobstate import LOST
-from nbtrain.base.node_records import STOPS, Ask
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import JobRecord, ProcessIdentity, Record, boot_id
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.jobstate import LOST
+from nbtrain.base.run_directory.node_records import STOPS, Ask
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity, Record, boot_id
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display, queue_folder
 from nbtrain.jobs.machine import processes
 

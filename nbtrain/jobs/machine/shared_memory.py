@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from nbtrain.base.amounts import counted, size
 from nbtrain.base.findings import Finding
+from nbtrain.base.text.amounts import counted, size
 from nbtrain.config.arithmetic.shared_memory import worker_shared_memory_bytes
 from nbtrain.config.findings import shortage
 from nbtrain.config.schema import RunConfig

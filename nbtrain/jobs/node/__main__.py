@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.jobstate import ACTIVE
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.jobstate import ACTIVE
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.machine.node_address import node_number
 from nbtrain.jobs.node.agent import Leaving, agent_of

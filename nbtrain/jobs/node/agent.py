@@ -4,9 +4,9 @@
        |                        |
        +--- the job has ended, TERM, or no sign of life of the supervisor ---> leaving
 
-It communicates with the supervisor through the run directory alone (base/node_records.py). Each of the two
-measures the time since it heard from the other by its own monotonic clock: a record counts as new if its
-contents changed, whatever time it states.
+It communicates with the supervisor through the run directory alone (base/run_directory/node_records.py).
+Each of the two measures the time since it heard from the other by its own monotonic clock: a record counts as
+new if its contents changed, whatever time it states.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nbtrain.base.amounts import moment
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import ACTIVE
-from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrders
-from nbtrain.base.ports import LOOPBACK, port_to_listen_on
-from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir
-from nbtrain.base.usage_files import UsageWriter
+from nbtrain.base.process.ports import LOOPBACK, port_to_listen_on
+from nbtrain.base.run_directory.jobstate import ACTIVE
+from nbtrain.base.run_directory.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrders
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.run_directory.usage_files import UsageWriter
+from nbtrain.base.text.amounts import moment
 from nbtrain.base.version import __version__
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from nbtrain.base.cgroup import cpu_seconds
+from nbtrain.base.hardware.cgroup import cpu_seconds
 from nbtrain.jobs.machine.machine import memory_in_use_of_group, this_machine
 
 INFINIBAND = Path("/sys/class/infiniband")

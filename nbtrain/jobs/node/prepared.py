@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.config.load.one_line import RUN_ID, RUN_YAML, from_one_line
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nbtrain.base.records import ProcessIdentity
+from nbtrain.base.run_directory.records import ProcessIdentity
 from nbtrain.jobs.attempt.phases import cap_seconds
 from nbtrain.jobs.attempt.rank_wrapper import EXIT_FD
 from nbtrain.jobs.machine import processes

@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nbtrain.base import dcgm, nvml
-from nbtrain.base.nvml import CUDA_DEVICES
-from nbtrain.base.records import host_name
-from nbtrain.base.usage import PROCESS_FIGURES, SAMPLE_SECONDS, gpu_subject, rank_subject
-from nbtrain.base.usage_files import UsageWriter
+from nbtrain.base.hardware import dcgm, nvml
+from nbtrain.base.hardware.nvml import CUDA_DEVICES
+from nbtrain.base.run_directory.records import host_name
+from nbtrain.base.run_directory.usage import PROCESS_FIGURES, SAMPLE_SECONDS, gpu_subject, rank_subject
+from nbtrain.base.run_directory.usage_files import UsageWriter
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine.environment import HELD_GPUS
 from nbtrain.jobs.node.job_processes import Counters, JobProcesses
@@ -48,7 +48,7 @@ IO_RATES = {
     "syscr": "read_calls_per_second",
     "syscw": "write_calls_per_second",
 }
-# {metric of a GPU: field of base/nvml.GpuUse}
+# {metric of a GPU: field of base/hardware/nvml.GpuUse}
 GPU_FIGURES = {
     "gpu_fraction": "utilization_fraction",
     "gpu_memory_bytes": "memory_used_bytes",

@@ -4,7 +4,7 @@ import os
 import sys
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
 
 
 def main() -> int:

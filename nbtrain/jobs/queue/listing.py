@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, JobError
-from nbtrain.base.jobstate import ACTIVE, QUEUED
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.report import Report, Result, Sentence, Table, record_of
-from nbtrain.base.rundir import JobDir
-from nbtrain.base.terminal import shortened
+from nbtrain.base.printing.report import Report, Result, Sentence, Table, record_of
+from nbtrain.base.run_directory.jobstate import ACTIVE, QUEUED
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.text import amounts
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.backend_section import MOST_PRIORITY
 from nbtrain.jobs.control import ask_priority

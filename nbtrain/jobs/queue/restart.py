@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nbtrain.base.jobstate import QUEUED
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.jobstate import QUEUED
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.machine.environment import kept_variables
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket
@@ -96,7 +96,7 @@ def start_again(ticket: Ticket) -> str:
 
 def go_on(run_dir: str, job_id: str) -> None:
     """Resume the run of a ticket. Raises the errors of resume()."""
-    from nbtrain.base.records import JobRecord
+    from nbtrain.base.run_directory.records import JobRecord
     from nbtrain.jobs.submit import resume
 
     run = RunDir(Path(run_dir))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.node.prepared import prepared_in_allocation
 from nbtrain.jobs.supervisor.supervise import main
 

@@ -2,7 +2,7 @@
 
 A full or read-only disk must not end the watch over the ranks, so a record that cannot be written is skipped.
 The final state is tried again, has disk space reserved for it, and is written elsewhere if all that fails
-(base/last_words.py).
+(base/run_directory/last_words.py).
 """
 
 import contextlib
@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, files, last_words
-from nbtrain.base.checkpoint_files import newest_saved_step, on_nodes_words, only_on_nodes
+from nbtrain.base import files
 from nbtrain.base.errors import RecordError
-from nbtrain.base.events import EventWriter
 from nbtrain.base.files import is_read_only
-from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, STARTING, SUCCEEDED
-from nbtrain.base.observed_state import SIGN_OF_LIFE_SECONDS
-from nbtrain.base.records import (
+from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory.checkpoint_files import newest_saved_step, on_nodes_words, only_on_nodes
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, STARTING, SUCCEEDED
+from nbtrain.base.run_directory.observed_state import SIGN_OF_LIFE_SECONDS
+from nbtrain.base.run_directory.records import (
     AttemptRecord,
     ControlRequest,
     Heartbeat,
@@ -30,7 +31,8 @@ from nbtrain.base.records import (
     ResumeCertificate,
     Rollback,
 )
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.text import amounts
 from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve

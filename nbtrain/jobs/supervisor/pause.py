@@ -11,9 +11,9 @@ an allocation of Slurm the supervisor leaves by itself, and a resume submits the
 
 import itertools
 
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import CANCELLED, SUSPENDED
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import CANCELLED, SUSPENDED
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.supervisor.journal import Journal

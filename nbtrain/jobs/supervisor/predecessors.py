@@ -4,10 +4,10 @@ import itertools
 import signal
 import time
 
-from nbtrain.base import last_words
-from nbtrain.base.jobstate import RESTARTING
-from nbtrain.base.observed_state import SIGN_OF_LIFE_SECONDS
-from nbtrain.base.records import JobRecord
+from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory.jobstate import RESTARTING
+from nbtrain.base.run_directory.observed_state import SIGN_OF_LIFE_SECONDS
+from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.jobs.attempt import leftovers
 from nbtrain.jobs.attempt.ranks import Patience
 from nbtrain.jobs.attempt.reserve import READ_ONLY_ERRORS, RESERVE_SUFFIX

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nbtrain.base.records import Heartbeat
+from nbtrain.base.run_directory.records import Heartbeat
 from nbtrain.jobs.supervisor.journal import Journal
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ import sys
 import time
 from dataclasses import replace
 
-from nbtrain.base import amounts, nvml
 from nbtrain.base.errors import RecordError
-from nbtrain.base.jobstate import CANCELLED, QUEUED
-from nbtrain.base.records import ProcessIdentity
+from nbtrain.base.hardware import nvml
+from nbtrain.base.run_directory.jobstate import CANCELLED, QUEUED
+from nbtrain.base.run_directory.records import ProcessIdentity
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.reserve import FULL

@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nbtrain.base import amounts, files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step, on_nodes_words
+from nbtrain.base import files
 from nbtrain.base.files import READ_ONLY
-from nbtrain.base.jobstate import CANCELLED, FAILED
-from nbtrain.base.records import Rollback
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step, on_nodes_words
+from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED
+from nbtrain.base.run_directory.records import Rollback
+from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD

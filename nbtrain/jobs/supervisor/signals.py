@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nbtrain.base.node_records import STOPS, Ask
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.node_records import STOPS, Ask
+from nbtrain.base.run_directory.rundir import JobDir
 
 LOOK_SECONDS = 0.2
 

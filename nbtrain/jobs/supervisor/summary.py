@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
-from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
-from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingProgress
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.status.run_status import RunStatus, perplexity
 from nbtrain.monitor.status.status_records import status_of

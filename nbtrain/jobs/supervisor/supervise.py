@@ -28,7 +28,7 @@ from pathlib import Path
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.files import is_read_only
-from nbtrain.base.jobstate import (
+from nbtrain.base.run_directory.jobstate import (
     CANCELLED,
     FAILED,
     FINAL,
@@ -38,11 +38,11 @@ from nbtrain.base.jobstate import (
     SUCCEEDED,
     SUSPENDED,
 )
-from nbtrain.base.node_records import STOPS, Ask
-from nbtrain.base.observed_state import at_rest, preempted_words
-from nbtrain.base.records import Rollback
-from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.usage_files import UsageWriter
+from nbtrain.base.run_directory.node_records import STOPS, Ask
+from nbtrain.base.run_directory.observed_state import at_rest, preempted_words
+from nbtrain.base.run_directory.records import Rollback
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.usage_files import UsageWriter
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.elastic import fitted

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import bundled, display, output_root, workspace
 from nbtrain.config.load import Overrides, find
 from nbtrain.config.yaml_source import show

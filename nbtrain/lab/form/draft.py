@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError, NbtrainError, refuse
 from nbtrain.base.findings import FATAL, Finding
+from nbtrain.base.text.addresses import text_without_secrets, without_secrets
 from nbtrain.config import architectures, recipes
 from nbtrain.config.findings import findings_of
 from nbtrain.config.load import Overrides, load

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from nbtrain.base.order import natural
+from nbtrain.base.text.order import natural
 from nbtrain.base.workspace import bundled, workspace
 from nbtrain.config import architectures, recipes
 from nbtrain.config.fields import described

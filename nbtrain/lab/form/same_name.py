@@ -4,11 +4,11 @@ import itertools
 import os
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import NbtrainError, SubmitError
-from nbtrain.base.observed_state import at_rest
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.observed_state import at_rest
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig

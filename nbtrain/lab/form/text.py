@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.jobs.new_run import name_for, new_run
 
 LONGEST_STEM = 48

@@ -11,7 +11,7 @@ import time
 
 from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig

@@ -6,8 +6,8 @@ They need no kernel, so they work while a cell runs, after a kernel restart and 
 from collections.abc import Callable
 from typing import Any
 
-from nbtrain.base.jobstate import ACTIVE, LOST
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.jobstate import ACTIVE, LOST
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.lab.server.requests import NbtrainHandler, RequestError, act
 from nbtrain.lab.server.views import changed
 from nbtrain.monitor.run.run_view import RunView

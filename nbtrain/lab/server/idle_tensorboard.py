@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
 
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 # ESTABLISHED and TIME_WAIT in the kernel's table (include/net/tcp_states.h).

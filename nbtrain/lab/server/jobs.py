@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.lab.server.pace import PAGES
 from nbtrain.lab.server.requests import NbtrainHandler
 from nbtrain.lab.server.views import MOST_VIEWS, NoRun, refuse_links, view_of

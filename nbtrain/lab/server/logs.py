@@ -13,8 +13,8 @@ from typing import Any
 
 from tornado.iostream import StreamClosedError
 
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.lab.server.jobs import job_named
 from nbtrain.lab.server.requests import NbtrainHandler, RequestError, in_pool
 from nbtrain.lab.server.views import confined

@@ -24,8 +24,9 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, NbtrainError
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.lab.server.views import NoRun, OutsideError, catch_up, view_of
 from nbtrain.monitor.metrics.finite_json import encoded

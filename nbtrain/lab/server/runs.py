@@ -7,8 +7,8 @@ import contextlib
 import time
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.server.pace import PACE
 from nbtrain.lab.server.requests import AHEAD, NbtrainHandler, RequestError

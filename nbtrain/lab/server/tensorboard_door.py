@@ -23,9 +23,9 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.ports import LOOPBACK, port_to_listen_on
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.process.ports import LOOPBACK, port_to_listen_on
+from nbtrain.base.process.signals import hear_signals
 from nbtrain.lab.server.tensorboard_runs import RunLinks
 
 IDLE_MINUTES = 30.0

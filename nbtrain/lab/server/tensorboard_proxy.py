@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.metrics import scalar
+from nbtrain.base.run_directory.metrics import scalar
 from nbtrain.base.workspace import output_root
 
 PROXY_NAME = "tensorboard"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import ConfigError, JobError
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root
 from nbtrain.monitor.run.metrics_range import curve_view
 from nbtrain.monitor.run.run_view import RunView

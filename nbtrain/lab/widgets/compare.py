@@ -11,10 +11,10 @@ from typing import Any
 import anywidget
 import traitlets
 
-from nbtrain.base.metrics import BY_NAME
-from nbtrain.base.notebook import is_watched
-from nbtrain.base.report import Report, Result
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.notebook import is_watched
+from nbtrain.base.printing.report import Report, Result
+from nbtrain.base.run_directory.metrics import BY_NAME
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.monitor.run.metrics_range import Asked, whole_metrics

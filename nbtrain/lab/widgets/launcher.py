@@ -20,8 +20,8 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import ConfigError, NbtrainError
-from nbtrain.base.notebook import is_watched
-from nbtrain.base.report import Table
+from nbtrain.base.printing.notebook import is_watched
+from nbtrain.base.printing.report import Table
 from nbtrain.config.load import Overrides
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.form.answers import MODES, answer, place, yaml_for_others

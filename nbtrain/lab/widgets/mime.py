@@ -14,7 +14,7 @@ from typing import Any
 
 from ipywidgets import DOMWidget
 
-from nbtrain.base.notebook import is_watched
+from nbtrain.base.printing.notebook import is_watched
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 

@@ -21,8 +21,8 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.jobstate import ACTIVE, NO_JOB
-from nbtrain.base.notebook import is_watched
+from nbtrain.base.printing.notebook import is_watched
+from nbtrain.base.run_directory.jobstate import ACTIVE, NO_JOB
 from nbtrain.lab.run_actions import run_shown
 from nbtrain.lab.run_pages import run_pages
 from nbtrain.lab.ui.script import panel_script

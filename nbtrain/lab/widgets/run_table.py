@@ -16,10 +16,10 @@ from typing import Any
 import anywidget
 import traitlets
 
-from nbtrain.base.amounts import utc
-from nbtrain.base.notebook import is_watched
-from nbtrain.base.report import Table
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.notebook import is_watched
+from nbtrain.base.printing.report import Table
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.amounts import utc
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle

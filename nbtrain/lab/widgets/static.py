@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.amounts import moment, utc
-from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
-from nbtrain.base.report import Table, heading
+from nbtrain.base.printing.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
+from nbtrain.base.printing.report import Table, heading
+from nbtrain.base.text.amounts import moment, utc
 from nbtrain.lab.widgets.static_charts import beside, chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
 from nbtrain.monitor.job.conditions import in_sight

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from nbtrain.base.report import Facts, Headline, Report, Table
+from nbtrain.base.printing.report import Facts, Headline, Report, Table
 from nbtrain.lab.widgets.static_charts import charts_in_rows
 from nbtrain.monitor.metrics.metric_charts import drawn
 

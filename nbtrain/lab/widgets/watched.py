@@ -5,7 +5,7 @@ it.
 import sys
 from typing import Any
 
-from nbtrain.base.notebook import is_watched
+from nbtrain.base.printing.notebook import is_watched
 
 # Type of an output that no front end shows: what `nbtrain notebook` ends with another exit code for.
 UNFINISHED = "application/vnd.nbtrain.unfinished+json"

@@ -14,8 +14,8 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.look import PARTS, TIME_PARTS
-from nbtrain.base.report import DIM, Facts, Headline, Report, Sentence
+from nbtrain.base.printing.look import PARTS, TIME_PARTS
+from nbtrain.base.printing.report import DIM, Facts, Headline, Report, Sentence
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.what_if import WhatIf

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base.jobstate import (
+from nbtrain.base.run_directory.jobstate import (
     CANCELLED,
     FAILED,
     LOST,

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.findings import Finding
-from nbtrain.base.jobstate import ACTIVE, RUNNING
-from nbtrain.base.records import JobRecord
-from nbtrain.base.report import Code, Facts, Findings, Report, Result, Sentence, Table
-from nbtrain.base.usage import FIGURES
+from nbtrain.base.printing.report import Code, Facts, Findings, Report, Result, Sentence, Table
+from nbtrain.base.run_directory.jobstate import ACTIVE, RUNNING
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.usage import FIGURES
+from nbtrain.base.text import amounts
 from nbtrain.monitor.job.conditions import Condition, JobEvent
 from nbtrain.monitor.job.pods import Pod
 from nbtrain.monitor.metrics.finite_json import finite

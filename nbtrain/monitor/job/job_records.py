@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import (
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import (
     ACTIVE,
     CANCELLED,
     FAILED,
@@ -23,9 +23,10 @@ from nbtrain.base.jobstate import (
     SUCCEEDED,
     SUSPENDED,
 )
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.usage import rank_subject
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.usage import rank_subject
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.load.autotune import found_words
 from nbtrain.config.load.resolved_cache import kept_config

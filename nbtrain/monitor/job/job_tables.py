@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nbtrain.base.jobstate import ACTIVE, FAILURES
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.jobstate import ACTIVE, FAILURES
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.job.conditions import type_of
 from nbtrain.monitor.job.job_description import (
     UNKNOWN,

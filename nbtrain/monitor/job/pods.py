@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.rundir import JobDir
 
 # Types of conditions, in lower case, of an object that has failed (jobs/backends/kubernetes/states.py).
 FAILURES = ("failed", "error")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.look import line_look
-from nbtrain.base.usage import FIGURES, rank_subject
+from nbtrain.base.printing.look import line_look
+from nbtrain.base.run_directory.usage import FIGURES, rank_subject
+from nbtrain.base.text import amounts
 from nbtrain.monitor.job.job_description import MOST_POINTS, JobDescription
 from nbtrain.monitor.metrics.chart_data import LEAST_BYTES, byte_ticks, share, ticks
 from nbtrain.monitor.usage.usage import NodeUsage, Points
@@ -85,7 +85,7 @@ class UsageChart:
 
     title: str
     figure: str
-    """Metric of base/usage.py, whose unit all lines have."""
+    """Metric of base/run_directory/usage.py, whose unit all lines have."""
     lines: list[Line]
     bounds: list[Bound]
     """Bounds close enough to the curves to be drawn."""
@@ -248,7 +248,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
     form     the unit, a form of lab/ui/numbers.js
     begin    seconds since the epoch
     bounds   [{"word", "value"}]: lines across
-    lines    [{"name", "label", "color", "dash"}], as in base/look.py
+    lines    [{"name", "label", "color", "dash"}], as in base/printing/look.py
     curves   {name: {"steps": seconds since begin, "values", "maxima", "minima"? of a group's mean, "words":
              each value with its unit}}
     x, y     [lowest, highest value]; x_ticks, y_ticks: [[value, label], ...]

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nbtrain.base.errors import ConfigError, JobError
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.monitor.logs.logs import log_attempts
 
 # Bytes of a log in memory at a time, twice.

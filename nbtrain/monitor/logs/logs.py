@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtrain.base.jobstate import ACTIVE
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.jobstate import ACTIVE
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 
 SUPERVISOR = "supervisor"
 NODE = re.compile(r"node(\d+)")

@@ -7,9 +7,9 @@ begun, torchrun may have left a traceback in the supervisor's log, or with sever
 
 import re
 
-from nbtrain.base.events import read_events
-from nbtrain.base.records import ExitRecord
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import ExitRecord
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.monitor.logs.logs import SUPERVISOR, log_attempts, log_path, read_log
 
 # "rank 3 failed at step 7: ...", "the wrappers of ranks 2, 3 were killed": the culprit is first.

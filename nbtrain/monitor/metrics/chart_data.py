@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 
 # Margin between a curve and the frame, as a fraction of the curve's own range.
 MARGIN_FRACTION = 0.06

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
 from nbtrain.monitor.metrics.series import Series
 
 FILE_GLOB = "*tfevents*"

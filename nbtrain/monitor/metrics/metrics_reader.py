@@ -1,5 +1,6 @@
-"""Read the scalars of a run from its metrics.jsonl files while they grow; base/metrics_files.py describes the
-format.
+"""Read the scalars of a run from its metrics.jsonl files while they grow.
+
+base/run_directory/metrics_files.py describes the format.
 
 A restarted run writes some steps again into a new file, whose header says from which step it resumed: the
 later steps of older files no longer count.
@@ -21,8 +22,15 @@ from typing import Any
 
 import orjson
 
-from nbtrain.base import amounts
-from nbtrain.base.metrics_files import FORMAT, FORMAT_VERSION, KEYS, NOT_FINITE, file_name, metrics_files
+from nbtrain.base.run_directory.metrics_files import (
+    FORMAT,
+    FORMAT_VERSION,
+    KEYS,
+    NOT_FINITE,
+    file_name,
+    metrics_files,
+)
+from nbtrain.base.text import amounts
 from nbtrain.monitor.metrics.series import Points, Series
 
 # Bytes of a file that are read at a time.

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.metrics import scalar
-from nbtrain.base.metrics_files import metrics_files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.metrics import scalar
+from nbtrain.base.run_directory.metrics_files import metrics_files
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.metrics.curves import band, six_digits
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader, parsed, resumed_from_step
 

@@ -6,7 +6,7 @@ tokens_at(reader, [100, 200])  ->  [6400, 12800]
 import bisect
 from collections.abc import Sequence
 
-from nbtrain.base.metrics import BY_NAME
+from nbtrain.base.run_directory.metrics import BY_NAME
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.monitor.metrics.series import Series
 

@@ -10,11 +10,11 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.checkpoint_files import newest_saved_step
-from nbtrain.base.jobstate import FAILED, FAILURES, LOST, RESTARTING
-from nbtrain.base.records import JobRecord, Rollback
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
+from nbtrain.base.run_directory.jobstate import FAILED, FAILURES, LOST, RESTARTING
+from nbtrain.base.run_directory.records import JobRecord, Rollback
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 
 # Errors that would recur with the same settings: jobs/attempt/verdict.py.
 _NOT_TRIED_AGAIN = re.compile(r"Error: |not tried again|out of (?:GPU|host) memory|the disk is full")

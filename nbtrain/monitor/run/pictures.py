@@ -11,13 +11,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base import amounts
-from nbtrain.base.look import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, themed
-from nbtrain.base.metrics import BY_NAME, Scalar, name_of
-from nbtrain.base.metrics import scalar as scalar_named
-from nbtrain.base.order import natural
-from nbtrain.base.report import Report, Result, Sentence, Table
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.look import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, themed
+from nbtrain.base.printing.report import Report, Result, Sentence, Table
+from nbtrain.base.run_directory.metrics import BY_NAME, Scalar, name_of
+from nbtrain.base.run_directory.metrics import scalar as scalar_named
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
+from nbtrain.base.text.order import natural
 from nbtrain.base.workspace import resolve
 from nbtrain.monitor.metrics.event_files import read_event_files
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader

@@ -12,8 +12,8 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.report import Code, Fold, InNotebook, InText, Items, Picture, Report, Result
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.report import Code, Fold, InNotebook, InText, Items, Picture, Report, Result
+from nbtrain.base.run_directory.rundir import RunDir
 
 _PAGE = re.compile(r"rank(\d+)\.step(\d+)\.txt")
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.records import Heartbeat
+from nbtrain.base.run_directory.records import Heartbeat
+from nbtrain.base.text import amounts
 from nbtrain.monitor.job.job_description import JobStatus
 from nbtrain.monitor.metrics.chart_data import charts
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus, perplexity

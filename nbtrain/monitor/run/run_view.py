@@ -10,15 +10,16 @@ import threading
 import time
 from typing import Any
 
-from nbtrain.base import amounts, files
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, RUNNING
-from nbtrain.base.metrics import BY_NAME, name_of
-from nbtrain.base.metrics import scalar as scalar_named
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.order import natural
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base import files
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, LOST, RUNNING
+from nbtrain.base.run_directory.metrics import BY_NAME, name_of
+from nbtrain.base.run_directory.metrics import scalar as scalar_named
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.text import amounts
+from nbtrain.base.text.order import natural
 from nbtrain.monitor.job.conditions import NUM_EVENTS, alerts_part, event_part, in_sight
 from nbtrain.monitor.job.job_description import job_status
 from nbtrain.monitor.logs import logs

@@ -3,14 +3,15 @@
 import time
 from typing import Any
 
-from nbtrain.base import amounts, files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import LOST, QUEUED, RESTARTING, STARTING, SUSPENDED
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import ResumeCertificate
-from nbtrain.base.rundir import NOT_USED, JobDir, RunDir
-from nbtrain.base.terminal import printable
+from nbtrain.base import files
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import LOST, QUEUED, RESTARTING, STARTING, SUSPENDED
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import ResumeCertificate
+from nbtrain.base.run_directory.rundir import NOT_USED, JobDir, RunDir
+from nbtrain.base.text import amounts
+from nbtrain.base.text.terminal import printable
 from nbtrain.monitor.job.conditions import in_sight
 from nbtrain.monitor.job.job_description import engine_words
 from nbtrain.monitor.logs.logs import log_path, read_log

@@ -3,8 +3,8 @@
 import math
 from typing import TYPE_CHECKING
 
-from nbtrain.base.look import GREEN, GREY, LINE_COLORS, RED, SERIES, line_look, themed
-from nbtrain.base.usage import FIGURES
+from nbtrain.base.printing.look import GREEN, GREY, LINE_COLORS, RED, SERIES, line_look, themed
+from nbtrain.base.run_directory.usage import FIGURES
 from nbtrain.monitor.job.job_description import JobDescription
 from nbtrain.monitor.job.usage_charts import UsageChart, axis_label, usage_charts
 from nbtrain.monitor.run.pictures import shown_figure

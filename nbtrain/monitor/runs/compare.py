@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
-from nbtrain.base.evaluation_files import EvaluationRecord, newest_evaluations
-from nbtrain.base.jobstate import ACTIVE, NO_JOB
-from nbtrain.base.order import natural
-from nbtrain.base.records import AttemptRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.evaluation_files import EvaluationRecord, newest_evaluations
+from nbtrain.base.run_directory.jobstate import ACTIVE, NO_JOB
+from nbtrain.base.run_directory.records import AttemptRecord
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
+from nbtrain.base.text.order import natural
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import count_parameters

@@ -4,10 +4,10 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.look import SERIES, themed
-from nbtrain.base.metrics import BY_NAME
-from nbtrain.base.report import Picture, Report, Sentence, Table
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.printing.look import SERIES, themed
+from nbtrain.base.printing.report import Picture, Report, Sentence, Table
+from nbtrain.base.run_directory.metrics import BY_NAME
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.run.pictures import scalars_of, shown_figure
 
 if TYPE_CHECKING:

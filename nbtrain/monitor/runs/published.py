@@ -16,9 +16,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.terminal import printable, shortened
+from nbtrain.base.text import amounts
+from nbtrain.base.text.terminal import printable, shortened
 from nbtrain.config.yaml_source import Located, parse_yaml, read_yaml, show
 
 # Checked before the YAML is parsed, which takes a second per megabyte.

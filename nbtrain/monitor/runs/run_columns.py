@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import flatten
 from nbtrain.config.yaml_source import show
 from nbtrain.monitor.runs.compare import FIGURES, UNKNOWN, Compared, read_compared

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.jobstate import ACTIVE, FINAL, RUN_MEANING
-from nbtrain.base.order import natural
-from nbtrain.base.terminal import nearest, shortened
+from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, RUN_MEANING
+from nbtrain.base.text.order import natural
+from nbtrain.base.text.terminal import nearest, shortened
 from nbtrain.monitor.status.run_status import RunStatus
 
 STATES = tuple(RUN_MEANING)

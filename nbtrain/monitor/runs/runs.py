@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nbtrain.base.amounts import utc
-from nbtrain.base.jobstate import LOST
-from nbtrain.base.report import Report, Result, Sentence, Table
+from nbtrain.base.printing.report import Report, Result, Sentence, Table
+from nbtrain.base.run_directory.jobstate import LOST
+from nbtrain.base.text.amounts import utc
 from nbtrain.base.workspace import output_root
 from nbtrain.monitor.runs.run_filter import EVERY_RUN, RunFilter
 from nbtrain.monitor.status.run_status import RunStatus, resume_words

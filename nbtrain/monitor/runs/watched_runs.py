@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.monitor.metrics.finite_json import encoded
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus

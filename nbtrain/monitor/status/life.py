@@ -9,9 +9,9 @@ written when a phase ends.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.jobstate import QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
-from nbtrain.base.look import BLUE, GREEN, LINE, OLIVE, ORANGE, PINK, PURPLE, RED, TEAL
+from nbtrain.base.printing.look import BLUE, GREEN, LINE, OLIVE, ORANGE, PINK, PURPLE, RED, TEAL
+from nbtrain.base.run_directory.jobstate import QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
+from nbtrain.base.text import amounts
 
 KINDS = {
     "waiting": "waiting",

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nbtrain.base.errors import ConfigError, JobError
-from nbtrain.base.locks import flock_folder
-from nbtrain.base.records import JobRecord, Record
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.terminal import shortened
+from nbtrain.base.process.locks import flock_folder
+from nbtrain.base.run_directory.records import JobRecord, Record
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display, the_workspace
 
 # A page of text: a list of runs reads it with each line.

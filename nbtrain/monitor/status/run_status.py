@@ -12,9 +12,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.base import amounts
-from nbtrain.base.jobstate import ACTIVE, FAILED, LOST, QUEUED, RUN_MEANING, SUSPENDED, Tone, tone_of
-from nbtrain.base.records import TrainingProgress
+from nbtrain.base.run_directory.jobstate import (
+    ACTIVE,
+    FAILED,
+    LOST,
+    QUEUED,
+    RUN_MEANING,
+    SUSPENDED,
+    Tone,
+    tone_of,
+)
+from nbtrain.base.run_directory.records import TrainingProgress
+from nbtrain.base.text import amounts
 
 UNKNOWN = "\N{EN DASH}"
 """Text of a value that is not known."""

@@ -14,12 +14,19 @@ from typing import Any
 
 import orjson
 
-from nbtrain.base import files, last_words
+from nbtrain.base import files
 from nbtrain.base.errors import RecordError
-from nbtrain.base.jobstate import ACTIVE, DAMAGED, FINAL, LOST, NO_JOB
-from nbtrain.base.observed_state import ENGINES, ranks_run, read_job
-from nbtrain.base.records import NO_SPEED, ControlRequest, Heartbeat, JobRecord, TrainingProgress
-from nbtrain.base.rundir import JOB_ID_PATTERN, JobDir, RunDir
+from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory.jobstate import ACTIVE, DAMAGED, FINAL, LOST, NO_JOB
+from nbtrain.base.run_directory.observed_state import ENGINES, ranks_run, read_job
+from nbtrain.base.run_directory.records import (
+    NO_SPEED,
+    ControlRequest,
+    Heartbeat,
+    JobRecord,
+    TrainingProgress,
+)
+from nbtrain.base.run_directory.rundir import JOB_ID_PATTERN, JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.monitor.status.notes import RunNotes, notes_of
 from nbtrain.monitor.status.run_status import RunStatus, resume_words
@@ -245,8 +252,8 @@ def job_with_end(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | 
 def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
     """Return the record with `ended_at`, which job.json does not hold.
 
-    The time is taken from the job's final record (base/last_words.py). A job without one, which is LOST,
-    ended at its newest sign of life: a heartbeat, or job.json's time stamp.
+    The time is taken from the job's final record (base/run_directory/last_words.py). A job without one, which
+    is LOST, ended at its newest sign of life: a heartbeat, or job.json's time stamp.
     """
     if (words := last_words.kept(record)) and words.ended_at is not None:
         return words

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from nbtrain.base import nvml
-from nbtrain.base.records import ProcessIdentity, boot_id
+from nbtrain.base.hardware import nvml
+from nbtrain.base.run_directory.records import ProcessIdentity, boot_id
 
 # Ten minutes at one sample a second; older samples are downsampled.
 HISTORY_SAMPLES = 600

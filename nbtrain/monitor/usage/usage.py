@@ -1,7 +1,7 @@
 """A job's resources over time, read from the files of its nodes while it runs and afterwards.
 
-Each node has its own file and its own clock (base/usage_files.py). Within a node, points are in the order in
-which they were written; the newest hour has the finest resolution, and older data is coarser.
+Each node has its own file and its own clock (base/run_directory/usage_files.py). Within a node, points are in
+the order in which they were written; the newest hour has the finest resolution, and older data is coarser.
 """
 
 import bisect
@@ -18,9 +18,9 @@ from typing import Any
 
 import orjson
 
-from nbtrain.base import amounts
-from nbtrain.base.usage import FIGURES
-from nbtrain.base.usage_files import FORMAT_VERSION, Section, UsageReader, usage_files
+from nbtrain.base.run_directory.usage import FIGURES
+from nbtrain.base.run_directory.usage_files import FORMAT_VERSION, Section, UsageReader, usage_files
+from nbtrain.base.text import amounts
 
 # Bytes of files whose points are kept for the next request, as columns of numbers. A month of a node with
 # 8 GPUs takes 3 MB; its columns take about twice as much memory.

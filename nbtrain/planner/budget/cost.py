@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
 from nbtrain.config.other_files import PRICES, is_price_table

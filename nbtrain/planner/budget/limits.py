@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.terminal import nearest
+from nbtrain.base.text import amounts
+from nbtrain.base.text.terminal import nearest
 from nbtrain.base.workspace import display, workspace
 from nbtrain.config.limits_section import LimitsConfig
 from nbtrain.config.schema import RunConfig

@@ -15,7 +15,7 @@ less text than the last row; its range is assumed from there down to a megabyte.
 
 from dataclasses import dataclass
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import WikiSource

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import files, nvml
+from nbtrain.base import files
 from nbtrain.base.errors import RecordError
+from nbtrain.base.hardware import nvml
 from nbtrain.base.workspace import data_home, display
 from nbtrain.planner.calibration.cpu_rate import cpu_model
 

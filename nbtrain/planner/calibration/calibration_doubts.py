@@ -7,7 +7,7 @@ ranks    one rank with all cores is slower than each of two ranks that share the
          in the best products or in the blocks: only another program can cause this
 """
 
-from nbtrain.base.amounts import counted
+from nbtrain.base.text.amounts import counted
 from nbtrain.planner.calibration.calibration import Figure
 
 BUSY_SHARE = 0.1

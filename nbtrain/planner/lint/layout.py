@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nbtrain.base import amounts
 from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.stages import stage_layers

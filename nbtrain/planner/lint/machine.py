@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from nbtrain.base import amounts
-from nbtrain.base.checkpoint_files import local_folder
 from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.run_directory.checkpoint_files import local_folder
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters

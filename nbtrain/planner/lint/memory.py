@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from nbtrain.base import amounts
 from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.text import amounts
 from nbtrain.config.findings import finding_of
 from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy, with_changes

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import DataError
 from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.findings import finding_of

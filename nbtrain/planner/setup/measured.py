@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.arithmetic.devices import BY_NAME
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape

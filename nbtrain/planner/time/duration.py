@@ -16,7 +16,7 @@ rate of this machine's cores (time/cores.py).
 import math
 from dataclasses import dataclass, field, replace
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_weights

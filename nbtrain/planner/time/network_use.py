@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.networks import USUAL_REACHED, gigabits
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.planner.memory import estimate

@@ -7,8 +7,8 @@ duration.py estimates the run's time from a Speed; the plan's other parts and it
 
 from dataclasses import dataclass, replace
 
-from nbtrain.base.checkpoint_files import measured_save_seconds
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import measured_save_seconds
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.calibration.cpu_rate import matmul_flops_per_core
 from nbtrain.planner.setup.measured import Measured, measured_rate

@@ -22,11 +22,11 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
-from nbtrain.base.answers import answer_request
 from nbtrain.base.errors import JobError
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.ports import port_to_listen_on
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.answers import answer_request
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.process.ports import port_to_listen_on
+from nbtrain.base.process.signals import hear_signals
 
 MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
 # Measurements of one start of ranks, as tests/train/calibration counts them; a GPU may lack formats.

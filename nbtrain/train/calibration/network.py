@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.train.health.attempt import find_job, report_outcome, this_attempt_number

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
 from nbtrain.parallel import startup
 from nbtrain.train.calibration import collectives, engine_steps, kernels
 from nbtrain.train.calibration.stopwatch import Stopwatch, ranks

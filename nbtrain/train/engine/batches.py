@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.config.batch_schedule import BatchSchedule
 from nbtrain.dataset.samples.sample import Sample, Samples
 from nbtrain.dataset.samples.state import DataState, rank_positions

@@ -4,8 +4,8 @@ import logging
 
 import torch
 
-from nbtrain.base import nvml
-from nbtrain.base.events import EventWriter
+from nbtrain.base.hardware import nvml
+from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.config.schema import RunConfig
 
 logger = logging.getLogger(__name__)

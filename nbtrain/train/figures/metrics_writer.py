@@ -21,8 +21,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from nbtrain.base.metrics import scalar as scalar_named
-from nbtrain.base.metrics_files import MetricsFile
+from nbtrain.base.run_directory.metrics import scalar as scalar_named
+from nbtrain.base.run_directory.metrics_files import MetricsFile
 
 FLUSH_SECONDS = 10
 

@@ -8,8 +8,8 @@ import json
 import os
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.records import AttemptRecord, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.records import AttemptRecord, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.attempt import attempt_record
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbtrain.base.records import Collective
+from nbtrain.base.run_directory.records import Collective
 
 GROUPED = (
     "_all_gather_base",

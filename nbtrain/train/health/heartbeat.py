@@ -16,9 +16,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from nbtrain.base.events import EventWriter
-from nbtrain.base.records import PHASES, STACK_SIGNAL, Heartbeat, ProcessIdentity, Stamp, TrainingProgress
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.records import (
+    PHASES,
+    STACK_SIGNAL,
+    Heartbeat,
+    ProcessIdentity,
+    Stamp,
+    TrainingProgress,
+)
+from nbtrain.base.run_directory.rundir import JobDir
 
 if TYPE_CHECKING:
     # It imports torch, which takes seconds: the first heartbeat is written before that.

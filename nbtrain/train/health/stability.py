@@ -31,9 +31,9 @@ import torch
 import torch.distributed as dist
 
 from nbtrain.base.errors import RollbackError, StabilityError
-from nbtrain.base.events import EventWriter
-from nbtrain.base.records import Rollback
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.records import Rollback
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.watch_section import StabilityConfig
 from nbtrain.parallel.agreement import gather_objects

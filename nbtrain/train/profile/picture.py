@@ -6,7 +6,7 @@ A browser and JupyterLab show it without further help, and a training run loads 
 from html import escape
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.train.profile.trace import CATEGORIES, shortened
 
 WIDTH, MARGIN, SPACE = 960, 24, 30

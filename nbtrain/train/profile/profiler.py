@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import profiler
 
-from nbtrain.base.events import EventWriter
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.watch_section import ProfileConfig
 from nbtrain.train.profile.summary import write_summary
 

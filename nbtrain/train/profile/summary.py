@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, files
-from nbtrain.base.report import Column, Record, Report, Result, Sentence, Table
+from nbtrain.base import files
+from nbtrain.base.printing.report import Column, Record, Report, Result, Sentence, Table
+from nbtrain.base.text import amounts
 from nbtrain.train.profile.picture import picture
 from nbtrain.train.profile.trace import (
     CATEGORIES,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 
 # A smaller share does not deserve a sentence of advice.
 LEAST_SHARE = 0.1

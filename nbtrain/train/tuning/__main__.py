@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_shown_yaml, to_yaml
 from nbtrain.config.load.autotune import found_overrides, read_given
 

@@ -3,7 +3,7 @@
 from typing import Any, NoReturn
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.config.load.autotune import overrides_of
 from nbtrain.config.schema import RunConfig

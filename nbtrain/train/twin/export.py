@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved
 from nbtrain.dataset.samples.build import build_datasets

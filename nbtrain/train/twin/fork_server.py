@@ -33,9 +33,9 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.ports import port_to_listen_on
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.process.ports import port_to_listen_on
+from nbtrain.base.process.signals import hear_signals
 
 # Modules that a rank of a training run imports, including those that DeepSpeed imports at its first call.
 PRELOADED = (

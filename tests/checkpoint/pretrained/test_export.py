@@ -9,7 +9,7 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side

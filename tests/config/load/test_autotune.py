@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import load
 from nbtrain.config.load.autotune import found_words, overrides_of, read_given, tuner_json

@@ -7,7 +7,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.data_section import DataConfig
 from nbtrain.config.keys import field_keys, free_form, unknown_keys
 from nbtrain.config.load import find, load, load_resolved, to_yaml

@@ -12,8 +12,8 @@ from unittest import mock
 import torch
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.process.parent_death import die_with_parent
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig

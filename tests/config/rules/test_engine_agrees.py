@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir, new_run_id
+from nbtrain.base.run_directory.rundir import RunDir, new_run_id
 from nbtrain.config.load import to_yaml
 from nbtrain.config.parallel_section import ParallelConfig
 from nbtrain.config.schema import RunConfig

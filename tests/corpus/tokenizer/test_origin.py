@@ -3,7 +3,7 @@
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.corpus.tokenizer.folder import adopt
 from nbtrain.corpus.tokenizer.origin import end_ids, origin_of, recorded_origin
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from nbtrain.base.cgroup import MemoryGroup
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
+from nbtrain.base.hardware.cgroup import MemoryGroup
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer

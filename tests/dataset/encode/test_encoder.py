@@ -23,7 +23,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.progress import Progress
+from nbtrain.base.printing.progress import Progress
 from nbtrain.base.workspace import data_home, dataset_dir, tokenizer_dir
 from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
 from nbtrain.config.sources import JsonlSource, TokensSource

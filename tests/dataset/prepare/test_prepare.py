@@ -16,9 +16,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import DataError
-from nbtrain.base.locks import locked_directory
+from nbtrain.base.process.locks import locked_directory
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import data_home, tokenizer_dir
 from nbtrain.corpus.documents.corpus import Corpus
 from nbtrain.corpus.tokenizer import training

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.base import cgroup
+from nbtrain.base.hardware import cgroup
 from nbtrain.dataset.prepare.workers import PARALLEL_FROM_BYTES, PARALLEL_FROM_BYTES_WHEN_SLOW, ChosenWorkers
 
 

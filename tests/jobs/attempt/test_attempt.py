@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.attempt import attempt as attempt_module
 from nbtrain.jobs.attempt.attempt import Attempt
 from nbtrain.jobs.attempt.ranks import BIRTH_SECONDS

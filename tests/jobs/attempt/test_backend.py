@@ -8,8 +8,8 @@ import pytest
 
 from nbtrain.api.run import Run
 from nbtrain.base.errors import JobError
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
 from nbtrain.jobs.attempt.backend import BACKENDS, CAPABILITIES, Capabilities, backend_of

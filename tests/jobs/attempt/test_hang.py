@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from nbtrain.base.records import Collective, Heartbeat, ProcessIdentity
+from nbtrain.base.run_directory.records import Collective, Heartbeat, ProcessIdentity
 from nbtrain.jobs.attempt import hang
 from nbtrain.jobs.attempt.hang import Standstill, culprits, main_stack, report
 from nbtrain.jobs.machine import processes

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.records import ExitRecord
-from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.base.run_directory.records import ExitRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.machine import processes
 
 # Every test starts real children.

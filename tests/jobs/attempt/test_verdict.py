@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbtrain.base.records import ExitRecord
+from nbtrain.base.run_directory.records import ExitRecord
 from nbtrain.config.load import load
 from nbtrain.jobs.attempt.verdict import Circumstances, judge, lost_a_peer, user_error
 from nbtrain.jobs.machine.host_memory import HostMemory

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, CANCELLED, FAILED, LOST, SUCCEEDED
-from nbtrain.base.node_records import NodeExit
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import ACTIVE, CANCELLED, FAILED, LOST, SUCCEEDED
+from nbtrain.base.run_directory.node_records import NodeExit
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.attempt.backend import status_of

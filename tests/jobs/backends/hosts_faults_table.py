@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.cgroup import cgroup_file
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import CANCELLED, LOST, RUNNING, SUCCEEDED
-from nbtrain.base.node_records import NodeRecord
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.hardware.cgroup import cgroup_file
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import CANCELLED, LOST, RUNNING, SUCCEEDED
+from nbtrain.base.run_directory.node_records import NodeRecord
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.backends.hosts import end_job
 from nbtrain.jobs.control import cancel

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.node_records import NodeRecord
-from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.node_records import NodeRecord
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.version import __version__
 from nbtrain.config.backend_section import HostsConfig
 from nbtrain.config.load import to_yaml

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base import records
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import CANCELLED, RUNNING, SUCCEEDED
-from nbtrain.base.node_records import NodeRecord
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory import records
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import CANCELLED, RUNNING, SUCCEEDED
+from nbtrain.base.run_directory.node_records import NodeRecord
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.attempt.backend import backend_of, status_of
 from nbtrain.jobs.backends.hosts import end_job
 from nbtrain.jobs.control import cancel, request_save, wait

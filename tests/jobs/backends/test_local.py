@@ -6,10 +6,10 @@ import time
 import pytest
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.node_records import Ask
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.base.run_directory.node_records import Ask
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
 from nbtrain.jobs.backends.local import LocalBackend, LocalLauncher

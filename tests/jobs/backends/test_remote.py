@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrders
-from nbtrain.base.records import STACK_SIGNAL, Collective, ExitRecord, Heartbeat, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrders
+from nbtrain.base.run_directory.records import (
+    STACK_SIGNAL,
+    Collective,
+    ExitRecord,
+    Heartbeat,
+    ProcessIdentity,
+)
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt import attempt as attempt_module

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from nbtrain.base.cgroup import MemoryGroup
-from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.base.hardware.cgroup import MemoryGroup
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.machine import environment, machine
 from nbtrain.jobs.machine.machine import this_machine
 

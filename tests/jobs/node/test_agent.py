@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING
-from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrder, SignalOrders
-from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.jobstate import CANCELLED, QUEUED, RUNNING
+from nbtrain.base.run_directory.node_records import (
+    LaunchOrder,
+    NodeExit,
+    NodeRecord,
+    SignalOrder,
+    SignalOrders,
+)
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs.node import agent as agent_module
 from nbtrain.jobs.node.agent import Agent, Leaving

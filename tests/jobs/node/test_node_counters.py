@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base import cgroup
+from nbtrain.base.hardware import cgroup
 from nbtrain.jobs.machine import machine
 from nbtrain.jobs.node.node_counters import node_counters
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbtrain.base import nvml
-from nbtrain.base.nvml import GpuUse
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir
-from nbtrain.base.usage_files import UsageWriter
+from nbtrain.base.hardware import nvml
+from nbtrain.base.hardware.nvml import GpuUse
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.run_directory.usage_files import UsageWriter
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.node.job_processes import JobProcesses
 from nbtrain.jobs.node.node_counters import rdma_counters

@@ -9,9 +9,9 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.jobstate import CANCELLED, LOST, QUEUED, SUCCEEDED, SUSPENDED
-from nbtrain.base.nvml import Gpu
-from nbtrain.base.records import JobRecord
+from nbtrain.base.hardware.nvml import Gpu
+from nbtrain.base.run_directory.jobstate import CANCELLED, LOST, QUEUED, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs import launch, preflight
 from nbtrain.jobs.attempt.backend import status_of

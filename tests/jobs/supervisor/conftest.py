@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.job_files import write_identity

@@ -9,8 +9,8 @@ from threading import Thread
 
 import pytest
 
-from nbtrain.base.records import AttemptRecord, JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.base.run_directory.records import AttemptRecord, JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.supervisor import predecessors
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.predecessors import wait_for_displaced

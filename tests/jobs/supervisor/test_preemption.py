@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, SUCCEEDED, SUSPENDED
-from nbtrain.base.records import Heartbeat, JobRecord, Preemption, ProcessIdentity
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord, Preemption, ProcessIdentity
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
 from nbtrain.jobs.attempt.backend import CAPABILITIES

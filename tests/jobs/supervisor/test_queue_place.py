@@ -17,11 +17,11 @@ import pytest
 
 from nbtrain.api.run import open_run
 from nbtrain.base import files
-from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
-from nbtrain.base.nvml import Gpu
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.hardware.cgroup import usable_cores
+from nbtrain.base.hardware.nvml import Gpu
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.workspace import output_root
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, load_resolved, to_yaml

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbtrain.base import files, last_words
-from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
-from nbtrain.base.events import EventWriter, read_events
-from nbtrain.base.node_records import Ask
-from nbtrain.base.records import (
+from nbtrain.base import files
+from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves
+from nbtrain.base.run_directory.events import EventWriter, read_events
+from nbtrain.base.run_directory.node_records import Ask
+from nbtrain.base.run_directory.records import (
     AttemptRecord,
     ControlRequest,
     Heartbeat,
@@ -22,7 +23,7 @@ from nbtrain.base.records import (
     Rollback,
     TrainingProgress,
 )
-from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.jobs import control
 from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD

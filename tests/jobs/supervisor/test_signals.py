@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.jobstate import CANCELLED
-from nbtrain.base.node_records import Ask
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.jobstate import CANCELLED
+from nbtrain.base.run_directory.node_records import Ask
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, PAUSE, REQUEST, Asked
 from nbtrain.jobs.supervisor.supervise import asked_again

@@ -4,8 +4,8 @@ import os
 import time
 
 from nbtrain.base import files
-from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs.supervisor.summary import write_summary
 

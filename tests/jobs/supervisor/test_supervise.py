@@ -16,11 +16,11 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError, SubmitError
-from nbtrain.base.events import read_events
-from nbtrain.base.node_records import Ask
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.node_records import Ask
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.jobs import control
 from nbtrain.jobs.backends import supervised_here
 from nbtrain.jobs.machine import processes
@@ -405,7 +405,7 @@ def test_a_killed_rank_leaves_no_half_written_file(fake, start):
 
 SECOND = """
 import contextlib, sys
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 RunDir.locked = lambda self, blocking=True: contextlib.nullcontext(True)
 from nbtrain.jobs.supervisor.supervise import main
 sys.exit(main(sys.argv[1], sys.argv[2]))

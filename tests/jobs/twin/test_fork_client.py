@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.records import ProcessIdentity
+from nbtrain.base.run_directory.records import ProcessIdentity
 from nbtrain.proof.fork_client import ForkServer
 
 pytestmark = pytest.mark.slow

@@ -17,10 +17,10 @@ from nbtrain.api import verbs as api
 from nbtrain.api.run import open_run
 from nbtrain.base import files
 from nbtrain.base.errors import JobError, JobFailed, SubmitError
-from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED
-from nbtrain.base.observed_state import read_state
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.jobstate import FAILED, RUNNING, SUCCEEDED
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load
 from nbtrain.jobs.machine.processes import children

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.events import EventWriter
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.run.twin_picture import draw
 from nbtrain.proof.report import (
     TOLERANCES,

@@ -12,7 +12,7 @@ import pytest
 import nbtrain.jobs.submit
 import nbtrain.lab.form.twin
 from nbtrain.base.errors import ConfigError, SubmitError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.control import ask_pause

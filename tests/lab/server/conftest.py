@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
 from tests.lab.server.described import check_answer
 from tests.lab.widgets.fake_run import FakeJob

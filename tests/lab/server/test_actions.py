@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from tests.end_to_end.jupyterlab import FAKE_RUN
 from tests.lab.server.conftest import Server, ended_run

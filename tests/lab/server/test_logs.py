@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.lab.server.conftest import Server
 from tests.lab.widgets.fake_run import FakeJob, measure
 

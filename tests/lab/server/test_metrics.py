@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.lab.server.conftest import Server
 
 pytestmark = pytest.mark.slow

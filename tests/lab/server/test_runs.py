@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.runs.watched_runs import root_id
 from tests.end_to_end.jupyterlab import FAKE_RUN
 from tests.lab.server.conftest import Server, ended_run

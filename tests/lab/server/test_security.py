@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.server.extension import ROUTES
 from nbtrain.lab.server.requests import MOST_BODY_BYTES
 from tests.end_to_end.jupyterlab import TOKEN

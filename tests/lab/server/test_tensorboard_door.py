@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbtrain.base.ports import LOOPBACK, port_to_listen_on
+from nbtrain.base.process.ports import LOOPBACK, port_to_listen_on
 from nbtrain.lab.server.tensorboard_door import Door
 
 # Answers every request with its process id, and closes the connection, as TensorBoard does.

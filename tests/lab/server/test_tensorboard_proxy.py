@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.server import tensorboard_door, tensorboard_proxy
 from nbtrain.lab.server.tensorboard_proxy import tensorboard_command, tensorboard_entry, tensorboard_page
 

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.records import TrainingProgress
+from nbtrain.base.run_directory.records import TrainingProgress
 from nbtrain.monitor.runs.watched_runs import row_of
 from nbtrain.monitor.status.run_status import RunStatus
 from tests.lab.ui.pages import Answer

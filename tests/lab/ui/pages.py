@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.run_actions import run_shown
 from nbtrain.lab.server.logs import hit_shown
 from nbtrain.lab.server.requests import status_of_error

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.ui.script import script
 from nbtrain.monitor.run.metrics_range import Asked, metrics
 from nbtrain.monitor.run.run_view import RunView

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.lab.ui.listed import ListServer
 from tests.lab.ui.pages import routes_of, view_page
 from tests.lab.ui.test_runs import listing

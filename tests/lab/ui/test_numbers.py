@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.usage import FIGURES
+from nbtrain.base.run_directory.usage import FIGURES
 from nbtrain.lab.ui import script
 from nbtrain.monitor.job.usage_charts import axis_label, time_ticks
 from nbtrain.monitor.metrics.chart_data import FORMS, byte_ticks, smoothed, ticks

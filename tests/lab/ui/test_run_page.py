@@ -13,8 +13,8 @@ import pytest
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.files import write_json
-from nbtrain.base.records import ExitRecord, Heartbeat
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.run_actions import actions, off, run_shown
 from nbtrain.lab.run_pages import config_page
 from nbtrain.monitor.job.job_tables import rank_charts

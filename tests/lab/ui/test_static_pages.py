@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.widgets.panel import report_html
 from nbtrain.monitor.run.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob, measure

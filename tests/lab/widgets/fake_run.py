@@ -15,10 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from nbtrain.base import amounts
-from nbtrain.base.events import EventWriter
 from nbtrain.base.files import write_json, write_text
-from nbtrain.base.records import (
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.records import (
     ControlRequest,
     ExitRecord,
     Heartbeat,
@@ -27,9 +26,10 @@ from nbtrain.base.records import (
     Stamp,
     TrainingProgress,
 )
-from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id
-from nbtrain.base.usage import PROCESS_FIGURES
-from nbtrain.base.usage_files import UsageWriter
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id
+from nbtrain.base.run_directory.usage import PROCESS_FIGURES
+from nbtrain.base.run_directory.usage_files import UsageWriter
+from nbtrain.base.text import amounts
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 

@@ -8,7 +8,7 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.cli import __main__ as cli
 from nbtrain.lab.ui import script

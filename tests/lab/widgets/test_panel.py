@@ -9,7 +9,7 @@ import pytest
 
 from nbtrain.base.errors import RecordError
 from nbtrain.base.files import write_json
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.widgets import mime, panel
 from nbtrain.lab.widgets.panel import RunPanel, display_run, finish_pictures, mimebundle
 from nbtrain.monitor.run import run_view

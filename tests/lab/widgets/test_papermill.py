@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from tests.lab.widgets.fake_run import FakeJob
 
 pytestmark = pytest.mark.slow

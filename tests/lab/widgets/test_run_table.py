@@ -8,8 +8,8 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.api.shown_runs import ShownRuns
-from nbtrain.base.records import TrainingProgress
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import TrainingProgress
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.widgets import run_table
 from nbtrain.lab.widgets.run_table import MOST_STATIC_ROWS, RunTable, display_runs, runs_html
 from nbtrain.monitor.runs.runs import RunList

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nbtrain.base.files import write_json, write_text
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.lab.widgets.panel import report_html
 from nbtrain.lab.widgets.static import run_html, run_text

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.widgets import mime
 from nbtrain.lab.widgets.tensorboard import TensorBoardPanel, how_to_start
 from nbtrain.monitor.run.run_view import RunView

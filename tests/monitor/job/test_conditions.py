@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base.events import EventWriter, read_events
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.events import EventWriter, read_events
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.monitor.job.conditions import conditions, failure_reason, job_events
 
 
@@ -112,7 +112,7 @@ def test_a_clock_that_is_set_back_does_not_turn_events_around(tmp_path, monkeypa
     """The events of one process stay in order even if its clock is set back."""
     job = JobDir(RunDir(tmp_path), "20270101-000000-abcd")
     clock = iter([100.0, 200.0, 50.0, 60.0])
-    monkeypatch.setattr("nbtrain.base.events.time.time", lambda: next(clock))
+    monkeypatch.setattr("nbtrain.base.run_directory.events.time.time", lambda: next(clock))
     submit, supervisor = EventWriter(job, "submit"), EventWriter(job, "supervisor")
     submit.write("state", "first")
     for message in ("second", "third", "fourth"):

@@ -11,8 +11,8 @@ import pytest
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.files import write_json, write_text
-from nbtrain.base.records import ExitRecord, Heartbeat
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.monitor.job.job_records import describe_job, restart_policy
 from nbtrain.monitor.job.job_tables import basics

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.records import ExitRecord, Heartbeat
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.job.job_tables import RANK_HEADS, REPLICA_HEADS, job_tables
 from tests.lab.widgets.fake_run import FakeJob, measure
 

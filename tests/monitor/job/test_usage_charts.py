@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.records import Stamp
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.usage_files import UsageWriter
+from nbtrain.base.run_directory.records import Stamp
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.run_directory.usage_files import UsageWriter
 from nbtrain.monitor.job.job_records import describe_job
 from nbtrain.monitor.job.job_tables import job_tables
 from nbtrain.monitor.job.usage_charts import Line, UsageChart, drawn, time_ticks, usage_charts

@@ -11,9 +11,9 @@ import pytest
 
 from nbtrain.api.run import Run
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.events import EventWriter
-from nbtrain.base.records import ExitRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.records import ExitRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.monitor.logs import log_lines, log_search, logs
 from nbtrain.monitor.logs.tracebacks import culprit, last_traceback

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.metrics import scalar
-from nbtrain.base.metrics_files import MetricsFile
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.metrics import scalar
+from nbtrain.base.run_directory.metrics_files import MetricsFile
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.metrics import curves, metrics_reader
 from nbtrain.monitor.metrics.curves import Curve, CurveReader
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader

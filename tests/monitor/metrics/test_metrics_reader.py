@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.metrics_files import MetricsFile, metrics_files
+from nbtrain.base.run_directory.metrics_files import MetricsFile, metrics_files
 from nbtrain.monitor.metrics import metrics_reader
 from nbtrain.monitor.metrics.curves import CurveReader
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.metrics import scalar
-from nbtrain.base.metrics_files import MetricsFile
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.metrics import scalar
+from nbtrain.base.run_directory.metrics_files import MetricsFile
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.metrics import sparklines
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.monitor.metrics.sparklines import POINTS, Sparklines

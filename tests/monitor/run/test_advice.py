@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.files import write_json
-from nbtrain.base.records import AttemptRecord, ControlRequest, JobRecord, Preemption, Rollback
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import AttemptRecord, ControlRequest, JobRecord, Preemption, Rollback
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.job.conditions import alerts_part
 from nbtrain.monitor.run import advice as module
 from nbtrain.monitor.run.advice import advice, marks, nan_words, remedies, waiting

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.run.pictures import scalars_of, scalars_table, throughput, timing, training_curves
 from nbtrain.monitor.run.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob

@@ -4,7 +4,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.run.profiles import profiles
 
 

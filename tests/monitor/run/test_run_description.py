@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import to_yaml
 from nbtrain.monitor.job.job_records import describe_job
 from nbtrain.monitor.job.job_tables import job_tables

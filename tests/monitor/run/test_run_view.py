@@ -13,9 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base import files, last_words
-from nbtrain.base.records import AttemptRecord, ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate
-from nbtrain.base.rundir import NOT_USED, RunDir
+from nbtrain.base import files
+from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory.records import (
+    AttemptRecord,
+    ExitRecord,
+    Heartbeat,
+    ProcessIdentity,
+    ResumeCertificate,
+)
+from nbtrain.base.run_directory.rundir import NOT_USED, RunDir
 from nbtrain.monitor.job.conditions import NUM_EVENTS, in_sight
 from nbtrain.monitor.job.job_records import describe_job
 from nbtrain.monitor.metrics.curves import Band, band
@@ -157,7 +164,7 @@ def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.Monk
 def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     """A job whose supervisor is gone is shown as LOST with the cause, even if job.json says otherwise."""
     code = (
-        "import sys, os; from nbtrain.base.rundir import RunDir\n"
+        "import sys, os; from nbtrain.base.run_directory.rundir import RunDir\n"
         "from tests.lab.widgets.fake_run import FakeJob\n"
         "job = FakeJob(RunDir(sys.argv[1]), steps=10); job.one_step(); os._exit(9)"
     )

@@ -8,9 +8,15 @@ from dataclasses import replace
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.evaluation_files import Estimate, EvaluationRecord
-from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
-from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.base.run_directory.evaluation_files import Estimate, EvaluationRecord
+from nbtrain.base.run_directory.records import (
+    AttemptRecord,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    TrainingProgress,
+)
+from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
 from nbtrain.monitor.runs.compare import MOST_RUNS, compared
 from tests.jobs.conftest import TINY

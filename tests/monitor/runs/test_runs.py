@@ -9,8 +9,14 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
-from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.base.run_directory.records import (
+    AttemptRecord,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    TrainingProgress,
+)
+from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
 from nbtrain.monitor.runs.run_filter import run_filter
 from nbtrain.monitor.runs.runs import RunList, list_runs, shorter

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.monitor.runs import watched_runs
 from nbtrain.monitor.runs.watched_runs import WatchedRuns
 from nbtrain.monitor.status.notes import change_notes

@@ -4,9 +4,9 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, RecordError
-from nbtrain.base.locks import flock_folder
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.process.locks import flock_folder
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.monitor.job.job_records import describe_job
 from nbtrain.monitor.runs.run_filter import run_filter

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from nbtrain.base import nvml
-from nbtrain.base.records import ProcessIdentity
+from nbtrain.base.hardware import nvml
+from nbtrain.base.run_directory.records import ProcessIdentity
 from nbtrain.monitor.usage.resources import ResourceSampler
 
 

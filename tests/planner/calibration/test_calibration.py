@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbtrain.base.report import Report
+from nbtrain.base.printing.report import Report
 from nbtrain.planner.calibration import calibration
 from nbtrain.planner.calibration.calibration import (
     Calibration,

@@ -5,7 +5,7 @@ throughput of an earlier job.
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from nbtrain.base.metrics import SCALARS
+from nbtrain.base.run_directory.metrics import SCALARS
 from nbtrain.monitor.metrics.event_files import read_event_files
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.train.figures.metrics_writer import MetricsWriter

@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
-from nbtrain.base.events import EventWriter, read_events
-from nbtrain.base.records import TrainingProgress
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter, read_events
+from nbtrain.base.run_directory.records import TrainingProgress
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.live_run import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import load

@@ -3,8 +3,8 @@
 import pytest
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.records import AttemptRecord, JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import AttemptRecord, JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, to_yaml
 from nbtrain.train.health.attempt import find_job, this_attempt
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbtrain.base.events import EventWriter, read_events
-from nbtrain.base.records import STACK_SIGNAL, Collective, Heartbeat, TrainingProgress
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter, read_events
+from nbtrain.base.run_directory.records import STACK_SIGNAL, Collective, Heartbeat, TrainingProgress
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.train.health import heartbeat as heartbeat_module
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 
@@ -136,8 +136,8 @@ def test_a_failed_write_ends_neither_the_rank_nor_its_heartbeats(job, monkeypatc
 
 HANGING = """
 import sys, time
-from nbtrain.base.records import Heartbeat
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import Heartbeat
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 def where_it_hangs():

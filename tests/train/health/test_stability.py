@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from nbtrain.base.errors import RollbackError, StabilityError
-from nbtrain.base.events import EventWriter, read_events
-from nbtrain.base.ports import port_to_listen_on
-from nbtrain.base.records import Rollback
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.process.ports import port_to_listen_on
+from nbtrain.base.run_directory.events import EventWriter, read_events
+from nbtrain.base.run_directory.records import Rollback
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.config.load import load
 from nbtrain.dataset.samples.state import DataState

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nbtrain.base.events import EventWriter, read_events
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import EventWriter, read_events
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.watch_section import ProfileConfig
 from nbtrain.train.figures.throughput import StepTimer
 from nbtrain.train.profile.profiler import SNAPSHOT_ENTRIES, Snapshots, profiling

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.findings import Finding
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import Launcher

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.amounts import counted, size
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Finding
+from nbtrain.base.text.amounts import counted, size
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import data_home, display, output_root, resolve, workspace
 from nbtrain.config.findings import mistake, shortage

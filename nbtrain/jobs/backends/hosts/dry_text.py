@@ -3,8 +3,8 @@
 import shlex
 import sys
 
-from nbtrain.base.amounts import counted
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.text.amounts import counted
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.launcher import (
     AGENT_MARKER,

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.jobstate import ACTIVE
-from nbtrain.base.node_records import NodeRecord
-from nbtrain.base.records import JobRecord, ProcessIdentity, Record
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.jobstate import ACTIVE
+from nbtrain.base.run_directory.node_records import NodeRecord
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity, Record
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.workspace import workspace
 from nbtrain.config.backend_section import HostsConfig
 from nbtrain.config.schema import RunConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.signals import hear_signals
+from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.machine.node_address import node_number
 from nbtrain.jobs.node.__main__ import main as be_the_agent
 

@@ -41,7 +41,7 @@ def place(interface):
     """Return {address, port} at which others reach this host, or {trouble}; found by the same rules as in the
     agent.
     """
-    from nbtrain.base.ports import port_to_listen_on
+    from nbtrain.base.process.ports import port_to_listen_on
     from nbtrain.jobs.machine.node_address import own_address
 
     try:
@@ -52,7 +52,7 @@ def place(interface):
 
 
 def gpus():
-    from nbtrain.base.nvml import driver_gpus
+    from nbtrain.base.hardware.nvml import driver_gpus
 
     return [gpu.name for gpu in driver_gpus()]
 

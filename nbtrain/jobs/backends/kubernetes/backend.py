@@ -13,9 +13,9 @@ from typing import Any
 
 from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.findings import Finding
-from nbtrain.base.jobstate import ACTIVE, CANCELLED, QUEUED
-from nbtrain.base.node_records import Ask, EngineWord
-from nbtrain.base.rundir import JobDir, new_run_id
+from nbtrain.base.run_directory.jobstate import ACTIVE, CANCELLED, QUEUED
+from nbtrain.base.run_directory.node_records import Ask, EngineWord
+from nbtrain.base.run_directory.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.one_line import one_line

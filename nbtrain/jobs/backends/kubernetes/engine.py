@@ -11,10 +11,10 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import FAILED, QUEUED
-from nbtrain.base.node_records import EngineWord
-from nbtrain.base.records import Record
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.jobstate import FAILED, QUEUED
+from nbtrain.base.run_directory.node_records import EngineWord
+from nbtrain.base.run_directory.records import Record
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster, event_time
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Kind, Manifest

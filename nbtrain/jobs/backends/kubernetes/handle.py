@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nbtrain.base.records import Record
+from nbtrain.base.run_directory.records import Record
 
 
 @dataclass

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.findings import Finding
-from nbtrain.base.rundir import RunDir, new_job_id, new_run_id
+from nbtrain.base.run_directory.rundir import RunDir, new_job_id, new_run_id
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster

@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base.report import Record
+from nbtrain.base.printing.report import Record
 from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
 
 # {Kubernetes' reason for a waiting container: what a user can do about it}

@@ -7,7 +7,7 @@ A state whose name is not in the table changes nothing: the last state is kept, 
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base.jobstate import FAILED, QUEUED, RESTARTING, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.jobstate import FAILED, QUEUED, RESTARTING, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
 
 # {word of a phase or of a condition's type: our state}, in lower case. A platform's console says "Error".

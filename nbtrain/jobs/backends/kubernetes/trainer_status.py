@@ -18,8 +18,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.addresses import without_secrets
-from nbtrain.base.records import TrainingProgress
+from nbtrain.base.run_directory.records import TrainingProgress
+from nbtrain.base.text.addresses import without_secrets
 
 PREFIXES = ("KUBEFLOW_TRAINER_SERVER_", "KUBEFLOW_TRAINER_STATUS_")
 # Seconds between reports: each one is a write to the cluster's store.

@@ -16,14 +16,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nbtrain.base import amounts, files
+from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.findings import Finding
-from nbtrain.base.jobstate import ACTIVE, QUEUED, SUSPENDED
-from nbtrain.base.node_records import EngineWord
-from nbtrain.base.observed_state import at_rest
-from nbtrain.base.records import JobRecord, Record
-from nbtrain.base.rundir import JobDir, new_run_id
+from nbtrain.base.run_directory.jobstate import ACTIVE, QUEUED, SUSPENDED
+from nbtrain.base.run_directory.node_records import EngineWord
+from nbtrain.base.run_directory.observed_state import at_rest
+from nbtrain.base.run_directory.records import JobRecord, Record
+from nbtrain.base.run_directory.rundir import JobDir, new_run_id
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, workspace
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load_resolved

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUSPENDED
-from nbtrain.base.node_records import EngineWord
+from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUSPENDED
+from nbtrain.base.run_directory.node_records import EngineWord
+from nbtrain.base.text import amounts
 from nbtrain.config.backend_section import without_slurm_conf
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen
 from nbtrain.jobs.backends.slurm.words import STATES, reason_words

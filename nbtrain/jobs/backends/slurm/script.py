@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.workspace import workspace
 from nbtrain.config.load.one_line import RUN_YAML
 from nbtrain.config.rules.backends import options_in

@@ -7,7 +7,7 @@ shown next to the explanation, and an unknown name gets a general sentence.
 
 import re
 
-from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 
 RELEASE = "`scontrol release` frees it"
 

@@ -19,7 +19,7 @@ export interface RunEntry {
 
 type Feed = ReturnType<ReturnType<typeof runsFeed>["join"]>;
 
-/** The tone of a run's state: live, good, wait, bad or calm. The server decides it (base/jobstate.py). */
+/** The tone of a run's state: live, good, wait, bad or calm. The server decides it (base/run_directory/jobstate.py). */
 export const toneOf = (run: RunEntry) => run.pill[1];
 
 const LONGEST_MS = 300_000;

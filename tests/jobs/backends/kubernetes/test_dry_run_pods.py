@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
-from nbtrain.base.events import read_events
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, one_line
 from nbtrain.jobs import control
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle

@@ -10,10 +10,10 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError, SubmitError
-from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
-from nbtrain.base.node_records import EngineWord
-from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.node_records import EngineWord
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.load.autotune import write_files

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
-from nbtrain.base.events import read_events
-from nbtrain.base.records import JobRecord
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.config.load import load
 from nbtrain.jobs import control
 from nbtrain.jobs.attempt.backend import status_of

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import autotune, load
 from nbtrain.jobs.backends.kubernetes import preflight
 from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.base.jobstate import RUNNING
+from nbtrain.base.run_directory.jobstate import RUNNING
 from nbtrain.jobs.backends.kubernetes.replicas import (
     exit_words,
     failure_words,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from nbtrain.base.events import read_events
-from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.backends.kubernetes.trainer_status import TrainerStatus, trainer_status
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.progress_report import ProgressReport

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import CANCELLED, FAILED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
-from nbtrain.base.node_records import EngineWord, NodeRecord
-from nbtrain.base.records import Heartbeat
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.node_records import EngineWord, NodeRecord
+from nbtrain.base.run_directory.records import Heartbeat
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.backends.slurm.engine import read_scontrol
 from nbtrain.jobs.control import pause
 from nbtrain.jobs.machine import processes

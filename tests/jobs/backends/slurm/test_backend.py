@@ -11,9 +11,9 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import CANCELLED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
-from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.jobstate import CANCELLED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs import control

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
-from nbtrain.base.node_records import NodeExit
-from nbtrain.base.records import ExitRecord, JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.node_records import NodeExit
+from nbtrain.base.run_directory.records import ExitRecord, JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.backends.slurm.engine import call
 from nbtrain.jobs.control import cancel, pause, wait

@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 
 from nbtrain.base.errors import JobError, SubmitError
-from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, STARTING, SUCCEEDED, SUSPENDED
-from nbtrain.base.node_records import Ask, EngineWord
-from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.jobstate import (
+    CANCELLED,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    STARTING,
+    SUCCEEDED,
+    SUSPENDED,
+)
+from nbtrain.base.run_directory.node_records import Ask, EngineWord
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.jobs.backends.remote_backend import EngineAway
 from nbtrain.jobs.backends.slurm import engine
 from nbtrain.jobs.backends.slurm.engine import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.config.rules.backends import OWN_SBATCH_OPTIONS, slurm_options_agree
 from nbtrain.config.schema import RunConfig

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.load.one_line import RUN_ID, RUN_YAML
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS

@@ -1,0 +1,1 @@
+"""Hardware of this machine and its use: CPU and memory limits of control groups, and GPUs."""

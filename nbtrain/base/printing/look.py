@@ -1,0 +1,75 @@
+"""Colors and bars of all outputs, and matplotlib figures that are readable in a light and in a dark theme.
+
+A saved output does not know the theme that it is shown in. So every color here has contrast with white and
+with JupyterLab's dark backgrounds (#111111, #212121): text has at least 4.2 with white and #111111, lines and
+areas 3.0 with all three (tests/base/printing/test_look.py). No color can have 4.5 with both white and
+#111111.
+"""
+
+import html
+from typing import Any
+
+GREY = "#777b82"
+"""Text, axes and ticks of a figure."""
+LINE = "#8d939c"
+SERIES = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f8fa0", "#8f8f18")
+"""Curves and areas, in this order: blue, orange, green, purple, brown, pink, teal, olive."""
+BLUE, ORANGE, GREEN, PURPLE, BROWN, PINK, TEAL, OLIVE = SERIES
+LINE_COLORS = 4
+"""Number of the colors of SERIES that lines of a chart use: the first four differ for color-blind readers."""
+DASHES = ("", "7 3", "2 3")
+"""Dashes of a chart's lines, as in SVG: the first LINE_COLORS lines are solid, the next ones dashed."""
+RED = "#e04444"
+PARTS = (BLUE, "#5b93c4", "#6573c9", PURPLE, ORANGE, "#b8862b", GREEN, OLIVE, "#bc6c9b", GREY, LINE)
+"""Colors for the parts of a whole, such as the parts of memory; lab/widgets/what_if.js repeats them."""
+TIME_PARTS = (BLUE, "#5b93c4", LINE, ORANGE, PURPLE)
+WORD_COLORS = {"good": GREEN, "tight": ORANGE, "bad": RED}
+BAR_HEIGHT_PIXELS = 6
+
+
+def line_look(number: int) -> dict[str, str]:
+    """Return {"color": "c0" to "c3", "dash"} of a chart's line; lab/ui/chart_spec.js repeats it."""
+    dash = DASHES[number // LINE_COLORS % len(DASHES)]
+    return {"color": f"c{number % LINE_COLORS}", "dash": dash}
+
+
+def progress_bar(fraction: float, color: str = BLUE) -> str:
+    """Return a progress bar as HTML, as wide as its container."""
+    bar = f"height:{BAR_HEIGHT_PIXELS}px;border-radius:{BAR_HEIGHT_PIXELS // 2}px"
+    filled = min(1.0, max(0.0, fraction))
+    return (
+        f'<div style="{bar};background-color:rgba(128,134,144,.3);margin:8px 0 4px 0">'
+        f'<div style="{bar};width:{100 * filled:.2f}%;background-color:{color}"></div></div>'
+    )
+
+
+def progress_line(name: str, fraction: float | None, said: str) -> str:
+    """Return a progress bar with its name and text below it; no bar if the total is unknown."""
+    bar = progress_bar(fraction) if fraction is not None else ""
+    words = f"<strong>{html.escape(name)}</strong> &nbsp; {html.escape(said)}"
+    return f'<div style="max-width:1000px;font-size:12px">{bar}<div>{words}</div></div>'
+
+
+def themed(figure: Any) -> Any:
+    """Make a finished matplotlib figure transparent, with its text and axes in GREY, and return it."""
+    figure.patch.set_alpha(0)
+    for text in [*figure.texts, *([figure._suptitle] if figure._suptitle else [])]:
+        text.set_color(GREY)
+    for axes in figure.axes:
+        axes.patch.set_alpha(0)
+        axes.tick_params(which="both", colors=GREY)
+        for spine in axes.spines.values():
+            spine.set_color(GREY)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_offset_text().set_color(GREY)
+        titles = (axes.title, axes._left_title, axes._right_title, axes.xaxis.label, axes.yaxis.label)
+        for text in (*titles, *axes.texts):
+            if text.get_color() == "black":  # a label of its curve's colour keeps it
+                text.set_color(GREY)
+        for line in (*axes.get_xgridlines(), *axes.get_ygridlines()):
+            line.set(color=LINE, alpha=0.35)
+        if (legend := axes.get_legend()) is not None:
+            legend.get_frame().set(alpha=0)
+            for text in legend.get_texts():
+                text.set_color(GREY)
+    return figure

@@ -1,0 +1,1 @@
+"""Processes of one machine: locks, signals, ports, and requests over stdin and stdout."""

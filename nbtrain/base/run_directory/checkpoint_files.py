@@ -1,0 +1,272 @@
+"""Rules that decide which checkpoint folders are complete and which is newest, shared by the notebook side
+and the GPU side.
+
+Also model/local.json, the list of checkpoints on the nodes' local disks (checkpoint.local_dir). Such a
+checkpoint counts once it has been copied to the run directory, or when a resume has found all of its parts.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.run_directory.jobstate import ACTIVE
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord, Record, Rollback, TrainingProgress
+from nbtrain.base.run_directory.rundir import MANIFEST, RunDir
+
+# File that replaces the manifest once the trainer has read the contents and rejected them.
+REJECTED = "rejected.json"
+
+SCHEMA_VERSION = 2
+
+# Folder name in checkpoint.local_dir: the node's number and its name.
+PLACEHOLDERS = ("{node}", "{host}")
+# Older saves are pruned on every node long before.
+LISTED_LOCAL_SAVES = 50
+
+
+@dataclass
+class LocalSave(Record):
+    """One entry of model/local.json: a checkpoint whose parts every rank has written to its node's disk."""
+
+    step: int
+    save_id: str
+    """Id that all parts of this save carry, so that parts of two saves of the same step are never mixed."""
+    hosts: list[str]
+    job_id: str
+    attempt: int
+    time: float
+    copied: bool = False
+    """Whether the save is complete in model/ too."""
+
+    def before(self, rollback: Rollback) -> bool:
+        """Return whether the save is older than a rollback. A rollback chose the checkpoint to continue from,
+        so such a save no longer counts.
+        """
+        return (self.job_id, self.attempt) <= (rollback.job_id, rollback.attempt)
+
+
+@dataclass
+class LocalSaves(Record):
+    """Contents of model/local.json: the newest checkpoints that were written to the nodes' local disks."""
+
+    saves: list[LocalSave] = field(default_factory=list)
+    """Saves, oldest first."""
+    job_id: str = ""
+    """Job of the newest attempt that has begun to train. Parts written by earlier attempts count only if they
+    are listed in `saves`.
+    """
+    attempt: int = 0
+
+    @classmethod
+    def of(cls, run: RunDir) -> "LocalSaves":
+        """Return the run's list; empty if it has none."""
+        return cls.read(run.local_json) or cls()
+
+    def keep(self, run: RunDir) -> None:
+        """Replace the run's list."""
+        self.saves = self.saves[-LISTED_LOCAL_SAVES:]
+        run.model.mkdir(parents=True, exist_ok=True)
+        self.write(run.local_json)
+
+
+@dataclass(frozen=True)
+class SavedCheckpoints:
+    """The checkpoints of a run, by names and sizes."""
+
+    complete_step: int | None
+    """The step of the newest complete checkpoint in the run directory; None if there is none."""
+    incomplete: tuple[tuple[int, str], ...]
+    """(step, reason) of newer ones that are not complete, newest first."""
+    on_nodes: LocalSave | None
+    """The newest checkpoint that is only on the nodes' disks; None if model/ has one of the same step or
+    later, or if a rollback followed it.
+    """
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step that a resume continues from, provided every node still has its part; None if nothing was
+        saved.
+        """
+        return self.complete_step if self.on_nodes is None else self.on_nodes.step
+
+
+def read_checkpoints(run: RunDir) -> SavedCheckpoints:
+    """Return the checkpoints of a run. Whether the nodes and their disks still exist is not checked."""
+    # The list is read before model/, where a save that is copied meanwhile is then found.
+    newest = next(reversed(LocalSaves.of(run).saves), None)
+    step, incomplete = newest_whole(run)
+    if newest is not None:
+        rollbacks = Rollback.read_all(run.rollbacks_json)
+        if newest.copied or newest.step <= (step or 0) or any(map(newest.before, rollbacks)):
+            newest = None
+    return SavedCheckpoints(step, tuple(incomplete), newest)
+
+
+def only_on_nodes(run: RunDir) -> LocalSave | None:
+    """Return the newest checkpoint that is only on the nodes' disks, as SavedCheckpoints.on_nodes."""
+    return read_checkpoints(run).on_nodes
+
+
+def kept_on_nodes(run: RunDir, keep_last: int) -> list[LocalSave]:
+    """Return the saves that should be on the nodes' disks, oldest first. Saves from before a rollback are
+    omitted.
+
+    `keep_last`: checkpoint.local_keep_last. Whether the files exist is not checked.
+    """
+    newest, rollbacks = LocalSaves.of(run).saves[-keep_last:], Rollback.read_all(run.rollbacks_json)
+    return [save for save in newest if not any(save.before(rollback) for rollback in rollbacks)]
+
+
+def newest_saved_step(run: RunDir) -> int | None:
+    """Return the step that a resume continues from, as SavedCheckpoints.saved_step."""
+    return read_checkpoints(run).saved_step
+
+
+def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
+    """Return `reached` with the losses at its checkpoint_step, as far as the manifest and the heartbeats
+    record them.
+    """
+    assert reached.checkpoint_step is not None
+    known: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        known = files.read_json(run.checkpoint_manifest(reached.checkpoint_step)) or {}
+    beats = (Heartbeat.read(run.job(job_id).heartbeat(0)) for job_id in reversed(run.job_ids()))
+    at_step = (beat.progress for beat in beats if beat and beat.step == reached.checkpoint_step)
+    newest = next((progress for progress in at_step if progress), None)
+    return replace(
+        reached,
+        consumed_tokens=known.get("consumed_tokens", reached.consumed_tokens),
+        consumed_samples=known.get("consumed_samples", reached.consumed_samples),
+        loss=newest.loss if newest else None,
+        validation_loss=known.get("validation_loss"),
+    )
+
+
+def measured_save_seconds(run: RunDir) -> float:
+    """Return the duration of the longest save in any of the run's jobs, from rank 0's heartbeats, in seconds;
+    0 if unknown.
+    """
+    beats = (Heartbeat.read(run.job(job_id).heartbeat(0)) for job_id in run.job_ids())
+    return max((beat.progress.save_seconds or 0.0 for beat in beats if beat and beat.progress), default=0.0)
+
+
+def on_nodes_words(run: RunDir) -> str:
+    """Return a sentence for the end of a job that names a checkpoint which is only on the nodes' disks; "" if
+    there is none.
+    """
+    if (save := only_on_nodes(run)) is None:
+        return ""
+    return (
+        f"step {save.step} is on the disks of {', '.join(save.hosts)} only (checkpoint.local_dir): a resume "
+        f"on these nodes continues from it"
+    )
+
+
+def local_folder(local_dir: str, node: int, host: str) -> Path:
+    """Return checkpoint.local_dir with the node's number and host name filled in."""
+    return Path(local_dir.replace("{node}", str(node)).replace("{host}", host))
+
+
+def checkpoint_problem(folder: Path) -> str | None:
+    """Return why a checkpoint is not complete; None if it is. Only file names and sizes are compared, which
+    is cheap.
+    """
+    if not folder.is_dir():
+        return "there is no such checkpoint"
+    try:
+        manifest = files.read_json(folder / MANIFEST)
+    except ValueError:
+        return f"{MANIFEST} is not JSON"
+    if manifest is None:
+        return _why_rejected(folder) or f"it has no {MANIFEST}: its save was interrupted"
+    if not isinstance(manifest, dict):
+        return f"{MANIFEST} holds a {type(manifest).__name__} instead of fields"
+    if (version := manifest.get("schema_version")) != SCHEMA_VERSION:
+        return f"{MANIFEST} has schema_version {version}; this nbtrain reads {SCHEMA_VERSION}"
+    described = manifest.get("files")
+    if not isinstance(described, dict) or not all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("bytes"), int)
+        and isinstance(entry.get("sha256"), str)
+        for entry in described.values()
+    ):
+        return f"{MANIFEST} does not give size and SHA-256 of its files"
+    for name, expected in described.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (size := path.stat().st_size) != expected["bytes"]:
+            return f"{name} has {size:,} bytes; its manifest says {expected['bytes']:,}"
+    return None
+
+
+def in_work(run: RunDir, step: int, now: float) -> str | None:
+    """Return what the run's job is doing with a checkpoint that has no manifest: saving or removing it. None
+    if the job is not working on it.
+
+    A save writes the manifest last, and the removal of an older checkpoint removes it first. A folder that
+    was not modified since the attempt began was left by an interrupted save of an earlier attempt.
+    """
+    folder, job = run.checkpoint(step), run.newest_job()
+    record = JobRecord.read(job.job_json) if job is not None else None
+    if job is None or record is None or not record.attempts or read_state(job, now)[0] not in ACTIVE:
+        return None
+    try:
+        if (folder / MANIFEST).exists() or (folder / REJECTED).exists():
+            return None
+        if folder.stat().st_mtime < record.attempts[-1].started_at:
+            return None
+    except FileNotFoundError:
+        return "was removed by the running job"
+    newest = newest_checkpoint_step(run)
+    return f"is being {'saved' if newest is None or step > newest else 'removed'} by the running job"
+
+
+def newest_whole(
+    run: RunDir,
+    check: Callable[[Path], str | None] = checkpoint_problem,
+    steps: Sequence[int] | None = None,
+) -> tuple[int | None, list[tuple[int, str]]]:
+    """Return (step of the newest complete checkpoint or None, [(step, reason) of newer ones, newest first]).
+
+    `check` returns the reason why a folder is not complete, or None. The default compares names and sizes;
+    readers of checkpoints pass a check that reads the contents. `steps` are the run's steps, if another rank
+    has already listed them.
+    """
+    skipped: list[tuple[int, str]] = []
+    for step in reversed(run.checkpoint_steps() if steps is None else steps):
+        reason = check(run.checkpoint(step))
+        if reason is None:
+            return step, skipped
+        skipped.append((step, reason))
+    return None, skipped
+
+
+def newest_checkpoint_step(run: RunDir) -> int | None:
+    """Return the newest step whose checkpoint is complete by names and sizes; None if the run has none."""
+    return newest_whole(run)[0]
+
+
+def best_step(run: RunDir, steps: list[int]) -> int | None:
+    """Return the step with the lowest validation loss; None if no checkpoint was validated at its step."""
+    losses = {}
+    for step in steps:
+        manifest = files.read_json(run.checkpoint_manifest(step)) or {}
+        loss = manifest.get("validation_loss")
+        # NaN is unequal to itself.
+        if loss is not None and loss == loss and manifest.get("evaluated_step") == step:
+            losses[step] = loss
+    return min(losses, key=lambda step: (losses[step], -step), default=None)
+
+
+def _why_rejected(folder: Path) -> str | None:
+    """Return why the trainer rejected the contents of a checkpoint with a manifest; None if it did not."""
+    try:
+        rejected = files.read_json(folder / REJECTED)
+    except ValueError:
+        return f"{REJECTED} is not JSON"
+    return str(rejected["reason"]) if isinstance(rejected, dict) and "reason" in rejected else None

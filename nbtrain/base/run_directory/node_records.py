@@ -1,0 +1,162 @@
+"""Records that a job's supervisor and its node agents exchange: agents present, ranks to launch, and how they
+ended.
+
+    agent of node k  -> supervisor    nodes/<k>.json            NodeRecord, renewed once a second
+    supervisor       -> all agents    control/launch.json       LaunchOrder: the ranks of one attempt
+    supervisor       -> all agents    control/signals.json      SignalOrders: what to send to ranks
+    agent of node k  -> supervisor    nodes/<k>.<attempt>.json  NodeExit: its ranks are gone
+    anyone           -> supervisor    control/ask.json          Ask: to a supervisor that no signal reaches
+    anyone           -> readers       engine.json               EngineWord: the scheduler's last answer
+
+The records are on a shared disk, so that machines need no other connection before the ranks connect.
+"""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nbtrain.base.run_directory.records import ProcessIdentity, Record, RenewedRecord
+
+
+@dataclass
+class NodeRecord(RenewedRecord):
+    """nodes/<k>.json, renewed every second: the presence and the activity of a machine's or pod's agent."""
+
+    node: int
+    agent: ProcessIdentity
+    host: str
+    address: str
+    """Address at which other machines reach this one; loopback if it has no other."""
+    port: int
+    """A TCP port that was free when the record was written, for the rendezvous if this is node 0."""
+    time: float
+    """Seconds since the epoch by this machine's clock."""
+    phase: str = "waiting"
+    """waiting: for a launch order; running: its ranks exist; leaving: it is about to exit."""
+    attempt: int | None = None
+    """The newest attempt that it has started or refused."""
+    signals_done: int = 0
+    """The number of the last signal order that it has carried out."""
+    cores: int = 0
+    gpus: int = 0
+    memory_bytes: int = 0
+    python: str = ""
+    version: str = ""
+    """Version of nbtrain."""
+    interface: str = ""
+    """The network interface that has `address`."""
+    notice: str = ""
+    """Notice of backend.preemption_notice that this machine is about to be taken away; "" without one."""
+    notice_trouble: str = ""
+    """Reason why the command of backend.preemption_notice could not be run; "" if it could."""
+
+
+@dataclass
+class NodeExit(Record):
+    """nodes/<k>.<attempt>.json: the end of one attempt on one machine, when its last process is gone."""
+
+    node: int
+    attempt: int
+    time: float
+    exit_code: int | None
+    """Exit code of torchrun; the negative signal number if a signal killed it; None if it never started."""
+    message: str = ""
+    """Reason why it was not started, or why the agent ended it."""
+    killed_processes: bool = False
+    """Whether the agent had to kill the remaining processes."""
+    oom_kills: int | None = None
+    machine_oom_kills: int | None = None
+    limit_bytes: int | None = None
+    peak_bytes: int | None = None
+    oom_killed_pids: list[int] = field(default_factory=list)
+    """Processes that the kernel's log names as killed for lack of memory."""
+
+
+@dataclass
+class LaunchOrder(Record):
+    """control/launch.json: the ranks of one attempt, the same for all nodes."""
+
+    attempt: int
+    agents: list[ProcessIdentity]
+    """Agents by node. An agent that is not listed belongs to an earlier allocation and must exit."""
+    ranks: list[int]
+    """Number of ranks that each node starts; ranks are numbered node by node."""
+    address: str
+    port: int
+    command: list[str]
+    """Command of a rank: arguments of Python."""
+    environment: dict[str, str]
+    """Additions to the environment of every rank."""
+    cpus_per_node: int | None
+    shutdown_timeout_seconds: float
+    """Seconds that ranks may take to save and exit, including the measured duration of a save."""
+    same_machine: bool
+    """Whether all agents are on one machine, so that the ranks connect through the loopback interface."""
+    network_interface: str | None = None
+    supervisor: ProcessIdentity | None = None
+    """Supervisor that gave the order. If job.json names another one, the ranks of this order must end."""
+
+
+@dataclass
+class SignalOrder(Record):
+    """One signal to ranks. KILL ends every process of the attempt, the ranks before their wrappers."""
+
+    number: int
+    """Rises by one with each order of a job."""
+    attempt: int
+    signal: int
+    processes: list[ProcessIdentity] | None = None
+    """Ids of the processes to signal; None to signal every rank, through its wrapper."""
+
+
+@dataclass
+class SignalOrders(Record):
+    """control/signals.json: the newest orders, oldest first."""
+
+    orders: list[SignalOrder] = field(default_factory=list)
+
+
+STOPS = ("stop", "stop_now")
+
+
+@dataclass
+class Ask(Record):
+    """control/ask.json: a request to a supervisor that no signal reaches, because it is on another host."""
+
+    number: int
+    """Rises by one per request."""
+    action: str
+    """stop: save and exit; stop_now: exit at once; save: save and continue."""
+    time: float
+    reason: str = ""
+
+    @classmethod
+    def put(cls, path: Path, action: str) -> None:
+        """Write the next request. The file holds a single request. A request to stop ends the job, so it is
+        not overwritten before it is read.
+        """
+        before = cls.read(path)
+        if before and before.action in STOPS and action != "stop_now":
+            return
+        cls((before.number if before else 0) + 1, action, time.time()).write(path)
+
+
+@dataclass
+class EngineWord(RenewedRecord):
+    """Contents of engine.json: the last answer about the job from Slurm, Kubernetes or a host, and when it
+    arrived.
+    """
+
+    state: str | None
+    """State of the job, as in jobstate.py; None if the scheduler does not know the job."""
+    reason: str
+    """Reason for the state, worded for readers; "" if there is none."""
+    asked_at: float
+    seen: bool = True
+    """Whether the scheduler answered the last request; if not, state and reason are from an earlier one."""
+    trouble: str = ""
+    """Reason why the scheduler did not answer."""
+    engine: str = ""
+    """Scheduler and its name for the job, such as Slurm job 4711."""
+    ended_as: str = ""
+    """Scheduler's own state of a failed job, such as TIMEOUT; "" if there is none."""

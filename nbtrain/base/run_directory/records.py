@@ -1,0 +1,511 @@
+"""Records of a run directory, one dataclass each, and ProcessIdentity, which is more than a pid."""
+
+import functools
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, Self, get_args, get_origin
+
+from nbtrain.base import files
+from nbtrain.base.errors import RecordError
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION
+
+
+class Record:
+    """A dataclass that is read from and written to a JSON file. Keys of a newer nbtrain are ignored."""
+
+    @classmethod
+    def of_json(cls, value: Any, where: object = "") -> Self:
+        """Build the record from a JSON object. Raises RecordError, which begins with `where`."""
+        known = _inner_records(cls)  # type: ignore[arg-type]
+        try:
+            return cls(**{name: _nested(known[name], value[name], where) for name in value if name in known})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise RecordError(f"{where}: is not a {cls.__name__}: {error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read the record from a file; None without a file. Raises RecordError, which names the file."""
+        value = files.read_json(path)
+        return None if value is None else cls.of_json(value, path)
+
+    def write(self, path: Path) -> None:
+        """Write the record atomically."""
+        files.write_json(path, asdict(self))  # type: ignore[call-overload]
+
+
+class RenewedRecord(Record):
+    """A record that is rewritten every few seconds without fsync: a power failure may leave it empty."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read the record from a file; None without a file or if it is empty. Raises RecordError."""
+        value = files.read_json_unsynced(path)
+        return None if value is None else cls.of_json(value, path)
+
+    def write(self, path: Path) -> None:
+        """Write the record by rename, without fsync."""
+        files.write_json_unsynced(path, asdict(self))  # type: ignore[call-overload]
+
+
+@functools.cache
+def _inner_records(cls: type[Record]) -> dict[str, tuple[type[Record], object] | None]:
+    """Return {field: (record class, list, dict or None)} for the fields that hold records."""
+    found: dict[str, tuple[type[Record], object] | None] = {}
+    for one in fields(cls):  # type: ignore[arg-type]
+        kind: Any = one.type
+        if isinstance(kind, UnionType):
+            # `X | None`: if the value is there, it is an X.
+            kind = next(inner for inner in get_args(kind) if inner is not type(None))
+        records = [
+            inner
+            for inner in (kind, *get_args(kind))
+            if isinstance(inner, type) and issubclass(inner, Record)
+        ]
+        found[one.name] = (records[0], get_origin(kind)) if records else None
+    return found
+
+
+def _nested(inner: tuple[type[Record], object] | None, value: Any, where: object) -> Any:
+    """Convert the value of a field that holds one record, a list of records or a dict of records."""
+    if inner is None or value is None:
+        return value
+    record, several = inner
+    if several is list:
+        return [record.of_json(one, where) for one in value]
+    if several is dict:
+        return {key: record.of_json(one, where) for key, one in value.items()}
+    return record.of_json(value, where)
+
+
+@dataclass
+class Stamp(Record):
+    """A time on the kernel's clock since boot, which cannot be set: two stamps of the same boot give an
+    exact duration.
+    """
+
+    boot_id: str
+    seconds: float
+
+    @classmethod
+    def now(cls) -> "Stamp":
+        """Read CLOCK_BOOTTIME, which, like the wall clock, also counts while the machine is suspended."""
+        return cls(boot_id(), round(time.clock_gettime(time.CLOCK_BOOTTIME), 3))
+
+
+@dataclass
+class Stamped(Record):
+    """A record that stores a Stamp for each of its times in seconds since the epoch."""
+
+    stamps: dict[str, Stamp] = field(default_factory=dict, kw_only=True, compare=False)
+
+    def mark(self, name: str) -> None:
+        """Set the time `name` to now."""
+        setattr(self, name, time.time())
+        self.stamps[name] = Stamp.now()
+
+    def seconds_between(self, begin: str, end: str) -> float:
+        """Return the seconds between two times: from their stamps if both are of the same boot, else by the
+        wall clock.
+        """
+        first, last = self.stamps.get(begin), self.stamps.get(end)
+        if first and last and first.boot_id == last.boot_id:
+            return last.seconds - first.seconds
+        return max(0.0, getattr(self, end) - getattr(self, begin))
+
+    def seconds_since(self, begin: str, now: float | None = None) -> float:
+        """Return the seconds since a time: from its stamp if it is of this boot, else until `now` by the wall
+        clock.
+        """
+        first = self.stamps.get(begin)
+        if first and first.boot_id == boot_id():
+            return Stamp.now().seconds - first.seconds
+        return max(0.0, (time.time() if now is None else now) - getattr(self, begin))
+
+
+@dataclass
+class ProcessIdentity(Record):
+    """A process, identified so that a later process with the same pid is not mistaken for it."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    host: str = field(default="", compare=False)
+    """Name of its host at that time; a host may be renamed later."""
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessIdentity | None":
+        """Return the identity of a live process that this user may see, or None; a zombie is not alive."""
+        try:
+            # The command name is in parentheses and may hold anything: the line is split after the last one.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            # PermissionError: another user's process where /proc is mounted with hidepid=1.
+            return None
+        if fields[0] in "ZX":
+            return None
+        return cls(pid, int(fields[19]), boot_id(), host_name())
+
+    def alive(self) -> bool:
+        """Return whether the process runs on this host."""
+        return ProcessIdentity.of(self.pid) == self
+
+    def elsewhere(self) -> bool:
+        """Return whether the process is on another host or in another container. Then its absence here proves
+        nothing.
+        """
+        return self.host not in ("", host_name()) and not self.alive()
+
+    def gone(self) -> bool:
+        """Return whether the process is known to have ended."""
+        return not self.alive() and not self.elsewhere()
+
+
+def host_name() -> str:
+    """Return this host's name in the form that ProcessIdentity stores."""
+    return os.uname().nodename
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return the id of this boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass
+class AttemptRecord(Record):
+    """One attempt of a job, in job.json; unknown values are None."""
+
+    attempt: int
+    started_at: float
+    world_size: int
+    data_parallel_size: int
+    first_step: int | None = None
+    """Step of the checkpoint to load; None if there was none when the attempt began."""
+    first_tokens: int = 0
+    """Tokens that were trained before the attempt began."""
+    running_at: float | None = None
+    """Time at which rank 0 had finished loading."""
+    resumed_from_step: int | None = None
+    ended_at: float | None = None
+    reached_step: int | None = None
+    cause: str | None = None
+    """Reason why it ended, if it failed or was rolled back."""
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    """Faults to inject, from backend.env (config/fault_orders.py)."""
+    trace: bool = False
+    """Whether rank 0 writes the loss and gradient norm of every step as float hex."""
+    lost_tokens: int | None = None
+    """Tokens trained after the checkpoint that the next attempt starts from."""
+    nodes: int | None = None
+    """Number of machines that its ranks were on."""
+
+
+@dataclass
+class Preemption(Stamped):
+    """An end of an attempt because the job's devices were taken away, in job.json."""
+
+    attempt: int
+    notice: str
+    """Announcement of the preemption, by the scheduler or by backend.preemption_notice."""
+    preempted_at: float
+    lost_steps: int
+    """Steps trained after the checkpoint from which the next attempt starts."""
+    lost_tokens: int
+    resumed_at: float | None = None
+    """Time at which the next attempt began; None while the job waits for devices."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that the job waited for devices; 0 while it still waits."""
+        return 0.0 if self.resumed_at is None else self.seconds_between("preempted_at", "resumed_at")
+
+
+@dataclass
+class TrainingProgress(Record):
+    """The training's progress as rank 0 knows it; part of its heartbeat. None: not known yet."""
+
+    total_steps: int
+    train_tokens: int
+    consumed_tokens: int = 0
+    consumed_samples: int = 0
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    """Mean of the last 100 steps."""
+    eta_seconds: float | None = None
+    validation_loss: float | None = None
+    best_validation_loss: float | None = None
+    validation_losses: dict[str, float] = field(default_factory=dict)
+    """Last validation loss of each dataset of a blend or mixture, if that dataset had tokens in the loss."""
+    steps_without_loss: int | None = None
+    """Number of steps so far in which no token counted in the loss."""
+    test_loss: float | None = None
+    overflow_steps: int | None = None
+    """Steps that fp16's loss scaling has skipped so far."""
+    checkpoint_step: int | None = None
+    save_seconds: float | None = None
+    """The longest save of this job, from its start until the checkpoint counted."""
+    num_parameters: int | None = None
+    memory_bytes: int | None = None
+    """Peak memory of rank 0's device; on a CPU, the peak resident memory of the process."""
+    pipeline_fraction: float | None = None
+    """Share of rank 0's steps spent on waiting for and sending to other pipeline stages; None without one."""
+    target_tokens: int | None = None
+    """Tokens that will have been trained after the last step: fewer than train_tokens in a trial
+    (batch.max_steps).
+    """
+
+    @property
+    def goal_tokens(self) -> int:
+        """Tokens of the whole training for readers: fewer than train_tokens in a trial."""
+        return self.train_tokens if self.target_tokens is None else self.target_tokens
+
+    @property
+    def mean_tokens_per_second(self) -> float | None:
+        """Mean over the last 100 steps, because a single slow step says little. None: not known yet."""
+        if not self.samples_per_second or not self.consumed_samples:
+            return self.tokens_per_second
+        return self.samples_per_second * self.consumed_tokens / self.consumed_samples
+
+
+NO_SPEED: dict[str, Any] = {"tokens_per_second": None, "samples_per_second": None, "eta_seconds": None}
+"""Fields of the progress of an ended attempt that do not apply to the next one."""
+
+
+@dataclass
+class JobRecord(Stamped):
+    """job.json. States and who may set them: jobstate.py."""
+
+    job_id: str
+    run_id: str
+    name: str
+    state: str
+    created_at: float
+    world_size: int
+    cause: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempt: int = 0
+    restarts: int = 0
+    resumed_from_step: int | None = None
+    """The step of the checkpoint that the newest attempt started from; None if it began at step 0."""
+    supervisor: ProcessIdentity | None = None
+    backend: str = "local"
+    command: list[str] = field(default_factory=list)
+    """Command of a rank: arguments of Python, to which the run directory is added."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels of the run when the job was submitted."""
+    autotune: str = "none"
+    """tune: the backend runs DeepSpeed's autotuner without a supervisor; run: a supervisor follows it."""
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    """Records of the job's attempts, oldest first."""
+    preemptions: list[Preemption] = field(default_factory=list)
+    """Preemptions and evictions of the job, oldest first. None of them counts as a restart."""
+    goes_on_from: TrainingProgress | None = None
+    """Progress of the newest checkpoint when the job was submitted; None if there was none."""
+    schema_version: int = SCHEMA_VERSION
+
+    def attempt_record(self, attempt: int) -> AttemptRecord | None:
+        """Return the record of an attempt; None if there is none."""
+        return next((one for one in self.attempts if one.attempt == attempt), None)
+
+    @property
+    def first_step(self) -> int | None:
+        """Step of the checkpoint that the newest attempt must load, or the first one if none has begun; None
+        without a checkpoint.
+        """
+        if self.attempts:
+            return self.attempts[-1].first_step
+        return self.goes_on_from.checkpoint_step if self.goes_on_from else None
+
+    @property
+    def preemption_lost_steps(self) -> int:
+        """Steps that all preemptions together have lost."""
+        return sum(preemption.lost_steps for preemption in self.preemptions)
+
+    @property
+    def preemption_waited_seconds(self) -> float:
+        """Seconds that the job has waited for devices after its preemptions, until its end or now if it still
+        waits.
+        """
+        waiting, so_far = self.waiting_preemption, 0.0
+        if waiting is not None and self.ended_at is not None:
+            so_far = max(0.0, self.ended_at - waiting.preempted_at)
+        elif waiting is not None:
+            so_far = waiting.seconds_since("preempted_at")
+        return so_far + sum(preemption.waited_seconds for preemption in self.preemptions)
+
+    @property
+    def waiting_preemption(self) -> Preemption | None:
+        """The preemption after which the job still waits for devices; None if it does not wait."""
+        newest = self.preemptions[-1] if self.preemptions else None
+        return newest if newest is not None and newest.resumed_at is None else None
+
+    def placed(self, beat: "Heartbeat") -> "Heartbeat":
+        """Return the heartbeat `beat`; until its rank has loaded the checkpoint, with the checkpoint's step
+        and tokens.
+        """
+        newest = self.attempts[-1] if self.attempts else None
+        progress = beat.progress
+        # It has the checkpoint's step before its tokens.
+        at_step = newest is not None and beat.step == newest.first_step
+        loads = not beat.step or bool(at_step and progress and not progress.consumed_tokens)
+        if newest is not None and beat.attempt != newest.attempt:
+            progress = progress and replace(progress, **NO_SPEED)
+            beat = replace(beat, progress=progress)
+        if newest is None or not newest.first_step or (not loads and beat.attempt == newest.attempt):
+            return beat
+        progress = progress and replace(progress, consumed_tokens=newest.first_tokens)
+        return replace(beat, step=newest.first_step, progress=progress)
+
+
+@dataclass
+class Collective(Record):
+    """The collective that a rank is in, or the last one it called."""
+
+    name: str
+    """Name of the collective in torch.distributed; send and recv with the other rank's number."""
+    kind: str
+    """Kind of the process group, such as data_parallel; "" if it has none."""
+    ranks: list[int]
+    number: int
+    """Number of collectives that this rank has called in this group, this one included."""
+    since: float
+    waiting: bool
+    """Whether the call has not returned; on a GPU it returns before the collective is done."""
+    group: str = ""
+    """torch's name of the group, the same on all its ranks. It is needed because several groups may have the
+    same ranks.
+    """
+
+
+@dataclass
+class Heartbeat(Stamped, RenewedRecord):
+    """heartbeat/<rank>.json, renewed at every change of phase and once a second in between.
+
+    A thread of the rank renews it, so that `time` is fresh even if the rank hangs; the other fields show
+    progress.
+    """
+
+    rank: int
+    attempt: int
+    process: ProcessIdentity
+    time: float
+    step: int
+    phase: str
+    """One of PHASES."""
+    phase_since: float
+    progress: TrainingProgress | None = None
+    """Progress of the training; rank 0 only."""
+    progress_count: int = 0
+    """Counter that rises with every micro batch, phase and collective, and stays the same in a rank that
+    hangs.
+    """
+    collective: Collective | None = None
+    host: str = ""
+    dumps_stack: bool = False
+    """Whether the rank writes the stacks of its threads to its log when it gets STACK_SIGNAL."""
+    compute_seconds: float | None = None
+    """Seconds that the rank itself computed in the newest logged step, without waiting for other ranks."""
+    written_bytes: int = 0
+    """Bytes of checkpoints written since the rank began; grows during a save."""
+
+
+STACK_SIGNAL = signal.SIGUSR2
+
+PHASES = ("start", "build", "load", "train", "evaluate", "save", "test", "end")
+# Phase of a rank that was asked to stop and is stopping.
+LEAVING_PHASES = ("save", "end")
+
+
+@dataclass
+class ExitRecord(Record):
+    """exit/<rank>.<attempt>.json, written by the rank's wrapper when the rank is gone."""
+
+    rank: int
+    attempt: int
+    time: float
+    exit_code: int | None
+    """Exit code; None if a signal ended the rank."""
+    signal: int | None
+    outcome: str
+    """finished: all tokens trained; stopped: saved and exited on request; rollback: exited cleanly, to resume
+    from the newest checkpoint; failed: an error; killed: by a signal."""
+    step: int | None = None
+    message: str = ""
+    """Last message of the rank, one line."""
+    detail: str = ""
+    """Details of the outcome: for a failure its traceback, if there is one; for a stop the limit that caused
+    it, such as exit_interval_steps; for a rollback {"step", "first", "last"} as JSON: the bad step and the
+    positions [first, last) that it has read."""
+    said: str = ""
+    """Outcome that the rank itself reported at its end; "" if it reported none."""
+
+
+@dataclass
+class Rollback(Record):
+    """Entry of rollbacks.json: samples that every attempt skips after it has loaded a checkpoint."""
+
+    job_id: str
+    attempt: int
+    time: float
+    step: int
+    """The bad step."""
+    checkpoint_step: int
+    """The step of the newest checkpoint at that time; 0 if there was none."""
+    first: int
+    """First of the skipped positions [first, last) in the training order. They reach from that checkpoint to
+    the end of the bad step.
+    """
+    last: int
+    cause: str
+
+    @classmethod
+    def read_all(cls, path: Path) -> "list[Rollback]":
+        return [cls.of_json(value, path) for value in files.read_json(path) or []]
+
+    def append(self, path: Path) -> None:
+        files.write_json(path, [asdict(entry) for entry in (*self.read_all(path), self)])
+
+
+@dataclass
+class ResumeCertificate(Record):
+    """resume.json: how exactly a resume continues from its checkpoint (checkpoint/certificate.py)."""
+
+    kind: str
+    """bit-exact: as if never interrupted; data-exact: the same batches, other rounding; changed: neither."""
+    reasons: list[str]
+    """Differences from before the interruption, the most important first; empty if bit-exact."""
+    step: int
+    """The step of the checkpoint."""
+    next_batch_sha256: str | None
+    """SHA-256 over positions and tokens of the next global batch; None if there is none."""
+    checked_at: float
+    attempt: int | None = None
+    """The job's attempt that resumed."""
+    source: str = ""
+    """Disk that the checkpoint was read from, and why; "" without checkpoint.local_dir."""
+
+    def __str__(self) -> str:
+        batch = f", next batch {self.next_batch_sha256[:12]}" if self.next_batch_sha256 else ""
+        reasons = f": {'; '.join(self.reasons)}" if self.reasons else ""
+        source = f"; taken from {self.source}" if self.source else ""
+        return f"resume from step {self.step:,} is {self.kind}{batch}{reasons}{source}"
+
+
+@dataclass
+class ControlRequest(Record):
+    """control/request.json: read by rank 0 at each step boundary, agreed on by all ranks."""
+
+    request_id: int
+    """Rises by one per request; rank 0 acts once per id."""
+    action: str
+    """save: checkpoint and continue; stop: checkpoint and exit with outcome "stopped"."""
+    reason: str
+    time: float

@@ -2,11 +2,14 @@
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from nbtrain.config.fields import (
     ConfigModel,
     PathText,
     PositiveBytes,
     PositiveFraction,
+    PositiveRate,
     PositiveSmallCount,
     SmallCount,
     Word,
@@ -41,6 +44,16 @@ class ResourcesConfig(ConfigModel):
     """Fraction of the network's bandwidth that collectives reach; null takes the network table's value:
     0.80, or 0.85 for EFA.
     """
+    capacity: Literal["on-demand", "spot"] = "on-demand"
+    """Kind of machines that the plan prices: on demand, or spot machines, which the provider may take away at
+    any time. It orders nothing.
+    """
+    interruptions_per_day: PositiveRate | None = None
+    """Interruptions of the run that the plan expects in a day, of any cause. null assumes the failures of a
+    published run, by GPU hours.
+    """
+    spot_wait_minutes: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+    """Minutes until spot machines are there again after they were taken away. Nobody pays for them."""
     cpus_per_node: Annotated[PositiveSmallCount | None, SbatchOption(("--cpus-per-task", "-c"))] = None
     """Number of CPU cores requested on each machine; null leaves it to the backend."""
     memory_per_node_bytes: Annotated[PositiveBytes | None, SbatchOption(("--mem",))] = None

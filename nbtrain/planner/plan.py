@@ -29,6 +29,7 @@ from nbtrain.planner.actual import Comparison, compare
 from nbtrain.planner.actual import rows as compared_rows
 from nbtrain.planner.budget.cost import CostEstimate, estimate_cost
 from nbtrain.planner.budget.disk import DiskEstimate
+from nbtrain.planner.budget.interruptions import Interruptions, estimate_interruptions
 from nbtrain.planner.budget.limits import Limit, limits_of
 from nbtrain.planner.budget.wikipedias import TextEstimate, epochs_words
 from nbtrain.planner.lint.rules import findings_of
@@ -93,6 +94,8 @@ class Plan(Result):
     """Estimated training tokens of Wikipedias that are not prepared yet; None for other data."""
     network: NetworkUse | None = None
     """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
+    interruptions: Interruptions | None = None
+    """Failures and lost spot machines, and their cost; None if fewer than one is expected."""
 
     @property
     def warnings(self) -> list[str]:
@@ -269,6 +272,8 @@ class Plan(Result):
             made["Limits"] = {limit.key.replace("_", " "): limit.words for limit in self.limits}
         if self.network is not None:
             made["Network"] = self.network.rows()
+        if self.interruptions is not None:
+            made["Interruptions"] = self.interruptions.rows()
         return made | ({"Last job": compared_rows(self.compared)} if self.compared else {})
 
     def why(self) -> "Why":
@@ -306,6 +311,7 @@ class Plan(Result):
             "cost": {**asdict(self.cost), "money": self.cost.money},
             "limits": [asdict(limit) for limit in self.limits],
             "network": self.network.to_dict() if self.network else None,
+            "interruptions": self.interruptions.to_dict() if self.interruptions else None,
             "measured": [asdict(one) for one in self.compared],
             "epochs": self.epochs,
             "estimated_epochs": list(self.text.epochs(config.train_tokens)) if self.text else None,
@@ -337,7 +343,8 @@ def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = Non
     duration = duration_at(config, speed)
     cost = estimate_cost(config, duration.seconds)
     network = network_use(speed.setup, speed.rates) if config.resources.nodes > 1 else None
-    subject = Subject(config, memory, duration, disk, cost, speed, network)
+    interruptions = estimate_interruptions(config, duration, disk, cost)
+    subject = Subject(config, memory, duration, disk, cost, speed, network, interruptions)
     step = duration.step.seconds if duration.step else None
     return Plan(
         config=config,
@@ -353,4 +360,5 @@ def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = Non
         limits=limits_of(config, cost, duration, disk, subject.epochs, subject.least_epochs),
         text=subject.text,
         network=network,
+        interruptions=interruptions,
     )

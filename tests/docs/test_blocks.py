@@ -15,6 +15,7 @@ from nbtrain.cli.__main__ import parse
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import load
 from nbtrain.monitor.runs.published import parse_published
+from nbtrain.planner.budget.cost import checked_prices
 from tests.docs.pages import REPOSITORY, Block, blocks, commands, markdown
 
 # Pages whose blocks are all run by separate tests.
@@ -86,8 +87,12 @@ def test_commands_are_understood(page, block):
 @every("yaml")
 def test_yaml_has_keys_that_a_run_has(page, block, tmp_path):
     """YAML blocks have only keys that a run has, at the top level or in the section
-    that the page describes. Published figures (docs/runs.md) are read as such.
+    that the page describes. Published figures (docs/runs.md) and prices (docs/plan.md) are read as such.
     """
+    if "per_device_hour" in block.text:
+        (tmp_path / "prices.yaml").write_text(block.text)
+        assert checked_prices(tmp_path / "prices.yaml")
+        return
     if "samples/s" in block.text:
         assert parse_published(block.text, page)
         return

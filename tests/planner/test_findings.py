@@ -467,6 +467,7 @@ def test_every_rule_finds_something_in_a_case():
     }
     computed |= {"model_is_made_in_host_memory", "checkpoints_are_few", "tensor_ranks_share_a_machine"}
     computed |= {
+        "saves_fit_interruptions",  # tests/planner/budget/test_interruptions.py
         "limits_hold",  # tests/planner/budget/test_limits.py
         "tokens_match_a_published_length",  # tests/planner/budget/test_wikipedias.py
         "a_checkpoint_comes_before_the_end",
@@ -885,6 +886,7 @@ SHIPPED = {
     },
     "warmup_is_long_enough": {"gpt-125m", "gpt-125m-2xdp", "gpt-125m-4xdp", "gpt-125m-zh"},
     "checkpoints_fit_the_disk": {"gpt-175b"},
+    "saves_fit_interruptions": {"gpt-175b"},
     "tokens_match_a_published_length": {"gpt-175b", "gpt-345m-8xdp", "gpt-3-7b-2xdp-2xpp-2xtp"},
     # 4.2B to 5.1B tokens of the English Wikipedia, as the plan estimates them before it is downloaded.
     "dataset_is_not_repeated_too_often": {

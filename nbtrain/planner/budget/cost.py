@@ -27,6 +27,7 @@ MACHINE_FACTOR = 1.2
 COOLING_FACTOR = 1.15
 
 _OFFER = ("low", "usual", "high")
+_SPOT = "spot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,15 @@ class CostEstimate:
     device_hours: float | None
     """Hours of all devices; None if the run's time is not known; 0 on a CPU."""
     price: Price | None
-    """Price of the device; None if no table has it."""
+    """Price of the device, of spot machines if the run uses them; None if no table has it."""
     energy_kwh: float | None
     """Energy in kWh; None on a CPU, or if the device or the time is not known."""
     energy_price: float | None
     """Price of one kWh; None if the table does not contain it."""
+    on_demand: Price | None = None
+    """Price of machines on demand, whatever the run uses; None if no table has it."""
+    spot: Price | None = None
+    """Price of spot machines, whatever the run uses; None if no table has it."""
 
     @property
     def money(self) -> float | None:
@@ -67,16 +72,16 @@ class CostEstimate:
         """Return the rows of the plan; none for a CPU run."""
         if not self.device_hours:
             return {}
-        found = {"GPU hours": _rounded(self.device_hours)}
+        found = {"GPU hours": rounded(self.device_hours)}
         if self.price is None:
             found["money"] = f"no price: put the device into {display(user_prices())}"
         else:
             found["money"] = _money(self.device_hours, self.price)
         if self.energy_kwh is not None:
-            found["energy"] = f"about {_rounded(self.energy_kwh)} kWh, give or take a third"
+            found["energy"] = f"about {rounded(self.energy_kwh)} kWh, give or take a third"
             if self.energy_price is not None:
                 found["energy"] += (
-                    f": {_rounded(self.energy_kwh * self.energy_price)} at {self.energy_price:g} a kWh"
+                    f": {rounded(self.energy_kwh * self.energy_price)} at {self.energy_price:g} a kWh"
                 )
         return found
 
@@ -84,15 +89,17 @@ class CostEstimate:
 def _money(hours: float, price: Price) -> str:
     span = ""
     if price.low < price.high:
-        span = f" ({_rounded(hours * price.low)} to {_rounded(hours * price.high)})"
-    return (
-        f"about {_rounded(hours * price.usual)} {price.currency}{span}: {price.usual:.2f} for each GPU hour, "
-        f"{price.date}, {price.file}"
-    )
+        span = f" ({rounded(hours * price.low)} to {rounded(hours * price.high)})"
+    usual = rounded(hours * price.usual)
+    source = f"{price.usual:.2f} for each GPU hour, {price.date}, {price.file}"
+    return f"about {usual} {price.currency}{span}: {source}"
 
 
-def _rounded(amount: float) -> str:
-    """Round amounts below 10 to two significant digits, and others to whole numbers."""
+def rounded(amount: float) -> str:
+    """Format an amount of money, hours or energy.
+
+    Amounts below 10 are rounded to two significant digits, and others to whole numbers.
+    """
     return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
 
 
@@ -109,7 +116,10 @@ def estimate_cost(config: RunConfig, seconds: float | None) -> CostEstimate:
     energy = None
     if device is not None:
         energy = hours * device.tdp_watts / 1000 * MACHINE_FACTOR * COOLING_FACTOR
-    return CostEstimate(hours, _price(table, device.name if device else None), energy, energy_price)
+    name = device.name if device else None
+    on_demand, spot = _price(table, name), _price(table, name, _SPOT)
+    price = spot if resources.capacity == "spot" else on_demand
+    return CostEstimate(hours, price, energy, energy_price, on_demand, spot)
 
 
 def user_prices() -> Path:
@@ -163,9 +173,12 @@ def _read_user(path: Path) -> Located:
     return table
 
 
-def _price(table: Located, name: str | None) -> Price | None:
+def _price(table: Located, name: str | None, kind: str | None = None) -> Price | None:
+    """Return the price of a device on demand or, with `kind` = "spot", as a spot machine."""
     offer = table.value["per_device_hour"].get(name)
-    if offer is None:
+    if offer is not None and kind is not None:
+        offer = offer.get(kind)
+    if offer is None or all(offer.get(key) is None for key in _OFFER):
         return None
     known = [offer[key] for key in ("low", "high") if offer.get(key) is not None]
     usual = offer.get("usual") or math.prod(known) ** (1 / len(known))
@@ -203,9 +216,20 @@ def _check_offer(place: str | None, name: str, offer: Any) -> None:
         raise ConfigError(
             f"{place}: no device is called {name}.{hint} `nbtrain schema` lists gpu_type's names."
         )
+    if isinstance(offer, dict) and offer.get(_SPOT) is not None:
+        _check_range(place, f"{name}.{_SPOT}", offer[_SPOT])
+        offer = {key: value for key, value in offer.items() if key != _SPOT}
+        if all(value is None for value in offer.values()):
+            return
+    elif isinstance(offer, dict):
+        offer = {key: value for key, value in offer.items() if key != _SPOT}
+    _check_range(place, name, offer, f"; {_SPOT} takes the same for spot machines")
+
+
+def _check_range(place: str | None, name: str, offer: Any, more: str = "") -> None:
     if not isinstance(offer, dict) or not offer or set(offer) - set(_OFFER):
         raise ConfigError(
-            f"{place}: {name} takes a mapping of {', '.join(_OFFER)}, each per device and hour."
+            f"{place}: {name} takes a mapping of {', '.join(_OFFER)}, each per device and hour{more}."
         )
     numbers = {key: value for key, value in offer.items() if value is not None}
     if not numbers:

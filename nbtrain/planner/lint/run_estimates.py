@@ -7,6 +7,7 @@ from nbtrain.base.findings import Cost
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.budget.cost import CostEstimate
 from nbtrain.planner.budget.disk import DiskEstimate
+from nbtrain.planner.budget.interruptions import Interruptions
 from nbtrain.planner.budget.wikipedias import TextEstimate, estimate_text
 from nbtrain.planner.memory import MemoryEstimate
 from nbtrain.planner.time.duration import DurationEstimate
@@ -26,6 +27,8 @@ class Subject:
     speed: Speed
     network: NetworkUse | None = None
     """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
+    interruptions: Interruptions | None = None
+    """Expected interruptions and their cost; None if fewer than one is expected."""
 
     @cached_property
     def hours(self) -> float:

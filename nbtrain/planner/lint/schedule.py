@@ -12,6 +12,7 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.schedule_section import given_unit, other_warmups
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import other_text_of_tokenizer
+from nbtrain.planner.budget.cost import rounded
 from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.lint.training_lengths import is_far, neighbours
 
@@ -48,6 +49,8 @@ MOST_SCALED_FACTOR = 32
 LEAST_SCALED_FACTOR = 1 / 10
 # Validations or checkpoints beyond this share of the time cost more than they are worth.
 USUAL_PAUSE_FRACTION = 0.1
+# A save interval that loses less of the run than this is good enough.
+LEAST_LOSS_FRACTION = 0.01
 
 
 def learning_rate_suits_size(subject: Subject) -> Iterator[Finding]:
@@ -390,6 +393,8 @@ def checkpoints_are_few(subject: Subject) -> Iterator[Finding]:
     fraction = _share(subject, "checkpoints", 0.0)
     if fraction <= USUAL_PAUSE_FRACTION or interval >= config.train_steps:
         return
+    if subject.interruptions is not None and interval >= subject.interruptions.best_save_interval_steps:
+        return  # rarer saves would repeat more steps than they spare
     yield finding_of(
         config,
         "checkpoints_are_few",
@@ -400,6 +405,50 @@ def checkpoints_are_few(subject: Subject) -> Iterator[Finding]:
         f"{USUAL_PAUSE_FRACTION:.0%}, or async_save: true.",
         subject.share(fraction),
     )
+
+
+def saves_fit_interruptions(subject: Subject) -> Iterator[Finding]:
+    """Check the save interval against the interruptions that the run expects."""
+    config, expected = subject.config, subject.interruptions
+    if expected is None:
+        return
+    interval, best = expected.save_interval_steps, expected.best_save_interval_steps
+    every = amounts.elapsed(interval * expected.step_seconds)
+    said = f"save_interval_steps({interval:,}) saves every {every}. "
+    if math.isfinite(expected.seconds):
+        lost = expected.seconds - expected.best_seconds
+        if lost < LEAST_LOSS_FRACTION * expected.undisturbed_seconds:
+            return
+        why = f"each save holds the training up for {amounts.elapsed(expected.save_seconds)}"
+        if interval > best:
+            repeated = amounts.elapsed(interval * expected.step_seconds / 2)
+            why = f"each of them repeats {repeated} on average"
+        said += (
+            f"The run expects about {expected.expected_sudden:,.0f} interruptions before which it cannot "
+            f"save ({expected.basis}), and {why}. With {best:,} steps it is expected to end "
+            f"{amounts.elapsed(lost)} earlier (Daly 2006)."
+        )
+        costs = subject.share(lost / expected.undisturbed_seconds)
+    else:
+        said += (
+            f"With {rounded(expected.per_day)} interruptions a day ({expected.basis}), the run practically "
+            "never trains that long without one, and does not end."
+        )
+        costs = Cost(words="a run that does not end")
+    yield finding_of(
+        config,
+        "saves_fit_interruptions",
+        "checkpoint.save_interval_steps",
+        said,
+        f"Set checkpoint.save_interval_steps: {_round(best)}.",
+        costs,
+    )
+
+
+def _round(steps: int) -> int:
+    """Round a number of steps to two significant digits."""
+    unit = 10 ** max(len(str(steps)) - 2, 0)
+    return max(1, round(steps / unit) * unit)
 
 
 def _share(subject: Subject, part: str, otherwise: float) -> float:
@@ -460,5 +509,6 @@ SCHEDULE_RULES = (
     tokenizer_is_of_this_text,
     validations_are_few,
     checkpoints_are_few,
+    saves_fit_interruptions,
     preferences_have_no_dropout,
 )

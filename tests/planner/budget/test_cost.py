@@ -97,7 +97,7 @@ def test_a_shipped_price_is_none_in_another_currency():
         ),
         (
             "per_device_hour:\n  H100: 3\n",
-            "data/prices.yaml:2: H100 takes a mapping of low, usual, high, each per device and hour.",
+            "data/prices.yaml:2: H100 takes a mapping of low, usual, high, each per device and hour",
         ),
         (
             "per_device_hour:\n  H100: {low: null}\n",

@@ -1,0 +1,446 @@
+"""Time and cost of a run whose machines fail or are taken away, and the save interval that loses the least.
+
+    T(interval)    = N x M x exp(R / M) x (exp((tau + delta) / M) - 1)       Daly 2006, equation 20
+    best tau       solves (1 - tau / M) x exp(tau / M) = exp(-delta / M)     its derivative is 0
+
+    M       mean seconds between two interruptions, which are independent of each other (a Poisson process)
+    tau     seconds of training between two saves; N such segments are the run
+    delta   seconds for which a save holds the training up
+    R       seconds from an interruption until the ranks train again, and the save's time in the background:
+            a save that is not on the disk yet is lost
+
+For small delta / M the best tau is near sqrt(2 x delta x M): J. W. Young, "A first order approximation to the
+optimum checkpoint interval", CACM 17 (1974). The equation and the better approximation: J. T. Daly, "A higher
+order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22
+(2006), doi:10.1016/j.future.2004.11.016.
+
+A spot machine that gives notice (backend.preemption_notice) is left after a save, so that such an
+interruption costs one save and a restart and repeats no step.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from statistics import NormalDist, fmean
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import RecordError
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.budget.cost import CostEstimate, Price, rounded
+from nbtrain.planner.budget.disk import DiskEstimate
+from nbtrain.planner.time.duration import DurationEstimate
+
+DAY_SECONDS = 86_400.0
+
+# Unexpected interruptions of Llama 3 405B: 419 in 54 days on 16,384 H100 (arXiv:2407.21783, table 5).
+# OPT-175B had about 105 in two months on 992 A100 (arXiv:2205.01068, section 2.5), 3.7 times as many per GPU
+# hour.
+GPU_HOURS_PER_FAILURE = 54 * 24 * 16_384 / 419
+# From the failure to the next step, without reading the checkpoint: the scheduler, the processes, NCCL. No
+# source; the first restart of a run measures its own.
+ASSUMED_RESTART_SECONDS = {"gpu": 300.0, "cpu": 15.0}
+# A segment of so many mean times between interruptions takes exp(20) = 500 million tries.
+MOST_EXPONENT = 20.0
+# The band of the expected finish holds 8 of 10 runs.
+BAND = 0.8
+# With fewer expected interruptions, the plan says nothing unless the run itself gives their number.
+FEWEST_WORTH_SAYING = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Distribution of the time for one segment: `seconds` of training and a save, begun again at each
+    interruption after a restart.
+    """
+
+    mean: float
+    variance: float
+
+
+def segment_time(seconds: float, restart_seconds: float, mean_between_seconds: float) -> Segment:
+    """Return mean and variance of the time until `seconds` have passed without an interruption.
+
+    The mean is M x exp(R / M) x (exp(seconds / M) - 1). A restart that is interrupted begins again. Both are
+    infinite beyond MOST_EXPONENT: such a segment practically never ends.
+    """
+    between = mean_between_seconds
+    if (seconds + restart_seconds) / between > MOST_EXPONENT:
+        return Segment(math.inf, math.inf)
+    restart_mean, restart_square = _until_uninterrupted(restart_seconds, 0.0, 0.0, between)
+    mean, square = _until_uninterrupted(seconds, restart_mean, restart_square, between)
+    return Segment(mean, max(0.0, square - mean * mean))
+
+
+def _until_uninterrupted(
+    seconds: float, pause_mean: float, pause_square: float, between: float
+) -> tuple[float, float]:
+    """Return the first two moments of the time until `seconds` have passed uninterrupted, with a pause (of
+    the given moments) after each interruption.
+    """
+    ratio = seconds / between
+    success, failure = math.exp(-ratio), -math.expm1(-ratio)
+    if not failure:
+        return seconds, seconds * seconds
+    # Moments of the time of an interruption that comes before `seconds`; for small ratios it is uniform.
+    if ratio < 1e-5:
+        lost, lost_square = seconds / 2, seconds * seconds / 3
+    else:
+        lost = between - seconds * success / failure
+        rest = success * (seconds * seconds + 2 * seconds * between + 2 * between * between)
+        lost_square = (2 * between * between - rest) / failure
+    again = lost + pause_mean
+    again_square = lost_square + 2 * lost * pause_mean + pause_square
+    mean = seconds + failure / success * again
+    square = seconds * seconds + failure / success * (again_square + 2 * again * mean)
+    return mean, square
+
+
+def best_training_seconds(save_seconds: float, mean_between_seconds: float) -> float:
+    """Return the seconds of training between two saves that lose the least time; 0 if a save costs nothing.
+
+    Solves (1 - x) x exp(x) = exp(-delta / M) for x = tau / M in 0 to 1 by bisection; the left side decreases.
+    """
+    wanted = math.exp(-save_seconds / mean_between_seconds)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if (1 - middle) * math.exp(middle) > wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2 * mean_between_seconds
+
+
+@dataclass(frozen=True)
+class Interruptions:
+    """Interruptions that a run is expected to suffer, and what they cost it."""
+
+    per_day: float
+    """Interruptions a day: failures of machines, and of spot machines those that are taken away."""
+    basis: str
+    """Source of per_day, in a few words."""
+    expected: float
+    """Interruptions of the whole run."""
+    expected_sudden: float
+    """Interruptions of the whole run before which it cannot save."""
+    gives_notice: bool
+    """Whether the run saves before its machines are taken away (backend.preemption_notice)."""
+    save_interval_steps: int
+    best_save_interval_steps: int
+    step_seconds: float
+    """Seconds of a step, with its share of validation."""
+    save_seconds: float
+    """Seconds for which a save holds the training up."""
+    lost_save_seconds: float
+    """Further seconds until a save is on the disk, while the training goes on."""
+    restart_seconds: float
+    restart_basis: str
+    undisturbed_seconds: float
+    """Seconds of the run without any interruption."""
+    seconds: float
+    """Expected seconds with save_interval_steps; infinite if the run is expected never to end."""
+    low_seconds: float
+    """Start of the band that 8 of 10 runs end in; high_seconds is its end."""
+    high_seconds: float
+    best_seconds: float
+    """Expected seconds with best_save_interval_steps."""
+    on_demand_money: float | None = None
+    """Expected cost on demand, at the usual price and failure rate; None without a price."""
+    spot_money: float | None = None
+    """Expected cost of spot machines at their usual price; None without their price or interruptions."""
+    spot_price: Price | None = None
+    break_even_per_day: float | None = None
+    """Interruptions a day above which spot machines cost more than those on demand; None if not known."""
+    currency: str = ""
+
+    @property
+    def lost_fraction(self) -> float:
+        """Share of the expected time that trains nothing new."""
+        return 1 - self.undisturbed_seconds / self.seconds if math.isfinite(self.seconds) else 1.0
+
+    def rows(self) -> dict[str, str]:
+        """Return the rows of the plan's section Interruptions."""
+        often = f"{rounded(self.per_day)} a day ({self.basis})"
+        rows = {
+            "interruptions": f"{often}: about {rounded(self.expected)} in all"
+            if math.isfinite(self.expected)
+            else often,
+            "restart": f"{amounts.elapsed(self.restart_seconds)} ({self.restart_basis})",
+            "save interval": f"{self._interval(self.save_interval_steps)}; the least time is lost with "
+            f"{self._interval(self.best_save_interval_steps)}",
+            "expected time": self._time_words(),
+        }
+        if self.gives_notice:
+            rows["notice"] = "the run saves before spot machines are taken away, and then repeats no step"
+        if self.on_demand_money is not None:
+            rows["on demand"] = f"about {rounded(self.on_demand_money)} {self.currency}"
+        if self.spot_price is not None:
+            rows["spot"] = self._spot_words()
+        return rows
+
+    def _interval(self, steps: int) -> str:
+        return f"{amounts.counted(steps, 'step')} ({amounts.elapsed(steps * self.step_seconds)})"
+
+    def _time_words(self) -> str:
+        undisturbed = amounts.duration(self.undisturbed_seconds)
+        if not math.isfinite(self.seconds):
+            return f"does not end: it is interrupted before it can save ({undisturbed} without interruptions)"
+        return (
+            f"{amounts.duration(self.seconds)} ({amounts.duration(self.low_seconds)} to "
+            f"{amounts.duration(self.high_seconds)} in 8 of 10 cases); {undisturbed} without interruptions"
+        )
+
+    def _spot_words(self) -> str:
+        assert self.spot_price is not None
+        if self.spot_money is None:
+            words = f"{self.spot_price.usual:.2f} {self.currency} for each GPU hour"
+        else:
+            ratios = (
+                self.spot_price.low / self.spot_price.usual,
+                self.spot_price.high / self.spot_price.usual,
+            )
+            low, high = (rounded(self.spot_money * ratio) for ratio in ratios)
+            words = f"about {rounded(self.spot_money)} {self.currency}"
+            words += f" ({low} to {high})" if low != high else ""
+        if self.break_even_per_day is None:
+            return words
+        if not self.break_even_per_day:
+            return f"{words}: dearer than on demand even without interruptions"
+        return f"{words}; cheaper than on demand up to {rounded(self.break_even_per_day)} interruptions a day"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the estimate for plan.json; a time that is infinite is null."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A run as Daly's model sees it."""
+
+    steps: int
+    step_seconds: float
+    save_seconds: float
+    lost_save_seconds: float
+    restart_seconds: float
+    waiting_seconds: float
+    """Seconds between an interruption and machines being there again, which nobody pays for."""
+
+    def time(self, interval: int, per_second: float, noticed_per_second: float = 0.0) -> Segment:
+        """Return the time of the run. `noticed_per_second` are interruptions announced early enough to save;
+        each of them costs a save and a restart.
+        """
+        segments, rest = divmod(self.steps, interval)
+        sizes = [(segments, interval), (1 if rest else 0, rest)]
+        restart = self.restart_seconds + self.waiting_seconds
+        mean = variance = 0.0
+        for count, steps in sizes:
+            if not count:
+                continue
+            seconds = steps * self.step_seconds + self.save_seconds
+            if per_second:
+                one = segment_time(seconds, restart + self.lost_save_seconds, 1 / per_second)
+                mean, variance = mean + count * one.mean, variance + count * one.variance
+            else:
+                mean += count * seconds
+        pause = self.save_seconds + self.lost_save_seconds + restart
+        if noticed_per_second:
+            expected = noticed_per_second * mean
+            mean, variance = mean + expected * pause, variance + expected * pause * pause
+        return Segment(mean, variance)
+
+    def best_interval(self, per_second: float) -> int:
+        """Return the interval in steps with the shortest expected time, at most the whole run."""
+        if not per_second:
+            return self.steps
+        exact = best_training_seconds(self.save_seconds, 1 / per_second) / self.step_seconds
+        candidates = {min(max(rounded, 1), self.steps) for rounded in (math.floor(exact), math.ceil(exact))}
+        return min(sorted(candidates), key=lambda interval: self.time(interval, per_second).mean)
+
+
+def estimate_interruptions(
+    config: RunConfig, duration: DurationEstimate, disk: DiskEstimate, cost: CostEstimate
+) -> Interruptions | None:
+    """Return the interruptions of a run and their cost.
+
+    None if the plan has no time, if the run saves no checkpoint, or if it expects less than one interruption
+    and does not say how many there are.
+    """
+    checkpoint, steps = config.checkpoint, config.train_steps
+    if config.mode != "full" or not duration.seconds or duration.save_seconds is None or not steps:
+        return None
+    resources, on_spot = config.resources, config.resources.capacity == "spot"
+    per_day, basis = _per_day(config, cost)
+    days = duration.seconds / DAY_SECONDS
+    if resources.interruptions_per_day is None and not on_spot and per_day * days < FEWEST_WORTH_SAYING:
+        return None
+    saves = -(-steps // checkpoint.save_interval_steps)
+    stall = duration.parts.get("checkpoints", 0.0) / saves
+    step_seconds = (duration.seconds - stall * saves) / steps
+    restart_seconds, restart_basis = _restart(config, duration, disk)
+    work = _Work(
+        steps,
+        step_seconds,
+        stall,
+        max(0.0, duration.save_seconds - stall),
+        restart_seconds,
+        60.0 * resources.spot_wait_minutes if on_spot else 0.0,
+    )
+    failures = _failures_per_day(cost, duration) / DAY_SECONDS
+    gives_notice = on_spot and bool(config.backend.preemption_notice)
+    taken = max(0.0, per_day / DAY_SECONDS - failures) if gives_notice else 0.0
+    sudden = per_day / DAY_SECONDS - taken
+    time = work.time(checkpoint.save_interval_steps, sudden, taken)
+    best = work.best_interval(sudden)
+    low, high = _band(time, work.time(checkpoint.save_interval_steps, 0.0).mean)
+    return Interruptions(
+        per_day=per_day,
+        basis=basis,
+        expected=per_day * time.mean / DAY_SECONDS,
+        expected_sudden=sudden * time.mean,
+        gives_notice=gives_notice,
+        save_interval_steps=checkpoint.save_interval_steps,
+        best_save_interval_steps=best,
+        step_seconds=step_seconds,
+        save_seconds=stall,
+        lost_save_seconds=work.lost_save_seconds,
+        restart_seconds=restart_seconds,
+        restart_basis=restart_basis,
+        undisturbed_seconds=duration.seconds,
+        seconds=time.mean,
+        low_seconds=low,
+        high_seconds=high,
+        best_seconds=work.time(best, sudden, taken).mean,
+        **_prices(config, cost, duration, work, per_day, failures, gives_notice),
+    )
+
+
+def _failures_per_day(cost: CostEstimate, duration: DurationEstimate) -> float:
+    """Return the failures a day of machines on demand, by their GPU hours; 0 for CPUs."""
+    if not cost.device_hours or not duration.seconds:
+        return 0.0
+    return cost.device_hours / GPU_HOURS_PER_FAILURE / (duration.seconds / DAY_SECONDS)
+
+
+def _per_day(config: RunConfig, cost: CostEstimate) -> tuple[float, str]:
+    resources = config.resources
+    if resources.interruptions_per_day is not None:
+        return resources.interruptions_per_day, "resources.interruptions_per_day"
+    devices = max(config.world_size, resources.nodes * (resources.gpus_per_node or 0))
+    if not cost.device_hours:
+        return 0.0, "not known for CPUs"
+    basis = f"assumed: one in {GPU_HOURS_PER_FAILURE:,.0f} GPU hours, as in Llama 3 405B's training"
+    if resources.capacity == "spot":
+        basis += "; how often spot machines are taken away is not known"
+    return devices * 24 / GPU_HOURS_PER_FAILURE, basis
+
+
+def _restart(config: RunConfig, duration: DurationEstimate, disk: DiskEstimate) -> tuple[float, str]:
+    """Return the seconds from an interruption to the next step, and their source."""
+    if measured := measured_restart_seconds(RunDir.named(config.name)):
+        return measured, "measured in this run's restarts"
+    start = ASSUMED_RESTART_SECONDS[config.resources.device]
+    reading = duration.save_seconds or 0.0
+    size = amounts.size(disk.checkpoint_bytes)
+    return start + reading, f"assumed: {start:g} s, and {size} read as fast as they are written"
+
+
+def measured_restart_seconds(run: RunDir) -> float:
+    """Return the mean time between the end of an attempt and the first step of the next one, over all jobs of
+    a run, in seconds; 0 if none was restarted. Waiting for devices after a preemption is not counted.
+    """
+    measured = []
+    for job_id in run.job_ids():
+        try:
+            record = JobRecord.read(run.job(job_id).job_json)
+        except RecordError:
+            continue  # a damaged record; `nbtrain status` reports it
+        if record is None:
+            continue
+        waited = {preemption.attempt: preemption.waited_seconds for preemption in record.preemptions}
+        for before, after in zip(record.attempts, record.attempts[1:]):
+            if before.ended_at is not None and after.running_at is not None:
+                measured.append(after.running_at - before.ended_at - waited.get(before.attempt, 0.0))
+    return max(0.0, fmean(measured)) if measured else 0.0
+
+
+def _band(time: Segment, least: float) -> tuple[float, float]:
+    """Return the ends of the band that BAND of all runs end in, by a normal distribution: a run has many
+    segments. No run is shorter than one without interruptions.
+    """
+    if not math.isfinite(time.mean):
+        return least, math.inf
+    half = NormalDist().inv_cdf((1 + BAND) / 2) * math.sqrt(time.variance)
+    return max(least, time.mean - half), time.mean + half
+
+
+def _prices(
+    config: RunConfig,
+    cost: CostEstimate,
+    duration: DurationEstimate,
+    work: _Work,
+    per_day: float,
+    failures: float,
+    gives_notice: bool,
+) -> dict[str, Any]:
+    """Return the fields of Interruptions about money: machines on demand against spot machines.
+
+    Nobody pays for waiting, so that it counts for the finish and not for the money.
+    """
+    price, spot = cost.on_demand, cost.spot
+    assert duration.seconds is not None
+    if not cost.device_hours or (price is None and spot is None):
+        return {}
+    devices = cost.device_hours / (duration.seconds / 3600)
+    interval, paid = config.checkpoint.save_interval_steps, _paid(work)
+
+    def hours(sudden: float, noticed: float = 0.0) -> float:
+        return devices * paid.time(interval, sudden, noticed).mean / 3600
+
+    def spot_hours(often: float) -> float:
+        taken = max(0.0, often / DAY_SECONDS - failures)
+        return hours(failures, taken) if gives_notice else hours(failures + taken)
+
+    found: dict[str, Any] = {"currency": (price or spot).currency}  # type: ignore[union-attr]
+    is_given = config.resources.interruptions_per_day is not None
+    on_spot = config.resources.capacity == "spot"
+    rate = failures if on_spot or not is_given else per_day / DAY_SECONDS
+    money = hours(rate) * price.usual if price is not None else None
+    if money is not None and math.isfinite(money):
+        found["on_demand_money"] = money
+    if spot is None:
+        return found
+    found["spot_price"] = spot
+    if on_spot and is_given and math.isfinite(spent := spot_hours(per_day) * spot.usual):
+        found["spot_money"] = spent
+    if money is not None and math.isfinite(money):
+        found["break_even_per_day"] = _break_even(lambda often: spot_hours(often) * spot.usual, money)
+    return found
+
+
+def _paid(work: _Work) -> _Work:
+    return _Work(
+        work.steps,
+        work.step_seconds,
+        work.save_seconds,
+        work.lost_save_seconds,
+        work.restart_seconds,
+        waiting_seconds=0.0,
+    )
+
+
+def _break_even(money_at: Any, limit: float) -> float:
+    """Return the interruptions a day at which spot machines cost `limit`; 0 if they cost more without any."""
+    low, high = 0.0, 1.0
+    if money_at(0.0) >= limit:
+        return 0.0
+    while money_at(high) < limit and high < 1e6:
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if money_at(middle) < limit else (low, middle)
+    return low

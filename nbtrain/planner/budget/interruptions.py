@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean
 from typing import Any
 
-from nbtrain.base import amounts
 from nbtrain.base.errors import RecordError
-from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.budget.cost import CostEstimate, Price, rounded
 from nbtrain.planner.budget.disk import DiskEstimate

@@ -7,8 +7,8 @@ import statistics
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.records import AttemptRecord, JobRecord, Preemption
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.run_directory.records import AttemptRecord, JobRecord, Preemption
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import data_home
 from nbtrain.config.load import load
 from nbtrain.planner.budget.cost import read_prices, user_prices

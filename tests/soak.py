@@ -46,7 +46,7 @@ FUZZED = (
     "tests/dataset/samples/test_packed_index.py",
     "tests/config/test_yaml_source.py",
     "tests/foreign/test_damaged.py",
-    "tests/foreign/test_bash_oracle.py",
+    "tests/foreign/bash/test_bash_oracle.py",
 )
 
 

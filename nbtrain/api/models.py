@@ -100,7 +100,7 @@ def refuse_weights_options(to: object, folders: list[Any], given: dict[str, Any]
     """Raise ConfigError for an unknown target, or for an option that is only valid for an export of
     weights.
     """
-    from nbtrain.foreign.flags import VERSIONS
+    from nbtrain.foreign.syntax.flags import VERSIONS
 
     known = [*FORMATS, *VERSIONS, "deepspeed"]
     if not isinstance(to, str):

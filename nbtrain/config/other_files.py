@@ -34,7 +34,7 @@ OTHER_ENDINGS = (*SCRIPTS, *TEXTS, ".json", ".jsonc")
 # Keys at the top that no run YAML has; all keys of a table of prices (planner/budget/cost.py reads it).
 PRICES = ("currency", "date", "source", "per_kwh", "per_device_hour")
 MANIFEST = {"apiVersion", "kind"}
-# Kinds of manifests that hold a training job (foreign/manifests.py reads them).
+# Kinds of manifests that hold a training job (foreign/job_files/manifests.py reads them).
 JOB_KINDS = ("DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob")
 DEEPSPEED = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16"}
 

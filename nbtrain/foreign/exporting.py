@@ -19,13 +19,13 @@ from nbtrain.base.text.terminal import nearest
 from nbtrain.config.load import flatten
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value, spelled
-from nbtrain.foreign.conversion import Writing
-from nbtrain.foreign.deepspeed_keys import write_json
-from nbtrain.foreign.flags import VERSIONS, Table, find_table
 from nbtrain.foreign.importing import read_job, read_json_alone, said_by, write_once
-from nbtrain.foreign.mapping import ROWS
-from nbtrain.foreign.read import give_json
-from nbtrain.foreign.script_jobs import jobs_of_script
+from nbtrain.foreign.job_files.read import give_json
+from nbtrain.foreign.job_files.script_jobs import jobs_of_script
+from nbtrain.foreign.mapping.conversion import Writing
+from nbtrain.foreign.mapping.deepspeed_keys import write_json
+from nbtrain.foreign.mapping.mapping import ROWS
+from nbtrain.foreign.syntax.flags import VERSIONS, Table, find_table
 
 PROGRAM_FILE = "pretrain_gpt.py"
 JSON_FILE = "ds_config.json"

@@ -31,8 +31,13 @@ from nbtrain.config.rules.check import check_config
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES, why_reserved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
-from nbtrain.foreign.conversion import Reading
-from nbtrain.foreign.deepspeed_keys import (
+from nbtrain.foreign.job_files.job import Job
+from nbtrain.foreign.job_files.own_files import run_of
+from nbtrain.foreign.job_files.programs import other_program
+from nbtrain.foreign.job_files.read import read_files
+from nbtrain.foreign.lint_flags import exclusive
+from nbtrain.foreign.mapping.conversion import Reading
+from nbtrain.foreign.mapping.deepspeed_keys import (
     accumulation_contradicts,
     drop_auto,
     drop_wrong,
@@ -40,7 +45,10 @@ from nbtrain.foreign.deepspeed_keys import (
     read_keys,
     two_formats,
 )
-from nbtrain.foreign.flags import (
+from nbtrain.foreign.mapping.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
+from nbtrain.foreign.mapping.rows_layout import stage_for_format
+from nbtrain.foreign.mapping.rows_model import clean_name
+from nbtrain.foreign.syntax.flags import (
     ASCEND_REASON,
     Arguments,
     Table,
@@ -49,16 +57,8 @@ from nbtrain.foreign.flags import (
     parse,
     tables,
 )
-from nbtrain.foreign.job import Job
-from nbtrain.foreign.json_comments import TWICE, Document, read_json
-from nbtrain.foreign.lint_flags import exclusive
-from nbtrain.foreign.located import Word
-from nbtrain.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
-from nbtrain.foreign.own_files import run_of
-from nbtrain.foreign.programs import other_program
-from nbtrain.foreign.read import read_files
-from nbtrain.foreign.rows_layout import stage_for_format
-from nbtrain.foreign.rows_model import clean_name
+from nbtrain.foreign.syntax.json_comments import TWICE, Document, read_json
+from nbtrain.foreign.syntax.located import Word
 from nbtrain.planner.run_file import not_written, parent_name, path_of
 
 # A field that flags cannot express, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000", or

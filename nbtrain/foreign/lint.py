@@ -18,13 +18,13 @@ from nbtrain.config.load import Overrides, flatten, load, override_layer, valida
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
-from nbtrain.foreign.conversion import Reading
 from nbtrain.foreign.importing import ALONE, nested, read_job, split_variables
+from nbtrain.foreign.job_files.own_files import run_of
+from nbtrain.foreign.job_files.read import read_files
 from nbtrain.foreign.lint_flags import FLAG_RULES, number, ranks_of
 from nbtrain.foreign.lint_json import JSON_RULES
-from nbtrain.foreign.own_files import run_of
-from nbtrain.foreign.read import read_files
-from nbtrain.foreign.rows_model import GPT2_VOCABULARY
+from nbtrain.foreign.mapping.conversion import Reading
+from nbtrain.foreign.mapping.rows_model import GPT2_VOCABULARY
 
 RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_RULES)
 

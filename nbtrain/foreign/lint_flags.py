@@ -11,9 +11,9 @@ from nbtrain.base.findings import FATAL, Cost, Finding
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.rules.wording import join
-from nbtrain.foreign.conversion import Reading
-from nbtrain.foreign.flags import Setting
-from nbtrain.foreign.located import Value
+from nbtrain.foreign.mapping.conversion import Reading
+from nbtrain.foreign.syntax.flags import Setting
+from nbtrain.foreign.syntax.located import Value
 
 
 def flag_of(source: Reading, dest: str) -> str:

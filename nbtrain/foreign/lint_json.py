@@ -15,11 +15,11 @@ from nbtrain.config.deepspeed.known_keys import (
     unknown_optimizer,
 )
 from nbtrain.config.rules.wording import join
-from nbtrain.foreign.conversion import Reading
-from nbtrain.foreign.deepspeed_keys import accumulation_contradicts, field_of, two_formats
-from nbtrain.foreign.json_comments import TWICE, Document
 from nbtrain.foreign.lint_flags import data_parallel_size, number
-from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE, other_format
+from nbtrain.foreign.mapping.conversion import Reading
+from nbtrain.foreign.mapping.deepspeed_keys import accumulation_contradicts, field_of, two_formats
+from nbtrain.foreign.mapping.rows_layout import DEEPSPEED_SCALE, other_format
+from nbtrain.foreign.syntax.json_comments import TWICE, Document
 
 STAGE = "zero_optimization.stage"
 

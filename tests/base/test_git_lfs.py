@@ -11,7 +11,7 @@ from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.tokenizer.folder import adopt
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.evaluation.formats import lines_of
-from nbtrain.foreign.read import read_files
+from nbtrain.foreign.job_files.read import read_files
 from nbtrain.pretrained.folder import open_folder
 
 OID = b"oid sha256:" + b"4d7a2146" * 8

@@ -7,8 +7,8 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.foreign.importing import import_files
+from nbtrain.foreign.job_files.script_jobs import jobs_of_script
 from nbtrain.foreign.lint import lint
-from nbtrain.foreign.script_jobs import jobs_of_script
 from tests.fuzzing import num_cases
 
 from .public_shapes import ascend_script, deepspeed_script

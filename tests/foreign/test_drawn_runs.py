@@ -11,8 +11,8 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import flatten, load
 from nbtrain.config.yaml_source import spelled
 from nbtrain.foreign.exporting import export
-from nbtrain.foreign.flags import VERSIONS
 from nbtrain.foreign.importing import import_files
+from nbtrain.foreign.syntax.flags import VERSIONS
 from tests.foreign.drawn import NAMES, drawn_run
 
 TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for version in versions]

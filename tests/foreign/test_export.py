@@ -14,11 +14,11 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.batch_schedule import BatchSchedule, StepSizes
 from nbtrain.config.load import load
 from nbtrain.foreign.exporting import export
-from nbtrain.foreign.flags import VERSIONS, find_table, parse
 from nbtrain.foreign.importing import import_files
-from nbtrain.foreign.mapping import MAPPED, ROWS, SAID, without_meaning
-from nbtrain.foreign.rows_schedule import as_ramp, schedule_text
-from nbtrain.foreign.script_jobs import jobs_of_script
+from nbtrain.foreign.job_files.script_jobs import jobs_of_script
+from nbtrain.foreign.mapping.mapping import MAPPED, ROWS, SAID, without_meaning
+from nbtrain.foreign.mapping.rows_schedule import as_ramp, schedule_text
+from nbtrain.foreign.syntax.flags import VERSIONS, find_table, parse
 
 TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for version in versions]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "megatron-gpt" / "training"

@@ -10,8 +10,8 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.foreign.importing import import_files
-from nbtrain.foreign.json_comments import read_json
 from nbtrain.foreign.lint import lint
+from nbtrain.foreign.syntax.json_comments import read_json
 
 from .upstream import NINE, deepspeed_json, flags_of, manifest, script_175b, script_deepspeed, write
 

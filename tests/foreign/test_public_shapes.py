@@ -5,8 +5,8 @@ import yaml
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.foreign.importing import import_files
+from nbtrain.foreign.job_files.script_jobs import jobs_of_script
 from nbtrain.foreign.lint import lint
-from nbtrain.foreign.script_jobs import jobs_of_script
 from tests.foreign.public_shapes import MEGATRON, ascend_script, deepspeed_script
 
 LAUNCH = (

@@ -1,0 +1,1 @@
+"""Bash scripts: the commands that a script would start, found without running it."""

@@ -1,0 +1,59 @@
+"""Files that nbtrain wrote itself: manifests and batch scripts, which import back to the run that wrote them.
+
+A file of `nbtrain submit RUN --dry-run FILE` holds the whole run in a variable. A file that `nbtrain submit`
+sends names the run directory, whose config.yaml holds it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.workspace import valid_name
+from nbtrain.config.load import load_resolved
+from nbtrain.config.load.one_line import RUN_YAML, from_one_line
+from nbtrain.config.schema import RunConfig
+from nbtrain.foreign.job_files.job import Job
+from nbtrain.foreign.syntax.located import Word
+from nbtrain.foreign.syntax.yaml_tree import Tree
+
+# Modules that an own file starts, each followed by the run directory.
+MODULES = ("nbtrain.jobs.supervisor", "nbtrain.jobs.node")
+RUN_LABEL = "nbtrain/run"
+
+
+def own_directory(words: Sequence[Word]) -> Word | None:
+    """Return the run directory that a command of nbtrain names; None for another command."""
+    for at, word in enumerate(words):
+        if word.text in MODULES:
+            return next((later for later in words[at + 1 :] if not later.text.startswith("-")), None)
+    return None
+
+
+def own_manifest(tree: Tree, job: Job) -> bool:
+    """Set what a manifest of nbtrain says about its run; return False for another manifest."""
+    labels = tree.find("metadata.labels")
+    name = labels.value.get(RUN_LABEL) if labels and isinstance(labels.value, dict) else None
+    if name is None or labels is None:
+        return False
+    job.own_run = Word(str(name), tree.places[f"metadata.labels.{RUN_LABEL}"])
+    return True
+
+
+def run_of(job: Job) -> RunConfig:
+    """Return the run that wrote a file. Raises ConfigError if the file does not hold it and its run directory
+    is not here.
+    """
+    assert job.own_run is not None
+    if text := job.environment.get(RUN_YAML):
+        return from_one_line(text.text, text.place)
+    path, name = Path(job.own_run.text), PurePosixPath(job.own_run.text).name
+    if path.is_absolute() and (path / "config.yaml").is_file():
+        return load_resolved(path / "config.yaml")
+    if valid_name(name) and (run := RunDir.named(name)).config_yaml.is_file():
+        return load_resolved(run.config_yaml)
+    raise ConfigError(
+        f"{job.own_run.place}: nbtrain wrote this file for the run {name}, whose settings are in the "
+        f"config.yaml of its run directory, {job.own_run.text}, which is not here. Name that config.yaml, or "
+        "a file of `nbtrain submit RUN --dry-run FILE`, which holds the run."
+    )

@@ -1,0 +1,291 @@
+"""Reads the files that the user passes: detects the kind of each, and reads the training jobs that they
+describe.
+
+A DeepSpeed JSON belongs to the job that names it (--deepspeed_config), if a job does, else to all jobs.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.git_lfs import pointer_problem
+from nbtrain.base.text.terminal import nearest, printable, shortened
+from nbtrain.base.workspace import typed_path, workspace
+from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
+from nbtrain.config.imported import ImportedFile
+from nbtrain.config.other_files import JOB_KINDS, OTHER_ENDINGS, SCRIPTS, begins_array, is_run
+from nbtrain.config.other_programs import (
+    MODEL_CONFIG,
+    has_keys,
+    is_accelerate,
+    program_of_file,
+)
+from nbtrain.foreign.job_files.accelerate import accelerate_job
+from nbtrain.foreign.job_files.job import Job
+from nbtrain.foreign.job_files.manifests import read_manifests
+from nbtrain.foreign.job_files.programs import READS
+from nbtrain.foreign.job_files.provenance import imported_file
+from nbtrain.foreign.job_files.script_jobs import Given, jobs_of_script
+from nbtrain.foreign.syntax.json_comments import Document, read_json
+from nbtrain.foreign.syntax.located import Word
+from nbtrain.foreign.syntax.yaml_tree import Tree, read_documents
+
+
+def _path(file: str | Path) -> Path:
+    """Return the path of a file as typed, if it exists there, else below the workspace."""
+    if not isinstance(file, str | Path):
+        raise ConfigError(f"{file!r}: must be the path of {FILES}.")
+    typed = typed_path(file)
+    return typed if typed.is_absolute() or typed.exists() else workspace() / typed
+
+
+FILES = "a manifest, a shell script or a DeepSpeed JSON"
+MOST_BYTES = 10_000_000
+# kubectl writes manifests as JSON too, with this key first.
+JSON_MANIFEST = re.compile(r'\s*\{\s*"apiVersion"\s*:')
+CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
+JSON, YAML = (".json", ".jsonc"), (".yaml", ".yml")
+# Kinds of files that start with a job, read without the files next to it.
+SHEBANG = re.compile(r"#!.*\b(sh|bash|dash|zsh|ksh)\b")
+
+
+def is_foreign(path: str | Path) -> bool:
+    """Return whether a file belongs to another program: a script, a JSON, a manifest of Kubernetes, or a
+    configuration of a program that the table names.
+    """
+    file = _path(path)
+    if not file.is_file():
+        return False
+    if file.suffix == ".json" and begins_array(file):
+        return False  # records of text
+    if file.suffix in (*SCRIPTS, *JSON, ".toml", ".py", ".ipynb"):
+        return True
+    if file.suffix not in YAML:
+        return False
+    text = _text(file)
+    job = re.search(r"^kind:\s*(ConfigMap|\w*Job)\b", text, re.MULTILINE | re.IGNORECASE)
+    if job or (re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text)):
+        return True
+    value = _top(text)
+    return is_accelerate(value) or (not is_run(value) and bool(program_of_file(value)))
+
+
+def _top(text: str) -> Mapping[str, Any]:
+    """Return the mapping of a YAML's first document; {} if it holds none."""
+    try:
+        trees = read_documents(text, "")
+    except ConfigError:
+        return {}
+    return trees[0].value if trees and isinstance(trees[0].value, dict) else {}
+
+
+def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None = None) -> list[Job]:
+    """Return the jobs of the files. `variables` are values of the scripts' variables.
+
+    Raises ConfigError for a file of an unknown kind, and for a variable that changes nothing.
+    """
+    if not files:
+        raise ConfigError(f"no file is named; give {FILES}.")
+    jobs: list[Job] = []
+    texts: dict[str, Word] = {}
+    trees: list[Tree] = []
+    given: list[ImportedFile] = []
+    scripts: dict[str, Word] = {}
+    values = Given(dict(variables or {}))
+    for file in files:
+        path = _path(file)
+        text, label = _text(path), printable(path.name)
+        if label in (file.file for file in given):
+            fix = "Rename one, or import one after the other."
+            raise ConfigError(f"{label}: two of these files have this name, by which others find them. {fix}")
+        given.append(imported_file(path))
+        if path.suffix in JSON and not JSON_MANIFEST.match(text):
+            texts[label] = Word(text, f"{label}:1")
+        elif path.suffix in (*YAML, *JSON):
+            found = read_documents(text, label)
+            if is_accelerate(value := _mapping(found)):
+                jobs.append(accelerate_job(found[0]))
+            else:
+                _refuse_without_job(found, value, label)
+                trees += found
+        else:
+            _refuse_other_text(path, text)
+            scripts[label] = Word(text, f"{label}:1", ())
+    jobs += _jobs_of_scripts(scripts, values, bool(trees))
+    found_jobs, maps = read_manifests(trees, scripts, values)
+    jobs += found_jobs
+    texts |= maps
+    if not jobs and not texts and not trees:
+        raise ConfigError(f"{', '.join(scripts)}: holds hosts, not a job; give the script that launches too.")
+    if not jobs and not texts:
+        kinds = ", ".join(JOB_KINDS)
+        raise ConfigError(f"{trees[0].label}: contains no job; supported kinds: {kinds}, and ConfigMap.")
+    if not jobs:
+        for label, word in texts.items():
+            job = Job("DeepSpeed JSON", label, deepspeed=_json(word, []))
+            assert job.deepspeed is not None
+            _refuse_other_json(job.deepspeed)
+            job.files = given[:]
+            jobs.append(job)
+    else:
+        for job in jobs:
+            job.files = given[:]
+            give_json(job, texts, files)
+    values.raise_unused()
+    return jobs
+
+
+def _jobs_of_scripts(scripts: Mapping[str, Word], values: Given, beside_manifest: bool) -> list[Job]:
+    """Return the jobs of all scripts; a script that another one reads is not a job."""
+    read: set[str] = set()
+    found: dict[str, list[Job] | ConfigError] = {}
+    for label, word in scripts.items():
+        if HOSTFILE.fullmatch(word.text) and "slots" in word.text:
+            continue
+        others = {name: other for name, other in scripts.items() if name != label}
+        try:
+            found[label] = jobs_of_script(word.text, label, values, others, read)
+        except ConfigError as error:
+            found[label] = error
+    jobs: list[Job] = []
+    for label, result in found.items():
+        if label in read:
+            continue
+        if isinstance(result, ConfigError):
+            if beside_manifest:
+                continue  # a script that a container mounts
+            raise result
+        jobs += [] if beside_manifest else result
+    return jobs
+
+
+# The hosts of DeepSpeed's launcher and of mpirun, each with its slots.
+HOSTFILE = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|[ \t]*[\w.-]+[ \t]+slots[ \t]*=[ \t]*\d+[^\n]*(?:\n|\Z))+")
+
+
+def _mapping(trees: Sequence[Tree]) -> Mapping[str, Any]:
+    return trees[0].value if trees and isinstance(trees[0].value, dict) else {}
+
+
+def _refuse_without_job(trees: Sequence[Tree], value: Mapping[str, Any], label: str) -> None:
+    """Raise ConfigError if a YAML file holds nothing that an import reads, and name what it is."""
+    kinds = list(dict.fromkeys(word.text for tree in trees if (word := tree.word("kind"))))
+    if any(kind.lower() in READ_KINDS for kind in kinds):
+        return
+    known = ", ".join(JOB_KINDS)
+    if kinds:
+        what = f"is a manifest of Kubernetes ({', '.join(kinds)}) and contains no job"
+        raise ConfigError(f"{label}: {what}; supported kinds: {known}, and ConfigMap.")
+    if is_run(value):
+        raise ConfigError(f"{label}: is a run YAML already: `nbtrain check {label}` checks it.")
+    if program := program_of_file(value):
+        raise ConfigError(f"{label}: is a configuration of {program}, which nbtrain does not read: {READS}.")
+    keys = f" (its keys: {shortened(', '.join(map(str, value)))})" if value else ""
+    raise ConfigError(f"{label}: contains no job; supported kinds: {known}, and ConfigMap{keys}.")
+
+
+BESIDE_A_JOB = ("ConfigMap", "PersistentVolumeClaim", "TrainingRuntime", "ClusterTrainingRuntime")
+READ_KINDS = {kind.lower() for kind in (*JOB_KINDS, *BESIDE_A_JOB)}
+
+
+def _refuse_other_json(document: Document) -> None:
+    """Raise ConfigError if a JSON is not DeepSpeed's: none of its keys is one that DeepSpeed reads."""
+    keys = document.value
+    if not keys or any(key in KNOWN_KEYS for key in keys):
+        return
+    label = document.label
+    if has_keys(keys, MODEL_CONFIG):
+        raise ConfigError(
+            f"{label}: is the configuration of a model, not a DeepSpeed JSON: `nbtrain import-model FOLDER` "
+            "reads it with its weights."
+        )
+    if program := program_of_file(keys):
+        raise ConfigError(f"{label}: is a configuration of {program}, which nbtrain does not read: {READS}.")
+    first = shortened(", ".join(keys))
+    hint = nearest(next(iter(keys)), KNOWN_KEYS)
+    raise ConfigError(f"{label}: DeepSpeed reads none of its keys ({first}).{hint} Give a DeepSpeed JSON.")
+
+
+def _refuse_other_text(path: Path, text: str) -> None:
+    """Raise ConfigError for a file that is not a shell script, and name what it is."""
+    if path.suffix in (".py", ".ipynb"):
+        kind = "a notebook" if path.suffix == ".ipynb" else "a Python program"
+        raise ConfigError(
+            f"{path.name}: is {kind}, which is never run here. Give the shell script that starts it."
+        )
+    if path.suffix == ".toml":
+        try:
+            program = program_of_file(tomllib.loads(text))
+        except tomllib.TOMLDecodeError:
+            program = ""
+        what = f"a configuration of {program}" if program else "a TOML file"
+        raise ConfigError(f"{path.name}: is {what}, which nbtrain does not read: {READS}.")
+    if path.suffix not in SCRIPTS and path.suffix in OTHER_ENDINGS and not SHEBANG.match(text):
+        raise ConfigError(f"{path.name}: is text, not a script; give {FILES}.")
+
+
+def _text(path: Path) -> str:
+    try:
+        if not path.is_file() and path.exists():
+            kind = "a folder" if path.is_dir() else "not a regular file"
+            raise ConfigError(f"{path}: is {kind}; give {FILES}.")
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; no file of a job is that large.")
+        text = path.read_text(encoding="utf-8")
+        if problem := pointer_problem(text.encode()):
+            raise ConfigError(f"{path}: {problem}.")
+        # Values that DeepSpeed rejects stay in the JSON, so that they are named.
+        return text if path.suffix in (".json", ".jsonc") else text.removeprefix("\ufeff")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give {FILES}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: byte {error.start + 1} is not UTF-8. Save the file as UTF-8 text: "
+            f"iconv -f utf-16 -t utf-8 {path.name} if Windows wrote it."
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError of a name that no file can have
+        raise ConfigError(f"{printable(str(path))}: cannot be read: {error}") from None
+
+
+def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> None:
+    """Set the DeepSpeed JSON of a job: a file that was passed, one that its script or ConfigMap writes, or a
+    file in the same folder.
+    """
+    named = job.flag(*CONFIG_FLAGS)
+    written = {name: word for name, word in job.documents.items() if _is_json(name, word)}
+    known = job.documents | texts
+    name = PurePosixPath(named.text).name if named else ""
+    word = known.get(name) or (known.get(named.text) if named else None)
+    if word is None and texts:
+        word = next(iter(texts.values())) if len(texts) == 1 else None
+    if word is None and len(written) == 1 and (named or job.flag("--deepspeed")):
+        word = next(iter(written.values()))
+    if word is None and name:
+        folders = [_path(file).parent for file in files if _path(file).name == job.label]
+        beside = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if beside is not None:
+            word = Word(_text(beside), f"{name}:1")
+            job.files.append(imported_file(beside))
+    if word is None:
+        return
+    job.unknown += [("", unknown) for unknown in word.unknowns or ()]
+    job.deepspeed = _json(word, job.substitutions)
+
+
+def _is_json(name: str, word: Word) -> bool:
+    return name.endswith(JSON) or word.text.lstrip().startswith("{")
+
+
+def _json(word: Word, substitutions: list[tuple[str, str]]) -> Document:
+    label, _, line = word.place.rpartition(":")
+    text = word.text
+    for unknown in word.unknowns or ():
+        # The import asks for the value, so its text here does not matter.
+        part = re.escape(unknown.text)
+        text = re.sub(rf'"[^"\n]*{part}[^"\n]*"|{part}', '"auto"', text)
+    for old, new in substitutions:
+        text = text.replace(old, new)
+    return read_json(text, label, int(line))

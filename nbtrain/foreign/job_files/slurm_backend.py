@@ -1,0 +1,187 @@
+"""Fields of backend.slurm from a batch script: its #SBATCH lines and the commands before the launch.
+
+An option that becomes no field is listed with the reason.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from nbtrain.config.backend_section import ARRAY
+from nbtrain.config.rules.backends import OWN_SBATCH_OPTIONS, REFUSED_SBATCH_OPTIONS
+from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES
+from nbtrain.foreign.bash.bash_script import SETUP_FILES
+from nbtrain.foreign.job_files.job import Job
+from nbtrain.foreign.job_files.slurm_options import (
+    SbatchLine,
+    count,
+    gpus_per_node,
+    last,
+    memory_bytes,
+    seconds,
+)
+from nbtrain.foreign.syntax.located import Value, Word
+
+SECTION = "backend.slurm"
+# Options whose numbers become the machines of the run.
+MACHINES = frozenset(
+    {
+        *("--nodes", "--ntasks", "--ntasks-per-node", "--gpus", "--gpus-per-node", "--gpus-per-task"),
+        *("--cpus-per-task", "--cpus-per-gpu", "--mem", "--mem-per-cpu", "--mem-per-gpu", "--gres"),
+    }
+)
+WORDS = {"--partition": "partition", "--account": "account", "--qos": "qos", "--constraint": "constraint"}
+# Commands that prepare the shell: they run before the launch, on the nodes.
+PREPARES = frozenset({"module", "ml", "spack", "conda", "mamba", "micromamba", "ulimit", "umask"})
+
+
+def read_slurm(job: Job, lines: Sequence[SbatchLine], commands: Sequence[Sequence[Word]]) -> None:
+    """Read the place of a batch script. `commands` are those that run before the launch."""
+    if not lines:
+        _without_scheduler(job, commands)
+        return
+    place = lines[0].place
+    job.settings["backend.kind"] = Value("slurm", place)
+    nodes = job.nodes.value if job.nodes else 1
+    gpus = gpus_per_node(lines, nodes)
+    for line in {line.name: line for line in lines}.values():
+        _option(job, line, gpus)
+    _memory(job, lines, gpus)
+    if (name := last(lines, "--job-name")) and name.value and job.name is None:
+        job.name = Word(name.value, name.place)
+    if setup := [word for words in commands if (word := _setup(job, words)) is not None]:
+        key = f"{SECTION}.setup"
+        job.settings[key] = Value([word.text for word in setup], setup[0].place)
+
+
+def _option(job: Job, line: SbatchLine, gpus: Value | None) -> None:
+    """Read one option."""
+
+    def set_field(field: str, value: object) -> None:
+        job.settings[f"{SECTION}.{field}"] = Value(value, line.place)
+
+    def leave(why: str) -> None:
+        job.left.append((line.place, f"{line.text}: not imported; {why}"))
+
+    if _is_secret(line.text):
+        # The run YAML shows its options and its notes.
+        words = "not imported; it looks like a secret. Set it in the shell that submits."
+        job.left.append((line.place, f"{line.name}: {words}"))
+    elif "$" in line.value or ("%" in line.value and line.name not in ("--array", "--output", "--error")):
+        leave("sbatch substitutes nothing in its options.")
+    elif line.name in WORDS:
+        set_field(WORDS[line.name], line.value)
+    elif line.name == "--time":
+        if (limit := seconds(line.value)) is None:
+            leave("it is not a time limit that Slurm reads.")
+        elif limit:
+            set_field("time_limit_seconds", float(limit))
+    elif line.name == "--exclusive":
+        if line.value in ("", "user", "mcs", "topo"):
+            set_field("exclusive", True)
+        if line.value:
+            leave("the nodes are requested for this job alone (exclusive: true).")
+    elif line.name in ("--requeue", "--no-requeue"):
+        set_field("requeue", line.name == "--requeue")
+    elif line.name == "--signal":
+        _signal(job, line)
+    elif line.name == "--array":
+        if re.fullmatch(ARRAY, line.value):
+            set_field("array", line.value)
+        else:
+            leave("the tasks of an array share the run directory, so they run one at a time: FIRST-LAST%1.")
+    elif line.name == "--gres":
+        if gpus is None or line.value not in (f"gpu:{gpus.value}", "gpu" if gpus.value == 1 else None):
+            set_field("gres", line.value)
+    elif line.name == "--nodes" and "-" in line.value:
+        leave("the run takes the smaller number of nodes.")
+    elif line.name in MACHINES or line.name == "--job-name":
+        return
+    elif line.name in REFUSED_SBATCH_OPTIONS:
+        leave(f"it {REFUSED_SBATCH_OPTIONS[line.name]}")
+    elif line.name in OWN_SBATCH_OPTIONS:
+        leave("nbtrain writes this option itself.")
+    else:
+        key = f"{SECTION}.sbatch_options"
+        before = job.settings.get(key)
+        text = shlex.join([line.text])
+        job.settings[key] = Value(
+            [*(before.value if before else []), text], before.place if before else line.place
+        )
+
+
+def _signal(job: Job, line: SbatchLine) -> None:
+    """Read --signal. The ranks always get USR1 here; the script decides how long before the end."""
+    match = re.fullmatch(r"(?:[RB]+:)?\w+(?:@(\d+))?", line.value)
+    before = int(match.group(1) or 60) if match else 0
+    if 10 <= before <= 65_535:
+        job.settings[f"{SECTION}.signal_before_seconds"] = Value(before, line.place)
+    else:
+        words = "signal_before_seconds needs 10 to 65535 seconds before the end."
+        job.left.append((line.place, f"{line.text}: not imported; {words}"))
+
+
+def _memory(job: Job, lines: Sequence[SbatchLine], gpus: Value | None) -> None:
+    """Read the memory of a node: --mem, or --mem-per-cpu and --mem-per-gpu times their number."""
+    if job.cpus is None and (each := count(lines, "--cpus-per-gpu")) and gpus:
+        job.cpus = Value(each.value * gpus.value, each.place)
+    for name, units in (
+        ("--mem", 1),
+        ("--mem-per-gpu", gpus.value if gpus else 0),
+        ("--mem-per-cpu", job.cpus.value if job.cpus else 0),
+    ):
+        if (line := last(lines, name)) is None:
+            continue
+        if (size := memory_bytes(line.value)) is None:
+            job.left.append((line.place, f"{line.text}: not imported; it is not an amount that Slurm reads."))
+        elif size == 0:
+            job.left.append(
+                (line.place, f"{line.text}: not imported; no field requests all memory of a node.")
+            )
+        elif not units:
+            words = "not imported; the script does not say how many a node has."
+            job.left.append((line.place, f"{line.text}: {words}"))
+        else:
+            job.memory_bytes = Value(size * units, line.place)
+
+
+def _is_secret(text: str) -> bool:
+    """Return whether an option or a command holds a secret: a value that looks like one, or one of a variable
+    that is named like one (--export=ALL,HF_TOKEN=...).
+    """
+    names = re.findall(r"(?:^|[\s,=])(\w+)=[^\s,]", text)
+    return bool(SECRET_VALUES.search(text)) or any(SECRET_NAMES.fullmatch(name.upper()) for name in names)
+
+
+def _activates(file: str) -> bool:
+    """Return whether a file prepares the shell, and is found from any folder."""
+    return bool(SETUP_FILES.fullmatch(file)) and file.startswith(("/", "~", "$"))
+
+
+def _setup(job: Job, words: Sequence[Word]) -> Word | None:
+    """Return a command that prepares the shell, as one line; None for another command."""
+    head = words[0].text
+    sources = head in ("source", ".") and len(words) > 1
+    if not (head in PREPARES or (sources and _activates(words[1].text))):
+        if sources:
+            text = " ".join(word.text for word in words)
+            job.left.append(
+                (words[0].place, f"{text}: not imported; put what it sets into backend.slurm.setup.")
+            )
+        return None
+    text = shlex.join(word.text for word in words)
+    if _is_secret(text):
+        job.left.append((words[0].place, f"{head}: not imported; it looks like it holds a secret."))
+        return None
+    if any(word.from_outside for word in words):
+        text = " ".join(word.text for word in words)
+    return Word(text, words[0].place)
+
+
+def _without_scheduler(job: Job, commands: Sequence[Sequence[Word]]) -> None:
+    """List the commands that prepare the shell of a script that no scheduler starts."""
+    for words in commands:
+        sources = words[0].text in ("source", ".") and len(words) > 1
+        if words[0].text in PREPARES or sources:
+            text = " ".join(word.text for word in words)
+            job.left.append((words[0].place, f"{text}: not imported; run it in the shell that submits."))

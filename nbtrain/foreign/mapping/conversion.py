@@ -1,0 +1,183 @@
+"""Both directions of a conversion: a job that is read into fields, and fields that are written as flags."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.base.findings import FATAL, Finding
+from nbtrain.config.schema import RunConfig
+from nbtrain.foreign.job_files.job import Job
+from nbtrain.foreign.syntax.flags import Arguments, Setting, Table
+from nbtrain.foreign.syntax.located import Unknown, question
+
+
+@dataclass
+class Reading:
+    """One import in progress: arguments and JSON on one side, fields on the other."""
+
+    job: Job
+    arguments: Arguments
+    given: dict[str, Any] = field(default_factory=dict)
+    """Overrides by field, which supply what the files do not contain."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """Values by field, such as {"model.num_layers": 12}."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Place of each value, such as {"model.num_layers": "train.sh:12"}."""
+    comments: dict[str, str] = field(default_factory=dict)
+    """Source of each value, for the YAML, such as {"model.num_layers": "--num-layers 12"}."""
+    notes: list[Finding] = field(default_factory=list)
+    """Notes about settings that are omitted, and why that changes nothing."""
+    auto: dict[str, str] = field(default_factory=dict)
+    """Keys of the JSON whose value is "auto", with their places, such as {"train_batch_size":
+    "ds.json:2"}.
+    """
+    wrong: list[Finding] = field(default_factory=list)
+    """Values of the JSON that DeepSpeed does not accept; they are removed from it."""
+    failures: list[Finding] = field(default_factory=list)
+    """Errors about settings that cannot be imported. `key` is the field that can be overridden instead, or
+    "".
+    """
+    questions: dict[tuple[str, str], dict[str, Unknown]] = field(default_factory=dict)
+    """{(variable, place): {field: value}} of the values that only the running shell knows."""
+
+    @property
+    def table(self) -> Table:
+        return self.arguments.table
+
+    @property
+    def program(self) -> str:
+        return self.table.program
+
+    def has(self, dest: str) -> bool:
+        """Return whether the program has this value in its parser."""
+        return dest in self.table.by_dest
+
+    def setting(self, dest: str) -> Setting | None:
+        """Return the flag that sets a value."""
+        return self.arguments.get(dest)
+
+    def value(self, dest: str) -> Any:
+        """Return the value that the program would use: the flag's value, or the default."""
+        return self.arguments.value(dest)
+
+    def known(self, dest: str, key: str) -> Any:
+        """Return the value as a number to compute with. None if only the shell knows it: then the import
+        fails at `key`.
+        """
+        return None if self._is_outside(dest, key) else self.value(dest)
+
+    def _is_outside(self, dest: str, key: str) -> bool:
+        setting = self.setting(dest) if dest else None
+        if setting is None:
+            return False
+        words = [word for word in (setting.words or [setting.word]) if word is not None]
+        outside = next((word for word in words if word.from_outside), None)
+        if outside is None:
+            return False
+        if outside.unknowns:
+            self.ask(key, outside.unknowns[0])
+        else:
+            self.fail(
+                key,
+                setting.place,
+                f"{setting.text}: {outside.from_outside} is not decided here; write the value, or give "
+                f"{key}=...",
+            )
+        return True
+
+    def ask(self, key: str, unknown: Unknown) -> None:
+        """Fail the import with the question for a value that only the running shell knows. Values that one
+        variable decides share one question.
+        """
+        roots = tuple(dict.fromkeys(root for root in unknown.roots() if root.name))
+        asked = self.questions.setdefault(
+            (roots[0].name, roots[0].place) if roots else ("", unknown.place), {}
+        )
+        before = self._asked(asked)
+        asked.setdefault(key, unknown)
+        self.failures = [failure for failure in self.failures if failure not in before]
+        self.failures += self._asked(asked)
+
+    def _asked(self, asked: dict[str, Unknown]) -> list[Finding]:
+        """Return one error for each field that a variable decides, all with the same sentence."""
+        if not asked:
+            return []
+        first = next(iter(asked.values()))
+        others = list(dict.fromkeys(unknown.name for unknown in asked.values() if unknown.name))
+        fields = list(dict.fromkeys(key for key in asked if key))
+        place, text = question(first, fields, others)
+        return [Finding("error", "import", key, place, text, cost=FATAL) for key in asked]
+
+    def place(self, dest: str) -> str:
+        """Return where a value is set."""
+        setting = self.setting(dest)
+        return setting.place if setting else self.job.label
+
+    def set(self, key: str, value: Any, dest: str = "", comment: str = "", place: str = "") -> None:
+        """Set a field from the value of `dest`, or from a place."""
+        setting = self.setting(dest) if dest else None
+        if self._is_outside(dest, key):
+            return
+        self.values[key] = value
+        self.origins[key] = place or (setting.place if setting else self.job.label)
+        default = f"default of {self.table.name}"
+        self.comments[key] = comment or (setting.text if setting else default if dest else "")
+
+    def said(self, key: str, otherwise: Any = None) -> Any:
+        """Return a field's override, or the value read so far."""
+        return self.given.get(key, self.values.get(key, otherwise))
+
+    def note(self, place: str, text: str) -> None:
+        self.notes.append(Finding("note", "import", "", place, text))
+
+    def fail(self, key: str, place: str, message: str) -> None:
+        """Fail the import unless `key` is overridden."""
+        self.failures.append(Finding("error", "import", key, place, message, cost=FATAL))
+
+
+@dataclass
+class Writing:
+    """One export in progress."""
+
+    config: RunConfig
+    table: Table
+    flags: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Flags to write, each with its values, in their order."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """{field: reason that the flags do not express it}."""
+    warnings: list[str] = field(default_factory=list)
+    """Differences in what the program will do, and settings that it refuses."""
+
+    def has(self, dest: str) -> bool:
+        return dest in self.table.by_dest
+
+    def add(self, dest: str, value: Any = True) -> None:
+        """Add the flag that sets `dest` to a value. Raises AssertionError if the program has none."""
+        for option in self.table.by_dest.get(dest, ()):
+            if option.takes_value and not isinstance(value, bool):
+                values = value if isinstance(value, list) else [value]
+                self.flags.append((option.flags[0], [_spelled(one) for one in values]))
+                return
+            if isinstance(value, bool) and option.action == ("store_true" if value else "store_false"):
+                self.flags.append((option.flags[0], []))
+                return
+        raise AssertionError(f"{self.table.name} has no flag that sets {dest} to {value!r}")
+
+    def may_have(self, dest: str, value: Any) -> bool:
+        """Return whether the program's flag accepts a value."""
+        choices = self.table.by_dest[dest][0].choices
+        return choices is None or value in choices
+
+    def cannot(self, key: str, reason: str) -> None:
+        """Record a field that the program lacks and without which it would train a different model. `reason`
+        is worded to follow the program's name.
+        """
+        self.unsaid(key, f"{self.table.name} {reason}")
+        self.warnings.append(f"{self.table.name} {reason}, by these flags")
+
+    def unsaid(self, key: str, reason: str) -> None:
+        """Record a field that the flags cannot express, or cannot express exactly."""
+        self.reasons[key] = reason
+
+
+def _spelled(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,81 @@
+"""Rows of the mapping: Muon, which Megatron-LM has had since 2025 and Megatron-DeepSpeed lacks.
+
+Its settings match NVIDIA's emerging optimizers, with nesterov off and momentum 0.9 by default. That package
+calls the coefficients of nbtrain's Newton-Schulz iteration `simple`.
+"""
+
+from nbtrain.foreign.mapping.conversion import Reading, Writing
+from nbtrain.foreign.mapping.rows_model import Row
+
+COEFFICIENTS = "simple"
+# {field: the program's value}
+SAME = {
+    "optimizer.muon_momentum": "muon_momentum",
+    "optimizer.muon_nesterov": "muon_nesterov",
+    "optimizer.muon_num_ns_steps": "muon_num_ns_steps",
+    "optimizer.muon_scale_mode": "muon_scale_mode",
+    "optimizer.muon_extra_scale_factor": "muon_extra_scale_factor",
+}
+# {the program's value: (what nbtrain does, the field to override, message)}
+FIXED = {
+    "muon_coefficient_type": (
+        COEFFICIENTS,
+        "optimizer.muon_num_ns_steps",
+        "other coefficients of Newton-Schulz",
+    ),
+    "muon_tp_mode": ("duplicated", "optimizer.type", "parts of matrices are orthogonalized, here whole ones"),
+    "muon_split_qkv": (True, "optimizer.type", "queries, keys and values are orthogonalized as one matrix"),
+    "muon_scalar_optimizer": (
+        "adam",
+        "optimizer.type",
+        "the other parameters are updated by an optimizer other than AdamW",
+    ),
+}
+
+
+def _read(source: Reading) -> None:
+    kind, place = source.value("optimizer"), source.place("optimizer")
+    if kind in (None, "adam"):
+        return
+    if kind not in ("muon", "dist_muon"):
+        source.fail(
+            "optimizer.type",
+            place,
+            f"--optimizer {kind}: changes the run, and only adam and muon can be imported.",
+        )
+        return
+    source.set("optimizer.type", "Muon", "optimizer")
+    for key, dest in SAME.items():
+        source.set(key, source.value(dest), dest)
+    for dest, (own, key, words) in FIXED.items():
+        # distributed and duplicated compute the same update in two ways.
+        if (value := source.value(dest)) not in (own, "distributed"):
+            flag = source.table.by_dest[dest][0].flags[0]
+            where = source.place(dest)
+            source.fail(
+                key,
+                where,
+                f"{flag} {value}: {words}. For nbtrain's {own} add {key}=... to the command.",
+            )
+
+
+def _write(target: Writing) -> None:
+    optimizer = target.config.optimizer
+    if optimizer.type != "Muon":
+        return
+    if not target.has("muon_momentum"):
+        target.cannot("optimizer.type", "has no Muon: it trains all parameters with Adam")
+        return
+    target.add("optimizer", "muon")
+    for key, dest in SAME.items():
+        value = getattr(optimizer, key.partition(".")[2])
+        if value is not False:
+            target.add(dest, value)
+    target.add("muon_coefficient_type", COEFFICIENTS)
+    if optimizer.muon_lr not in (None, target.config.lr_schedule.lr):
+        target.cannot("optimizer.muon_lr", "has one learning rate for matrices and the rest")
+
+
+MUON_ROWS = (
+    Row(("optimizer.type", "optimizer.muon_lr", *SAME), ("optimizer", *SAME.values(), *FIXED), _read, _write),
+)

@@ -1,0 +1,136 @@
+"""YAML documents with the place of every value."""
+
+import re
+import sys
+from typing import Any
+
+import yaml
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.text.terminal import shortened
+from nbtrain.foreign.syntax.located import Value, Word
+
+MOST_NODES = 100_000
+# A placeholder of Helm or Jinja: {{ .Values.workers }}, {{- if ... }}, {% for ... %}.
+TEMPLATE = re.compile(r"\{\{-?\s*[\w.$(\"]|\{%")
+
+
+class Tree:
+    """A YAML document with the place of every value."""
+
+    def __init__(self, node: yaml.Node | None, label: str):
+        self.label, self.node, self.count = label, node, 0
+        self.places: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
+        self.scripts: dict[str, Word] = {}
+        """Scripts of all documents by name, which a container may mount."""
+        self.maps: dict[str, Tree] = {}
+        """ConfigMaps of all documents by name."""
+        self.runtimes: dict[str, Tree] = {}
+        """Training runtimes of all documents by name."""
+        self.value = self._construct(node, "") if node is not None else None
+
+    def _construct(self, node: yaml.Node, prefix: str) -> Any:
+        self.count += 1
+        if self.count > MOST_NODES:
+            raise ConfigError(
+                f"{self.label}: more than {MOST_NODES:,} values; this is not the manifest of a job."
+            )
+        # A block of text begins on the line after its mark.
+        block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+        self.places[prefix] = f"{self.label}:{node.start_mark.line + 1 + block}"
+        if isinstance(node, yaml.MappingNode):
+            if key := next((key for key, _ in node.value if not isinstance(key, yaml.ScalarNode)), None):
+                place = f"{self.label}:{key.start_mark.line + 1}"
+                raise ConfigError(
+                    template_problem(place)
+                    if TEMPLATE.search(_source(key))
+                    else f"{place}: a key must be text."
+                )
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    place = f"{self.label}:{key.start_mark.line + 1}"
+                    raise ConfigError(f"{place}: {shortened(key.value)} is written twice; keep one.")
+                seen.add(key.value)
+            return {
+                str(key.value): self._construct(value, f"{prefix}.{key.value}".lstrip("."))
+                for key, value in node.value
+            }
+        if isinstance(node, yaml.ScalarNode):
+            self.texts[prefix] = node.value
+        if isinstance(node, yaml.SequenceNode):
+            return [self._construct(item, f"{prefix}.{at}") for at, item in enumerate(node.value)]
+        rules = {
+            "int": f"a whole number of at most {sys.get_int_max_str_digits():,} digits",
+            "bool": "true or false",
+        }
+        rule = rules.get(node.tag.rpartition(":")[2])
+        if rule is None:
+            return node.value
+        try:
+            return yaml.SafeLoader("").construct_object(node)
+        except (ValueError, LookupError):  # of a text with a tag (!!int x), and of too many digits
+            found = f"{self.places[prefix]}: {prefix} = {shortened(node.value)}"
+            raise ConfigError(f"{found}: must be {rule}.") from None
+
+    def find(self, dotted: str) -> Value | None:
+        """Return the value of a dotted key, with its place; None if the key is missing."""
+        value = self.value
+        for part in dotted.split("."):
+            if isinstance(value, dict) and part in value:
+                value = value[part]
+            elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+                value = value[int(part)]
+            else:
+                return None
+        return Value(value, self.places[dotted])
+
+    def first(self, *dotted: str) -> Value | None:
+        """Return the value of the first of several keys that exists."""
+        return next((found for key in dotted if (found := self.find(key)) is not None), None)
+
+    def word(self, dotted: str) -> Word | None:
+        found = self.find(dotted)
+        return None if found is None or found.value is None else Word(str(found.value), found.place)
+
+    def words(self, dotted: str) -> list[Word]:
+        """Return a list of words. A single text becomes a list of one word."""
+        found = self.find(dotted)
+        if found is None or found.value is None:
+            return []
+        if not isinstance(found.value, list):
+            return [Word(str(found.value), found.place)]
+        return [Word(_text(item), self.places[f"{dotted}.{at}"]) for at, item in enumerate(found.value)]
+
+
+def _text(value: Any) -> str:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+
+
+def _source(node: yaml.Node) -> str:
+    """Return the text of a node."""
+    buffer = node.start_mark.buffer or ""
+    return buffer[node.start_mark.pointer - 1 : node.end_mark.pointer]
+
+
+def template_problem(place: str) -> str:
+    """Return the error about a template of Helm or Jinja."""
+    fix = "Render it (`helm template CHART`) and import the result."
+    return f"{place}: is a template ({{{{ ... }}}}), not a manifest. {fix}"
+
+
+def read_documents(text: str, label: str) -> list[Tree]:
+    """Return the YAML documents of a file. Raises ConfigError if it is not YAML."""
+    try:
+        return [Tree(node, label) for node in yaml.compose_all(text, Loader=yaml.SafeLoader)]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        if match := TEMPLATE.search(text):
+            raise ConfigError(
+                template_problem(f"{label}:{text.count(chr(10), 0, match.start()) + 1}")
+            ) from None
+        raise ConfigError(f"{label}{line}: not YAML: {getattr(error, 'problem', error)}.") from None
+    except RecursionError:
+        raise ConfigError(f"{label}: not a manifest: nested too deeply.") from None

@@ -1,0 +1,261 @@
+"""Shell scripts are read and never run: variables, lists, arithmetic, conditions, here-documents."""
+
+import subprocess
+import sys
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.foreign.bash import bash_script
+from nbtrain.foreign.bash.bash_script import read_script
+
+
+def last(text: str) -> list[str]:
+    """Return the words of the script's last command."""
+    return [word.text for word in read_script(text, "a.sh").commands[-1].words]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("a=1\nrun $a ${a}x '$a' \"$a b\"", ["run", "1", "1x", "$a", "1 b"]),
+        (
+            'A=(--x 1 "two words" # note\n --y)\nA+=(z)\nrun "${A[@]}"',
+            ["run", "--x", "1", "two words", "--y", "z"],
+        ),
+        ("A=(a b)\nrun ${A[1]} ${A[@]} $A", ["run", "b", "a", "b", "a"]),
+        # Without brackets, += appends to the first element.
+        ("A=(a b)\nA+=c\nrun ${A[@]}", ["run", "ac", "b"]),
+        ("a=x\na+=y\na+=(z)\nrun ${a[@]}", ["run", "xy", "z"]),
+        ("n=3\nrun $(($n*2+1)) $((n / 2)) $((-7 / 2)) $(( 2 ** 10 ))", ["run", "7", "1", "-3", "1024"]),
+        ('o=" \\\n  --a 1 \\\n  --b"\no="$o --c"\nrun $o', ["run", "--a", "1", "--b", "--c"]),
+        ("run \\\n  --a \\\n  --b # end", ["run", "--a", "--b"]),
+        ('x=true\nif [ "$x" = "true" ]; then\n a=1\nelse\n a=2\nfi\nrun $a', ["run", "1"]),
+        (
+            "x=2\nif [[ $x -gt 2 ]]; then a=1; elif [[ $x == 2 ]]; then a=2; else a=3; fi\nrun $a",
+            ["run", "2"],
+        ),
+        ("run ${A:-5} ${A:=x} ${B-}", ["run", "5", "x"]),
+        (
+            "run $1 ${HOME} $(date) $((N + 1)) `pwd`",
+            ["run", "$1", "${HOME}", "$(date)", "$((N + 1))", "$(pwd)"],
+        ),
+        ("a=0\nif [ -f x ]; then a=1; fi\nrun $a", ["run", "${a}"]),
+        ("a=0\nfor i in 1 2; do\n a=$i\ndone\nrun $a", ["run", "2"]),
+        ("a=0\nfor i in $(ls); do\n a=$i\ndone\nrun $a", ["run", "${a}"]),
+        ("n=4\n[ $n = 5 ] && a=1\n[ $n = 4 ] && b=2 && c=3\nrun ${a-no} $b $c", ["run", "no", "2", "3"]),
+        ("n=4\n[ $n = 4 ] || a=1\n[ $n = 5 ] || b=2\nrun ${a-no} $b", ["run", "no", "2"]),
+        ('a=0\n[ -n "$X" ] && a=1\nrun $a', ["run", "${a}"]),
+        ("a=0\n[[ 1 == 1 && -f x ]] && a=1\nrun $a", ["run", "${a}"]),
+        ("a=0\n[ 1 = 2 ] && { a=1; b=2; }\nc=3\nrun $a ${b-no} $c", ["run", "0", "no", "3"]),
+        ("cd x && a=1 || b=2\nrun $a ${b-no}", ["run", "1", "no"]),
+        ("f () {\n a=1\n}\nb=2\nrun $b", ["run", "2"]),
+        ("function f {\n a=1\n}\nb=2\nrun $b", ["run", "2"]),
+        (
+            'x=${3:-"MOCK"}\nif [[ "$x" == "MOCK" ]] || [[ -f y ]]; then a=1; else a=2; fi\nrun $a',
+            ["run", "1"],
+        ),
+        ("if [ 1 = 1 ] && [ 1 = 2 ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
+        ("if [ 1 = 1 ] && [ -f y ]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
+        # In [[, * is a wildcard unless it is quoted; in [ it is a character.
+        ("m=13b\nif [[ $m == *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "1"]),
+        ("m=7b\nif [[ $m != *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "1"]),
+        ("m=7b\nif [[ $m == [78]b ]]; then a=1; else a=2; fi\nrun $a", ["run", "1"]),
+        ('m=7b\nif [[ $m == "*b" ]]; then a=1; else a=2; fi\nrun $a', ["run", "2"]),
+        ("m=13b\nif [ $m == *13b* ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
+        # If an earlier branch may have run, a true condition is undecided, and no later branch runs.
+        ("m=x\nif [ -f f ]; then a=1; elif [ $m = y ]; then a=2; else a=3; fi\nrun $a", ["run", "${a}"]),
+        ("a=0\nif [ -f f ]; then :; elif [ 1 = 1 ]; then a=1; fi\nrun $a", ["run", "${a}"]),
+        ("a=0\nif [ -f f ]; then :; elif [ 1 = 1 ]; then :; else a=1; fi\nrun $a", ["run", "0"]),
+        ("a=0\nif [ -f f ]; then :; elif [ 1 = 2 ]; then a=1; fi\nrun $a", ["run", "0"]),
+        ("f () {\n a=1\n}\nrun done", ["run", "done"]),
+        ("A=1 B=2 run x 2>&1 | tee log", ["tee", "log"]),
+        ("run --save-interval 1000 > log 2>&1", ["run", "--save-interval", "1000"]),
+        ("run --a 1\\\n 2>> log", ["run", "--a", "1"]),
+        ("if false; then run a; fi; run b", ["run", "b"]),
+        ("declare -a A=( --x 1 )\nlocal -r b=2\nrun ${A[@]} $b", ["run", "--x", "1", "2"]),
+        (': "${n:=8}"\nrun $n', ["run", "8"]),
+        ('A="run --a 1"\neval "$A"', ["run", "--a", "1"]),
+        ('set -- --a 1\nrun "$@" $2', ["run", "--a", "1", "1"]),
+        ("x=3\n((x++))\nrun $x", ["run", "4"]),
+        ("x=3\nlet x+=2\nrun $x", ["run", "5"]),
+        ("x=3\nif ((x >= 2)); then :; fi\nrun $x", ["run", "3"]),
+        (
+            "read -r -a x <<< '1 2'\nmapfile -t y < f\nprintf -v z 1\nrun ${x[@]} $y $z",
+            ["run", "1", "2", "${y}", "1"],
+        ),
+        ("read -r -d '' C <<E\nrun --a 1\n  --b\nE\n$C", ["run", "--a", "1", "--b"]),
+        ("x=a\nx[1]=b\nrun ${x[1]}", ["run", "b"]),
+        # exec without a command redirects the shell's own output, and the script continues.
+        ("exec > log 2>&1\nexec 3>&1\nrun a", ["run", "a"]),
+        # The words of a declaration are expanded before the first variable is set.
+        ("x=0\nexport x=1 y=$x\nrun $x $y", ["run", "1", "0"]),
+        ("x=0\nf() { local x=$x y=$x; z=$x$y; }\nf\nrun $x $z", ["run", "0", "00"]),
+        # An assignment has the status of its $(...).
+        ("x=$(false) || x=1\ny=$(true) && y=2\nrun $x $y", ["run", "1", "2"]),
+        ("if x=$(false); then y=1; else y=2; fi\nrun $y", ["run", "2"]),
+        ("f() { echo log >&2; >&2 echo log; echo 5; }\nrun $(f)", ["run", "5"]),
+        # read takes one line after the other.
+        ("while read a b; do x+=$b; done <<< $'1 2\\n3 4'\nrun $x", ["run", "24"]),
+        ("printf '1\\n2\\n' | { read a; read b; eval \"run $b\"; }", ["run", "2"]),
+        ("IFS=: read -r a b <<< 'x:y:'\nread <<< '  z '\nrun $a $b \"$REPLY\"", ["run", "x", "y", "  z "]),
+        (
+            'run {a,b}{1,2} x{,y} {a..e..2} {3..1} {a,b{c,d}} {a} {a,"b c"}',
+            [
+                "run",
+                "a1",
+                "a2",
+                "b1",
+                "b2",
+                "x",
+                "xy",
+                "a",
+                "c",
+                "e",
+                "3",
+                "2",
+                "1",
+                "a",
+                "bc",
+                "bd",
+                "{a}",
+                "a",
+                "b c",
+            ],
+        ),
+        ("run --a 1\\\n--b 2", ["run", "--a", "1--b", "2"]),
+        ("A=(a b c)\nunset A[1]\nrun ${A[@]} ${#A[@]}", ["run", "a", "c", "2"]),
+        ("A=([0]=a [3]=b [5]=c)\nrun ${A[@]:4} ${A[@]: -3}", ["run", "c", "b", "c"]),
+        ('A=(a b c)\nrun "${A[*]:1}" "${A[@]/#/--}"', ["run", "b c", "--a", "--b", "--c"]),
+        ("set -- a b c\nrun ${@: -1} ${@:2:1}", ["run", "c", "b"]),
+        ("declare -A T=([a]=1)\nrun ${T[a]-none} ${T[b]-none} ${T[b]:-d}", ["run", "1", "none", "d"]),
+        ("x=a/b\ny=\nrun ${x////-} ${x//\\//} ${y/*/z}", ["run", "a-b", "ab", "z"]),
+        ("x=aab\nshopt -s extglob\nrun ${x##+(a)}", ["run", "b"]),
+        ("run $(dirname /) $(dirname /a) $(dirname a)", ["run", "/", "/", "."]),
+        ("for ((;;)); do break; done\nrun a", ["run", "a"]),
+        ("x=a\nx[$N]=b\nrun ${x[0]}", ["run", "${x}"]),
+    ],
+)
+def test_words_are_those_of_the_shell(script, expected):
+    """Words are split and expanded as in a shell; values that only a running shell
+    has are left as written.
+    """
+    assert last(script) == expected
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        # A condition decides what a command prints.
+        "x=$(if [ -f f ]; then echo 1; else echo 2; fi)",
+        "x=$([ -f f ] && echo 1)",
+        "f() { [ -f f ] && { echo 1; return; }; echo 2; }\nx=$(f)",
+        # A condition without a variable decides what is left early.
+        "x=1\nf() { [ -f f ] && return; x=2; }\nf",
+        "x=1\nfor i in a b; do [ -f $i ] && break; x=$i; done",
+        "x=1\nfor i in a b; do for j in c; do [ -f $j ] && break 2; done; x=$i; done",
+        # Another name sets the variable.
+        "x=1\nf() { local -n y=$1; y=2; }\nf x",
+        "declare -n y=x\nx=1\ny=2",
+        # Bash's versions differ, or the caller has to set it.
+        "x=abc\nx=${x/b/&}",
+        "x=${NOT_SET:?set it}",
+        "x=aab\nx=${x##+(a)}",
+        "x=$(printf %d 010)",
+        "x=$(echo -e '\\x41')",
+        "x=$(echo a | sed 's/a/b/;s/b/c/')",
+        "x=1\npython -c 'import apex' && x=2",
+        "for i in {1..5000}; do x=$i; done",
+        # Only the process that is substituted knows the line.
+        "echo 5 | { read x < <(cmd); }\nread x < <(cmd)",
+    ],
+)
+def test_a_value_that_only_the_shell_knows_is_not_decided(script):
+    """A value is unknown, and not one of those that it might have."""
+    words = read_script(f"{script}\nrun $x", "a.sh").commands[-1].words
+    assert len(words) == 2
+    assert words[1].unknowns
+
+
+def test_a_loop_that_takes_too_many_steps_is_refused(monkeypatch):
+    """Nested loops are refused with their line after a number of steps, not followed for minutes."""
+    monkeypatch.setattr(bash_script, "MOST_STEPS", 200)
+    text = "for a in {1..9}; do for b in {1..9}; do\n run $a $b\ndone; done"
+    with pytest.raises(ConfigError, match=r"^a.sh:[12]: the script's loops take more than 200 steps"):
+        read_script(text, "a.sh")
+
+
+def test_every_word_has_the_line_that_it_is_written_in():
+    """Every word has the line where it is written: in a list, the flag's line; for a
+    value, its variable's line.
+    """
+    script = read_script("n=24\nA=(\n  --num-layers $n\n)\ntorchrun x.py ${A[@]}\n", "a.sh")
+    places = {word.text: word.place for word in script.commands[-1].words}
+    assert places == {"torchrun": "a.sh:5", "x.py": "a.sh:5", "--num-layers": "a.sh:3", "24": "a.sh:1"}
+
+
+def test_here_documents_are_files():
+    """A here-document becomes a file; variables are expanded unless the delimiter is quoted.
+
+    Its place is the first line of the body.
+    """
+    script = read_script('n=8\ncat <<E > a.json\n{"x": $n}\nE\ncat <<\'E\' > b.json\n{"x": $n}\nE\n', "a.sh")
+    assert {name: (word.text, word.place) for name, word in script.documents.items()} == {
+        "a.json": ('{"x": 8}\n', "a.sh:3"),
+        "b.json": ('{"x": $n}\n', "a.sh:6"),
+    }
+
+
+def test_exported_variables_and_comments_are_kept():
+    """Exported variables are kept for the ranks' environment, and comments for Slurm's directives."""
+    script = read_script("#SBATCH --nodes=4\nexport A=1\nB=2\nexport B\nrun", "a.sh")
+    assert {name: word.text for name, word in script.exported.items()} == {"A": "1", "B": "2"}
+    assert script.comments == [("a.sh:1", "#SBATCH --nodes=4")]
+
+
+def test_nothing_is_run(tmp_path):
+    """Commands in the script are never run."""
+    read_script(
+        f"touch {tmp_path}/a; $(touch {tmp_path}/b); eval 'touch {tmp_path}/c'; cat <(touch {tmp_path}/d)",
+        "a.sh",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('a\nrun "x', 'a.sh:2: this is not bash, or a form that nbtrain does not read: "x.'),
+        ("A=(1 2", "a.sh:1: cannot be read as bash: ) is missing."),
+        (
+            "cat <<E > x\n1",
+            "a.sh:1: cannot be read as bash: the line that ends the here-document is missing.",
+        ),
+        ("run ${x", "a.sh:1: this is not bash, or a form that nbtrain does not read: ${x."),
+        ("a=1\nif [ $a = 1 ]; then\nrun", "a.sh:2: "),
+        ("a=1\nDATA=<path of the data>\nrun $DATA", "a.sh:2: <path of the data> is a placeholder"),
+    ],
+)
+def test_a_script_that_does_not_end_is_named_with_its_line(script, message):
+    """A construct without an end is reported with the line where it begins."""
+    with pytest.raises(ConfigError) as error:
+        read_script(script, "a.sh")
+    assert str(error.value).startswith(message)
+
+
+def test_variables_that_double_without_end_are_refused():
+    """Variables that repeatedly double are refused, because 2 KB of script could fill the memory."""
+    text = "A=aaaaaaaaaa\n" + "A=$A$A$A$A$A$A$A$A\n" * 30 + "run $A\n"
+    with pytest.raises(ConfigError, match=r"a.sh:8: the script's variables expand to more than 5,000,000 "):
+        read_script(text, "a.sh")
+
+
+@pytest.mark.slow
+def test_the_parser_is_loaded_when_a_script_is_read():
+    """Importing the package costs nothing of tree-sitter; only a script loads it."""
+    code = (
+        "import sys, nbtrain.foreign.lint; assert 'tree_sitter' not in sys.modules; "
+        "from nbtrain.foreign.bash.bash_script import read_script; read_script('a=1', 'a.sh'); "
+        "assert 'tree_sitter' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

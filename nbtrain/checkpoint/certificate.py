@@ -21,7 +21,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.version import __version__
 from nbtrain.config.load import flatten
-from nbtrain.config.resume import SAME_MATHEMATICS, WITHOUT_EFFECT, within
+from nbtrain.config.rules.resume import SAME_MATHEMATICS, WITHOUT_EFFECT, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Samples
 from nbtrain.dataset.samples.state import DataState

@@ -9,8 +9,8 @@ from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.live_parts import live_shape
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.config.arithmetic.stages import stage_layers
-from nbtrain.config.markers import Architecture, marked
 from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.config.sections.markers import Architecture, marked
 from nbtrain.model.gpt_pipe import trained_parameters
 from nbtrain.model.names import optimizer_group
 from nbtrain.parallel.agreement import gather_objects

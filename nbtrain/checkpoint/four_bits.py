@@ -15,8 +15,8 @@ import torch
 
 from nbtrain.checkpoint.masters import MadeWhole, Weights
 from nbtrain.checkpoint.store import DTYPES, MASTER, StoredParameter, TensorPart
-from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.lora_section import LoraConfig
 from nbtrain.model.names import is_block_matrix
 from nbtrain.parallel.four_bits import FourBitMatrix, FourBits, rounded
 

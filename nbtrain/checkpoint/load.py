@@ -20,7 +20,7 @@ from nbtrain.checkpoint.describe import architecture, layout
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.rollbacks import pass_bad_samples
 from nbtrain.checkpoint.store import CheckpointStore
-from nbtrain.config.resume import misfits
+from nbtrain.config.rules.resume import misfits
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.parallel.agreement import broadcast_object, gather_objects
 from nbtrain.parallel.startup import World, quiet
@@ -95,7 +95,7 @@ def load(
 
 
 def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
-    """Raise CheckpointError with every bound field (config/resume.py) whose value differs."""
+    """Raise CheckpointError with every bound field (config/rules/resume.py) whose value differs."""
     config = live.config
     found = misfits(
         manifest,

@@ -30,7 +30,7 @@ def runs(**_: Any) -> list[str]:
 
 def configs(prefix: str, **_: Any) -> list[str]:
     """Return names for a run YAML: runs, examples, presets, YAML files and folders below the typed path."""
-    from nbtrain.config.presets import PRESETS
+    from nbtrain.config.names.presets import PRESETS
 
     return [*runs(), *example_names(), *PRESETS, *_files(prefix, (".yaml", ".yml"))]
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import SOURCE_TYPES
+from nbtrain.config.sections.data_section import BlendEntry
+from nbtrain.config.sections.sources import SOURCE_TYPES
 
 
 def editor_schema() -> dict[str, Any]:

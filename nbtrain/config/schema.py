@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr
 
 from nbtrain.base.topology import Topology
-from nbtrain.config.backend_section import BackendConfig
 from nbtrain.config.batch_schedule import BatchSchedule, Rampup, StepSizes
-from nbtrain.config.data_section import DataConfig, TokenizerConfig
-from nbtrain.config.dpo_section import DpoConfig
-from nbtrain.config.fields import (
+from nbtrain.config.sections.backend_section import BackendConfig
+from nbtrain.config.sections.data_section import DataConfig, TokenizerConfig
+from nbtrain.config.sections.dpo_section import DpoConfig
+from nbtrain.config.sections.fields import (
     CheckpointStep,
     ChunkTokens,
     ConfigModel,
@@ -32,23 +32,28 @@ from nbtrain.config.fields import (
     WideSeed,
     Width,
 )
-from nbtrain.config.imported import ImportedFile
-from nbtrain.config.kubernetes_section import LabelKey, LabelValue
-from nbtrain.config.limits_section import LimitsConfig
-from nbtrain.config.lora_section import LoraConfig
-from nbtrain.config.markers import Architecture, Binds, SameMathematics, WithoutEffect
-from nbtrain.config.notify_section import NotifyConfig
-from nbtrain.config.parallel_section import ParallelConfig, PrecisionConfig
-from nbtrain.config.resources_section import ResourcesConfig
-from nbtrain.config.schedule_section import BatchConfig, LrScheduleConfig, OptimizerConfig, given_unit
-from nbtrain.config.shape import Shape
-from nbtrain.config.watch_section import (
+from nbtrain.config.sections.imported import ImportedFile
+from nbtrain.config.sections.kubernetes_section import LabelKey, LabelValue
+from nbtrain.config.sections.limits_section import LimitsConfig
+from nbtrain.config.sections.lora_section import LoraConfig
+from nbtrain.config.sections.markers import Architecture, Binds, SameMathematics, WithoutEffect
+from nbtrain.config.sections.notify_section import NotifyConfig
+from nbtrain.config.sections.parallel_section import ParallelConfig, PrecisionConfig
+from nbtrain.config.sections.resources_section import ResourcesConfig
+from nbtrain.config.sections.schedule_section import (
+    BatchConfig,
+    LrScheduleConfig,
+    OptimizerConfig,
+    given_unit,
+)
+from nbtrain.config.sections.watch_section import (
     CheckpointConfig,
     EvaluationConfig,
     LoggingConfig,
     ProfileConfig,
     StabilityConfig,
 )
+from nbtrain.config.shape import Shape
 from nbtrain.config.yaml_source import NotWritten, OverridePlace
 
 SCHEMA_VERSION = 1

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from nbtrain.base.version import __version__
-from nbtrain.config.own_names import MAKES_DATASET
+from nbtrain.config.names.own_names import MAKES_DATASET
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import text_settings
+from nbtrain.config.sections.sources import text_settings
 
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import dataset_dir, display, resolve, tokenizer_dir
-from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.data_section import BlendEntry
 from nbtrain.corpus.tokenizer.folder import folder_of, read_manifest
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files, stem_of
 from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary

@@ -7,7 +7,7 @@ from pathlib import Path
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.watch_section import TaskConfig
+from nbtrain.config.sections.watch_section import TaskConfig
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.evaluation.formats import read_questions
 from nbtrain.evaluation.questions import Questions

@@ -23,12 +23,12 @@ from nbtrain.base.printing.report import Code, Findings, InNotebook, Report, Res
 from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import typed_path
-from nbtrain.config.architectures import expanded
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, find, flatten, load, override_layer, to_yaml, validate
-from nbtrain.config.resume import within
+from nbtrain.config.names.architectures import expanded
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES, why_reserved
+from nbtrain.config.rules.resume import within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
 from nbtrain.foreign.job_files.job import Job

@@ -1,4 +1,4 @@
-"""Fields that differ between two configurations of one run; config/resume.py says which of them may
+"""Fields that differ between two configurations of one run; config/rules/resume.py says which of them may
 change.
 """
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.config.load import flatten
-from nbtrain.config.resume import is_bound
+from nbtrain.config.rules.resume import is_bound
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show, spelled
 

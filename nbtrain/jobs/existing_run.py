@@ -16,9 +16,9 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.findings import mistake, run_checks
 from nbtrain.config.load import load_resolved
-from nbtrain.config.resume import is_bound, within
-from nbtrain.config.schedule_section import UNITS
+from nbtrain.config.rules.resume import is_bound, within
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.schedule_section import UNITS
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.run_data import RunData
 from nbtrain.jobs.changes import Change, as_overrides, changes_between

@@ -21,7 +21,7 @@ from nbtrain.base.text.addresses import without_secrets
 from nbtrain.base.workspace import display
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import autotune, to_shown_yaml, to_yaml
-from nbtrain.config.schedule_section import UNITS, given_unit
+from nbtrain.config.sections.schedule_section import UNITS, given_unit
 from nbtrain.jobs.control import ask_priority
 from nbtrain.jobs.initial_weights import record_initial
 from nbtrain.jobs.launch import Launch

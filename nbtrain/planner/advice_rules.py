@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.config.schedule_section import other_warmups
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.schedule_section import other_warmups
 from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import differing, on_device
 from nbtrain.planner.observations import Observations

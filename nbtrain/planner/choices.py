@@ -27,9 +27,9 @@ from nbtrain.config.arithmetic.vocabulary import (
     suited_to,
 )
 from nbtrain.config.load import flatten, load
-from nbtrain.config.presets import preset_run, size_of
-from nbtrain.config.schedule_section import UNITS
+from nbtrain.config.names.presets import preset_run, size_of
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.schedule_section import UNITS
 from nbtrain.planner.family import LINE
 from nbtrain.planner.search import run_on, search
 from nbtrain.planner.time.duration import estimate_duration

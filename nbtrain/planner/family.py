@@ -1,6 +1,7 @@
 """The GPT family: the named sizes, and models between them by width and depth.
 
-A preset is the model of a shipped run YAML (config/presets.py), so that a search for "13B" can write a run.
+A preset is the model of a shipped run YAML (config/names/presets.py), so that a search for "13B" can write
+a run.
 """
 
 import functools
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.load import load
-from nbtrain.config.presets import PRESETS
+from nbtrain.config.names.presets import PRESETS
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
 

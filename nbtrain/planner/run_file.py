@@ -12,10 +12,10 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import typed_path
-from nbtrain.config.architectures import FIELDS
 from nbtrain.config.load import find, flatten, load, to_yaml
-from nbtrain.config.resume import within
+from nbtrain.config.names.architectures import FIELDS
 from nbtrain.config.rules.check import check_config
+from nbtrain.config.rules.resume import within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import spelled, to_text
 

@@ -19,8 +19,8 @@ from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.networks import NETWORK_BY_NAME, gigabits
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.load import Overrides, load
-from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.resources_section import ResourcesConfig
 from nbtrain.planner.budget.disk import estimate_disk
 from nbtrain.planner.legal import (
     RECOMPUTATIONS,

@@ -20,7 +20,7 @@ from typing import Any
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
-from nbtrain.config.fields import MOST_LAYERS
+from nbtrain.config.sections.fields import MOST_LAYERS
 from nbtrain.pretrained.keys import Keys
 from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.tensors import TensorMap, gpt2_tensors, llama_tensors

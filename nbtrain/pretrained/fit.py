@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from nbtrain.config.markers import Architecture, marked
 from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.config.sections.markers import Architecture, marked
 from nbtrain.config.yaml_source import show
 from nbtrain.pretrained.start import Start, model_of_start, vocab_size_of
 

@@ -23,8 +23,8 @@ from typing import Any
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
-from nbtrain.config.lora_section import TARGETS
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.lora_section import TARGETS
 from nbtrain.config.yaml_source import show
 from nbtrain.pretrained import peft_ia3, peft_tokens
 from nbtrain.pretrained.parameters import Sizes

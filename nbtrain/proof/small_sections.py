@@ -7,12 +7,12 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.config.batch_schedule import BatchSchedule, Rampup, StepSizes
-from nbtrain.config.data_section import CleaningConfig, DataConfig
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.rules.combinations import CLASHES
-from nbtrain.config.schedule_section import given_unit
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import FineTuningSourceModel
+from nbtrain.config.sections.data_section import CleaningConfig, DataConfig
+from nbtrain.config.sections.schedule_section import given_unit
+from nbtrain.config.sections.sources import FineTuningSourceModel
 
 STEPS = 7
 

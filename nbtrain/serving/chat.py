@@ -20,7 +20,7 @@ import orjson
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import AlpacaSource
+from nbtrain.config.sections.sources import AlpacaSource
 from nbtrain.corpus.sources.chat import ASSISTANT, ROLES, answering_role, known_roles, learnt_roles
 from nbtrain.corpus.sources.chat_jinja import chat_jinja, talks_of
 from nbtrain.corpus.sources.instructions import joined

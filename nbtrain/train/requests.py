@@ -12,7 +12,7 @@ from types import FrameType
 from nbtrain.base import files
 from nbtrain.base.run_directory.records import ControlRequest, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir
-from nbtrain.config.schedule_section import BatchConfig
+from nbtrain.config.sections.schedule_section import BatchConfig
 from nbtrain.parallel.agreement import LEAVE, NOTHING, SAVE, STOP
 
 ACTIONS = {"save": SAVE, "stop": STOP}

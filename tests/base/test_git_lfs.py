@@ -5,7 +5,7 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.git_lfs import pointer_problem, pointer_problem_of
-from nbtrain.config.sources import HfDatasetSource, ParquetSource, TextSource, WikiSource
+from nbtrain.config.sections.sources import HfDatasetSource, ParquetSource, TextSource, WikiSource
 from nbtrain.config.yaml_source import read_yaml
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.tokenizer.folder import adopt

@@ -40,7 +40,7 @@ RESIDUE = {
 
 def ours(dump: str, output: str) -> None:
     """Extract a dump in one process, writing one JSON object per line."""
-    from nbtrain.config.sources import WikiSource
+    from nbtrain.config.sections.sources import WikiSource
     from nbtrain.corpus.sources.base import open_source
 
     with Path(output).open("w") as stream:

@@ -7,8 +7,8 @@ import torch
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.describe import layout
-from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
+from nbtrain.config.names.keys import field_keys
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.dataset.samples.state import DataState
 

@@ -10,7 +10,7 @@ from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
-from nbtrain.config.sources import ChatSource
+from nbtrain.config.sections.sources import ChatSource
 from nbtrain.serving.resident import RESIDENT
 
 

@@ -18,7 +18,7 @@ from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli import completers, completion
-from nbtrain.config.keys import field_keys
+from nbtrain.config.names.keys import field_keys
 from nbtrain.config.schema import RunConfig
 
 DEADLINE_SECONDS = 120

@@ -10,10 +10,10 @@ import pytest
 from nbtrain.base.run_directory.metrics import SCALARS
 from nbtrain.cli.reference.pages import generated, runs_table, with_table
 from nbtrain.config.editor_schema import editor_schema
-from nbtrain.config.fields import described
-from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load, to_yaml
+from nbtrain.config.names.keys import field_keys
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.fields import described
 from nbtrain.config.yaml_source import parse_yaml, read_yaml
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nbtrain.config.arithmetic.flops import hardware_flops_per_token, model_flops_per_token
-from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
+from nbtrain.config.names.keys import field_keys
 from nbtrain.planner.time.duration import bubble_fraction
 
 DOCS = Path(__file__).parents[2] / "docs"

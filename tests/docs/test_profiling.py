@@ -9,8 +9,8 @@ import pytest
 
 from nbtrain.base.run_directory.metrics import BY_NAME
 from nbtrain.config.arithmetic.flops import megatron_deepspeed_tflops, model_flops_per_token
-from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
+from nbtrain.config.names.keys import field_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, MFU = ((DOCS / name).read_text(encoding="utf-8") for name in ("profiling.md", "mfu.md"))

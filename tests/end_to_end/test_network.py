@@ -199,7 +199,7 @@ def test_addresses_in_the_package_are_listed():
             r"\b(?:https?|wss?|ftp|s3|gs)://[A-Za-z0-9.-]+\.[A-Za-z]{2,}[^\s\"'`)>,|]*", path.read_text()
         )
     }
-    assert ("config/sources.py", "https://dumps.wikimedia.org") in found
+    assert ("config/sections/sources.py", "https://dumps.wikimedia.org") in found
     hosts = {urlsplit(address).hostname for address in re.findall(r"https?://[^\s`|)]+", PAGE)}
     assert [
         (path, address) for path, address in sorted(found) if urlsplit(address).hostname not in hosts

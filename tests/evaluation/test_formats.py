@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.config.watch_section import TaskConfig
+from nbtrain.config.sections.watch_section import TaskConfig
 from nbtrain.evaluation.formats import FORMATS, Question, read_questions
 from tests.evaluation import made
 

@@ -15,8 +15,8 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir, new_job_id
-from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.rules.check import check_config
+from nbtrain.config.sections.notify_section import NotifyConfig
 from nbtrain.jobs.launch import read_launch
 from nbtrain.jobs.notify import notify
 from nbtrain.jobs.preflight import SHARED_CHECKS, notification_is_possible

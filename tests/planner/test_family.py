@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from nbtrain.config.load import load
-from nbtrain.config.presets import PRESETS
+from nbtrain.config.names.presets import PRESETS
 from nbtrain.planner.family import LINE, line, parameters
 
 

@@ -7,7 +7,7 @@
     docs/record-keys.md                every key of a record              from corpus/sources/keys.py
     docs/parallelism.md                the table between its markers      from config/rules/combinations.py
     docs/import.md                     the tables between its markers     from foreign/
-    docs/plan.md                       the table between its markers      from config/presets.py
+    docs/plan.md                       the table between its markers      from config/names/presets.py
     examples/megatron-gpt/README.md    the tables between their markers   from the run YAMLs and the planner
 
 tests/docs/test_generated.py fails if one of them is stale. All are written from the repository's files and
@@ -29,16 +29,16 @@ from nbtrain.base.printing.report import Table
 from nbtrain.base.run_directory.metrics import FAMILIES, SCALARS
 from nbtrain.base.text import amounts
 from nbtrain.cli.reference import commands, flag_tables, parallelism, record_keys
-from nbtrain.config import architectures, recipes
 from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.parameters import count_parameters
-from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.editor_schema import editor_schema
-from nbtrain.config.fields import described
 from nbtrain.config.load import load
-from nbtrain.config.presets import PRESETS
+from nbtrain.config.names import architectures, recipes
+from nbtrain.config.names.presets import PRESETS
 from nbtrain.config.schema import ConfigModel, ModelConfig, RunConfig
-from nbtrain.config.sources import SOURCE_TYPES
+from nbtrain.config.sections.data_section import BlendEntry
+from nbtrain.config.sections.fields import described
+from nbtrain.config.sections.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import show
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.time.duration import estimate_duration

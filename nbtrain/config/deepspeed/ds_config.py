@@ -26,8 +26,8 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.parameters import count_stage_parameters, largest_parameter
-from nbtrain.config.parallel_section import OffloadConfig
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.parallel_section import OffloadConfig
 
 # DeepSpeed's own step reports are off: the trainer writes ours.
 _NEVER = 2**31

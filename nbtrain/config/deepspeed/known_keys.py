@@ -77,7 +77,7 @@ def table() -> dict[str, Any]:
     """Return the table of DeepSpeed's keys: version, optimizers, rejected paths, keys with their types, and
     bounds.
     """
-    path = PACKAGE / "config" / "tables" / f"deepspeed-{VERSION}.json"
+    path = PACKAGE / "config" / "deepspeed" / "tables" / f"deepspeed-{VERSION}.json"
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 

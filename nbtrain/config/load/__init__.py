@@ -2,9 +2,9 @@
 
     read the YAML, its `extends:` first -> merge -> overrides -> schema -> rules (check.py)
 
-Each layer is merged with the fields of its recipe and its model.architecture (recipes.py). It inherits the
-names of a dataset and a tokenizer only if it also inherits the settings that they are made from
-(own_names.py).
+Each layer is merged with the fields of its recipe and its model.architecture (names/recipes.py). It inherits
+the names of a dataset and a tokenizer only if it also inherits the settings that they are made from
+(names/own_names.py).
 
 All problems of a file are reported together, each with the file and line that set the value.
 """
@@ -25,8 +25,7 @@ from nbtrain.base.text.addresses import text_without_secrets, without_secrets
 from nbtrain.base.text.amounts import counted
 from nbtrain.base.text.terminal import nearest, shortened
 from nbtrain.base.workspace import display, example_folders, example_names, typed_path, valid_name, workspace
-from nbtrain.config.keys import free_form, holds_text, parts_of, unknown_keys
-from nbtrain.config.other_files import (
+from nbtrain.config.load.other_files import (
     OTHER_ENDINGS,
     for_text,
     holds_text_files,
@@ -34,12 +33,13 @@ from nbtrain.config.other_files import (
     refuse_script,
     refuse_text,
 )
-from nbtrain.config.own_names import with_default_names, with_own_names
-from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
-from nbtrain.config.recipes import expanded
-from nbtrain.config.schedule_section import NO_LENGTH, given_unit
+from nbtrain.config.load.schema_errors import schema_finding
+from nbtrain.config.names.keys import free_form, holds_text, parts_of, unknown_keys
+from nbtrain.config.names.own_names import with_default_names, with_own_names
+from nbtrain.config.names.presets import PRESETS, nearest_preset, preset_run, size_of
+from nbtrain.config.names.recipes import expanded
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.schema_errors import schema_finding
+from nbtrain.config.sections.schedule_section import NO_LENGTH, given_unit
 from nbtrain.config.yaml_source import (
     Located,
     MisleadingValue,
@@ -57,7 +57,7 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     """Load the configuration of a run.
 
     `run` is a path to a YAML, the name of one in examples/megatron-gpt/training/ (`gpt-tiny`), or a preset
-    (`13B`, presets.py). `overrides` is {"batch.micro_batch_size": 4}, nested dictionaries,
+    (`13B`, names/presets.py). `overrides` is {"batch.micro_batch_size": 4}, nested dictionaries,
     ["batch.micro_batch_size=4"], or one string of key=value pairs, split as a shell would split it.
 
     Raises ConfigError with every problem found.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.workspace import example_folders, example_names
 from nbtrain.config.load import load
-from nbtrain.config.own_names import DATA_NAME, TOKENIZER_NAME, makes_same_dataset, makes_same_tokenizer
+from nbtrain.config.names.own_names import DATA_NAME, TOKENIZER_NAME, makes_same_dataset, makes_same_tokenizer
 from nbtrain.config.schema import RunConfig
 
 

@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from nbtrain.base.text.amounts import counted
-from nbtrain.config.backend_section import SlurmConfig
 from nbtrain.config.findings import mistake
-from nbtrain.config.markers import SbatchOption, marked
-from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.backend_section import SlurmConfig
+from nbtrain.config.sections.markers import SbatchOption, marked
+from nbtrain.config.sections.resources_section import ResourcesConfig
 
 # Options that nbtrain writes into a batch script. A second value would win, or lose, without a message.
 OWN_SBATCH_OPTIONS = {

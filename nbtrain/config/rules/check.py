@@ -19,7 +19,6 @@ from nbtrain.base.run_directory.checkpoint_files import PLACEHOLDERS
 from nbtrain.base.text.addresses import redacted
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.batch_schedule import StepSizes
-from nbtrain.config.fields import MOST_TOKENS
 from nbtrain.config.findings import mistake, run_checks
 from nbtrain.config.rules.attention import ATTENTION_RULES
 from nbtrain.config.rules.backends import BACKEND_RULES
@@ -32,8 +31,9 @@ from nbtrain.config.rules.limits import no_divisor, no_multiple
 from nbtrain.config.rules.lora import LORA_RULES
 from nbtrain.config.rules.wording import Problems, broken, found, hidden, join
 from nbtrain.config.rules.zero import ZERO_RULES
-from nbtrain.config.schedule_section import UNITS, OptimizerConfig, given_unit
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.fields import MOST_TOKENS
+from nbtrain.config.sections.schedule_section import UNITS, OptimizerConfig, given_unit
 
 
 def check_config(config: RunConfig) -> None:

@@ -4,11 +4,11 @@ import ipaddress
 import re
 from collections.abc import Callable
 
-from nbtrain.config.data_section import LANGUAGES
 from nbtrain.config.findings import mistake
 from nbtrain.config.rules.wording import Problems, broken, found
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import (
+from nbtrain.config.sections.data_section import LANGUAGES
+from nbtrain.config.sections.sources import (
     TEXT_KINDS,
     FineTuningSourceModel,
     TextSource,

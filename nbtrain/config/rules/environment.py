@@ -5,9 +5,9 @@ secrets.
 import re
 
 from nbtrain.base.hardware.nvml import CUDA_DEVICES
-from nbtrain.config.debug import debug_variables
 from nbtrain.config.rules.wording import Problems, hidden
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.debug import debug_variables
 
 # Variables that nbtrain or torchrun sets: one value from the YAML would give all ranks the same identity, or
 # have them look in other folders than their supervisor.

@@ -6,9 +6,9 @@ from nbtrain.base.findings import Finding
 from nbtrain.base.text.amounts import counted
 from nbtrain.config.arithmetic.shared_memory import worker_shared_memory_bytes
 from nbtrain.config.findings import mistake
-from nbtrain.config.kubernetes_section import KubernetesConfig, MountConfig
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.kubernetes_section import KubernetesConfig, MountConfig
 from nbtrain.config.yaml_source import show
 
 # {kind: {field: why it has no place there}}. A field that is set but not written would have no effect,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS
 from nbtrain.config.findings import mistake
-from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.rules.wording import Problems, found, join, value_of
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.lora_section import LoraConfig
 from nbtrain.config.shape import Shape
 
 # cuBLAS wants every side of an FP8 product to be a multiple of 16.

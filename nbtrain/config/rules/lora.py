@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from nbtrain.config.findings import mistake
-from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.rules.limits import adapter_groups, four_bit_blocks, four_bit_stages, problems_of
 from nbtrain.config.rules.wording import Problems, broken, value_of
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.lora_section import LoraConfig
 
 
 def adapters_have_weights(config: RunConfig) -> Problems:

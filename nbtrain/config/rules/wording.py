@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from nbtrain.base.findings import Finding
-from nbtrain.config.fields import ConfigModel
 from nbtrain.config.findings import mistake
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.fields import ConfigModel
 from nbtrain.config.yaml_source import show
 
 Problems = Iterator[Finding]

@@ -11,12 +11,12 @@ from nbtrain.base.text.terminal import nearest
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS, deepspeed_config
 from nbtrain.config.deepspeed.known_keys import UNKNOWN_KEY, key_problems, nearest_key
 from nbtrain.config.findings import findings_of, mistake
-from nbtrain.config.parallel_section import ParallelConfig
 from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need
 from nbtrain.config.rules.layout import layers_fill_the_stages
 from nbtrain.config.rules.limits import hpz_partition, prescaled_gradients, problems_of
 from nbtrain.config.rules.wording import Problems, broken
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.parallel_section import ParallelConfig
 
 # An optimizer's group in NVMe's buffers: parameters, their gradients and Adam's two moments.
 NVME_OPTIMIZER_BUFFERS = 4

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from nbtrain.config.data_section import CleaningConfig
+from nbtrain.config.sections.data_section import CleaningConfig
 from nbtrain.corpus import characters
 from nbtrain.corpus.optional import missing
 

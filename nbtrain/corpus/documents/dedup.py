@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from nbtrain.base.errors import DataError
-from nbtrain.config.data_section import NearDedupConfig
+from nbtrain.config.sections.data_section import NearDedupConfig
 from nbtrain.corpus import characters
 from nbtrain.corpus.optional import optional
 

@@ -23,7 +23,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.process.locks import LOCK_FILE, locked_directory
 from nbtrain.base.workspace import data_home, display
-from nbtrain.config.sources import text_settings
+from nbtrain.config.sections.sources import text_settings
 from nbtrain.corpus.documents import broken_records
 from nbtrain.corpus.documents.corpus import SourceCounts, changed_while_read, empty_error
 from nbtrain.corpus.records import BROKEN_RECORDS, LISTED_PROBLEMS, SourcePart, Tally, Texts

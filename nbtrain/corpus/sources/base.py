@@ -1,7 +1,7 @@
 """The interface of every source of text: parts, each read independently as a stream of records.
 
-A kind of source is registered once, as a member of `Source` in config/sources.py. Its reader is found by
-name: kind "hf-dataset" is HfDatasetReader in sources/hf_dataset.py, imported when a run uses it.
+A kind of source is registered once, as a member of `Source` in config/sections/sources.py. Its reader is
+found by name: kind "hf-dataset" is HfDatasetReader in sources/hf_dataset.py, imported when a run uses it.
 
 A reader is created from its entry in data.sources and is picklable, so that workers receive it with a part.
 `parts()` is cheap and returns the same parts as long as the source is unchanged; `read(part)` always yields

@@ -10,7 +10,7 @@ compares the tokens of both on the pieces of a short conversation.
 import json
 from collections.abc import Iterable, Mapping
 
-from nbtrain.config.sources import AlpacaSource, ChatSource, PreferenceSource, SourceModel
+from nbtrain.config.sections.sources import AlpacaSource, ChatSource, PreferenceSource, SourceModel
 from nbtrain.corpus.sources.chat import answering_role, known_roles, learnt_roles
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
 

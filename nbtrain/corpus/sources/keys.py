@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import orjson
 
-from nbtrain.config.sources import TEXT_KINDS
+from nbtrain.config.sections.sources import TEXT_KINDS
 from nbtrain.corpus.records import MOST_KEYS, Tally
 from nbtrain.corpus.sources.file_kinds import split_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.config.sources import TEXT_KINDS
+from nbtrain.config.sections.sources import TEXT_KINDS
 from nbtrain.corpus.sources.keys import holds_value, letters_of
 
 

@@ -20,8 +20,8 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, resolve, typed_path
-from nbtrain.config.data_section import CleaningConfig
-from nbtrain.config.sources import Source, address_problem
+from nbtrain.config.sections.data_section import CleaningConfig
+from nbtrain.config.sections.sources import Source, address_problem
 from nbtrain.corpus import compression
 from nbtrain.corpus.documents import dedup
 from nbtrain.corpus.documents.cleaning import Cleaner

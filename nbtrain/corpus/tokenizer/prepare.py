@@ -13,7 +13,7 @@ from nbtrain.base.process.locks import locked_directory
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir
 from nbtrain.config.load.shipped_names import refuse_name_of_shipped_tokenizer
-from nbtrain.config.own_names import MAKES_TRAINED
+from nbtrain.config.names.own_names import MAKES_TRAINED
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.documents.cleaning import Cleaner
 from nbtrain.corpus.documents.corpus import Corpus, empty_error

@@ -24,9 +24,9 @@ from typing import Any
 from nbtrain.base.errors import DataError
 from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.workspace import data_home, display, resolve
-from nbtrain.config.backend_section import without_slurm_conf
 from nbtrain.config.rules.data import is_loopback
-from nbtrain.config.workers_section import WorkersConfig
+from nbtrain.config.sections.backend_section import without_slurm_conf
+from nbtrain.config.sections.workers_section import WorkersConfig
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.workers.ordered_map import ATTEMPTS
 

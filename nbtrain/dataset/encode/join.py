@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from nbtrain.base import files
-from nbtrain.config.data_section import CleaningConfig
+from nbtrain.config.sections.data_section import CleaningConfig
 from nbtrain.corpus.documents.dedup import ExactIndex, NearIndex
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, arrays_path, tokens_path
 from nbtrain.dataset.indexed import bin_path, idx_path

@@ -14,7 +14,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.config.data_section import CleaningConfig
+from nbtrain.config.sections.data_section import CleaningConfig
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.dataset.indexed_writer import insert_at
 

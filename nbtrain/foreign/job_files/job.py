@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from nbtrain.base.findings import Finding
-from nbtrain.config.imported import ImportedFile
+from nbtrain.config.sections.imported import ImportedFile
 from nbtrain.foreign.syntax.json_comments import Document
 from nbtrain.foreign.syntax.located import Unknown, Value, Word
 

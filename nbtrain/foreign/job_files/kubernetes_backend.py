@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbtrain.base.text.addresses import text_without_secrets
-from nbtrain.config.fields import YEAR_SECONDS
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES
 from nbtrain.config.rules.kubernetes import NO_PLACE, RESERVED_PATHS
+from nbtrain.config.sections.fields import YEAR_SECONDS
 from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.syntax.located import Value, quantity
 from nbtrain.foreign.syntax.yaml_tree import Tree

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.other_files import JOB_KINDS
+from nbtrain.config.load.other_files import JOB_KINDS
 from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.job_files.kubernetes_backend import is_gpu, read_place
 from nbtrain.foreign.job_files.launchers import Launch, Place

@@ -1,14 +1,14 @@
 """Recognition of the program that a job runs, before any of its flags is read as a GPT's.
 
-The table of programs is in config/other_programs.py. A program that trains no dense GPT, or that has its
-own settings, is refused in one sentence.
+The table of programs is in config/names/other_programs.py. A program that trains no dense GPT, or that has
+its own settings, is refused in one sentence.
 """
 
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePosixPath
 
-from nbtrain.config.other_programs import (
+from nbtrain.config.names.other_programs import (
     DIALECTS,
     EXPERTS,
     GPT_NAMES,

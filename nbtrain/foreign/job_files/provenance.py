@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nbtrain.base.git import commit_of_file
 from nbtrain.base.text.terminal import printable
-from nbtrain.config.imported import ImportedFile
+from nbtrain.config.sections.imported import ImportedFile
 
 
 def imported_file(path: Path) -> ImportedFile:

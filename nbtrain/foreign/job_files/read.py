@@ -15,14 +15,14 @@ from nbtrain.base.git_lfs import pointer_problem
 from nbtrain.base.text.terminal import nearest, printable, shortened
 from nbtrain.base.workspace import typed_path, workspace
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
-from nbtrain.config.imported import ImportedFile
-from nbtrain.config.other_files import JOB_KINDS, OTHER_ENDINGS, SCRIPTS, begins_array, is_run
-from nbtrain.config.other_programs import (
+from nbtrain.config.load.other_files import JOB_KINDS, OTHER_ENDINGS, SCRIPTS, begins_array, is_run
+from nbtrain.config.names.other_programs import (
     MODEL_CONFIG,
     has_keys,
     is_accelerate,
     program_of_file,
 )
+from nbtrain.config.sections.imported import ImportedFile
 from nbtrain.foreign.job_files.accelerate import accelerate_job
 from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.job_files.manifests import read_manifests

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Cost, Finding
-from nbtrain.config.other_programs import GPT_SCRIPTS, program_of_command
+from nbtrain.config.names.other_programs import GPT_SCRIPTS, program_of_command
 from nbtrain.foreign.bash.bash_script import Command, Script, Surroundings, command_of_words, read_script
 from nbtrain.foreign.bash.variables import word_of
 from nbtrain.foreign.job_files.job import Job

@@ -9,8 +9,8 @@ import math
 import re
 
 from nbtrain.config.batch_schedule import BatchSchedule, Rampup, StepSizes
-from nbtrain.config.schedule_section import given_unit
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.schedule_section import given_unit
 from nbtrain.foreign.mapping.conversion import Reading, Writing
 from nbtrain.foreign.mapping.rows_model import Row
 

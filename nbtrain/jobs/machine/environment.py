@@ -20,9 +20,9 @@ from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import data_home, output_root, queue_folder, workspace
-from nbtrain.config.debug import debug_variables
 from nbtrain.config.load.attempt import TAKEN_OVER
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.debug import debug_variables
 from nbtrain.dataset.run_data import RunData
 from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.machine.processes import JOB_MARKER, NODE_MARKER

@@ -7,9 +7,9 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import resolve
-from nbtrain.config.backend_section import HOST_RULE
 from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.backend_section import HOST_RULE
 
 # A line that DeepSpeed's launcher reads, with a name that its shell commands and pdsh pass on unchanged.
 LINE = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)\s+slots=(\d+)\s*(?:#.*)?")

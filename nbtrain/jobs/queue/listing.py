@@ -14,7 +14,7 @@ from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.text import amounts
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display, output_root
-from nbtrain.config.backend_section import MOST_PRIORITY
+from nbtrain.config.sections.backend_section import MOST_PRIORITY
 from nbtrain.jobs.control import ask_priority
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket, devices
 

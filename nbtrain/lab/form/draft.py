@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base.errors import ConfigError, NbtrainError, refuse
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text.addresses import text_without_secrets, without_secrets
-from nbtrain.config import architectures, recipes
 from nbtrain.config.findings import findings_of
 from nbtrain.config.load import Overrides, load
-from nbtrain.config.own_names import OWN_NAMES, leads_names
+from nbtrain.config.names import architectures, recipes
+from nbtrain.config.names.own_names import OWN_NAMES, leads_names
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value

@@ -16,14 +16,14 @@ from pydantic.fields import FieldInfo
 
 from nbtrain.base.text.order import natural
 from nbtrain.base.workspace import bundled, workspace
-from nbtrain.config import architectures, recipes
-from nbtrain.config.fields import described
-from nbtrain.config.keys import entry_models, field_keys
-from nbtrain.config.own_names import OWN_NAMES
-from nbtrain.config.schedule_section import UNITS
+from nbtrain.config.names import architectures, recipes
+from nbtrain.config.names.keys import entry_models, field_keys
+from nbtrain.config.names.own_names import OWN_NAMES
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import SOURCE_TYPES
-from nbtrain.config.sources import kind_of as kind_of_source
+from nbtrain.config.sections.fields import described
+from nbtrain.config.sections.schedule_section import UNITS
+from nbtrain.config.sections.sources import SOURCE_TYPES
+from nbtrain.config.sections.sources import kind_of as kind_of_source
 from nbtrain.config.yaml_source import show, spelled
 from nbtrain.lab.form.titles import title_of
 

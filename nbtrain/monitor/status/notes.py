@@ -146,7 +146,7 @@ def _submitted(run: RunDir) -> dict[str, str]:
 
 def _check(labels: Mapping[str, str | None], notes: str | None, archived: bool | None) -> None:
     # A list of runs, which reads notes too, must not load the schema.
-    from nbtrain.config.labels import label_problem
+    from nbtrain.config.sections.labels import label_problem
 
     if not isinstance(labels, Mapping):
         raise ConfigError(f"labels = {shortened(repr(labels))} must be a mapping, e.g. {{team: nlp}}.")

@@ -18,7 +18,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
-from nbtrain.config.other_files import PRICES, is_price_table
+from nbtrain.config.load.other_files import PRICES, is_price_table
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, read_yaml
 

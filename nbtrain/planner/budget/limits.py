@@ -19,9 +19,9 @@ from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text import amounts
 from nbtrain.base.text.terminal import nearest
 from nbtrain.base.workspace import display, workspace
-from nbtrain.config.limits_section import LimitsConfig
+from nbtrain.config.load.schema_errors import schema_finding
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.schema_errors import schema_finding
+from nbtrain.config.sections.limits_section import LimitsConfig
 from nbtrain.config.yaml_source import Located, read_yaml
 from nbtrain.planner.budget.cost import CostEstimate, user_prices
 from nbtrain.planner.budget.disk import DiskEstimate

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import WikiSource
+from nbtrain.config.sections.sources import WikiSource
 from nbtrain.dataset.samples.gpt_index import split_weights
 
 DATE = "2023-06-01"

@@ -9,8 +9,8 @@ from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.findings import finding_of
-from nbtrain.config.schedule_section import given_unit, other_warmups
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.schedule_section import given_unit, other_warmups
 from nbtrain.dataset.of_run import other_text_of_tokenizer
 from nbtrain.planner.budget.cost import rounded
 from nbtrain.planner.lint.run_estimates import Subject

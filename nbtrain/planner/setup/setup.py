@@ -14,8 +14,8 @@ from nbtrain.config.arithmetic.devices import Device, find_device
 from nbtrain.config.arithmetic.networks import USUAL_REACHED, find_network
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
 from nbtrain.config.deepspeed.ds_config import bucket_elements, nvme_buffer_elements
-from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.resources_section import ResourcesConfig
 from nbtrain.config.shape import Shape
 
 Dtype = Literal["fp32", "bf16", "fp16"]

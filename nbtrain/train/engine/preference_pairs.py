@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from nbtrain.config.dpo_section import DpoConfig
+from nbtrain.config.sections.dpo_section import DpoConfig
 from nbtrain.model.preference import Pairs, answer_log_probabilities, rewards
 from nbtrain.train.engine.batches import Batch
 

@@ -35,7 +35,7 @@ from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.records import Rollback
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.watch_section import StabilityConfig
+from nbtrain.config.sections.watch_section import StabilityConfig
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.parallel.startup import World
 from nbtrain.train.health.attempt import this_attempt, this_attempt_number

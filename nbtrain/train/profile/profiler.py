@@ -22,7 +22,7 @@ from torch import profiler
 
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.config.watch_section import ProfileConfig
+from nbtrain.config.sections.watch_section import ProfileConfig
 from nbtrain.train.profile.summary import write_summary
 
 # Entries of a snapshot: enough for some steps of a large model; the oldest are dropped first.

@@ -1,7 +1,7 @@
 """Print the keys that the installed DeepSpeed accepts in the sections of its configuration, as JSON.
 
     export DS_ACCELERATOR=cpu
-    python tests/config/deepspeed/deepspeed_table.py > nbtrain/config/tables/deepspeed-0.19.8.json
+    python tests/config/deepspeed/deepspeed_table.py > nbtrain/config/deepspeed/tables/deepspeed-0.19.8.json
 
 Sections with a pydantic model are read from its fields. The other sections and the top-level keys are read
 with a mapping that records each requested key and its default; the default's type is the key's type.

@@ -124,7 +124,7 @@ def test_a_value_is_taken_if_and_only_if_deepspeed_takes_it(installed):
 
 
 def test_the_table_is_small_and_ships_with_the_package():
-    text = (PACKAGE / "config" / "tables" / f"deepspeed-{VERSION}.json").read_text()
+    text = (PACKAGE / "config" / "deepspeed" / "tables" / f"deepspeed-{VERSION}.json").read_text()
     assert len(text) < 20_000
     assert json.loads(text)["sections"]["zero_optimization"]["sub_group_size"] == {"type": "int", "ge": 0}
 

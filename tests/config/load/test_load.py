@@ -8,10 +8,10 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.config.data_section import DataConfig
-from nbtrain.config.keys import field_keys, free_form, unknown_keys
 from nbtrain.config.load import find, load, load_resolved, to_yaml
+from nbtrain.config.names.keys import field_keys, free_form, unknown_keys
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.data_section import DataConfig
 from nbtrain.config.yaml_source import DEFAULT_KINDS, Located
 from nbtrain.jobs.changes import as_overrides
 

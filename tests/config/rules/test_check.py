@@ -3,8 +3,8 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
+from nbtrain.config.names.keys import field_keys
 from nbtrain.config.rules.check import RULES, check_config, find_problems
 
 # Four ranks that share each sequence.

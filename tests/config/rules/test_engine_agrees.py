@@ -17,8 +17,8 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir, new_run_id
 from nbtrain.config.load import to_yaml
-from nbtrain.config.parallel_section import ParallelConfig
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.parallel_section import ParallelConfig
 from tests.config.rules import drawn
 from tests.config.rules.drawn import Draw, legal_draws, refused_draws, rules_against
 from tests.train import launch

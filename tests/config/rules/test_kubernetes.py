@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.load import load
 from nbtrain.config.rules.kubernetes import kubernetes_problems
+from nbtrain.config.sections.kubernetes_section import KubernetesConfig
 
 MOUNT = {"claim": "workspace", "mount_path": "/workspace"}
 

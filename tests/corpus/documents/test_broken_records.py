@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.config.sources import JsonlSource
+from nbtrain.config.sections.sources import JsonlSource
 from nbtrain.corpus import records
 from nbtrain.corpus.documents import broken_records, corpus
 from nbtrain.corpus.documents.corpus import SourceCounts

@@ -9,7 +9,7 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
-from nbtrain.config.data_section import CleaningConfig
+from nbtrain.config.sections.data_section import CleaningConfig
 from nbtrain.corpus import characters
 from nbtrain.corpus.documents import cleaning
 from nbtrain.corpus.documents.cleaning import Cleaner

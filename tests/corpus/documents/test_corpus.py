@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.config.data_section import CleaningConfig
-from nbtrain.config.sources import JsonlSource, MockSource
+from nbtrain.config.sections.data_section import CleaningConfig
+from nbtrain.config.sections.sources import JsonlSource, MockSource
 from nbtrain.corpus.documents import cleaning
 from nbtrain.corpus.documents.cleaning import Cleaner
 from nbtrain.corpus.documents.corpus import (

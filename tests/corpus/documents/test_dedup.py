@@ -11,7 +11,7 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
-from nbtrain.config.data_section import NearDedupConfig
+from nbtrain.config.sections.data_section import NearDedupConfig
 from nbtrain.corpus.documents import dedup
 from nbtrain.corpus.documents.dedup import ExactIndex, NearIndex, SortedRuns
 
@@ -245,7 +245,7 @@ def test_signatures_are_the_same_in_every_process():
     text = "The same text in every process, 中文 too, and once more for good measure."
     program = (
         "import sys, json; from nbtrain.corpus.documents import dedup;"
-        "from nbtrain.config.data_section import NearDedupConfig;"
+        "from nbtrain.config.sections.data_section import NearDedupConfig;"
         f"print(json.dumps(dedup.signature({text!r}, NearDedupConfig()).tolist()))"
     )
     ours = dedup.signature(text, NEAR)

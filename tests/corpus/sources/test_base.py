@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from nbtrain.config.sources import SOURCE_TYPES, kind_of
+from nbtrain.config.sections.sources import SOURCE_TYPES, kind_of
 from nbtrain.corpus import sources
 from nbtrain.corpus.sources.base import SourceReader, reader_class
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
-from nbtrain.config.sources import JsonlSource
+from nbtrain.config.sections.sources import JsonlSource
 from nbtrain.corpus import compression
 from nbtrain.corpus.compression import Unpacked, open_bytes
 from nbtrain.corpus.sources.base import open_source

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.config.sources import JsonlSource, TextSource, WikiextractorSource
+from nbtrain.config.sections.sources import JsonlSource, TextSource, WikiextractorSource
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.sources.file_kinds import split_of

@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 
-from nbtrain.config.sources import MockSource, PythonDocsSource
+from nbtrain.config.sections.sources import MockSource, PythonDocsSource
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources import python_docs
 from nbtrain.corpus.sources.base import open_source

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from nbtrain.config.sources import HfDatasetSource
+from nbtrain.config.sections.sources import HfDatasetSource
 from nbtrain.corpus.records import Texts
 from nbtrain.corpus.sources.base import open_source
 

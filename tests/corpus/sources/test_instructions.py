@@ -8,7 +8,7 @@ import yaml
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
-from nbtrain.config.sources import AlpacaSource, ChatSource, PromptCompletionSource
+from nbtrain.config.sections.sources import AlpacaSource, ChatSource, PromptCompletionSource
 from nbtrain.corpus.records import Example, Tally
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source

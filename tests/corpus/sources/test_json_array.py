@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.base.errors import DataError
-from nbtrain.config.sources import JsonlSource
+from nbtrain.config.sections.sources import JsonlSource
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources import json_array
 from nbtrain.corpus.sources.base import open_source

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbtrain.config.sources import JsonlSource, WikiextractorSource
+from nbtrain.config.sections.sources import JsonlSource, WikiextractorSource
 from nbtrain.corpus.records import Texts
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nbtrain.config.sources import (
+from nbtrain.config.sections.sources import (
     SOURCE_TYPES,
     AlpacaSource,
     ChatSource,

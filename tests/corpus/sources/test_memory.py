@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from nbtrain.config.sources import HfDatasetSource, JsonlSource, ParquetSource, TextSource
+from nbtrain.config.sections.sources import HfDatasetSource, JsonlSource, ParquetSource, TextSource
 
 DOCUMENT_BYTES = 100_000_000
 # Besides the document: two blocks of 256 KiB, the decompressor's window and input, and malloc's rounding.
@@ -20,7 +20,7 @@ BUFFERS_BYTES = 2 * 2**20
 READ = """
 import json, re, sys
 from pydantic import TypeAdapter
-from nbtrain.config.sources import Source
+from nbtrain.config.sections.sources import Source
 from nbtrain.corpus.sources.base import open_source
 
 def peak():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
-from nbtrain.config.sources import ParquetSource
+from nbtrain.config.sections.sources import ParquetSource
 from nbtrain.corpus.records import Texts
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nbtrain.config.sources import PromptCompletionSource
+from nbtrain.config.sections.sources import PromptCompletionSource
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources.record_files import RecordFileReader
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.base.errors import DataError
-from nbtrain.config.data_section import DataConfig
-from nbtrain.config.sources import TextSource
+from nbtrain.config.sections.data_section import DataConfig
+from nbtrain.config.sections.sources import TextSource
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.requested_settings import same_text
 from nbtrain.corpus.requested_settings import settings as settings_of

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nbtrain.config.sources import TokensSource
+from nbtrain.config.sections.sources import TokensSource
 from nbtrain.corpus.sources.base import open_source
 
 RECORDS = [

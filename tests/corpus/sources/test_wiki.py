@@ -15,7 +15,7 @@ import zstandard
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
-from nbtrain.config.sources import WikiSource, text_settings
+from nbtrain.config.sections.sources import WikiSource, text_settings
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources import wiki
 from nbtrain.corpus.sources.base import open_source

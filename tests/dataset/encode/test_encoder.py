@@ -25,8 +25,8 @@ from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.workspace import data_home, dataset_dir, tokenizer_dir
-from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
-from nbtrain.config.sources import JsonlSource, TokensSource
+from nbtrain.config.sections.data_section import CleaningConfig, NearDedupConfig
+from nbtrain.config.sections.sources import JsonlSource, TokensSource
 from nbtrain.corpus.documents.corpus import Corpus, SourceCounts, Task
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import base, jsonl

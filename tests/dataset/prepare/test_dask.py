@@ -22,7 +22,7 @@ import pytest
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
 from nbtrain.base.workspace import dataset_dir
-from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
+from nbtrain.config.sections.workers_section import SlurmWorkersConfig, WorkersConfig
 from nbtrain.corpus.sources import base, jsonl
 from nbtrain.corpus.sources import files as source_files
 from nbtrain.corpus.workers import dask_pool, dask_worker, lease, ordered_map
@@ -139,7 +139,7 @@ NOISE = """
 import sys
 from functools import partial
 from pathlib import Path
-from nbtrain.config.workers_section import WorkersConfig
+from nbtrain.config.sections.workers_section import WorkersConfig
 from nbtrain.corpus.workers import ordered_map
 from nbtrain.corpus.workers.dask_cluster import DaskCluster
 from nbtrain.corpus.workers.dask_pool import DaskPool

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.config.sources import AlpacaSource
+from nbtrain.config.sections.sources import AlpacaSource
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import DatasetManifest

@@ -18,9 +18,9 @@ from nbtrain.base.run_directory.node_records import NodeRecord
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.version import __version__
-from nbtrain.config.backend_section import HostsConfig
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.elastic import fitted
+from nbtrain.config.sections.backend_section import HostsConfig
 from nbtrain.jobs.backends.hosts import checks, end_job
 from nbtrain.jobs.backends.hosts import launcher as launcher_module
 from nbtrain.jobs.backends.hosts.launcher import (

@@ -6,8 +6,8 @@ import pytest
 
 import nbtrain.jobs.preflight
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
+from nbtrain.config.names.keys import field_keys
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import GROUPS, NOT_IN_GROUPS, Field, every_field, fields_of, run_yamls
 

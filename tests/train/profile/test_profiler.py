@@ -11,7 +11,7 @@ import torch
 
 from nbtrain.base.run_directory.events import EventWriter, read_events
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.config.watch_section import ProfileConfig
+from nbtrain.config.sections.watch_section import ProfileConfig
 from nbtrain.train.figures.throughput import StepTimer
 from nbtrain.train.profile.profiler import SNAPSHOT_ENTRIES, Snapshots, profiling
 

@@ -25,8 +25,8 @@ from nbtrain.base.run_directory.node_records import NodeRecord
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity, Record
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.workspace import workspace
-from nbtrain.config.backend_section import HostsConfig
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.backend_section import HostsConfig
 from nbtrain.jobs.attempt.phases import cap_seconds, stop_patience_seconds
 from nbtrain.jobs.backends.hosts.checks import usable_devices
 from nbtrain.jobs.backends.hosts.on_host import VISIBLE, as_word, order_path

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nbtrain.base.workspace import resolve
-from nbtrain.config.backend_section import HostsConfig
+from nbtrain.config.sections.backend_section import HostsConfig
 
 CONNECT_SECONDS = 15
 # Machines that are contacted at once; the others wait for their turn.

@@ -20,7 +20,7 @@ from nbtrain.base.errors import JobError
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUSPENDED
 from nbtrain.base.run_directory.node_records import EngineWord
 from nbtrain.base.text import amounts
-from nbtrain.config.backend_section import without_slurm_conf
+from nbtrain.config.sections.backend_section import without_slurm_conf
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen
 from nbtrain.jobs.backends.slurm.words import STATES, reason_words
 

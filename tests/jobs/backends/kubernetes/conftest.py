@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.sections.kubernetes_section import KubernetesConfig
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork

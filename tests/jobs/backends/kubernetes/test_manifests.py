@@ -6,8 +6,8 @@ import json
 import pytest
 import yaml
 
-from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.load import load
+from nbtrain.config.sections.kubernetes_section import KubernetesConfig
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
 from nbtrain.jobs.backends.kubernetes.manifests.work import own_folder
 from tests.jobs.backends.kubernetes.strict_schemas import errors

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.sections.kubernetes_section import KubernetesConfig
 
 CLEAN_UP = {"none": "None", "unfinished": "Running", "all": "All"}
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.run_directory.rundir import JobDir
-from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.load.one_line import RUN_ID, RUN_YAML
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.kubernetes_section import KubernetesConfig
 from nbtrain.jobs.backends.kubernetes.manifests.names import checked_namespace, object_name, own_labels
 
 AGENT = "nbtrain.jobs.node"

@@ -4,9 +4,9 @@
     split: Annotated[Word, Binds("data_state.split")] = "949,50,1"
     compile: Annotated[bool, SameMathematics()] = False
 
-A field without a marker may change when a run is resumed, and the resume report names it. config/resume.py
-reads Binds, SameMathematics and WithoutEffect; checkpoint/describe.py, pretrained/fit.py and the model's
-GPTConfig read Architecture; config/rules/backends.py reads SbatchOption.
+A field without a marker may change when a run is resumed, and the resume report names it.
+config/rules/resume.py reads Binds, SameMathematics and WithoutEffect; checkpoint/describe.py,
+pretrained/fit.py and the model's GPTConfig read Architecture; config/rules/backends.py reads SbatchOption.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, PositiveBytes
+from nbtrain.config.sections.fields import ConfigModel, PositiveBytes
 
 Amount = Annotated[float, Field(gt=0, le=1e15)]
 

@@ -4,7 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import YEAR_SECONDS, ConfigModel, PositiveBytes, PositiveSmallCount, SmallCount
+from nbtrain.config.sections.fields import (
+    YEAR_SECONDS,
+    ConfigModel,
+    PositiveBytes,
+    PositiveSmallCount,
+    SmallCount,
+)
 
 # RFC 1123 and Kubernetes' own limits: a name that breaks them is refused here, before the API server sees it.
 LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"

@@ -13,9 +13,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nbtrain.config.keys import field_keys
-from nbtrain.config.markers import Architecture, Binds, Marker, SameMathematics, WithoutEffect, marked
+from nbtrain.config.names.keys import field_keys
 from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.config.sections.markers import (
+    Architecture,
+    Binds,
+    Marker,
+    SameMathematics,
+    WithoutEffect,
+    marked,
+)
 
 # A source's share of packed data decides the order; its other settings change the dataset itself, or nothing.
 WEIGHT = re.compile(r"data\.sources\.\d+\.weight")

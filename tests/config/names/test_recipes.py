@@ -3,10 +3,10 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config import architectures
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.config.recipes import FIELDS, NAMES, fields_of
-from nbtrain.config.resume import WITHOUT_EFFECT, is_bound
+from nbtrain.config.names import architectures
+from nbtrain.config.names.recipes import FIELDS, NAMES, fields_of
+from nbtrain.config.rules.resume import WITHOUT_EFFECT, is_bound
 
 
 @pytest.fixture

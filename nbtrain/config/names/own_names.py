@@ -24,8 +24,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import resolve, valid_name
-from nbtrain.config.data_section import DataConfig, TokenizerConfig
-from nbtrain.config.sources import text_settings
+from nbtrain.config.sections.data_section import DataConfig, TokenizerConfig
+from nbtrain.config.sections.sources import text_settings
 from nbtrain.config.yaml_source import Located, NotWritten, read_yaml
 
 # Settings that decide the content of a dataset, in addition to its tokenizer.

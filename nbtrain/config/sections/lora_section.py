@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, FractionBelowOne, PathText, PositiveRatio
+from nbtrain.config.sections.fields import ConfigModel, FractionBelowOne, PathText, PositiveRatio
 
 Target = Literal["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
 TARGETS: tuple[Target, ...] = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")

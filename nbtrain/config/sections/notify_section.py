@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nbtrain.base.run_directory.jobstate import RECORDED_ENDS, RecordedEnd
-from nbtrain.config.fields import ConfigModel, PathText, PositiveSeconds
+from nbtrain.config.sections.fields import ConfigModel, PathText, PositiveSeconds
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, PositiveRatio
+from nbtrain.config.sections.fields import ConfigModel, PositiveRatio
 
 
 class DpoConfig(ConfigModel):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import (
+from nbtrain.config.sections.fields import (
     ConfigModel,
     Fraction,
     PathText,

@@ -3,9 +3,9 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
-from nbtrain.config.other_names import FIELD_OF, INSTEAD, other_name
+from nbtrain.config.names.keys import field_keys
+from nbtrain.config.names.other_names import FIELD_OF, INSTEAD, other_name
 
 
 @pytest.mark.parametrize(

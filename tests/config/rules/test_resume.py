@@ -3,11 +3,11 @@
 import pytest
 
 from nbtrain.checkpoint.describe import architecture
-from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
-from nbtrain.config.markers import Architecture, marked
-from nbtrain.config.resume import BOUND, SAME_MATHEMATICS, WITHOUT_EFFECT, is_bound, misfits, within
+from nbtrain.config.names.keys import field_keys
+from nbtrain.config.rules.resume import BOUND, SAME_MATHEMATICS, WITHOUT_EFFECT, is_bound, misfits, within
 from nbtrain.config.schema import ModelConfig
+from nbtrain.config.sections.markers import Architecture, marked
 from nbtrain.dataset.samples.state import DataState
 
 

@@ -7,13 +7,13 @@ from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text.amounts import counted
 from nbtrain.base.text.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE
-from nbtrain.config.backend_section import BACKEND_WORDS
-from nbtrain.config.data_section import LANGUAGE_CODE
-from nbtrain.config.fields import STEP, WORD
-from nbtrain.config.keys import entry_models
-from nbtrain.config.kubernetes_section import LABEL_WORDS
-from nbtrain.config.schedule_section import STEP_SIZES
-from nbtrain.config.sources import SOURCE_TYPES, kind_of
+from nbtrain.config.names.keys import entry_models
+from nbtrain.config.sections.backend_section import BACKEND_WORDS
+from nbtrain.config.sections.data_section import LANGUAGE_CODE
+from nbtrain.config.sections.fields import STEP, WORD
+from nbtrain.config.sections.kubernetes_section import LABEL_WORDS
+from nbtrain.config.sections.schedule_section import STEP_SIZES
+from nbtrain.config.sections.sources import SOURCE_TYPES, kind_of
 from nbtrain.config.yaml_source import Located, show
 
 SOURCES = {kind_of(source): source for source in SOURCE_TYPES}

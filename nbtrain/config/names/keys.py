@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text.terminal import shortened
-from nbtrain.config.other_names import other_name
+from nbtrain.config.names.other_names import other_name
 from nbtrain.config.schema import ConfigModel, RunConfig
 from nbtrain.config.yaml_source import Located
 

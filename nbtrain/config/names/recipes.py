@@ -13,9 +13,9 @@ Sizes, rates and lengths are the run's own. A name that the files below set alre
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from nbtrain.config import architectures
-from nbtrain.config.schedule_section import UNITS, LrScheduleConfig, OptimizerConfig
+from nbtrain.config.names import architectures
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.schedule_section import UNITS, LrScheduleConfig, OptimizerConfig
 from nbtrain.config.yaml_source import Located
 
 # Fields that set the same amount in different units; a file sets one of them.

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.debug import DebugSwitches
-from nbtrain.config.fields import (
+from nbtrain.config.sections.debug import DebugSwitches
+from nbtrain.config.sections.fields import (
     YEAR_SECONDS,
     ConfigModel,
     EnvironmentText,
@@ -19,8 +19,8 @@ from nbtrain.config.fields import (
     SmallCount,
     Word,
 )
-from nbtrain.config.kubernetes_section import KubernetesConfig
-from nbtrain.config.markers import SbatchOption
+from nbtrain.config.sections.kubernetes_section import KubernetesConfig
+from nbtrain.config.sections.markers import SbatchOption
 
 # Names of hosts (RFC 1123) and IPv4 addresses; pdsh reads a colon as the way to reach a host.
 HOST_NAME = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?$"

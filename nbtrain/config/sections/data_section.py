@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import (
+from nbtrain.config.sections.fields import (
     Bytes,
     ConfigModel,
     Fraction,
@@ -20,9 +20,9 @@ from nbtrain.config.fields import (
     Word,
     WorkerCount,
 )
-from nbtrain.config.markers import Binds, WithoutEffect
-from nbtrain.config.sources import FineTuningSourceModel, Source, TokensSource
-from nbtrain.config.workers_section import WorkersConfig
+from nbtrain.config.sections.markers import Binds, WithoutEffect
+from nbtrain.config.sections.sources import FineTuningSourceModel, Source, TokensSource
+from nbtrain.config.sections.workers_section import WorkersConfig
 
 # The languages of data.split_sentences, known without importing sentencex, which cuts. It has rules of its
 # own for some thirty languages. For most others it takes the rules of a related language (its table of

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from nbtrain.base.text.terminal import shortened
-from nbtrain.config.kubernetes_section import LABEL_WORDS, LabelKey, LabelValue
+from nbtrain.config.sections.kubernetes_section import LABEL_WORDS, LabelKey, LabelValue
 
 
 @functools.cache

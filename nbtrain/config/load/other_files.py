@@ -12,7 +12,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import data_home, display
-from nbtrain.config.other_programs import is_accelerate, program_of_file
+from nbtrain.config.names.other_programs import is_accelerate, program_of_file
 from nbtrain.config.schema import RunConfig
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")

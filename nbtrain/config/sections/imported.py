@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel
+from nbtrain.config.sections.fields import ConfigModel
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", max_length=64)]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?(\+changes)?$", max_length=72)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from nbtrain.config.fields import (
+from nbtrain.config.sections.fields import (
     MOST_TEXT_CHARS,
     ConfigModel,
     Fraction,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.fields import (
+from nbtrain.config.sections.fields import (
     Amount,
     BatchSize,
     ConfigModel,
@@ -19,7 +19,7 @@ from nbtrain.config.fields import (
     Rate,
     Ratio,
 )
-from nbtrain.config.markers import Binds, SameMathematics, WithoutEffect
+from nbtrain.config.sections.markers import Binds, SameMathematics, WithoutEffect
 
 # "0:16 2.4B:320 12B:1536"
 STEP_SIZES = r"^0:[1-9]\d{0,6}( [1-9]\d{0,14}(\.\d{1,15})?[KMBT]?:[1-9]\d{0,6})*$"

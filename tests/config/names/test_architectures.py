@@ -3,9 +3,9 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.architectures import FIELDS, NAMES, fields_of
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.config.resume import is_bound
+from nbtrain.config.names.architectures import FIELDS, NAMES, fields_of
+from nbtrain.config.rules.resume import is_bound
 
 CHILD = "extends: gpt-125m\nname: child\nmodel:\n"
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import (
+from nbtrain.config.sections.fields import (
     ConfigModel,
     PathText,
     PositiveBytes,
@@ -14,7 +14,7 @@ from nbtrain.config.fields import (
     SmallCount,
     Word,
 )
-from nbtrain.config.markers import SbatchOption
+from nbtrain.config.sections.markers import SbatchOption
 
 
 class ResourcesConfig(ConfigModel):

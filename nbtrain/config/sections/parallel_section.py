@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import (
+from nbtrain.config.sections.fields import (
     ChunkTokens,
     ConfigModel,
     Elements,
@@ -15,7 +15,7 @@ from nbtrain.config.fields import (
     PositiveSteps,
     Ranks,
 )
-from nbtrain.config.markers import Binds, WithoutEffect
+from nbtrain.config.sections.markers import Binds, WithoutEffect
 
 # Megatron-LM starts there; the scaled loss is an fp32 number, which ends below 2 to the power of 128.
 MOST_SCALE_POWER = 32

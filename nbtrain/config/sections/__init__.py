@@ -1,0 +1,1 @@
+"""Sections of a run YAML: one module for each, the types of their fields, and markers on fields."""

@@ -14,6 +14,7 @@ from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingPro
 from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.status.run_status import RunStatus, perplexity
+from nbtrain.monitor.status.spending import run_spending
 from nbtrain.monitor.status.status_records import status_of
 from nbtrain.planner.setup.measured import record_of
 
@@ -27,6 +28,8 @@ def write_summary(
     summary = summarize(config, record, status, before)
     summary["checkpoint_step"] = newest_checkpoint_step(run)
     summary["total_seconds"] = round(total_seconds(run, record), 3)
+    assert record.ended_at is not None
+    summary["cost"] = run_spending(run, record.ended_at, (record.job_id, record, record.state)).to_dict()
     files.write_json(run.summary_json, summary)
     return summary
 

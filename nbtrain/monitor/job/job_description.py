@@ -25,6 +25,7 @@ from nbtrain.monitor.job.conditions import Condition, JobEvent
 from nbtrain.monitor.job.pods import Pod
 from nbtrain.monitor.metrics.finite_json import finite
 from nbtrain.monitor.status.life import elapsed_words, paused_seconds
+from nbtrain.monitor.status.spending import Spending, fault_words, short
 from nbtrain.monitor.usage.job_use import Gpu, Use
 from nbtrain.monitor.usage.usage import NodeUsage, usage_part
 
@@ -38,6 +39,7 @@ MOST_RANKS = 32
 MOST_EARLIER = 3
 UNKNOWN = "-"
 REPLICA_TITLES = ("REPLICA", "HOST", "PHASE", "RESTARTS", "CPU", "MEMORY", "MESSAGE")
+FAULT_TITLES = ("ENDED (UTC)", "ATTEMPT", "CAUSE", "COST", "DEVICE HOURS", "MONEY")
 # A scheduler is queried every few seconds while a page of its job is open.
 OLD_WORD_SECONDS = 60.0
 
@@ -223,6 +225,10 @@ class JobDescription(Result, JobStatus):
     replicas: list[Replica]
     life: dict[str, Any]
     """Life of the job as spans over time (monitor/status/life.py)."""
+    spending: Spending
+    """Use of devices by all jobs of the run, with what each fault cost."""
+    device: str
+    """Kind of device that each rank computes on: "cpu" or "gpu"."""
     usage: list[NodeUsage]
     """Resource use over time, one entry for each replica with measurements."""
     usage_warnings: list[str]
@@ -232,6 +238,7 @@ class JobDescription(Result, JobStatus):
         """Return the page as JSON: base units, seconds since the epoch, None if not known; thinned curves."""
         own = {name: value for name, value in vars(self).items() if name != "usage"}
         plain = {name: _plain(value) for name, value in own.items()}
+        plain["spending"] = self.spending.to_dict()
         curves = [usage_part(node, most_points) for node in self.usage]
         return finite({"schema_version": SCHEMA_VERSION, **plain, "resources": curves})
 
@@ -249,6 +256,7 @@ class JobDescription(Result, JobStatus):
             Facts([(label, text) for label, text in basics(self) if label not in ("phase", "job")]),
             Code(self.notes.strip(), "notes", wraps=True),
             Table(("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), conditions, "Conditions"),
+            Table(FAULT_TITLES, fault_rows(self.spending), "Faults of the run"),
             Table(REPLICA_TITLES, replicas, "Replicas"),
             Table(("REPLICA", "METRIC", last, "MEAN", "PEAK", "REQUEST", "LIMIT"), measured, "Resources"),
             Findings([Finding("warning", "usage", "", "", warning) for warning in self.usage_warnings]),
@@ -292,6 +300,7 @@ def basics(page: JobDescription) -> list[list[str]]:
         ("submitted", amounts.moment(page.created_at)),
         ("ended", amounts.moment(page.ended_at) if page.ended_at else ""),
         ("elapsed", page.elapsed_text),
+        ("cost of the run", page.spending.words("GPU" if page.device == "gpu" else "process")),
         ("size", f"{amounts.counted(len(page.replicas), 'replica')}, {size}"),
         ("request per replica", amounts_text(page.requests) or "none"),
         ("limit per replica", amounts_text(page.limits) or "none"),
@@ -304,6 +313,21 @@ def basics(page: JobDescription) -> list[list[str]]:
         ("command", shlex.join(["python", *page.command, page.folder]) if page.command else ""),
     ]
     return [[label, text] for label, text in rows if text]
+
+
+def fault_rows(spending: Spending) -> list[tuple[str, ...]]:
+    """Return the rows of the table of faults, oldest first."""
+    return [
+        (
+            amounts.utc(fault.time),
+            str(fault.attempt),
+            fault.cause,
+            fault_words(fault),
+            short(fault.device_hours),
+            "" if fault.money is None else f"{short(fault.money)} {spending.currency}",
+        )
+        for fault in spending.faults
+    ]
 
 
 def cloned_from(page: JobDescription) -> str:

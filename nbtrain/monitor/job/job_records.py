@@ -38,6 +38,7 @@ from nbtrain.monitor.logs.logs import log_attempts
 from nbtrain.monitor.status.life import life
 from nbtrain.monitor.status.notes import RunNotes, notes_of
 from nbtrain.monitor.status.run_ids import name_of
+from nbtrain.monitor.status.spending import run_spending
 from nbtrain.monitor.status.status_records import job_with_end, lost_words
 from nbtrain.monitor.usage.job_use import gpus, limits, uses
 from nbtrain.monitor.usage.usage import NodeUsage, read_usage, usage_warnings
@@ -118,6 +119,8 @@ def describe_job(run: RunDir, job_id: str | None = None, now: float | None = Non
         events=job_events(sorted(events + cluster_events(job), key=lambda event: event["time"])),
         replicas=replicas,
         life=life(events, record.created_at, now if active else record.ended_at or now, _doing(job, active)),
+        spending=run_spending(run, now),
+        device=config.resources.device,
         usage=usage,
         usage_warnings=usage_warnings(job.resources),
     )

@@ -70,6 +70,8 @@ class RunDescription:
     """Text that says what to do about a failure; "" if there was none."""
     remedies: list[dict[str, Any]]
     """Settings with which a run that a bad step ended can continue."""
+    cost: str
+    """Device hours, money, energy and goodput of all jobs in one line; "" before the first attempt."""
     waiting: str
     """Text that says what a job between two attempts waits for; "" for any other job."""
     nan: str
@@ -331,6 +333,8 @@ def _job_rows(run: RunDescription) -> list[list[str]]:
     if job:
         size = f"{job.ranks_text}, attempt {job.attempt}, {job.restarts_text}"
         rows.append(["backend", f"{job.backend}, {size}"])
+        if run.cost:
+            rows.append(["cost", run.cost])
         if job.command:
             rows.append(["command", " ".join(job.command)])
     if basis := (run.prediction or {}).get("basis"):

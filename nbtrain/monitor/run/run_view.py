@@ -6,11 +6,13 @@ Files and the process table are the only sources, so that readers in another ker
 the same run.
 """
 
+import contextlib
 import threading
 import time
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.errors import RecordError
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, LOST, RUNNING
 from nbtrain.base.run_directory.metrics import BY_NAME, name_of
@@ -31,6 +33,7 @@ from nbtrain.monitor.metrics.tokens import tokens_at
 from nbtrain.monitor.run.advice import advice, marks, nan_words, remedies, waiting
 from nbtrain.monitor.run.prediction import prediction
 from nbtrain.monitor.run.run_description import RunDescription, progress_part
+from nbtrain.monitor.status.spending import run_spending
 from nbtrain.monitor.status.status_records import NOTHING_SUBMITTED, job_with_end, status_of
 from nbtrain.monitor.usage.resources import ProcessTable, ResourceSampler
 
@@ -49,6 +52,8 @@ LOG_LINES = 12
 STALE_HEARTBEAT_SECONDS = 60.0
 # Several panels and cells may request the same run: within this time they get the same answer.
 DESCRIPTION_AGE_SECONDS = 0.4
+# The cost of a run is read from the events of all its jobs.
+COST_AGE_SECONDS = 10.0
 
 
 class RunView:
@@ -78,6 +83,8 @@ class RunView:
         self._kept_plan: tuple[int, dict[str, Any] | None] = (0, None)
         self._events: tuple[Any, list[dict[str, Any]]] = (None, [])
         self._kept: tuple[float, RunDescription] | None = None
+        # (time of the clock, state) at which the run's cost was read, and its line
+        self._kept_cost: tuple[float, str, str] | None = None
 
     def __repr__(self) -> str:
         return f"RunView({self.run!r})"
@@ -160,6 +167,7 @@ class RunView:
         parts = {
             "advice": advice(self.run, state, cause, progress["step"] if progress else None),
             "remedies": remedies(self.run, state, events),
+            "cost": self._cost(status.state, config, now),
             "waiting": waiting(self.run, state, events, now),
             "nan": nan_words(curves["loss"], events),
             "jobs": [part for part, _ in jobs],
@@ -189,6 +197,22 @@ class RunView:
         if self._kept_plan[0] != stamp:
             self._kept_plan = (stamp, files.read_json(self.run.plan_json))
         return self._kept_plan[1]
+
+    def _cost(self, state: str, config: dict[str, Any] | None, now: float) -> str:
+        """Return the run's device hours, money, energy and goodput in one line, read every few seconds."""
+        at = time.monotonic()
+        if (
+            self._kept_cost is None
+            or self._kept_cost[1] != state
+            or at - self._kept_cost[0] > COST_AGE_SECONDS
+        ):
+            device = "GPU" if config and config["device"] == "gpu" else "process"
+            words = ""
+            # The job's own place names a record that cannot be read.
+            with contextlib.suppress(RecordError):
+                words = run_spending(self.run, now).words(device)
+            self._kept_cost = (at, state, words)
+        return self._kept_cost[2]
 
     def read_fraction(self) -> float:
         """Return the fraction of the metrics files that was read, which is below 1 shortly after the first

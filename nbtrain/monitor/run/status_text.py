@@ -145,6 +145,7 @@ def status_text(view: RunView) -> str:
             f"job {job.job_id}: {job.ranks_text} on backend {job.backend}, "
             f"{heard}{amounts.elapsed(job.elapsed_seconds)}, attempt {job.attempt}, {job.restarts_text}"
         )
+        lines += [f"cost: {description.cost}"] if description.cost else []
         lines += engine
     else:
         lines += [f"  {reason}" for reason in reasons]

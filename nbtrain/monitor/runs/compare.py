@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
 from nbtrain.base.run_directory.evaluation_files import EvaluationRecord, newest_evaluations
 from nbtrain.base.run_directory.jobstate import ACTIVE, NO_JOB
@@ -37,6 +36,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.monitor.runs.published import Published, row_of
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
+from nbtrain.monitor.status.spending import DevicePrice, Spending, planned_price, run_spending, short
 from nbtrain.monitor.status.status_records import job_with_end, status_or_damage
 
 # Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
@@ -49,14 +49,6 @@ LOWER_IS_BETTER = re.compile(r"loss|perplexity|bits_per|ppl")
 
 
 @dataclass(frozen=True)
-class DevicePrice:
-    """Usual price of one device for an hour."""
-
-    usual: float
-    currency: str
-
-
-@dataclass(frozen=True)
 class Compared:
     """Data of a run for a comparison with other runs."""
 
@@ -65,14 +57,12 @@ class Compared:
     """Configuration of the run. None if it cannot be read; the run's settings are then not compared."""
     train_seconds: float
     """Seconds of training over all attempts of all jobs."""
-    device_seconds: float
-    """Seconds of training of each attempt, multiplied by its ranks and summed."""
     devices: int
     """Ranks of the newest attempt; 0 before the first."""
     price: DevicePrice | None
-    """Price of a device for an hour, from the plan at the submission; None if no price is known."""
-    kwh_per_hour: float | None
-    """Energy that a device uses in an hour, from the same plan; None if the device is not known."""
+    """Price and energy of a device for an hour, from the plan at the submission; None if neither is known."""
+    spending: Spending | None
+    """Use of devices by all jobs of the run; None if its records cannot be read."""
     evaluations: dict[str, EvaluationRecord]
     """Evaluations by name, each at the newest step for which it exists."""
 
@@ -156,10 +146,11 @@ def _all_settings(runs: Sequence[Compared]) -> Iterator[list[str]]:
 def _scale(run: Compared) -> dict[str, Any]:
     """Return the factors that convert a run's tokens to model FLOPs, and its seconds to money."""
     price = run.price
+    usual = price.usual if price else None
     return {
         "flops_per_token": model_flops_per_token(run.config) if run.config else None,
-        "money_per_second": price.usual * run.devices / HOUR_SECONDS if price and run.devices else None,
-        "currency": price.currency if price else None,
+        "money_per_second": usual * run.devices / HOUR_SECONDS if usual and run.devices else None,
+        "currency": price.currency if price and usual else None,
     }
 
 
@@ -224,12 +215,10 @@ def _published_words(value: float | str | None, words: Callable[[float], str] | 
 def costs(runs: Sequence[Compared]) -> list[Row]:
     """Return the cost of the runs' device hours, one row per currency."""
     rows = []
-    for currency in sorted({run.price.currency for run in runs if run.price and run.device_seconds}):
+    spent = [run.spending if run.spending and run.spending.money else None for run in runs]
+    for currency in sorted({cost.currency for cost in spent if cost}):
         values = [
-            run.price.usual * run.device_seconds / HOUR_SECONDS
-            if run.price and run.device_seconds and run.price.currency == currency
-            else None
-            for run in runs
+            spending.money if spending and spending.currency == currency else None for spending in spent
         ]
         words = [UNKNOWN if value is None else f"{value:,.2f}" for value in values]
         rows.append(Row(f"cost, {currency}", words, values, "low"))
@@ -335,11 +324,12 @@ def _steps(run: Compared) -> str | None:
 
 
 def _hours_on(device: str) -> Callable[[Compared], float | None]:
-    def hours(run: Compared) -> float | None:
+    def hours_of(run: Compared) -> float | None:
         own = "gpu" if run.config and run.config.resources.device == "gpu" else "cpu"
-        return run.device_seconds / HOUR_SECONDS if run.device_seconds and own == device else None
+        hours = run.spending.device_hours if run.spending else 0.0
+        return hours if hours and own == device else None
 
-    return hours
+    return hours_of
 
 
 def _mfu(run: Compared) -> float | None:
@@ -352,18 +342,12 @@ def _mfu(run: Compared) -> float | None:
     return speed * model_flops_per_token(run.config) / (run.devices * peak) if peak else None
 
 
-def _energy_kwh(run: Compared) -> float | None:
-    if run.kwh_per_hour is None or not run.device_seconds:
-        return None
-    return run.kwh_per_hour * run.device_seconds / HOUR_SECONDS
+def _of_spending(name: str) -> Callable[[Compared], float | None]:
+    return lambda run: getattr(run.spending, name) or None if run.spending else None
 
 
 def _four_decimals(value: float) -> str:
     return f"{value:.4f}"
-
-
-def _hours(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 FIGURES: tuple[Figure | TextFigure, ...] = (
@@ -383,9 +367,10 @@ FIGURES: tuple[Figure | TextFigure, ...] = (
     Figure("MFU, mean of 100 steps", _mfu, "{:.1%}".format, "high"),
     Figure("peak memory", _of_progress("memory_bytes"), amounts.size, "low"),
     Figure("training time", lambda run: run.train_seconds or None, amounts.elapsed, "low"),
-    Figure("GPU hours", _hours_on("gpu"), _hours, "low"),
-    Figure("CPU process hours", _hours_on("cpu"), _hours, "low"),
-    Figure("energy", _energy_kwh, lambda value: f"about {_hours(value)} kWh", "low"),
+    Figure("GPU hours", _hours_on("gpu"), short, "low"),
+    Figure("CPU process hours", _hours_on("cpu"), short, "low"),
+    Figure("goodput", _of_spending("goodput"), "{:.1%}".format, "high"),
+    Figure("energy", _of_spending("energy_kwh"), lambda value: f"about {short(value)} kWh", "low"),
     Figure(
         "restarts", lambda run: None if run.status.state == NO_JOB else run.status.restarts, "{:,}".format
     ),
@@ -400,7 +385,7 @@ def read_compared(run: RunDir, now: float) -> Compared:
     # A run that is damaged or of a later version still has a state and metrics.
     with contextlib.suppress(NbtrainError, OSError):
         config = load_resolved(run.config_yaml)
-    seconds, device_seconds, devices = 0.0, 0.0, 0
+    seconds, devices = 0.0, 0
     for job_id in run.job_ids():
         with contextlib.suppress(RecordError):
             record, state, _ = job_with_end(run.job(job_id), now)
@@ -408,26 +393,15 @@ def read_compared(run: RunDir, now: float) -> Compared:
                 continue
             until = now if state in ACTIVE else record.ended_at
             for attempt in record.attempts:
-                lasted = _seconds(attempt, until)
-                seconds += lasted
-                device_seconds += lasted * attempt.world_size
+                seconds += _seconds(attempt, until)
                 devices = attempt.world_size
     found: dict[str, EvaluationRecord] = {}
     with contextlib.suppress(RecordError):
         found = newest_evaluations(run)
-    price, kwh_per_hour = _planned_price(run)
-    return Compared(status, config, seconds, device_seconds, devices, price, kwh_per_hour, found)
-
-
-def _planned_price(run: RunDir) -> tuple[DevicePrice | None, float | None]:
-    """Return the price of a device and its energy per hour, from the plan of the run."""
-    try:
-        cost = (files.read_json(run.plan_json) or {}).get("cost") or {}
-    except RecordError:
-        return None, None
-    hours, energy, price = cost.get("device_hours"), cost.get("energy_kwh"), cost.get("price")
-    kwh_per_hour = energy / hours if hours and energy is not None else None
-    return DevicePrice(price["usual"], price["currency"]) if price else None, kwh_per_hour
+    spending = None
+    with contextlib.suppress(RecordError, OSError):
+        spending = run_spending(run, now)
+    return Compared(status, config, seconds, devices, planned_price(run), spending, found)
 
 
 def _seconds(attempt: AttemptRecord, until: float | None) -> float:

@@ -68,15 +68,7 @@ def life(
     `now` is the end of a job that has ended. `phase` is the unfinished phase of rank 0 and its beginning.
     "totals" is [[kind, its name, its time and share], ...].
     """
-    spans = _states(events, created_at, now)
-    inner = [
-        (_OF_PHASES[event["phase"]], event["time"] - event["seconds"], event["time"])
-        for event in events
-        if event.get("kind") == "phase" and event.get("phase") in _OF_PHASES
-    ]
-    if phase is not None and phase[0] in _OF_PHASES:
-        inner.append((_OF_PHASES[phase[0]], phase[1], now))
-    spans = _with_phases(spans, inner)
+    spans = life_spans(events, created_at, now, phase)
     seconds = {kind: sum(end - begin for of, begin, end in spans if of == kind) for kind in KINDS}
     whole = max(now - created_at, 1e-9)
     totals = [
@@ -87,6 +79,23 @@ def life(
     if len(spans) > MOST_SPANS:
         spans = _coarse(spans, created_at, now)
     return {"begin": created_at, "end": now, "spans": [list(span) for span in spans], "totals": totals}
+
+
+def life_spans(
+    events: Sequence[Mapping[str, Any]],
+    created_at: float,
+    now: float,
+    phase: tuple[str, float] | None = None,
+) -> list[Span]:
+    """Return all spans of a job's life as (kind, begin, end), in order and without gaps."""
+    inner = [
+        (_OF_PHASES[event["phase"]], event["time"] - event["seconds"], event["time"])
+        for event in events
+        if event.get("kind") == "phase" and event.get("phase") in _OF_PHASES
+    ]
+    if phase is not None and phase[0] in _OF_PHASES:
+        inner.append((_OF_PHASES[phase[0]], phase[1], now))
+    return _with_phases(_states(events, created_at, now), inner)
 
 
 def paused_seconds(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> float:

@@ -31,10 +31,13 @@ def made(folder, name, overrides, attempts, **progress):
     config = load(folder / "tiny.yaml", {"name": name, **overrides})
     run.config_yaml.write_text(to_yaml(config))
     record = JobRecord(job.job_id, name, name, "SUCCEEDED", began, attempts[-1][0], "done")
+    started = began
     for number, (ranks, seconds) in enumerate(attempts):
+        end = started + 5 + seconds
         record.attempts.append(
-            AttemptRecord(number, began, ranks, ranks, running_at=began + 5, ended_at=began + 5 + seconds)
+            AttemptRecord(number, started, ranks, ranks, running_at=started + 5, ended_at=end)
         )
+        started = end
     record.ended_at = record.attempts[-1].ended_at
     record.write(job.job_json)
     alive = ProcessIdentity.of(1)
@@ -61,7 +64,7 @@ def test_what_differs_and_what_came_of_it(workspace):
     assert figures["tokens/s, mean of 100 steps"] == ["\N{EN DASH}", "1,280"]
     assert figures["samples/s, mean of 100 steps"] == ["\N{EN DASH}", "10.0"]
     assert figures["steps"] == ["20 / 20", "20 / 20"]
-    assert figures["CPU process hours"] == ["2.5", "0.025"]
+    assert figures["CPU process hours"] == ["2.5", "0.0264"]
     assert figures["training time"] == ["1 h 30 min", "1 min 30 s"]
     assert "test loss" not in figures
     assert ["batch.global_batch_size", "8"] in found["settings"]["same"]

@@ -1,0 +1,164 @@
+"""Cost of a run: paid time, goodput, and what each fault cost, from records and events written by hand."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from nbtrain.base.run_directory.records import AttemptRecord, JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.monitor.status.spending import fault_words, run_spending
+
+DAY = 20260101
+
+
+def state(time, name):
+    return {"time": time, "kind": "state", "state": name, "message": name}
+
+
+def phase(time, name, seconds):
+    return {"time": time, "kind": "phase", "phase": name, "seconds": seconds, "message": name}
+
+
+def written(run: RunDir, number: int, attempts, events, ended_at, state_word="SUCCEEDED") -> JobRecord:
+    """Write a job of a run with its events; return its record."""
+    job = run.job(f"{DAY}-{number:06d}-aaaa")
+    job.make_folders()
+    record = JobRecord(
+        job.job_id, "r", run.name, state_word, events[0]["time"] - 10, 2, "done", ended_at=ended_at
+    )
+    record.attempts = attempts
+    record.write(job.job_json)
+    job.events.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (job.events / "supervisor.jsonl").write_text(lines)
+    return record
+
+
+def priced(run: RunDir, world_size=2, paid_devices=2):
+    """Write a plan with a price of 3 USD and 0.5 kWh for each device hour."""
+    plan = {
+        "world_size": world_size,
+        "duration": {"seconds": 3600.0},
+        "cost": {
+            "device_hours": float(paid_devices),
+            "energy_kwh": 0.5 * paid_devices,
+            "price": {"usual": 3.0, "currency": "USD"},
+        },
+    }
+    run.plan_json.write_text(json.dumps(plan))
+
+
+@pytest.fixture
+def run(workspace):
+    run = RunDir.named("paid")
+    run.path.mkdir(parents=True)
+    return run
+
+
+def test_a_run_without_faults(run):
+    """The queue is not paid, and starting, validating and saving are paid and are no goodput."""
+    events = [
+        state(1010, "STARTING"),
+        phase(1030, "build", 10.0),
+        state(1040, "RUNNING"),
+        phase(1080, "evaluate", 8.0),
+        phase(1090, "save", 2.0),
+    ]
+    attempts = [AttemptRecord(0, 1010, 2, 1, running_at=1040, ended_at=1110, reached_step=50)]
+    written(run, 1, attempts, events, 1110)
+    priced(run)
+    found = run_spending(run, now=9999)
+    assert found.seconds["waiting"] == pytest.approx(10) and found.paid_seconds == pytest.approx(100)
+    assert found.goodput == pytest.approx((70 - 10) / 100)
+    assert found.device_hours == pytest.approx(2 * 100 / 3600)
+    assert found.money == pytest.approx(3 * 200 / 3600) and found.energy_kwh == pytest.approx(
+        0.5 * 200 / 3600
+    )
+    assert found.faults == [] and found.words("GPU").startswith("0.0556 GPU hours, 0.167 USD")
+    json.dumps(found.to_dict())
+
+
+def test_each_fault_has_its_price(run):
+    """A killed attempt costs the steps since its checkpoint and the restart; a preempted one its wait too."""
+    events = [
+        state(1010, "STARTING"),
+        state(1020, "RUNNING"),
+        state(1120, "RESTARTING"),
+        state(1125, "STARTING"),
+        state(1140, "RUNNING"),
+        state(1240, "QUEUED"),
+        state(1300, "STARTING"),
+        state(1310, "RUNNING"),
+    ]
+    attempts = [
+        AttemptRecord(0, 1010, 2, 1, running_at=1020, ended_at=1120, reached_step=50, cause="killed"),
+        AttemptRecord(
+            1, 1125, 2, 1, first_step=40, running_at=1140, resumed_from_step=40, ended_at=1240,
+            reached_step=90, cause="PREEMPTED",
+        ),
+        AttemptRecord(
+            2, 1300, 2, 1, first_step=90, running_at=1310, resumed_from_step=90, ended_at=1360,
+            reached_step=115,
+        ),
+    ]  # fmt: skip
+    written(run, 1, attempts, events, 1360)
+    priced(run, paid_devices=4)  # a machine of four devices, of which the run uses two
+    found = run_spending(run, now=9999)
+    killed, preempted = found.faults
+    assert (killed.lost_steps, killed.repeated_seconds, killed.down_seconds) == (10, 20.0, 20.0)
+    assert (preempted.lost_steps, preempted.down_seconds, preempted.waited_seconds) == (0, 10.0, 60.0)
+    assert killed.device_hours == pytest.approx(4 * 40 / 3600)
+    assert killed.money == pytest.approx(3 * 4 * 40 / 3600)
+    assert fault_words(killed) == "10 steps again (20 s), 20 s to restart"
+    assert fault_words(preempted) == "10 s to restart, 1 min 0 s without devices"
+    # 250 s of training in 280 s that were paid, of which 20 s are trained again.
+    assert found.seconds["repeated"] == 20.0
+    assert found.goodput == pytest.approx((100 - 20 + 100 + 50) / (350 - 60))
+
+
+def test_a_job_that_follows_a_failed_one(run):
+    """Steps that a failed job reached after its checkpoint are trained again by the job that resumes it."""
+    first = [state(1010, "STARTING"), state(1020, "RUNNING")]
+    failed = AttemptRecord(
+        0, 1010, 1, 1, running_at=1020, ended_at=1120, reached_step=100, cause="out of memory"
+    )
+    written(run, 1, [failed], first, 1120, "FAILED")
+    second = [state(5010, "STARTING"), state(5030, "RUNNING")]
+    resumed = AttemptRecord(
+        0, 5010, 1, 1, 60, running_at=5030, resumed_from_step=60, ended_at=5070, reached_step=100
+    )
+    assert run_spending(run, now=2000).faults[0].lost_steps == 100, "no checkpoint was saved"
+    written(run, 2, [resumed], second, 5070)
+    found = run_spending(run, now=9999)
+    (fault,) = found.faults
+    assert (fault.lost_steps, fault.repeated_seconds, fault.down_seconds, fault.waited_seconds) == (
+        40,
+        40,
+        20,
+        10,
+    )
+    assert found.goodput == pytest.approx((100 - 40 + 40) / (110 + 60))
+    assert found.money is None and found.energy_kwh is None
+
+
+def test_a_running_job_is_counted_until_now(run):
+    """A job that has not ended has paid until now, and its newest attempt is no fault."""
+    events = [state(1010, "STARTING"), state(1020, "RUNNING")]
+    record = written(run, 1, [AttemptRecord(0, 1010, 2, 1, running_at=1020)], events, None, "RUNNING")
+    found = run_spending(run, now=1060, current=(record.job_id, record, "RUNNING"))
+    assert found.paid_seconds == pytest.approx(50) and found.goodput == pytest.approx(40 / 50)
+    assert found.faults == []
+
+
+def test_without_events_attempts_are_counted(run):
+    """A job whose events were deleted is counted by its attempts; a run without a job has paid nothing."""
+    assert run_spending(run, now=1.0).goodput is None
+    attempts = [AttemptRecord(0, 1010, 2, 1, running_at=1040, ended_at=1110, reached_step=50)]
+    record = written(run, 1, attempts, [state(1010, "STARTING")], 1110)
+    for path in run.job(record.job_id).events.glob("*"):
+        path.unlink()
+    found = run_spending(run, now=9999)
+    assert found.goodput == pytest.approx(70 / 100) and asdict(found)["device_hours"] == pytest.approx(
+        200 / 3600
+    )

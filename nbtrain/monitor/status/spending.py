@@ -1,4 +1,4 @@
-"""What a run has paid for its devices, what became of the time, and what each fault cost.
+"""Cost of a run: the devices that it held, its goodput, and the cost of each fault.
 
     run_spending(RunDir, now)  ->  Spending      device hours, money, energy, goodput, and the faults
 

@@ -37,7 +37,7 @@ from tests.lab.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
 KEYS = (
     "schema_version name run_id state meaning cause active queued failed asked time job advice remedies "
-    "waiting nan jobs marks config progress prediction curves reading resources ranks failed_rank log "
+    "cost waiting nan jobs marks config progress prediction curves reading resources ranks failed_rank log "
     "events alerts warnings shown"
 )
 """Keys of a description, in order."""

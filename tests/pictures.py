@@ -209,7 +209,7 @@ ALL = (
     Picture(
         *("data-card", "The data card of the demo: counts, lengths, documents."),
         output_of("data-card", f'nb.data_card("{DEMO}")', "pre"),
-        ("nbtrain/dataset/look/*.py", "nbtrain/lab/widgets/data_browser.py", "nbtrain/lab/ui/data*.js"),
+        ("nbtrain/dataset/look/*.py", "nbtrain/lab/widgets/data_browser.py"),
         element=OUTPUT,
     ),
     Picture(

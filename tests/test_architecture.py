@@ -511,7 +511,7 @@ OTHER_WORDS = {
     "nbtrain.monitor.run.twin_picture": "the verdict of a twin",
     "nbtrain.proof.report": "the verdict of a twin",
 }
-SCRIPTS = ("lab/ui/*.js", "lab/widgets/*.js", "lab/labextension/src/*.ts", "serving/**/*.js", "**/*.html")
+SCRIPTS = ("lab/ui/**/*.js", "lab/widgets/*.js", "lab/labextension/src/*.ts", "serving/**/*.js", "**/*.html")
 
 
 def test_no_other_module_spells_a_state():

@@ -74,7 +74,7 @@ def test_a_wheel_carries_everything(tmp_path):
     (wheel,) = tmp_path.glob("nbtrain-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("etc/jupyter/jupyter_server_config.d/nbtrain.json") for name in names)
-    assert "nbtrain/lab/ui/panel.js" in names
+    assert "nbtrain/lab/ui/run/panel.js" in names
     bundles = [name for name in names if "remoteEntry." in name]
     assert len(bundles) == 1 and "/data/share/jupyter/labextensions/nbtrain/static/" in bundles[0]
     assert not any(name.startswith("nbtrain/lab/labextension/") for name in names)

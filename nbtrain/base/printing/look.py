@@ -28,7 +28,7 @@ BAR_HEIGHT_PIXELS = 6
 
 
 def line_look(number: int) -> dict[str, str]:
-    """Return {"color": "c0" to "c3", "dash"} of a chart's line; lab/ui/chart_spec.js repeats it."""
+    """Return {"color": "c0" to "c3", "dash"} of a chart's line; lab/ui/charts/chart_spec.js repeats it."""
     dash = DASHES[number // LINE_COLORS % len(DASHES)]
     return {"color": f"c{number % LINE_COLORS}", "dash": dash}
 

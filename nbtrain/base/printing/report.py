@@ -10,7 +10,7 @@
 
 All text is escaped: as HTML, and for a terminal as \\x1b. Styles are attributes, because JupyterLab removes
 <style> from the outputs of untrusted notebooks. Text has the theme's color, dimmed by opacity. The live views
-get the same style from lab/ui/style.js.
+get the same style from lab/ui/elements/style.js.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Build of the labextension: `make labextension`, which needs node 20 or newer and the npm registry.
 
-    sources (here, and lab/ui/*.js) -> a copy in .cache/labextension -> jlpm install, tsc, jupyter-builder
+    sources (here, and lab/ui/**/*.js) -> a copy in .cache/labextension -> jlpm install, tsc, jupyter-builder
                                     -> prebuilt/nbtrain, which is committed
 
 The copy keeps node_modules (420 MB) out of the package. The same sources give the same bundle, byte for byte,
@@ -36,7 +36,7 @@ def sources() -> dict[str, Path]:
     """Return {path below lab/: file} of all sources of the bundle."""
     files = [HERE / name for name in SETTINGS]
     files += (path for folder in FOLDERS for path in (HERE / folder).iterdir() if path.is_file())
-    files += USER_INTERFACE.glob("*.js")
+    files += USER_INTERFACE.rglob("*.js")
     return {path.relative_to(PACKAGE / "lab").as_posix(): path for path in sorted(files)}
 
 
@@ -92,7 +92,7 @@ def check_names(tools: Path, work: Path) -> None:
         "--module",
         "ESNext",
     ]
-    modules = [f"../ui/{path.name}" for path in sorted((work.parent / "ui").glob("*.js"))]
+    modules = [f"../{path.relative_to(work.parent)}" for path in sorted((work.parent / "ui").rglob("*.js"))]
     command = [str(tools / "jlpm"), "run", "tsc", *options, *modules]
     done = subprocess.run(command, cwd=work, stdout=subprocess.PIPE, text=True)
     # Its other errors are of types, which JavaScript does without.

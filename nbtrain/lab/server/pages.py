@@ -9,7 +9,7 @@ from nbtrain.lab.server.tensorboard_proxy import PROXY_NAME, tensorboard_page
 from nbtrain.lab.ui.script import script
 
 # {name of a script: the module of lab/ui that it ends with}
-SCRIPTS = {"panel": "panel", "form": "form_widget", "runs": "runs_widget"}
+SCRIPTS = {"panel": "run/panel", "form": "form/form_widget", "runs": "runs/runs_widget"}
 
 
 class ScriptHandler(JupyterHandler):

@@ -1,23 +1,26 @@
 """The ES modules of the user interface joined into one module, as anywidget and the server send it."""
 
 import functools
+import posixpath
 import re
 from pathlib import Path
 
-IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
+FOLDER = Path(__file__).with_name("script.py").parent
+IMPORT = re.compile(r'^import \{([^}]*)\} from "(\.[\w./]*)\.js";\n', re.MULTILINE)
 
 
 def panel_script() -> str:
     """Return the module of a run's panel, which exports mount, rescue and anywidget's default."""
-    return script("panel")
+    return script("run/panel")
 
 
 @functools.cache
 def script(entry: str) -> str:
     """Return the text of `entry` joined with all modules that it imports; it exports what `entry` exports.
 
-    Joined, the modules share one scope: no name is defined twice in the folder, and none is renamed in an
-    import. Raises ValueError if modules import each other.
+    `entry` is a path below lab/ui without its suffix, such as "run/panel". Joined, the modules share one
+    scope: no name is defined twice in lab/ui, and none is renamed in an import. Raises ValueError if modules
+    import each other.
     """
     parts: dict[str, str] = {}
     _join(entry, parts, ())
@@ -31,8 +34,9 @@ def _join(name: str, parts: dict[str, str], importers: tuple[str, ...]) -> None:
         raise ValueError(f"lab/ui: {' -> '.join([*importers, name])} import each other")
     if name in parts:
         return
-    text = Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")
-    for names, imported in IMPORT.findall(text):
+    text = (FOLDER / f"{name}.js").read_text(encoding="utf-8")
+    for names, relative in IMPORT.findall(text):
+        imported = posixpath.normpath(posixpath.join(posixpath.dirname(name), relative))
         if " as " in names:
             raise ValueError(f"lab/ui/{name}.js renames what it imports from {imported}.js")
         _join(imported, parts, (*importers, name))

@@ -32,9 +32,9 @@ READ_SECONDS = 3.0
 
 
 class ComparePage(anywidget.AnyWidget):
-    """The live comparison. lab/ui/compare.js draws it."""
+    """The live comparison. lab/ui/compare/compare.js draws it."""
 
-    _esm = script("compare_widget")
+    _esm = script("compare/compare_widget")
     names: Any = traitlets.List().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
     """Id of the folder of the runs: a server with another output directory is not asked."""

@@ -1,4 +1,4 @@
-"""The launch form as a widget: an anywidget whose script (lab/ui/form_widget.js) asks the Jupyter server.
+"""The launch form as an anywidget, whose script (lab/ui/form/form_widget.js) asks the Jupyter server.
 
     live front end    form + rescue     everything by REST: works while a cell runs, and without this kernel
     no server half    form              the same questions by a message, which the kernel hears between cells
@@ -43,7 +43,7 @@ RESCUE = """<div class="nbtrain-rescue" data-form="{form}" style="display:none">
 
 def form_script() -> str:
     """Return the form's module, which exports rescue and anywidget's default."""
-    return script("form_widget")
+    return script("form/form_widget")
 
 
 class LaunchForm(anywidget.AnyWidget):

@@ -6,7 +6,7 @@ otherwise         only the picture: in exported HTML, a widget would hide it unt
 A trusted notebook without its kernel shows "Error displaying widget" instead of the picture. So a second,
 invisible output has the picture again, with a script that replaces such an error by it. The picture is in a
 script element, which readers without scripts drop completely. Widgets that do not need a kernel have their
-own rescue (lab/ui/rescue.js).
+own rescue (lab/ui/host/rescue.js).
 """
 
 import json

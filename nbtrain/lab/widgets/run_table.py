@@ -1,4 +1,4 @@
-"""nb.runs() in a cell: a live table, an anywidget whose script (lab/ui/runs_widget.js) asks the server.
+"""nb.runs() in a cell: a live table, an anywidget whose script (lab/ui/runs/runs_widget.js) asks the server.
 
 live front end    table + rescue    rows and actions by REST: works while a cell runs
 no server half    table             rows by the trait `rows`, filled by a thread while the table is open
@@ -55,7 +55,7 @@ RESCUE = """<div class="nbtrain-rescue" data-runs="{table}" style="display:none"
 class RunTable(anywidget.AnyWidget):
     """The list of runs. A thread fills `rows` between the script's messages "push" and "rest"."""
 
-    _esm = script("runs_widget")
+    _esm = script("runs/runs_widget")
     table_id = traitlets.Unicode().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
     names: Any = traitlets.List().tag(sync=True)

@@ -1,6 +1,6 @@
 """The ranks of a job as a strip of cells: state, computing time and memory of each, compared with the median.
 
-rank_strip(page)  ->  {"measures", "cells"}  ->  lab/ui/strip.js
+rank_strip(page)  ->  {"measures", "cells"}  ->  lab/ui/run_tabs/strip.js
 """
 
 import statistics

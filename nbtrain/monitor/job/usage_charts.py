@@ -245,7 +245,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
     """Return a chart for a panel, in the form of chart_data.charts() with its curves and times since `begin`.
 
     title    includes the bounds that are not drawn
-    form     the unit, a form of lab/ui/numbers.js
+    form     the unit, a form of lab/ui/charts/numbers.js
     begin    seconds since the epoch
     bounds   [{"word", "value"}]: lines across
     lines    [{"name", "label", "color", "dash"}], as in base/printing/look.py

@@ -1,8 +1,8 @@
 """Charts of a run's description: the curves of each chart, its range, and its ticks with their labels.
 
 The static picture draws these charts unchanged. The live view starts with them and does the same calculations
-when a reader zooms or changes an axis (lab/ui/numbers.js); tests/lab/ui/numbers.json holds results that both
-must give.
+when a reader zooms or changes an axis (lab/ui/charts/numbers.js); tests/lab/ui/numbers.json holds results
+that both must give.
 """
 
 import itertools
@@ -77,7 +77,7 @@ FORMS: dict[str, Callable[[float, float], str]] = {
     "share": share,
     "bytes": _bytes,
 }
-"""Label of a value on an axis with ticks `step` apart, by the names that lab/ui/numbers.js knows."""
+"""Label of a value on an axis with ticks `step` apart, by the names that lab/ui/charts/numbers.js knows."""
 
 
 def _curve(name: str, label: str, color: str = "a", dots: bool = False) -> dict[str, Any]:

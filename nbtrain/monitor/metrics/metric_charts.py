@@ -62,7 +62,7 @@ COUNTED = ("steps", "ranks", "sequences", "tokens")
 
 
 def form_of(name: str, unit: str) -> str:
-    """Return the form of a scalar's labels, a name of chart_data.FORMS and lab/ui/numbers.js."""
+    """Return the form of a scalar's labels, a name of chart_data.FORMS and lab/ui/charts/numbers.js."""
     if SHARES.search(name):
         return "share"
     if name == "learning_rate":

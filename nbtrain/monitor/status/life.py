@@ -36,7 +36,7 @@ COLORS = {
     "restarting": RED,
     "paused": ORANGE,
 }
-"""Colors of the kinds, as in lab/ui/style.js."""
+"""Colors of the kinds, as in lab/ui/elements/style.js."""
 _OF_STATES = {
     QUEUED: "waiting",
     STARTING: "starting",

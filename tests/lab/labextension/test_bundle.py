@@ -49,7 +49,12 @@ def test_a_changed_source_is_noticed(tmp_path, monkeypatch):
 def test_sources_are_those_of_the_user_interface_too():
     """If a view of the user interface changes, the bundle counts as out of date."""
     names = set(build.sources())
-    assert {"labextension/src/index.ts", "labextension/yarn.lock", "ui/server.js", "ui/style.js"} <= names
+    assert {
+        "labextension/src/index.ts",
+        "labextension/yarn.lock",
+        "ui/host/server.js",
+        "ui/elements/style.js",
+    } <= names
     assert not any("prebuilt" in name or "node_modules" in name for name in names)
 
 

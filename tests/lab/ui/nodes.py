@@ -1,8 +1,8 @@
 """Modules of the user interface run in node, without a browser: the requests of a view, and what it would
 draw.
 
-in_node("compare", "return ui.comparedSpecs(...)", tmp_path) returns the value of the code, in which `ui` is
-the module.
+in_node("compare/compare", "return ui.comparedSpecs(...)", tmp_path) returns the value of the code, in which
+`ui` is the module.
 """
 
 import json

@@ -84,7 +84,7 @@ def view_page(
     routes: dict[str, Answer],
     mount: str,
     width: int = 1000,
-    module: str = "panel",
+    module: str = "run/panel",
     still: bool = False,
     exports: tuple[str, ...] = (),
 ) -> Iterator[Any]:

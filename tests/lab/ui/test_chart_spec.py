@@ -19,7 +19,7 @@ def test_a_line_over_an_equal_one_is_dashed_and_says_so(browser: Any) -> None:
     other ends, as for a clone.
     """
     lines = [line("a", 3, 2, 1), line("b", 3, 2, 1), line("c", 3, 2, 1, 0), line("d", 3, 2.5, 1)]
-    with view_page(browser, {}, f"ui.toldApart({json.dumps(lines)})", module="chart_spec") as page:
+    with view_page(browser, {}, f"ui.toldApart({json.dumps(lines)})", module="charts/chart_spec") as page:
         found = page.evaluate("window.end")
     assert [one.get("note") for one in found] == [None, "equal to a", "equal to a while both last", None]
     assert [one.get("dash") for one in found] == [None, "6 6", "6 12", None]
@@ -39,7 +39,7 @@ def test_many_lines_have_four_colours_with_dashes_and_many_equal_ones_are_one(br
       return {{together, looks: many.map(({{color, dash}}) => [color, dash])}};
     }})()"""
     exports = ("Chart", "lineLook", "equalTogether")
-    with view_page(browser, {}, mount, module="metrics", exports=exports) as page:
+    with view_page(browser, {}, mount, module="run_tabs/metrics", exports=exports) as page:
         found = page.evaluate("window.end")
         legend = page.locator(".nbt-legend")
         assert legend.locator("i").all_inner_texts() == [f"set {at}" for at in range(8)]
@@ -85,7 +85,7 @@ def test_a_thinned_curve_is_its_mean_in_a_band(browser: Any) -> None:
         chart.show({{ ...{json.dumps(BANDED)}, where }});
         return () => {{}};
     }})()"""
-    with view_page(browser, {}, mount, module="chart") as page:
+    with view_page(browser, {}, mount, module="charts/chart") as page:
         chart = page.locator(".nbt-chart")
         corners = [
             len(node.get_attribute("points").split()) for node in chart.locator("polygon,polyline").all()
@@ -110,7 +110,7 @@ def test_a_saved_picture_names_its_lines_in_rows_that_fit(browser: Any) -> None:
     lines[2]["note"] = "equal to gpt-a"
     spec = json.dumps({"title": "Loss", "lines": lines, "bounds": [{"word": "limit", "value": 1}]})
     mount = f"ui.legendRows({spec}, (one) => 6 * one.words.length, 240)"
-    with view_page(browser, {}, mount, module="chart_files") as page:
+    with view_page(browser, {}, mount, module="charts/chart_files") as page:
         rows = page.evaluate("window.end")
     assert [[one["words"] for one in row] for row in rows] == [
         ["Loss", "gpt-a"],
@@ -125,5 +125,5 @@ def test_tiles_leave_no_hole_in_their_rows(browser: Any) -> None:
     panel.
     """
     mount = "[1400, 930, 900, 580, 250, 200].map((width) => ui.tileColumns(7, width))"
-    with view_page(browser, {}, mount, module="overview") as page:
+    with view_page(browser, {}, mount, module="run_tabs/overview") as page:
         assert page.evaluate("window.end") == [7, 7, 4, 4, 2, 1]

@@ -58,7 +58,7 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
     routes = {"compare": lambda query, body: compared(runs)}
     routes |= {f"run/{run.name}/metrics": curves_of(run) for run in runs}
     mount = f"ui.mountComparison(root, {{names: ['gpt-a', 'gpt-b'], host: {HOST}}})"
-    with view_page(browser, routes, mount, module="compare_widget") as page:
+    with view_page(browser, routes, mount, module="compare/compare_widget") as page:
         charts = page.locator(".nbtrain-compare .nbt-chart")
         charts.first.locator("polyline").first.wait_for()
         # A finished run is read to its end.
@@ -107,7 +107,9 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
     routes = {"compare": answer, "run/gpt-c/metrics": metrics_that_fail}
     routes |= {f"run/{name}/metrics": curves_of(runs[name]) for name in ("gpt-a", "gpt-b")}
     routes["runs"] = lambda query, body: {"runs": [{"name": name} for name in runs]}
-    with view_page(browser, routes, mounted(["gpt-a", "gpt-gone", "gpt-b"]), module="compare_widget") as page:
+    with view_page(
+        browser, routes, mounted(["gpt-a", "gpt-gone", "gpt-b"]), module="compare/compare_widget"
+    ) as page:
         page.get_by_text("gpt-gone is not shown: there is no run 'gpt-gone' under output.").wait_for()
         results = page.get_by_label("results of the runs")
         heads = results.locator("th")
@@ -169,7 +171,7 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
 
 
 def test_the_page_and_the_server_take_equally_many_runs() -> None:
-    assert f"MOST_COMPARED = {MOST_RUNS};" in script("compare")
+    assert f"MOST_COMPARED = {MOST_RUNS};" in script("compare/compare")
 
 
 def test_runs_that_the_server_does_not_have_are_not_opened_there(browser: Any) -> None:
@@ -182,7 +184,7 @@ def test_runs_that_the_server_does_not_have_are_not_opened_there(browser: Any) -
         f"ui.default.render({{model: {{get: (name) => ({traits})[name]}}, el: root}}))"
     )
     routes = {"runs": lambda query, body: {"runs": [], "run_root_id": "this"}}
-    with view_page(browser, routes, mount, module="compare_widget") as page:
+    with view_page(browser, routes, mount, module="compare/compare_widget") as page:
         page.get_by_text("this page cannot reach a Jupyter server that has these runs").wait_for()
         names = page.locator(".nbt-chip-name")
         assert names.all_inner_texts() == ["gpt-a", "gpt-b"]

@@ -21,7 +21,7 @@ def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
     """
     answers = [JOB, {**JOB, "joined": "RUNNING", "not_applied": CHANGES}, {**JOB, "joined": "QUEUED"}]
     mount = f"{json.dumps(answers)}.map((one) => ui.submitted(one))"
-    with view_page(browser, {}, mount, module="form_asks") as page:
+    with view_page(browser, {}, mount, module="form/form_requests") as page:
         started, joined, same = page.evaluate("window.end")
     assert started == {
         "text": "Submitted: job j1 of gpt.",
@@ -54,7 +54,7 @@ def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace:
         f"ui.mountForm(root, {{server: ui.serverHere(), host: {host}, start: {{yaml: 'gpt-tiny'}}, id: 'f'}})"
     )
     mount = f"(window.again = () => {{ window.end(); window.end = {mount}; }}, {mount})"
-    with view_page(browser, routes, mount, module="form", exports=("serverHere",)) as page:
+    with view_page(browser, routes, mount, module="form/form", exports=("serverHere",)) as page:
         name, notice = page.get_by_label("name", exact=True), page.locator(".nbf-notice")
         notice.get_by_text("The name gpt-tiny is taken, so this run is called gpt-tiny-2.").wait_for()
         assert name.input_value() == "gpt-tiny-2"
@@ -106,7 +106,7 @@ def test_a_submitted_run_is_followed(browser: Any) -> None:
     runs: list[Any] = []
     mount = FOLLOW.replace("JOB", json.dumps(JOB))
     with view_page(
-        browser, {"runs": lambda query, body: {"runs": runs}}, mount, module="form_answer"
+        browser, {"runs": lambda query, body: {"runs": runs}}, mount, module="form/form_answer"
     ) as page:
         answer = page.get_by_role("status")
         answer.get_by_text("Submitted: job j1 of gpt.").wait_for()
@@ -141,7 +141,7 @@ def form_page(browser: Any, width: int, overrides: Any = None, start: Any = None
         f"{once}; window.again = (start = {json.dumps(asked)}) => {{ window.end(); window.end = {again}; }};"
         f"window.beside = (root) => void {once}"
     )
-    return view_page(browser, routes, mount, width, module="form")
+    return view_page(browser, routes, mount, width, module="form/form")
 
 
 def test_a_new_form_begins_with_the_settings_that_were_submitted_last(
@@ -352,7 +352,7 @@ def test_a_form_whose_kernel_is_busy_submits_later_and_says_so(
     routes["form/assess"] = lambda query, body: {**assessed(query, body), "may_submit": True}
     routes["submit"] = lambda query, body: JOB
     with view_page(
-        browser, routes, KERNEL.replace("START", json.dumps(start)), module="form", still=True
+        browser, routes, KERNEL.replace("START", json.dumps(start)), module="form/form", still=True
     ) as page:
         buttons = [page.get_by_role("button", name=name) for name in ("Submit", "Copy as cell")]
         name = page.get_by_label("name", exact=True)

@@ -16,7 +16,7 @@ from nbtrain.lab.ui import script
 from nbtrain.monitor.job.usage_charts import axis_label, time_ticks
 from nbtrain.monitor.metrics.chart_data import FORMS, byte_ticks, smoothed, ticks
 
-UI = Path(script.__file__).parent
+UI = script.FOLDER
 CASES: dict[str, list[list[Any]]] = json.loads(Path(__file__).with_name("numbers.json").read_text())
 
 CHECK = """
@@ -61,7 +61,9 @@ def test_python_says_it():
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_browser_says_it(tmp_path):
-    (tmp_path / "numbers.mjs").write_text((UI / "numbers.js").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "numbers.mjs").write_text(
+        (UI / "charts" / "numbers.js").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     (tmp_path / "check.mjs").write_text(CHECK, encoding="utf-8")
     command = ["node", str(tmp_path / "check.mjs"), str(Path(__file__).with_name("numbers.json"))]
     done = subprocess.run(command, capture_output=True, text=True)

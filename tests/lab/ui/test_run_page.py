@@ -743,7 +743,7 @@ def test_a_table_that_is_drawn_anew_leaves_the_focus_in_its_place(browser: Any) 
             return [before.isConnected, document.activeElement.textContent];
         });
     }"""
-    with view_page(browser, {}, f"({code})()", module="table") as page:
+    with view_page(browser, {}, f"({code})()", module="elements/table") as page:
         assert page.evaluate("window.end") == [[False, "b"], [False, "rank"], [False, "\u203a"]]
 
 

@@ -62,7 +62,7 @@ def listing(
     still: bool = False,
 ) -> Any:
     mount = MOUNT.replace("COMPACT", str(compact).lower()).replace("MODEL", model)
-    return view_page(browser, server.routes, mount, width=width, module="runs", still=still)
+    return view_page(browser, server.routes, mount, width=width, module="runs/runs", still=still)
 
 
 def go_on(page: Any, server: ListServer, seconds: int) -> int:
@@ -385,7 +385,7 @@ MODEL = """(() => {
 def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListServer, browser: Any) -> None:
     """Without a server, Stop says that the kernel will stop the job when its running cell finishes."""
     mount = MODEL.replace("ROWS", json.dumps(server.rows))
-    with view_page(browser, server.routes, mount, module="runs") as page:
+    with view_page(browser, server.routes, mount, module="runs/runs") as page:
         page.get_by_label("Stop gpt-0000").click()
         said = page.locator(".nbtrain-runs [role=status]")
         assert said.inner_text() == (

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -20,10 +19,21 @@ def test_it_is_one_module():
     assert re.findall(r"^export (?:function )?(\w+)", script, re.MULTILINE) == ["mount", "rescue", "default"]
 
 
+def test_no_two_folders_import_each_other():
+    """The folders of lab/ui import each other in one direction only."""
+    pairs = set()
+    for path in sorted(script.FOLDER.rglob("*.js")):
+        for _, imported in script.IMPORT.findall(path.read_text(encoding="utf-8")):
+            folder = (path.parent / imported).resolve().parent.name
+            pairs.add((path.parent.name, folder))
+    pairs = {(folder, other) for folder, other in pairs if folder != other}
+    assert len(pairs) > 10 and not [pair for pair in pairs if pair[::-1] in pairs]
+
+
 def test_no_name_is_defined_twice():
     """No name is defined in two modules, because the joined modules share one scope."""
     defined: dict[str, str] = {}
-    for path in sorted(Path(script.__file__).parent.glob("*.js")):
+    for path in sorted(script.FOLDER.rglob("*.js")):
         text = path.read_text(encoding="utf-8")
         found = re.findall(r"^(?:export )?(?:async )?(?:class|function|const|let) (\w+)", text, re.MULTILINE)
         for name in found:

@@ -10,7 +10,7 @@ import pytest
 from nbtrain.lab.ui import script
 from nbtrain.monitor.run.metrics_range import MOST_TAGS
 
-UI = Path(script.__file__).parent
+UI = script.FOLDER
 
 CHECK = """
 import { MOST_NAMES, Server } from "./server.mjs";
@@ -40,7 +40,9 @@ def test_all_curves_of_a_run_are_read(tmp_path: Path) -> None:
     """All curves of a run are read, also with a blend of 150 datasets, whose names do not fit in one
     request.
     """
-    (tmp_path / "server.mjs").write_text((UI / "server.js").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "server.mjs").write_text(
+        (UI / "host" / "server.js").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     (tmp_path / "check.mjs").write_text(CHECK, encoding="utf-8")
     done = subprocess.run(["node", str(tmp_path / "check.mjs")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ def test_a_comparison_without_a_server_has_the_curves_that_came_along(tmp_path: 
     all.
     """
     code = f"{COMPARED} return specs('step').map(([tag]) => tag);"
-    assert in_node("compare", code, tmp_path) == ["loss", "validation_loss"]
+    assert in_node("compare/compare", code, tmp_path) == ["loss", "validation_loss"]
 
 
 def test_all_curves_of_a_compared_run_begin_at_one_time(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_all_curves_of_a_compared_run_begin_at_one_time(tmp_path: Path) -> None:
     is drawn at 20, not at 0.
     """
     code = f"{COMPARED} return specs('time').map(([, spec]) => spec.lines[0].x);"
-    assert in_node("compare", code, tmp_path) == [[0, 10, 20], [20]]
+    assert in_node("compare/compare", code, tmp_path) == [[0, 10, 20], [20]]
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(tmp_path: 
     const drawn = (b) => ui.seedBands([line("c", [5]), line("a", [1, 2, 4]), b], groups);
     return [groups, drawn(line("b", [3, NaN, 6])), drawn(line("b", [3, 6], 1.5))];
     """
-    groups, lines, later = in_node("compare", code, tmp_path)
+    groups, lines, later = in_node("compare/compare", code, tmp_path)
     assert groups == [["a", "b"]] and [line["name"] for line in lines] == ["c", "a"]
     band = {key: lines[1][key] for key in ("x", "y", "low", "high", "label", "note")}
     words = {"label": "2 seeds of gpt", "note": "mean and range"}
@@ -66,7 +66,7 @@ def test_names_at_the_ends_of_lines_do_not_cover_each_other(tmp_path: Path) -> N
     const names = ["gpt-125m-2xdp-second-try-with-half-the-learning-rate", "gpt-a"];
     return [apart(Array(12).fill(100)), apart([168, 30, 170]), names.map((name) => ui.shortName(name, 15))];
     """
-    equal, edge, names = in_node("chart_ends", code, tmp_path)
+    equal, edge, names = in_node("charts/chart_ends", code, tmp_path)
     gaps = [below - above for above, below in itertools.pairwise(sorted(equal))]
     assert min(gaps) >= 11 - 1e-9 and min(equal) >= 26 and max(equal) <= 170
     assert edge == [159, 30, 170] and names == ["gpt-125\N{HORIZONTAL ELLIPSIS}ng-rate", "gpt-a"]
@@ -83,7 +83,7 @@ def test_flops_and_cost_are_axes_of_a_comparison(tmp_path: Path) -> None:
     const x = (axis) => [spec(axis, scales).xName, spec(axis, scales).lines[0].x];
     return [x("flops"), x("cost"), spec("cost", {{}}).lines.length];
     """
-    flops, cost, without = in_node("compare", code, tmp_path)
+    flops, cost, without = in_node("compare/compare", code, tmp_path)
     assert flops == ["FLOPs", [600, 660, 720]] and cost == ["cost, USD", [0, 5, 10]] and without == 0
 
 
@@ -99,7 +99,7 @@ def test_a_comparison_is_copied_as_a_table(tmp_path: Path) -> None:
     const texts = ui.TABLE_FORMATS.map((format) => ui.tablesText(format, [table]));
     return [table.rows[0].cells.slice(1), ...texts];
     """
-    cells, markdown, comma, latex = in_node("compare_tables", code, tmp_path)
+    cells, markdown, comma, latex = in_node("compare/compare_tables", code, tmp_path)
     assert [(cell["className"], cell["note"], cell["tone"]) for cell in cells] == [
         ("nbt-best", "", ""),
         ("", "+25.0 %", "nbt-worse"),
@@ -118,7 +118,7 @@ def test_in_a_notebook_tensorboard_opens_with_the_run(tmp_path: Path) -> None:
     ui.notebookHost({ url: (path) => `/user/x/nbtrain/${path}` }).openTensorBoard("gpt-2.7b");
     return window.opened;
     """
-    assert in_node("host", code, tmp_path) == "/user/x/nbtrain/tensorboard/?run=gpt-2.7b"
+    assert in_node("host/host", code, tmp_path) == "/user/x/nbtrain/tensorboard/?run=gpt-2.7b"
 
 
 PAGES = """
@@ -157,7 +157,7 @@ def test_the_configuration_is_that_of_the_job_that_is_shown(tmp_path: Path) -> N
     """
     )
     shown = ["own 1", "own 1", "own 1", "kept by j0", "own 2", "own 3"]
-    assert in_node("config", code, tmp_path) == shown
+    assert in_node("run_tabs/config", code, tmp_path) == shown
 
 
 def test_the_plan_is_read_again_after_a_resume(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_the_plan_is_read_again_after_a_resume(tmp_path: Path) -> None:
     return seen;
     """
     )
-    assert in_node("plan", code, tmp_path) == ["1", "1", "2", "2", "3"]
+    assert in_node("run_tabs/plan", code, tmp_path) == ["1", "1", "2", "2", "3"]
 
 
 METRICS = """
@@ -208,7 +208,7 @@ def test_a_zoom_while_curves_are_read_is_read_after_them(tmp_path: Path) -> None
     return [before, asked];
     """
     )
-    assert in_node("metrics", code, tmp_path) == [2, ["all", 5, "all"]]
+    assert in_node("run_tabs/metrics", code, tmp_path) == [2, ["all", 5, "all"]]
 
 
 def test_curves_of_an_ended_run_that_were_refused_are_asked_for_again(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_curves_of_an_ended_run_that_were_refused_are_asked_for_again(tmp_path: 
     return [asked, page.note.textContent];
     """
     )
-    assert in_node("metrics", code, tmp_path) == [["all", "all"], "No curves yet."]
+    assert in_node("run_tabs/metrics", code, tmp_path) == [["all", "all"], "No curves yet."]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_table_is_sorted_by_what_its_figures_say(tmp_path: Path, cells: list[s
     table.order = {{ column: 0, direction: 1 }};
     return table.sorted().map((row) => row.cells[0]);
     """
-    assert in_node("table", code, tmp_path) == cells
+    assert in_node("elements/table", code, tmp_path) == cells
 
 
 def test_a_log_is_read_once_however_quickly_it_is_chosen(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_log_is_read_once_however_quickly_it_is_chosen(tmp_path: Path) -> None
     await rest();
     return [answers.map(([words]) => words), page.lines];
     """
-    assert in_node("logs", code, tmp_path) == [["rank=0", "rank=1", "rank=0"], ["step 1"]]
+    assert in_node("run_tabs/logs", code, tmp_path) == [["rank=0", "rank=1", "rank=0"], ["step 1"]]
 
 
 LOGS = """
@@ -298,7 +298,7 @@ def test_a_log_that_is_followed_is_that_of_the_newest_attempt(tmp_path: Path) ->
     return seen.map((value) => JSON.parse(value).join("."));
     """
     )
-    assert in_node("logs", code, tmp_path) == ["1.0", "1.1", "1.0", "1.0", "1.2"]
+    assert in_node("run_tabs/logs", code, tmp_path) == ["1.0", "1.1", "1.0", "1.0", "1.2"]
 
 
 def test_a_log_that_is_not_in_the_menu_is_opened_and_stays(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_log_that_is_not_in_the_menu_is_opened_and_stays(tmp_path: Path) -> No
     """
     )
     value = '["300",2]'
-    assert in_node("logs", code, tmp_path) == [value, value, ["0.2", "rank 300, attempt 2"]]
+    assert in_node("run_tabs/logs", code, tmp_path) == [value, value, ["0.2", "rank 300, attempt 2"]]
 
 
 def test_lines_of_the_kernel_are_not_added_to_those_of_the_file(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_lines_of_the_kernel_are_not_added_to_those_of_the_file(tmp_path: Path) 
     """
     )
     file = "100%\na\nb"
-    assert in_node("logs", code, tmp_path) == [file, "a\nb", file]
+    assert in_node("run_tabs/logs", code, tmp_path) == [file, "a\nb", file]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_runs_of_other_lengths_are_read_at_one_step(
     const same = (one) => one;
     return chart.hover({pointer}, {{ X: same, Y: same, valueAt: same, width: 9 }}, []);
     """
-    assert in_node("chart", code, tmp_path) == words
+    assert in_node("charts/chart", code, tmp_path) == words
 
 
 def test_a_number_under_the_pointer_has_no_exponent(tmp_path: Path) -> None:
@@ -369,4 +369,4 @@ def test_a_number_under_the_pointer_has_no_exponent(tmp_path: Path) -> None:
     return [...number, ...[9999.97, 99999.7].map((value) => ui.readLabel("decimals", value))];
     """
     found = ["0.000", "1.500", "1,000", "9,999", "10,000", "12,346", "10,000", "100,000"]
-    assert in_node("numbers", code, tmp_path) == found
+    assert in_node("charts/numbers", code, tmp_path) == found

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -94,7 +93,7 @@ def test_a_server_is_asked_for_the_runs_that_it_shows(tmp_path, monkeypatch):
 
 
 def test_without_a_server_the_page_has_the_curves_that_it_opens_with():
-    text = Path(script.__file__).with_name("compare.js").read_text(encoding="utf-8")
+    text = (script.FOLDER / "compare" / "compare.js").read_text(encoding="utf-8")
     first = re.search(r"FIRST_COMPARED = \[([^\]]*)\]", text)[1]
     assert tuple(re.findall(r'"(\w+)"', first)) == widget.NAMES
 

@@ -10,7 +10,7 @@ import { ISettingRegistry } from "@jupyterlab/settingregistry";
 import { IStatusBar } from "@jupyterlab/statusbar";
 import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 
-import { Server, pageConfig } from "../../ui/server.js";
+import { Server, pageConfig } from "../../ui/host/server.js";
 import { linkedPlace, linkedRuns, makeHost, notify, type Place } from "./host";
 import { firstInLaunchers } from "./launcher";
 import { modelsIcon, newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
@@ -57,7 +57,7 @@ function activate(
   const server = new Server(config);
   const watch = new RunsWatch(server);
   const host = makeHost(app, notebooks);
-  // For views in the outputs of notebooks (lab/ui/host.js).
+  // For views in the outputs of notebooks (lab/ui/host/host.js).
   (window as any).nbtrainHost = host;
 
   const text = (args: ReadonlyPartialJSONObject, key: string) => String(args[key] ?? "");

@@ -4,7 +4,7 @@ import type { JupyterFrontEnd } from "@jupyterlab/application";
 import { Notification } from "@jupyterlab/apputils";
 import type { IFileBrowserFactory } from "@jupyterlab/filebrowser";
 
-import type { Server } from "../../ui/server.js";
+import type { Server } from "../../ui/host/server.js";
 import type { FormArguments } from "./host";
 
 // File types that `nbtrain new` reads (corpus/survey/survey.py); for other files the server answers why not.

@@ -3,11 +3,11 @@
 import { Widget } from "@lumino/widgets";
 import type { Message } from "@lumino/messaging";
 
-import { mountCompare } from "../../ui/compare.js";
-import { mountForm } from "../../ui/form.js";
-import { mountRun } from "../../ui/run.js";
-import { mountRuns } from "../../ui/runs.js";
-import type { Server } from "../../ui/server.js";
+import { mountCompare } from "../../ui/compare/compare.js";
+import { mountForm } from "../../ui/form/form.js";
+import { mountRun } from "../../ui/run/run.js";
+import { mountRuns } from "../../ui/runs/runs.js";
+import type { Server } from "../../ui/host/server.js";
 import type { Host, Place } from "./host";
 
 /** Draws a view into an element, and returns a function that ends it. */

@@ -3,8 +3,8 @@
 
 import { Signal, type ISignal } from "@lumino/signaling";
 
-import { runsFeed } from "../../ui/runs_feed.js";
-import type { Server } from "../../ui/server.js";
+import { runsFeed } from "../../ui/runs/runs_feed.js";
+import type { Server } from "../../ui/host/server.js";
 
 export interface RunEntry {
   name: string;

@@ -1,0 +1,121 @@
+// The settings of a run as a tree with search: sections that open and close, what differs from the YAML, the
+// defaults or the parent, and a clone with one changed value.
+
+import { button, choices, element } from "../elements/dom.js";
+
+/** What can be shown: [key, words, whether a row belongs to it]. */
+const FILTERS = [
+  ["all", "all settings", () => true],
+  ["yaml", "only what overrides changed", (row) => row.override],
+  ["set", "only what was set", (row) => Boolean(row.origin)],
+  ["default", "only what differs from the defaults", (row) => "default" in row],
+  ["parent", "only what differs from the parent", (row) => "parent" in row],
+];
+
+export class ConfigTree {
+  /** `cloneWith(key, text)` opens the form with this value; null where there is no form. */
+  constructor(cloneWith) {
+    this.cloneWith = cloneWith;
+    this.node = element("section", "nbt-config-tree");
+    this.find = element("input");
+    Object.assign(this.find, { type: "search", placeholder: "Search settings" });
+    this.find.setAttribute("aria-label", "search settings");
+    this.filter = element("select");
+    this.filter.setAttribute("aria-label", "which settings");
+    for (const control of [this.find, this.filter]) control.addEventListener("input", () => this.paint());
+    this.count = element("span", "nbt-empty");
+    this.count.setAttribute("role", "status");
+    const fold = (open) => () => this.tree.querySelectorAll("details").forEach((node) => (node.open = open));
+    this.tools = element("div", "nbt-tools");
+    this.tools.append(this.find, this.filter, button("Open all", "", fold(true)), button("Close all", "", fold(false)), this.count);
+    this.tree = element("div", "nbt-config-sections");
+    this.node.append(this.tools, this.tree);
+    this.rows = [];
+  }
+
+  show(rows, parent) {
+    this.rows = rows;
+    const offered = FILTERS.filter(([key]) => (key !== "parent" || parent) && (!["yaml", "set"].includes(key) || rows.some(({ origin }) => origin)));
+    choices(this.filter, offered.map(([key, words]) => [key, key === "parent" ? `only what differs from ${parent}` : words]));
+    this.parent = parent;
+    this.paint();
+  }
+
+  paint() {
+    const wanted = this.find.value.trim().toLowerCase(), chosen = this.filter.value || "all";
+    const belongs = FILTERS.find(([key]) => key === chosen)[2];
+    const rows = this.rows.filter((row) =>
+      belongs(row) && (!wanted || `${row.key} ${row.value}`.toLowerCase().includes(wanted)));
+    const narrowed = wanted || chosen !== "all";
+    this.count.textContent = narrowed ? `${rows.length} of ${this.rows.length} settings` : `${rows.length} settings`;
+    const open = new Set([...this.tree.querySelectorAll("details[open]")].map(({ dataset }) => dataset.path));
+    const first = !this.tree.childElementCount;
+    const sections = new Map();
+    for (const row of rows) {
+      const at = row.key.indexOf("."), name = at < 0 ? "" : row.key.slice(0, at);
+      if (!sections.has(name)) sections.set(name, []);
+      sections.get(name).push(row);
+    }
+    this.tree.replaceChildren(...[...sections].map(([name, own]) => {
+      if (!name) return this.table(own, "");
+      const node = element("details"), summary = element("summary");
+      node.dataset.path = name;
+      node.open = Boolean(narrowed) || open.has(name) || (first && name === "model");
+      summary.append(element("b", "", name), ` ${own.length}`);
+      node.append(summary, this.table(own, `${name}.`));
+      return node;
+    }));
+  }
+
+  /** The rows of a section; `prefix` is its name with a dot. */
+  table(rows, prefix) {
+    const table = element("table", "nbt-pairs");
+    table.setAttribute("aria-label", `settings of ${prefix.slice(0, -1) || "the run"}`);
+    table.append(...rows.map((row) => this.row(row, prefix)));
+    return table;
+  }
+
+  row(row, prefix) {
+    const node = element("tr"), head = element("th", "", row.key.slice(prefix.length)), cell = element("td", "nbt-wide");
+    head.scope = "row";
+    node.dataset.key = row.key;
+    const value = element("code", "", row.value);
+    if ("default" in row || "parent" in row) value.className = "nbt-differs";
+    const notes = [
+      ...("default" in row && row.default !== null ? [`default ${row.default}`] : []),
+      ...("parent" in row ? [`${this.parent} ${row.parent}`] : []),
+      ...(row.origin ? [`set by ${row.origin}`] : []),
+    ];
+    cell.append(value, " ", element("small", "", notes.join(" \u00b7 ")));
+    const clone = element("td", "nbt-act");
+    if (this.cloneWith && row.text !== null) clone.append(this.cloneButton(row));
+    node.append(head, cell, clone);
+    return node;
+  }
+
+  /** A button that becomes a field for the new value; Enter opens the form with it, Escape closes the field. */
+  cloneButton(row) {
+    const title = `Clone this run with another value of ${row.key}`;
+    const node = button("Change", title, () => {
+      const field = element("input");
+      Object.assign(field, { type: "text", value: row.text, title: "Enter opens the form with this value; Escape keeps the old one" });
+      field.setAttribute("aria-label", `new value of ${row.key}`);
+      const close = () => {
+        field.replaceWith(node);
+        node.focus();
+      };
+      field.addEventListener("keydown", (event) => {
+        if (event.key === "Escape") close();
+        if (event.key !== "Enter") return;
+        event.preventDefault();
+        close();
+        this.cloneWith(row.key, field.value);
+      });
+      node.replaceWith(field);
+      field.focus();
+      field.select();
+    });
+    node.setAttribute("aria-label", title);
+    return node;
+  }
+}

@@ -1,0 +1,193 @@
+// The frame of the list of runs: filters, the bar for chosen runs, column heads and pages.
+
+import { MOST_COMPARED } from "../compare/compare_chips.js";
+import { bulkButtons } from "./runs_bulk.js";
+import { isSortable } from "./runs_columns.js";
+import { RunMenu } from "./runs_menu.js";
+import { STATE_GROUPS } from "./runs_order.js";
+import { RUNS_CSS } from "./runs_style.js";
+import { addStyle } from "../elements/style.js";
+import { button, choices, element, zone } from "../elements/dom.js";
+
+export const RUNS_ON_A_PAGE = 100;
+const RUNS_SORTED = { 1: "ascending", "-1": "descending" };
+
+const SORT_CHOICES = [
+  ["created", "Newest first"],
+  ["name", "By name"],
+  ["state", "By state"],
+  ["loss", "By loss"],
+];
+
+/** The elements of the list; RunsList of runs.js implements their actions. */
+export class RunsFrame {
+  build() {
+    addStyle();
+    addStyle("nbtrain-runs-style", RUNS_CSS);
+    const { root } = this;
+    root.classList.add("nbt-root", "nbtrain-runs");
+    root.classList.toggle("nbt-compact", this.compact);
+    this.tools = element("div", "nbt-tools");
+    this.text = element("input");
+    this.text.type = "search";
+    this.text.placeholder = "Name, tag, note, cause";
+    this.text.setAttribute("aria-label", "show only runs that contain this text");
+    this.text.addEventListener("input", () => this.filtered());
+    // Keep the notebook from handling the key.
+    this.text.addEventListener("keydown", (event) => event.stopPropagation());
+    this.state = this.select("which states", () => {
+      const archived = this.state.value === "archived";
+      if (archived !== this.archived) {
+        this.archived = archived;
+        if (this.given) this.show(this.given);
+        this.look();
+      }
+      this.filtered();
+    });
+    this.archived = false;
+    choices(this.state, STATE_GROUPS);
+    this.tag = this.select("which tag", () => this.filtered());
+    this.count = element("span", "nbt-word");
+    this.tools.append(this.text, this.state, this.tag);
+    if (this.compact) this.tools.append(this.sortChoice());
+    this.tools.append(element("span", "nbt-room"), this.count);
+    if (!this.compact) {
+      const about = "Save the runs that match the filter, with these columns";
+      this.tools.append(this.columns.node, button("CSV", about, () => this.saveCsv()));
+    }
+    this.bulkPlace = element("div");
+    this.bar = element("div", "nbt-tools nbt-chosen");
+    this.bar.hidden = true;
+    this.message = element("div", "nbt-note");
+    this.message.setAttribute("role", "status");
+    this.live = element("div", "nbt-unseen");
+    this.live.setAttribute("aria-live", "polite");
+    const scroll = element("div", "nbt-scroll"), table = element("table");
+    table.setAttribute("aria-label", "Runs");
+    this.body = element("tbody");
+    this.table = table;
+    table.append(this.body);
+    if (!this.compact) this.rebuildHead();
+    scroll.append(table);
+    this.empty = element("p", "nbt-empty", "Looking...");
+    this.pager = element("div", "nbt-pager");
+    this.pager.hidden = true;
+    this.menu = new RunMenu(this);
+    this.body.addEventListener("keydown", (event) => this.key(event));
+    const parts = [this.tools, this.bar, this.bulkPlace, this.message, this.live, scroll, this.empty, this.pager];
+    root.replaceChildren(...parts, this.menu.node);
+  }
+
+  select(label, act) {
+    const node = element("select");
+    node.setAttribute("aria-label", label);
+    node.addEventListener("change", act);
+    return node;
+  }
+
+  sortChoice() {
+    const node = this.select("in which order", () => this.sort(node.value));
+    choices(node, SORT_CHOICES);
+    return node;
+  }
+
+  rebuildHead() {
+    const before = this.table.querySelector("thead");
+    if (before) before.remove();
+    this.table.prepend(this.head());
+    this.root.classList.toggle("nbt-own-columns", this.columns.isOwn);
+  }
+
+  head() {
+    const head = element("thead"), row = element("tr"), pick = element("th", "nbt-pick");
+    this.all = element("input");
+    this.all.type = "checkbox";
+    this.all.setAttribute("aria-label", "Choose all runs of this page");
+    this.all.addEventListener("change", () => this.choose(this.shown, this.all.checked));
+    const target = element("label");
+    target.append(this.all);
+    pick.append(target);
+    row.append(pick);
+    this.heads = {};
+    for (const [key, name, className] of this.columns.shown) {
+      const cell = element("th", className);
+      // Times have no zone of their own.
+      const title = key === "created" ? `${name}, ${zone(Date.now() / 1000)}` : name;
+      cell.scope = "col";
+      cell.dataset.column = key;
+      const about = `sort by ${title}; with Shift, sort equal runs of the columns before`;
+      cell.append(isSortable(key) ? button(title, about, (event) => this.sort(key, event.shiftKey)) : title);
+      this.heads[key] = cell;
+      row.append(cell);
+    }
+    row.append(element("td"));
+    head.append(row);
+    return head;
+  }
+
+  drawHead() {
+    if (this.compact) return;
+    for (const [key, cell] of Object.entries(this.heads)) {
+      const place = this.orders.findIndex((order) => order.key === key), order = this.orders[place];
+      if (isSortable(key)) cell.setAttribute("aria-sort", order ? RUNS_SORTED[order.direction] : "none");
+      cell.dataset.place = order && this.orders.length > 1 ? place + 1 : "";
+    }
+    const chosen = this.shown.filter((name) => this.chosen.has(name)).length;
+    this.all.checked = chosen > 0 && chosen === this.shown.length;
+    this.all.indeterminate = chosen > 0 && chosen < this.shown.length;
+  }
+
+  drawBar() {
+    const runs = this.runs.filter((run) => this.chosen.has(run.name)), names = [...this.chosen];
+    const all = this.found.filter((run) => !this.chosen.has(run.name)).length ? this.found.length : 0;
+    const state = JSON.stringify([names, Boolean(this.server), all, runs.map((run) => [run.active, run.archived])]);
+    this.bar.hidden = !names.length;
+    if (!names.length) this.bulkPlace.replaceChildren();
+    if (!names.length || state === this.barState) return;
+    this.barState = state;
+    const parts = [element("span", "", `${names.length} chosen`)];
+    if (this.host.openCompare) {
+      const open = () => this.host.openCompare(names);
+      const compare = button("Compare", "Curves and settings side by side", open, "nbt-primary");
+      compare.disabled = names.length < 2 || names.length > MOST_COMPARED;
+      if (names.length < 2) compare.title = "Choose a second run to compare with.";
+      else if (compare.disabled) {
+        const reason = `A comparison shows at most ${MOST_COMPARED} runs: choose fewer.`;
+        compare.title = reason;
+        parts.push(compare, element("span", "nbt-word", reason));
+      }
+      if (!parts.includes(compare)) parts.push(compare);
+    }
+    if (this.server) parts.push(...bulkButtons(this, runs));
+    // The box in the head chooses the runs of this page.
+    if (all > this.shown.length && this.shown.every((name) => this.chosen.has(name)))
+      parts.push(button(`Choose all ${all.toLocaleString("en")}`, "Choose every run that matches the filter", () =>
+        this.choose(this.found.map(({ name }) => name), true)));
+    parts.push(button("Clear", "Choose none", () => this.choose(names, false)));
+    this.bar.replaceChildren(...parts);
+  }
+
+  drawPager(begin, count) {
+    this.pager.hidden = count <= RUNS_ON_A_PAGE;
+    const state = `${begin} ${count}`;
+    if (this.pager.hidden || state === this.pagerState) return;
+    this.pagerState = state;
+    const to = (page) => () => {
+      this.page = page;
+      this.draw();
+      this.table.parentNode.scrollTop = 0;
+      this.root.scrollIntoView({ block: "nearest" });
+    };
+    const back = button("\u2039", "previous page", to(this.page - 1));
+    const on = button("\u203a", "next page", to(this.page + 1));
+    back.disabled = begin === 0;
+    on.disabled = begin + RUNS_ON_A_PAGE >= count;
+    const words = `${begin + 1}\u2013${Math.min(begin + RUNS_ON_A_PAGE, count)} of ${count.toLocaleString("en")}`;
+    this.pager.replaceChildren(back, element("span", "", words), on);
+  }
+
+  say(text, kind = "") {
+    this.message.textContent = text;
+    this.message.className = `nbt-note ${kind && `nbt-${kind}`}`;
+  }
+}

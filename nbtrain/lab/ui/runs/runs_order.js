@@ -1,0 +1,74 @@
+// The filter of a list of runs (text, state, tag) and its order (by a column, or as given).
+
+import { columnValue } from "./runs_columns.js";
+import { known } from "../elements/dom.js";
+
+/** Choices of the filter by state: [value, label]; the states that occur follow them. */
+export const STATE_GROUPS = [
+  ["", "All states"],
+  ["active", "Active"],
+  ["ended", "Ended"],
+  ["archived", "Archived"],
+];
+
+export const tagWords = ([key, value]) => (value ? `${key}=${value}` : key);
+export const tagsOf = (run) => Object.entries(run.labels || {}).map(tagWords);
+
+/** The text of a run that the filter searches, in lower case. */
+const searched = (run) =>
+  [run.name, run.state, ...tagsOf(run), run.notes, run.cause, run.backend]
+    .filter(Boolean)
+    .join("\n")
+    .toLowerCase();
+
+function holdsState(run, state) {
+  if (state === "active" || state === "ended") return run.active === (state === "active");
+  return !state || state === "archived" || run.state === state;
+}
+
+/** The runs that have every word of `text`, the state, and the tag. */
+export function filteredRuns(runs, { text, state, tag }) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  return runs.filter((run) => {
+    if (!holdsState(run, state) || (tag && !tagsOf(run).includes(tag))) return false;
+    if (!words.length) return true;
+    const all = searched(run);
+    return words.every((word) => all.includes(word));
+  });
+}
+
+/** Sort by the first of `orders`, [{key, direction}, ...], runs that are equal there by the next one.
+ *  Runs without a value come last in either direction. */
+export function sortedRuns(runs, orders) {
+  const compared = (one, two, { key, direction }) => {
+    const [a, b] = [columnValue(one, key), columnValue(two, key)];
+    if (!known(a) || !known(b)) return known(a) ? -1 : known(b) ? 1 : 0;
+    if (typeof a === "number" && typeof b === "number") return direction * (a - b);
+    return direction * String(a).localeCompare(String(b), "en", { numeric: true });
+  };
+  const first = (one, two) => orders.reduce((before, order) => before || compared(one, two, order), 0);
+  return [...runs].sort(first);
+}
+
+/** [[tag, words with its count], ...] of all runs, the most frequent first. */
+export function tagChoices(runs) {
+  const counts = new Map();
+  for (const run of runs) for (const tag of tagsOf(run)) counts.set(tag, (counts.get(tag) || 0) + 1);
+  const found = [...counts].sort((one, two) => two[1] - one[1] || one[0].localeCompare(two[0]));
+  return [["", "Any tag"], ...found.map(([tag, count]) => [tag, `${tag} (${count})`])];
+}
+
+/** Return the changes {key: value or null} that turn `before` into the labels of the text: "team=nlp, stage".
+ *  Throws an Error for invalid text. */
+export function labelChanges(text, before) {
+  const changes = Object.fromEntries(Object.keys(before).map((key) => [key, null]));
+  for (const part of text.split(",").map((word) => word.trim()).filter(Boolean)) {
+    const at = part.indexOf("=");
+    const [key, value] = at < 0 ? [part, ""] : [part.slice(0, at).trim(), part.slice(at + 1).trim()];
+    if (!key) throw new Error(`Tags: ${part} has no name before =; write name=value, such as team=nlp.`);
+    if (known(changes[key])) throw new Error(`Tags: ${key} is given twice; give each name once.`);
+    changes[key] = value;
+  }
+  for (const key of Object.keys(changes)) if (changes[key] === before[key]) delete changes[key];
+  return changes;
+}

@@ -54,6 +54,7 @@ map:
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python -m nbtrain.cli.reference.pages
+	$(BIN)/python -m tests.gpu --page
 
 # Documentation and executed notebooks as static pages: build/site/html/index.html. In seconds: it runs no notebook.
 # SITE_ARGS="--run 02_plan" runs one first, SITE_ARGS=--run all; the copies stay in build/notebooks.

@@ -23,6 +23,7 @@ from nbtrain.base.hardware.nvml import driver_gpus
 from nbtrain.base.printing.report import Report, Table
 from nbtrain.base.text.amounts import counted, size
 from nbtrain.base.workspace import data_home, output_root, queue_folder
+from nbtrain.jobs.machine.build_tools import nvme_tools, quantization_tools
 
 GIB = 1 << 30
 
@@ -68,6 +69,7 @@ def examine() -> list[Finding]:
         queue_finding(),
         shared_memory_finding(),
         compiler_finding(),
+        *extension_findings(gpus),
     ]
 
 
@@ -170,6 +172,23 @@ def compiler_finding() -> Finding:
         return _found("ok", "compiler", compiler)
     advice = "Needed by model.compile: true only."
     return _found("note", "compiler", "none", advice)
+
+
+def extension_findings(gpus: int) -> list[Finding]:
+    """Return what DeepSpeed lacks to compile its extensions on first use; quantization runs on GPUs only."""
+    uses = [("NVMe", "offloading to NVMe (parallel.offload_optimizer.device: nvme)", nvme_tools())]
+    if gpus:
+        words = "quantized ZeRO++ (parallel.zero_quantized_weights, zero_quantized_gradients)"
+        uses.append(("ZeRO++", words, quantization_tools()))
+    findings = []
+    for subject, use, tools in uses:
+        lacking = [what for what, is_there in tools.items() if not is_there]
+        if lacking:
+            advice = f"Needed only by {use}: DeepSpeed compiles an extension with it."
+            findings.append(_found("note", subject, f"missing: {', '.join(lacking)}", advice))
+        else:
+            findings.append(_found("ok", subject, "DeepSpeed can compile its extension"))
+    return findings
 
 
 def installed(name: str) -> str | None:

@@ -7,11 +7,8 @@ runs each check.
 import importlib.util
 import os
 import re
-import shlex
 import shutil
-import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 from nbtrain.base.extras import install_command
@@ -26,6 +23,7 @@ from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.launch import Launch
+from nbtrain.jobs.machine.build_tools import has_compiler, nvme_tools, quantization_tools
 
 
 def compiler_is_there(launch: Launch) -> Iterator[Finding]:
@@ -159,11 +157,6 @@ def _file_system(folder: Path) -> str | None:
     return kind
 
 
-INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
-# The folder in which torch.utils.cpp_extension looks last.
-CUDA_FOLDER = "/usr/local/cuda"
-
-
 def extensions_can_be_built(launch: Launch) -> Iterator[Finding]:
     """Check that the tools exist with which DeepSpeed compiles its NVMe access and its quantization on first
     use.
@@ -173,14 +166,7 @@ def extensions_can_be_built(launch: Launch) -> Iterator[Finding]:
     names = ("zero_quantized_weights", "zero_quantized_gradients")
     quantized = [f"parallel.{name}" for name in names if getattr(config.parallel, name)]
     for key in (*nvme[:1], *quantized[:1]):
-        tools = {
-            "a C++ compiler (Debian: g++)": has_compiler("CXX", "g++", "clang++"),
-            "ninja (pip install ninja)": _tool("ninja"),
-        }
-        if key in nvme:
-            tools["libaio's headers (Debian: libaio-dev)"] = _header("libaio.h")
-        else:
-            tools[f"CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {CUDA_FOLDER}/bin)"] = has_nvcc()
+        tools = nvme_tools() if key in nvme else quantization_tools()
         if lacking := [what for what, there in tools.items() if not there]:
             yield mistake(
                 config,
@@ -189,45 +175,6 @@ def extensions_can_be_built(launch: Launch) -> Iterator[Finding]:
                 f"extension, and this is missing: {', '.join(lacking)}.",
                 "Install it, or leave the field at its default.",
             )
-
-
-def has_nvcc() -> bool:
-    """Return whether torch finds CUDA's compiler, in the first of its search locations that is set or
-    exists.
-    """
-    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if named is None and shutil.which("nvcc"):
-        return True
-    return (Path(named or CUDA_FOLDER) / "bin" / "nvcc").is_file()
-
-
-def has_compiler(variable: str, *names: str) -> bool:
-    """Return whether the compiler named by the environment variable exists, or one of `names` if the variable
-    is not set.
-    """
-    named = os.environ.get(variable)
-    return any(shutil.which(name) for name in ([named] if named else names))
-
-
-def _tool(name: str) -> bool:
-    """Return whether ranks find a program: on PATH, or next to the Python that starts them."""
-    return shutil.which(name) is not None or (Path(sys.executable).parent / name).is_file()
-
-
-def _header(name: str) -> bool:
-    asked = [os.environ.get(variable, "") for variable in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")]
-    folders = [*INCLUDE_FOLDERS, *(folder for value in asked for folder in value.split(":") if folder)]
-    words = [word for variable in ("CFLAGS", "CXXFLAGS") for word in _words(os.environ.get(variable, ""))]
-    folders += [word[2:] or after for word, after in pairwise([*words, ""]) if word.startswith("-I")]
-    return any((Path(folder) / name).is_file() for folder in folders if folder)
-
-
-def _words(flags: str) -> list[str]:
-    """Split a compiler's flags as a shell does; if their quotes are not closed, split at spaces only."""
-    try:
-        return shlex.split(flags)
-    except ValueError:
-        return flags.split()
 
 
 def packages_are_there(launch: Launch) -> Iterator[Finding]:

@@ -41,6 +41,8 @@ from nbtrain.planner.second_opinion import second_opinion
 from nbtrain.planner.time.duration import DurationEstimate, duration_at
 from nbtrain.planner.time.explain import traffic
 from nbtrain.planner.time.network_use import NetworkUse, network_use
+from nbtrain.planner.time.published_times import PublishedComparison, compare_published
+from nbtrain.planner.time.rests_on import RestsOn, rests_on
 from nbtrain.planner.time.speed import Speed, read_speed
 
 if TYPE_CHECKING:
@@ -96,6 +98,10 @@ class Plan(Result):
     """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
     interruptions: Interruptions | None = None
     """Failures and lost spot machines, and their cost; None if fewer than one is expected."""
+    rests_on: RestsOn | None = None
+    """Measurement that the planned time rests on; None if the time is not known."""
+    published: PublishedComparison | None = None
+    """Time that an example publishes for this run, and the reason for the difference; None for other runs."""
 
     @property
     def warnings(self) -> list[str]:
@@ -256,6 +262,10 @@ class Plan(Result):
             "rate": f"{rate:,.0f} tokens/s" if rate else "unknown",
             "basis": duration.basis,
         }
+        if self.rests_on is not None:
+            time_rows["rests on"] = self.rests_on.words
+        if self.published is not None:
+            time_rows["upstream"] = self.published.words
         disk_rows = {
             "checkpoint": amounts.size(disk.checkpoint_bytes),
             "checkpoints": f"{disk.num_checkpoints} at most: {amounts.size(disk.checkpoints_bytes)}",
@@ -307,6 +317,8 @@ class Plan(Result):
             "model_flops_per_token": model_flops_per_token(config),
             "memory": record_of(self.memory, "total_bytes", "fits", "total_host_bytes", "fits_host"),
             "duration": asdict(self.duration),
+            "rests_on": self.rests_on.to_dict() if self.rests_on else None,
+            "published": self.published.to_dict() if self.published else None,
             "disk": record_of(self.disk, "checkpoints_bytes", "total_bytes"),
             "cost": {**asdict(self.cost), "money": self.cost.money},
             "limits": [asdict(limit) for limit in self.limits],
@@ -361,4 +373,6 @@ def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = Non
         text=subject.text,
         network=network,
         interruptions=interruptions,
+        rests_on=rests_on(speed),
+        published=compare_published(config, speed, duration),
     )

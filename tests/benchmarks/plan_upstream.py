@@ -12,18 +12,11 @@ from nbtrain.config.load import load
 from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.duration import DurationEstimate, estimate_duration
+from nbtrain.planner.time.published_times import DAY, HOUR, PUBLISHED
 from nbtrain.planner.time.step import estimate_step
 
 RUNS = Path(__file__).parents[2] / "examples/megatron-gpt/training"
-HOUR, DAY = 3600, 86400
-PUBLISHED = {
-    "gpt-125m": 8 * HOUR,
-    "gpt-125m-2xdp": 4 * HOUR,
-    "gpt-125m-4xdp": 2 * HOUR,
-    "gpt-1-3b-4xdp": 8 * DAY,
-    "gpt-1-3b-8xdp": 4 * DAY,
-    "gpt-1-3b-4xdp-4xpp": 2 * DAY,
-}
+TIMES = {time.run: time.seconds for time in PUBLISHED.values() if time.seconds is not None}
 
 FALCON = Shape(
     num_layers=80, hidden_size=14848, num_attention_heads=232, ffn_hidden_size=4 * 14848,
@@ -75,7 +68,7 @@ def section() -> list[str]:
         "| run | published | planned | steps | validation and test | checkpoints |",
     ]
     lines.append("| --- " * 6 + "|")
-    for name, published in PUBLISHED.items():
+    for name, published in TIMES.items():
         plan = upstream(name)
         assert plan.seconds is not None
         unit, word = (DAY, "d") if published >= DAY else (HOUR, "h")

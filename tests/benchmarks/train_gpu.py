@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -318,7 +319,8 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "gpu" else "CPU"
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line; None means this process's."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -331,12 +333,17 @@ def main() -> None:
     parser.add_argument("--gpu-type", help="a name of the device table, for the plan's figures")
     parser.add_argument("--timeout", type=float, default=540.0, help="seconds for each contender")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    options = arguments()
     device = "cpu" if options.smoke else "gpu"
+    if options.contender == "ours":
+        print(json.dumps(ours(options.sizes[0], options, device)))
+        return
     if options.contender:
-        play = ours if options.contender == "ours" else loop
-        arguments = (options.sizes[0], options, device)
-        print(json.dumps(play(*arguments) if play is ours else loop(options.contender, *arguments)))
+        print(json.dumps(loop(options.contender, options.sizes[0], options, device)))
         return
     import torch
 

@@ -78,3 +78,13 @@ def test_a_queue_that_cannot_be_kept_is_an_error(monkeypatch, tmp_path, folder, 
     assert doctor.disk_finding("output", tmp_path / folder).level == "error"
     monkeypatch.setenv("NBTRAIN_QUEUE", str(tmp_path / "own"))
     assert doctor.queue_finding() == Finding("ok", "queue", "", "", str(tmp_path / "own"))
+
+
+def test_what_deepspeed_cannot_compile_is_named(monkeypatch):
+    """A missing header is named with its package; the tools of quantization matter on GPUs only."""
+    monkeypatch.setattr(doctor, "nvme_tools", lambda: {"ninja": True, "libaio's headers": False})
+    monkeypatch.setattr(doctor, "quantization_tools", lambda: {"ninja": True, "nvcc": True})
+    (nvme,) = doctor.extension_findings(gpus=0)
+    assert (nvme.level, nvme.message) == ("note", "missing: libaio's headers")
+    assert "parallel.offload_optimizer.device: nvme" in nvme.fix
+    assert [finding.level for finding in doctor.extension_findings(gpus=1)] == ["note", "ok"]

@@ -20,6 +20,7 @@ from nbtrain.planner.memory import estimate_memory
 from .conftest import ASCEND, EXAMPLES, LLAMA, OWN, UPSTREAM
 
 TINY = ("gpt3-tiny", "llama-tiny")
+LARGEST = ("gpt-175b", "gpt-175b-3-5t")
 ALL = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 
 # name: nodes, GPUs per node, tensor, pipeline, data, ZeRO, micro, global, micro batches a step,
@@ -40,7 +41,7 @@ GOLDEN = {
 def test_the_examples_are_tiny_upstreams_ascends_gpt3s_175b_and_llamas():
     """The list of examples is complete and contains no base file, because a base cannot run."""
     assert sorted(ALL) == sorted(
-        [*UPSTREAM, *ASCEND, *OWN, *LLAMA, "gpt-tiny", "gpt-175b", "gpt-125m-zh", *TINY]
+        [*UPSTREAM, *ASCEND, *OWN, *LLAMA, "gpt-tiny", *LARGEST, "gpt-125m-zh", *TINY]
     )
 
 
@@ -276,6 +277,16 @@ def test_gpt_175b_counts_the_ramp():
     assert config.train_tokens == schedule.tokens_after(500_000) == 1_522_572_394_496
     assert config.lr_decay_tokens == schedule.tokens_after(430_000) == 1_302_371_434_496
     assert config.lr_warmup_tokens == config.lr_decay_tokens // 1000
+
+
+def test_gpt_175b_of_3_5_trillion_tokens_is_upstreams_length():
+    """The example's table of sizes has 3.5T tokens for 175B, 20 a parameter, and the schedule of its runs."""
+    config, script = load("gpt-175b-3-5t"), load("gpt-175b")
+    assert config.train_tokens == config.lr_decay_tokens == 3_500_000_000_000
+    assert config.train_tokens / count_parameters(config).total == pytest.approx(20, rel=0.01)
+    assert (config.lr_warmup_tokens, config.lr_schedule.min_lr) == (35_000_000_000, 1e-6)
+    assert config.model == script.model and config.precision == script.precision
+    assert config.world_size == config.resources.nodes * config.resources.gpus_per_node == 1024
 
 
 # --- golden parameter counts: layers, hidden, heads, sequence, vocabulary, tensor, count ----------

@@ -2,6 +2,7 @@
 
     python -m tests.gpu [--only memory parity] [--minutes 9] [--wheels DIR] [--copy-to DIR] [--again]
     python -m tests.gpu --list                 list what would run, without running it
+    python -m tests.gpu --page                 write the page again, with today's plans; needs no GPU
     python -m tests.gpu --smoke --to DIR       every step with tiny sizes on this machine's CPU
 
 Each step is one process of at most nine minutes. Steps that compare numbers run together; then the steps that
@@ -14,6 +15,7 @@ package is missing.
 
 import argparse
 import contextlib
+import datetime
 import functools
 import json
 import os
@@ -78,7 +80,8 @@ class Call:
         for row in rows:
             by_case.pop(row["name"], None)
             row = {**row, "words": without_places(row["words"])}
-            by_case[row["name"]] = {**row, "key": key_of(step), "command": self.command}
+            measured = {"key": key_of(step), "command": self.command, "date": str(datetime.date.today())}
+            by_case[row["name"]] = {**row, **measured}
         if complete:
             # Removes cases that were renamed or deleted; a complete pass has just run all others.
             own.rows[step.name] = {name: row for name, row in by_case.items() if row["key"] == key_of(step)}
@@ -260,6 +263,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--minutes", type=float, default=MINUTES, help="of the whole call; default %(default)g"
     )
     parser.add_argument("--list", action="store_true", help="say what is to be run, and why; run nothing")
+    parser.add_argument("--page", action="store_true", help="write gpu.md again from gpu.json; run nothing")
     parser.add_argument("--again", action="store_true", help="try also what has passed")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels that are installed without a network")
     parser.add_argument("--to", type=Path, default=PAGE.parent, help="folder of gpu.md and gpu.json")
@@ -284,6 +288,9 @@ def command_of(options: argparse.Namespace) -> str:
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     began = now()
+    if options.page:
+        page.write(options.to, page.read(options.to / "gpu.json"))
+        return 0
     try:
         if options.wheels:
             machine.install(options.wheels)

@@ -89,12 +89,20 @@ def missing() -> list[str]:
 
 
 def left_out() -> list[str]:
-    """Return a line for each optional package that is missing."""
-    return [
+    """Return a line for each optional package, compiler or header that is missing, with what is skipped."""
+    from nbtrain.jobs.machine.build_tools import nvme_tools, quantization_tools
+
+    lines = [
         f"{name} is not installed; skipped: {what}"
         for module, (name, what) in OPTIONAL.items()
         if importlib.util.find_spec(module) is None
     ]
+    for tools, what in (
+        (nvme_tools(), "offload: the cases on NVMe"),
+        (quantization_tools(), "zeropp: the kernels, qwZ and qgZ"),
+    ):
+        lines += [f"missing: {tool}; skipped: {what}" for tool, is_there in tools.items() if not is_there]
+    return lines
 
 
 def install(wheels: Path) -> None:

@@ -1,8 +1,12 @@
 """Step `memory`: measured GPU memory of training compared with nbtrain.planner, for 125M and 1.3B.
 
-Each case runs the trainer as a user would, for four steps of two micro batches, in a separate process. The
-model states between two steps, torch's peak of allocated memory, and the driver's count for the process must
-each be within 10 % of the plan. A run that does not fit according to the plan must run out of memory.
+Each case runs the trainer as a user would, for four steps of two micro batches, in a separate process. What
+torch has allocated between two steps, its peak of allocated memory, and the driver's count for the process
+must each be within 10 % of the plan. A run that does not fit according to the plan must run out of memory.
+
+Between two steps torch counts the model states, without the gradients that DeepSpeed has released, and the
+workspaces of cuBLAS. The driver also counts CUDA's context, and the free blocks that torch keeps while there
+is room (planner/memory/buffers.py).
 """
 
 import functools
@@ -12,9 +16,11 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.config.load import load_resolved
+from nbtrain.config.load import load, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.memory.buffers import free_block_bytes
+from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.memory.states import is_bf16_optimizer
 from nbtrain.planner.setup.setup import setup_of
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
@@ -23,6 +29,11 @@ from tests.gpu.trained import OUT_OF_MEMORY, TrainingFailed, Trainings
 ALLOWED = 0.10
 STEPS, ACCUMULATION = 4, 2
 GIB = 2**30
+# torch allocates a workspace for each handle of cuBLAS, of which the forward and the backward thread have one
+# each: 32 MiB from compute capability 9.0 on, 8.125 MiB before (ATen/cuda/CublasHandlePool.cpp,
+# parseChosenWorkspaceSize).
+CUBLAS_HANDLES = 2
+CUBLAS_WORKSPACE_BYTES, OLD_CUBLAS_WORKSPACE_BYTES = 8 * 4096 * 1024, (2 * 4096 + 8 * 16) * 1024
 SOURCES = {"125m": "gpt-125m", "1.3b": "gpt-1-3b-4xdp"}
 RECOMPUTED: dict[str, dict[str, Any]] = {
     "none": {"parallel.activation_checkpointing.granularity": "none"},
@@ -66,16 +77,31 @@ class Planned:
     allocated: int
     """Bytes that torch counts as allocated."""
     device: int
-    """Bytes that the driver counts for the process."""
+    """Bytes that the driver counts for the process while there is room."""
     fits: bool | None
 
 
 def planned(config: RunConfig) -> Planned:
     """Return the planned bytes of the fullest rank."""
-    found = estimate_memory(config)
-    parts = found.parts
-    outside = sum(parts.get(part, 0) for part in ("runtime", "reserve"))
-    return Planned(between_steps(config, parts), found.total_bytes - outside, found.total_bytes, found.fits)
+    found, setup = estimate_memory(config), setup_of(config)
+    workspaces = cublas_bytes(config)
+    allocated = found.allocated_bytes + workspaces
+    free = free_block_bytes(setup, stage_of(setup, found.stage), allocated)
+    return Planned(
+        between_steps(config, found.parts) + workspaces,
+        allocated,
+        allocated + free + found.parts["runtime"],
+        found.fits,
+    )
+
+
+def cublas_bytes(config: RunConfig) -> int:
+    """Return the bytes of cuBLAS's workspaces, which torch allocates at the first product and keeps."""
+    if config.resources.device == "cpu":
+        return 0
+    device = setup_of(config).device
+    is_new = device is None or device.compute_capability >= (9, 0)
+    return CUBLAS_HANDLES * (CUBLAS_WORKSPACE_BYTES if is_new else OLD_CUBLAS_WORKSPACE_BYTES)
 
 
 def between_steps(config: RunConfig, parts: Mapping[str, int]) -> int:
@@ -136,14 +162,44 @@ def _tiny() -> dict[str, Any]:
 
 def find(trainings: Trainings, name: str, overrides: dict[str, Any]) -> Finding:
     """Plan and train one run."""
-    size = name.split(",")[0].split()[0]
+    settings = settings_of(overrides, trainings.place.gpu_name)
+    seq_length = overrides.get("model.seq_length", 2048)
+    settings["data.name"] = trainings.dataset("walks", 400, (seq_length // 2, 2 * seq_length), 500)
+    try:
+        run = trainings.make(name, settings, SOURCES[_size(name)])
+    except ConfigError as error:
+        # The tests load every case for a GPU that supports all formats.
+        raise Impossible(f"not on this GPU: {error}") from error
+    plan = planned(load_resolved(run.config_yaml))
+    try:
+        found = trainings.train(run, "memory").found
+    except TrainingFailed as error:
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        verdict = "does not fit" if plan.fits is False else "fits"
+        words = f"out of memory; the plan says that {plan.device / GIB:.1f} GiB {verdict}"
+        return passed_if(plan.fits is False, words)
+    return compare(plan, found, trainings.place.on_gpu)
+
+
+def plan_of(name: str, gpu_name: str) -> Planned | None:
+    """Return today's plan of a case on a GPU; None if the case no longer exists."""
+    overrides = dict(wanted(on_gpu=True)).get(name)
+    if overrides is None:
+        return None
+    machine = {"resources.device": "gpu", "resources.nodes": 1, "resources.gpus_per_node": 1}
+    return planned(load(SOURCES[_size(name)], {**machine, **settings_of(overrides, gpu_name)}))
+
+
+def settings_of(overrides: dict[str, Any], gpu_name: str) -> dict[str, Any]:
+    """Return the settings with which a case changes its run's YAML."""
     micro = overrides.get("batch.micro_batch_size", 16)
     seq_length = overrides.get("model.seq_length", 2048)
     batch = ACCUMULATION * micro
-    device = find_device(trainings.place.gpu_name)
-    settings = {
+    device = find_device(gpu_name)
+    return {
         "mode": "perf",
-        "data.name": trainings.dataset("walks", 400, (seq_length // 2, 2 * seq_length), 500),
+        "data.name": "walks",
         "data.index_samples": 4 * STEPS * batch,
         "data.num_workers": 1,
         "data.split": "90,5,5",
@@ -159,21 +215,11 @@ def find(trainings: Trainings, name: str, overrides: dict[str, Any]) -> Finding:
         "backend.env": {},
         **overrides,
     }
-    try:
-        run = trainings.make(name, settings, SOURCES[size])
-    except ConfigError as error:
-        # The tests load every case for a GPU that supports all formats.
-        raise Impossible(f"not on this GPU: {error}") from error
-    plan = planned(load_resolved(run.config_yaml))
-    try:
-        found = trainings.train(run, "memory").found
-    except TrainingFailed as error:
-        if OUT_OF_MEMORY not in str(error):
-            raise
-        verdict = "does not fit" if plan.fits is False else "fits"
-        words = f"out of memory; the plan says that {plan.device / GIB:.1f} GiB {verdict}"
-        return passed_if(plan.fits is False, words)
-    return compare(plan, found, trainings.place.on_gpu)
+
+
+def _size(name: str) -> str:
+    """Return the size of the model, with which a case's name begins."""
+    return name.split(",")[0].split()[0]
 
 
 def compare(plan: Planned, found: dict[str, Any], on_gpu: bool) -> Finding:

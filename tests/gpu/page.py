@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
+from tests.gpu import replan
 from tests.gpu.steps import STEPS, Step
 from tests.parity.sources import stamp
 
 Row = dict[str, Any]
-"""{name, outcome, words, values, seconds, key, command}."""
+"""{name, outcome, words, values, seconds, key, command, date}."""
 
 
 INTRODUCTION = """\
 `make gpu` (tests/gpu/) tests on the GPUs of a machine what cannot be tested on a CPU. It writes this page,
 which is not edited by hand, after each result, and continues where it was stopped. `python -m tests.gpu
 --list` lists the steps, and `--only memory --minutes 9` runs a part. Without a network, `python3 -m
-tests.gpu --wheels DIR` installs missing packages from a folder of wheels, for these runs only."""
+tests.gpu --wheels DIR` installs missing packages from a folder of wheels, for these runs only.
+
+Each measured value stands next to today's plan, which `make docs` computes again. A row is marked old if the
+plan was another one when the row was measured, or if the code that the row is about has changed since; what
+has changed is said below the table. An old row keeps its result until it is measured again."""
 
 
 @dataclass
@@ -59,14 +64,15 @@ def write(folder: Path, results: Mapping[str, Results]) -> None:
     files.write_text(folder / "gpu.md", text(results))
 
 
-def outcome_of(rows: Mapping[str, Row]) -> str:
-    """Summarize the outcome of a step, "not run yet" if it has no rows."""
+def outcome_of(rows: Mapping[str, Row], num_old: int = 0) -> str:
+    """Summarize the outcome of a step, "not run yet" if it has no rows; `num_old` of them are old."""
     if not rows:
         return "not run yet"
     outcomes = [row["outcome"] for row in rows.values()]
     counts = {kind: outcomes.count(kind) for kind in ("passed", "failed", "impossible", "stopped")}
     names = {"impossible": "not possible on this machine"}
     words = [f"{count} {names.get(kind, kind)}" for kind, count in counts.items() if count]
+    words += [f"{num_old} old"] if num_old else []
     return f"**FAILED**: {', '.join(words)}" if counts["failed"] else ", ".join(words)
 
 
@@ -86,43 +92,68 @@ def text(results: Mapping[str, Results]) -> str:
 
 
 def _machine(label: str, results: Results) -> str:
-    parts = [f"## {label}", f"{results.machine}.", _overview(results.rows, "not run yet")]
+    gpu_name = label.partition(" x ")[2]
+    parts = [f"## {label}", f"{results.machine}.", _overview(results.rows, "not run yet", gpu_name)]
     for step in STEPS:
         rows = results.rows.get(step.name, {})
         if rows:
-            parts += [f"### {step.name}: {outcome_of(rows)}", _about(step, rows), _table(step, rows)]
+            title = f"### {step.name}: {outcome_of(rows, _num_old(step, rows, gpu_name))}"
+            parts += [title, _about(step, rows), _table(step, rows, gpu_name), *_since(step, rows)]
     return "\n\n".join(parts)
 
 
-def _overview(rows: Mapping[str, Mapping[str, Row]], without: str) -> str:
+def _num_old(step: Step, rows: Mapping[str, Row], gpu_name: str) -> int:
+    return sum(replan.is_old(step.name, row, gpu_name) for row in rows.values())
+
+
+def _overview(rows: Mapping[str, Mapping[str, Row]], without: str, gpu_name: str = "") -> str:
     lines = ["| step | what it shows | result | minutes |", "| --- | --- | --- | --- |"]
     for step in STEPS:
         found = rows.get(step.name, {})
         minutes = f"{sum(row['seconds'] for row in found.values()) / 60:.1f}" if found else ""
-        result = outcome_of(found) if found else without
+        result = outcome_of(found, _num_old(step, found, gpu_name)) if found else without
         lines.append(f"| `{step.name}` | {step.shows} | {result} | {minutes} |")
     return "\n".join(lines)
 
 
 def _about(step: Step, rows: Mapping[str, Row]) -> str:
-    """Return the part of the page about the commands and the code for which the rows are valid."""
+    """Return the part of the page about the commands, the dates and the code for which the rows are valid."""
     commands = sorted({row["command"] for row in rows.values()})
     keys = sorted({row["key"] for row in rows.values()})
+    dates = sorted({row["date"] for row in rows.values() if "date" in row})
     held = ", ".join(f"`{key}`" for key in keys)
-    return f"{step.shows[0].upper()}{step.shows[1:]}. {_code(commands)}; sources {held}."
+    measured = f"{', '.join(dates)}: " if dates else ""
+    return f"{step.shows[0].upper()}{step.shows[1:]}. {measured}{_code(commands)}; sources {held}."
 
 
-def _table(step: Step, rows: Mapping[str, Row]) -> str:
+def _table(step: Step, rows: Mapping[str, Row], gpu_name: str) -> str:
     head = ("case", *step.columns, "result")
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
     for row in rows.values():
-        values = list(row["values"].values())
+        today = replan.today(step.name, row, gpu_name)
+        values = [_planned(value, today.get(column, value)) for column, value in row["values"].items()]
         # A failed case has no values.
         cells = [*values, *([""] * (len(step.columns) - len(values)))][: len(step.columns)]
         mark = {"failed": "**FAILED**", "impossible": "not possible"}.get(row["outcome"], row["outcome"])
-        result = f"{mark}: {row['words']}" if row["words"] else mark
-        lines.append(f"| {' | '.join(_cell(cell) for cell in (row['name'], *cells, result))} |")
+        words = "; ".join(filter(None, [row["words"], replan.verdict(step.name, row, gpu_name)]))
+        result = f"{mark}: {words}" if words else mark
+        name = f"{row['name']} (old)" if replan.is_old(step.name, row, gpu_name) else row["name"]
+        lines.append(f"| {' | '.join(_cell(cell) for cell in (name, *cells, result))} |")
     return "\n".join(lines)
+
+
+def _planned(then: str, today: str) -> str:
+    return then if then == today else f"{today} today, {then} then"
+
+
+def _since(step: Step, rows: Mapping[str, Row]) -> list[str]:
+    """Return a paragraph for each change since some of the rows were measured, with the cases it is about."""
+    cases: dict[str, list[str]] = {}
+    for row in rows.values():
+        if words := replan.since(step.name, row):
+            cases.setdefault(words, []).append(row["name"])
+    lines = [f"- {'; '.join(names)}: {words}." for words, names in cases.items()]
+    return ["Changed since, and not measured again:\n\n" + "\n".join(lines)] if lines else []
 
 
 def _cell(words: str) -> str:

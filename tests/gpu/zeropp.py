@@ -15,6 +15,7 @@ import torch
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.launch import read_launch
 from nbtrain.jobs.preflight_tools import extensions_can_be_built
+from nbtrain.parallel.startup import prepare_deepspeed
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
 from tests.gpu.parity import FORMATS, overrides_of
 from tests.gpu.tolerance import allowed, difference
@@ -88,6 +89,7 @@ def _round_trip(place: Place, bits: int) -> Finding:
     """Quantize random normal numbers, with a different scale for each group, and restore them."""
     if not place.on_gpu:
         raise Impossible("DeepSpeed's quantization runs on GPUs only")
+    prepare_deepspeed("gpu")
     from deepspeed.ops.op_builder import QuantizerBuilder
 
     kernels = QuantizerBuilder().load()

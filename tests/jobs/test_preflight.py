@@ -18,6 +18,7 @@ from nbtrain.config.load import load
 from nbtrain.jobs import preflight as checks
 from nbtrain.jobs import preflight_tools as tools_checks
 from nbtrain.jobs.launch import read_launch
+from nbtrain.jobs.machine import build_tools
 from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.preflight import preflight
 from tests.evaluation.made import MMLU, write_lines
@@ -176,14 +177,14 @@ def tools(monkeypatch, tmp_path):
     ):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(
-        tools_checks.shutil, "which", lambda name: f"/bin/{name}" if present.get(name) else None
+        build_tools.shutil, "which", lambda name: f"/bin/{name}" if present.get(name) else None
     )
-    monkeypatch.setattr(tools_checks.sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(build_tools.sys, "executable", str(tmp_path / "bin" / "python"))
     include = tmp_path / "include"
     include.mkdir()
     (include / "libaio.h").touch()
-    monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", (str(include),))
-    monkeypatch.setattr(tools_checks, "CUDA_FOLDER", str(tmp_path / "cuda"))
+    monkeypatch.setattr(build_tools, "INCLUDE_FOLDERS", (str(include),))
+    monkeypatch.setattr(build_tools, "CUDA_FOLDER", str(tmp_path / "cuda"))
     return present
 
 
@@ -337,7 +338,7 @@ def test_nvme_needs_what_its_extension_is_built_with(tiny, tools, nvme, monkeypa
     """The tools that DeepSpeed needs to compile its NVMe extension are checked before launch."""
     tools[gone] = False
     if gone == "libaio.h":
-        monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", ())
+        monkeypatch.setattr(build_tools, "INCLUDE_FOLDERS", ())
     [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
     assert (
@@ -347,8 +348,8 @@ def test_nvme_needs_what_its_extension_is_built_with(tiny, tools, nvme, monkeypa
 
 
 def test_a_header_is_looked_for_where_the_compiler_is_told_to(tiny, tools, nvme, monkeypatch, tmp_path):
-    folder = tools_checks.INCLUDE_FOLDERS[0]
-    monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", ())
+    folder = build_tools.INCLUDE_FOLDERS[0]
+    monkeypatch.setattr(build_tools, "INCLUDE_FOLDERS", ())
     for variable, value in (("CPATH", f"/x:{folder}"), ("CFLAGS", f"-O2 {shlex.quote(f'-I{folder}')}")):
         with monkeypatch.context() as patch:
             patch.setenv(variable, value)

@@ -866,6 +866,7 @@ def test_a_run_without_findings_has_one_line(capsys):
 SHIPPED = {
     "bubble_is_small": {
         "gpt-1-3b-2xdp-2xpp-2xtp",
+        "gpt-175b-3-5t",
         "gpt-1-3b-4xdp-4xpp",
         "gpt-13b-4xdp-4xpp",
         "gpt-13b-4xdp-4xpp-4xtp",
@@ -885,7 +886,7 @@ SHIPPED = {
         "gpt-13b-4xdp-8xpp",
     },
     "warmup_is_long_enough": {"gpt-125m", "gpt-125m-2xdp", "gpt-125m-4xdp", "gpt-125m-zh"},
-    "checkpoints_fit_the_disk": {"gpt-175b"},
+    "checkpoints_fit_the_disk": {"gpt-175b", "gpt-175b-3-5t"},
     "saves_fit_interruptions": {"gpt-175b"},
     "tokens_match_a_published_length": {"gpt-175b", "gpt-345m-8xdp", "gpt-3-7b-2xdp-2xpp-2xtp"},
     # 4.2B to 5.1B tokens of the English Wikipedia, as the plan estimates them before it is downloaded.

@@ -1,0 +1,183 @@
+"""Times that a published example gives for its own runs, next to the plan of the same run.
+
+published_time(config) -> PublishedTime     by the numbers of the run, whatever its name is
+compare_published(config, speed, duration)  the same with the reason for the difference from the plan
+
+Source: t9k/examples, deepspeed/megatron-gpt, README.md and the platform's tutorial (A100 PCIe). Its nine runs
+train with Megatron-DeepSpeed, the engine "upstream" (setup/engines.py), whose planned times are compared with
+the published ones in docs/evidence/plan-accuracy.md.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.setup.engines import ENGINES
+from nbtrain.planner.setup.setup import Setup
+from nbtrain.planner.time.duration import DurationEstimate, duration_at
+from nbtrain.planner.time.speed import Speed, read_speed
+
+HOUR, DAY = 3600, 86400
+SOURCE = "t9k/examples, deepspeed/megatron-gpt, README.md"
+PROGRAM = "upstream"
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Model, amount of work and layout: the numbers by which a run is recognized."""
+
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    seq_length: int
+    train_tokens: int
+    global_batch_size: int
+    data_parallel_size: int
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTime:
+    """The time that the example gives for one of its runs."""
+
+    run: str
+    """Name of the example's file."""
+    seconds: float | None
+    """Published time, rounded by its authors; None if they left it blank."""
+    devices: str
+    gpu_type: str = ""
+    """Kind of GPU that it was measured on, a name of config/arithmetic/devices.py; "" if not known."""
+    note: str = ""
+    """Reason why the published time does not belong to the file next to it."""
+    source: str = SOURCE
+
+    @property
+    def words(self) -> str:
+        """Description of the time and of the devices."""
+        if self.seconds is None:
+            return f"no time is published for {self.devices}"
+        return f"about {self.time} on {self.devices}"
+
+    @property
+    def time(self) -> str:
+        """The published time in its unit, "8 h"; "" if there is none."""
+        if self.seconds is None:
+            return ""
+        unit, word = (DAY, "d") if self.seconds >= DAY else (HOUR, "h")
+        return f"{self.seconds / unit:g} {word}"
+
+
+_125M = RunIdentity(12, 768, 12, 2048, 2_500_000_000, 256, 1)
+_1_3B = RunIdentity(24, 2048, 16, 2048, 26_000_000_000, 512, 4)
+_13B = RunIdentity(40, 5120, 40, 2048, 260_000_000_000, 1024, 4, pipeline_parallel_size=4)
+_PIPELINE_NOTE = (
+    "its file requests ZeRO 2 with a pipeline, which DeepSpeed refuses, and 2 d are half of 8 GPUs' time"
+)
+
+
+def _on_pcie(run: str, seconds: int, num_devices: int) -> PublishedTime:
+    return PublishedTime(run, seconds, f"{num_devices} A100 PCIe 40GB", "A100-PCIe-40GB")
+
+
+PUBLISHED: dict[RunIdentity, PublishedTime] = {
+    _125M: _on_pcie("gpt-125m", 8 * HOUR, 1),
+    replace(_125M, data_parallel_size=2): _on_pcie("gpt-125m-2xdp", 4 * HOUR, 2),
+    replace(_125M, data_parallel_size=4): _on_pcie("gpt-125m-4xdp", 2 * HOUR, 4),
+    _1_3B: _on_pcie("gpt-1-3b-4xdp", 8 * DAY, 4),
+    replace(_1_3B, data_parallel_size=8): _on_pcie("gpt-1-3b-8xdp", 4 * DAY, 8),
+    replace(_1_3B, pipeline_parallel_size=4): PublishedTime(
+        "gpt-1-3b-4xdp-4xpp", 2 * DAY, "16 A100 40GB", note=_PIPELINE_NOTE
+    ),
+    _13B: PublishedTime("gpt-13b-4xdp-4xpp", None, "16 A100 80GB"),
+    replace(_13B, pipeline_parallel_size=8): PublishedTime("gpt-13b-4xdp-8xpp", None, "32 A100 80GB"),
+    replace(_13B, tensor_parallel_size=4): PublishedTime("gpt-13b-4xdp-4xpp-4xtp", None, "64 A100 80GB"),
+}
+
+
+def published_time(config: RunConfig) -> PublishedTime | None:
+    """Return the published time of the run with this model, work and layout; None for any other run."""
+    model, parallel = config.model, config.parallel
+    if model.position_embedding_type != "learned_absolute" or parallel.ds_sequence_parallel_size > 1:
+        return None
+    return PUBLISHED.get(
+        RunIdentity(
+            model.num_layers,
+            model.hidden_size,
+            model.num_attention_heads,
+            model.seq_length,
+            config.train_tokens,
+            config.batch.global_batch_size,
+            parallel.data_parallel_size,
+            parallel.tensor_parallel_size,
+            parallel.pipeline_parallel_size,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedComparison:
+    """A published time, and the plan of the program that it was measured with."""
+
+    published: PublishedTime
+    planned_seconds: float | None
+    """Planned time of the same run in the published program, on the run's own devices; None if the devices
+    are not known."""
+    words: str
+    """Published time, and the reason for the difference from the plan."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry `published` of plan.json."""
+        return asdict(self)
+
+
+def compare_published(
+    config: RunConfig, speed: Speed, duration: DurationEstimate
+) -> PublishedComparison | None:
+    """Compare a plan with the published time of the same run; None if there is no such run."""
+    published = published_time(config)
+    if published is None:
+        return None
+    by_tables = replace(speed, rates=speed.table_rates, last_job=None, save_seconds=0.0)
+    there = duration_at(config, replace(by_tables, setup=replace(speed.setup, engine=PROGRAM)))
+    words = f"{published.words} ({published.source})"
+    if published.note:
+        words += f"; {published.note}"
+    if there.seconds is not None and duration.seconds is not None and speed.setup.on_gpu:
+        words += f"; {_reason(speed, duration, there)}"
+        words += _on_published_device(config, speed.setup, published)
+    return PublishedComparison(published, there.seconds, words)
+
+
+def _reason(speed: Speed, here: DurationEstimate, there: DurationEstimate) -> str:
+    """Return the difference between two programs in hours of steps and validation, and its cause."""
+    program, ours = ENGINES[PROGRAM], ENGINES[speed.setup.engine]
+    assert speed.setup.device is not None and there.seconds is not None
+    differences = [
+        f"{part} {amounts.duration(seconds)} instead of {amounts.duration(here.parts[part])}"
+        for part, seconds in there.parts.items()
+        if part in here.parts and seconds - here.parts[part] >= 0.01 * there.seconds
+    ]
+    words = (
+        f"Megatron-DeepSpeed, which it was measured with, is planned at {amounts.duration(there.seconds)} on "
+        f"{speed.setup.device.name}"
+    )
+    if not differences:
+        return words
+    return (
+        f"{words}: its kernels are not fused and move each byte of activations {program.traffic:g} times in "
+        f"a step, nbtrain's {ours.traffic:g} times ({', '.join(differences)})"
+    )
+
+
+def _on_published_device(config: RunConfig, setup: Setup, published: PublishedTime) -> str:
+    """Return the time of nbtrain on the published kind of GPU, "" if the run is planned on it already."""
+    device = find_device(published.gpu_type) if published.gpu_type else None
+    if device is None or device == setup.device:
+        return ""
+    speed = read_speed(config, use_measured=False, setup=replace(setup, device=device))
+    seconds = duration_at(config, speed).seconds
+    assert seconds is not None
+    return f"; nbtrain is planned at {amounts.duration(seconds)} on {device.name}"

@@ -40,13 +40,18 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def is_workspace(folder: Path) -> bool:
+    """Return whether a folder holds notebooks/ and examples/megatron-gpt/."""
+    return (folder / "notebooks").is_dir() and (folder / "examples" / "megatron-gpt").is_dir()
+
+
 def workspace() -> Path:
     """Return the folder that relative paths are relative to."""
     if configured := os.environ.get("NBTRAIN_WORKSPACE"):
         return typed_path(configured).resolve()
     here = Path.cwd()
     for folder in (here, *here.parents):
-        if (folder / "notebooks").is_dir() and (folder / "examples" / "megatron-gpt").is_dir():
+        if is_workspace(folder):
             return folder
     return here
 
@@ -56,7 +61,7 @@ def the_workspace() -> str:
     folder = workspace()
     if os.environ.get("NBTRAIN_WORKSPACE"):
         return f"The workspace is {folder} (NBTRAIN_WORKSPACE)."
-    if (folder / "notebooks").is_dir() and (folder / "examples" / "megatron-gpt").is_dir():
+    if is_workspace(folder):
         return f"The workspace is {folder}, found from the current folder."
     return (
         f"The workspace is {folder}, the current folder, because no folder at or above it holds notebooks/ "

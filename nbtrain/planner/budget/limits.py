@@ -2,7 +2,9 @@
 
     <workspace>/limits.yaml     gpu_hours, money, energy_kwh, days, epochs, disk_bytes: any of them
 
-Of two limits the smaller one holds, so that a run can only tighten the workspace's. A limit that the plan
+Of two limits the smaller one holds, so that a run can only tighten the workspace's. The limits of a workspace
+also hold in every workspace inside it, and for every run in its output directory, whichever workspace
+NBTRAIN_WORKSPACE names. A limit that the plan
 cannot compare refuses the run if the user can supply what is missing (the type of the GPU, a price), and is a
 warning otherwise (epochs before the data are known, energy of CPUs). CPU runs use no GPU hours and cost no
 money.
@@ -18,7 +20,7 @@ from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text import amounts
 from nbtrain.base.text.terminal import nearest
-from nbtrain.base.workspace import display, workspace
+from nbtrain.base.workspace import display, is_workspace, output_root, workspace
 from nbtrain.config.load.schema_errors import schema_finding
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.limits_section import LimitsConfig
@@ -27,6 +29,7 @@ from nbtrain.planner.budget.cost import CostEstimate, user_prices
 from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.time.duration import DurationEstimate
 
+FILE_NAME = "limits.yaml"
 KEYS = tuple(LimitsConfig.model_fields)
 SHAPE = (
     "the limits of a workspace are a mapping, such as `gpu_hours: 20000`; a workspace without limits has no "
@@ -79,15 +82,41 @@ def amount_of(key: str, value: float) -> str:
     return number + (unit.removesuffix("s") if number == "1" else unit)
 
 
-def limits_path() -> Path:
-    """Return the path of the workspace's limits."""
-    return workspace() / "limits.yaml"
+def limits_folders() -> list[Path]:
+    """Return the folders whose limits.yaml holds for the runs of this workspace, without duplicates.
+
+    The workspace, the folder of the output directory, and every workspace that encloses one of them: another
+    workspace inside the team's, or another one that writes to the team's output directory, has the team's
+    limits too.
+    """
+    first = (workspace(), output_root().resolve().parent)
+    above = (folder for start in first for folder in start.parents if is_workspace(folder))
+    return list(dict.fromkeys((*first, *above)))
 
 
-def workspace_limits() -> tuple[LimitsConfig, Located]:
-    """Return the workspace's limits, and where each is set. Raises ConfigError if the file is invalid."""
-    path = limits_path()
+def workspace_limits() -> dict[str, tuple[float, str]]:
+    """Return the smallest value of each limit of the workspace, and where it is set.
+
+    Raises ConfigError if a file is invalid.
+    """
+    smallest: dict[str, tuple[float, str]] = {}
+    for folder in limits_folders():
+        limits, located = _read_limits(folder)
+        for key in KEYS:
+            value = getattr(limits, key)
+            if value is not None and (key not in smallest or value < smallest[key][0]):
+                smallest[key] = value, located.where(key) or display(folder / FILE_NAME)
+    return smallest
+
+
+def _read_limits(folder: Path) -> tuple[LimitsConfig, Located]:
+    """Return the limits in a folder's file, and where each is set; none without a file."""
+    path, other = folder / FILE_NAME, (folder / FILE_NAME).with_suffix(".yml")
     name, problems = display(path), []
+    if os.path.lexists(other):
+        raise ConfigError(
+            f"{display(other)}: the limits of a workspace are read from {FILE_NAME}. Rename the file."
+        )
     if not os.path.lexists(path):
         return LimitsConfig(), Located()
     # A folder, a pipe, or a link whose target is missing or out of reach: Path.is_file would raise for that.
@@ -124,7 +153,7 @@ def limits_of(
     `epochs` counts all train_tokens. `least_epochs` is a lower bound where they are not known: it
     can refuse a run, but not admit one.
     """
-    team, located = workspace_limits()
+    team = workspace_limits()
     share = _trained_share(config)
     if epochs is not None or not share:
         epochs = share * (epochs or 0.0)
@@ -133,21 +162,21 @@ def limits_of(
     planned = _figures(cost, duration, disk, epochs)
     found = []
     for key in KEYS:
-        own, shared = getattr(config.limits, key), getattr(team, key)
+        own, (shared, shared_place) = getattr(config.limits, key), team.get(key, (None, ""))
         if own is None and shared is None:
             continue
         by_workspace = own is None or (shared is not None and shared <= own)
         most = shared if by_workspace else own
         if key == "epochs" and epochs is None and least_epochs is not None and least_epochs > most:
             planned[key] = least_epochs
-        place = located.where(key) if by_workspace else config.where(f"limits.{key}")
+        place = shared_place if by_workspace else config.where(f"limits.{key}")
         is_looser = by_workspace and own is not None and own > shared
         why, fix = _unknown(key, config) if planned[key] is None else ("", "")
         found.append(
             Limit(
                 key,
                 most,
-                place or display(limits_path()),
+                place,
                 by_workspace,
                 config.where(f"limits.{key}") if is_looser else "",
                 planned[key],

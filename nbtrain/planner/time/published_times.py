@@ -11,7 +11,7 @@ the published ones in docs/evidence/plan-accuracy.md.
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.setup.engines import ENGINES

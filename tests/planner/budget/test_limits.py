@@ -106,6 +106,38 @@ def test_the_smaller_limit_holds():
     assert plan(loose).sections()["Limits"]["days"] == "129 days of 500 days (limits.yaml:3)"
 
 
+def test_a_workspace_inside_the_teams_has_its_limits(monkeypatch):
+    """A workspace in the team's folder cannot loosen a limit, and can tighten it."""
+    team("gpu_hours: 20000\ndays: 100\n")
+    folder = the_workspace()
+    inside = folder / "people" / "mine"
+    for place in (folder, inside):
+        (place / "notebooks").mkdir(parents=True)
+        (place / "examples" / "megatron-gpt").mkdir(parents=True)
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(inside))
+    (inside / "limits.yaml").write_text("gpu_hours: 1e9\ndays: 5\n")
+    assert held(load(RUN), "gpu_hours") == (20000, True, f"{folder / 'limits.yaml'}:1")
+    assert held(load(RUN), "days") == (5, True, "limits.yaml:2")
+    with pytest.raises(SubmitError, match="the limit is 20,000 GPU hours"):
+        refuse_run_over_limits(load(RUN))
+
+
+def test_the_output_directory_of_a_team_has_its_limits(monkeypatch, tmp_path):
+    """Another workspace that writes to the team's output directory has the limits next to it."""
+    team("gpu_hours: 20000\n")
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(the_workspace() / "output"))
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    with pytest.raises(SubmitError, match="the limit is 20,000 GPU hours"):
+        refuse_run_over_limits(load(RUN))
+
+
+def test_a_file_with_the_other_ending_closes_the_gate():
+    """limits.yml is not read, so that a team would believe in limits that nothing compares."""
+    (the_workspace() / "limits.yml").write_text("gpu_hours: 20000\n")
+    with pytest.raises(ConfigError, match=r"^limits\.yml: .* read from limits\.yaml\. Rename the file\.$"):
+        refuse_run_over_limits(load(RUN))
+
+
 def test_a_limit_without_a_figure():
     """Without a figure, a limit refuses the run if the user can supply it (GPU, price), else it warns."""
     nameless = load("gpt-125m", {"resources.gpu_type": None, "limits.gpu_hours": 10})

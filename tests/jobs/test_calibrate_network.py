@@ -1,5 +1,8 @@
 """calibrate --network without machines: what is refused, the run that measures, and the printed result."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 
 import nbtrain as nb
@@ -93,6 +96,33 @@ def test_the_result_is_printed_and_drawn(workspace):
     assert list(lines[0].get_ydata()) == pytest.approx([4, 4])
     path.write_text("{")
     assert read_networks() == {}
+
+
+def test_measurements_that_end_together_are_all_kept(workspace):
+    """Each write reads the file again under the lock of the data directory."""
+    networks = [replace(measured(), place=f"place {number}") for number in range(8)]
+    meeting = threading.Barrier(len(networks))
+
+    def write(network):
+        meeting.wait(30)
+        write_network(network)
+
+    threads = [threading.Thread(target=write, args=(network,)) for network in networks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_networks() == {network.place: network for network in networks}
+
+
+@pytest.mark.parametrize("content", ["{", '{"schema_version": 2, "networks": {"a": {}}}', "[1]"])
+def test_a_file_that_cannot_be_read_is_kept(workspace, content):
+    """A damaged file, or one of another version, is not lost when a measurement is stored."""
+    network_path().parent.mkdir()
+    network_path().write_text(content)
+    write_network(measured())
+    assert list(read_networks()) == [measured().place]
+    assert network_path().with_name("network.json.old").read_text() == content
 
 
 def test_each_call_of_a_collective_counts_as_progress(workspace):

@@ -22,6 +22,7 @@ from nbtrain.base.errors import RecordError
 from nbtrain.base.hardware import nvml
 from nbtrain.base.workspace import data_home, display
 from nbtrain.planner.calibration.cpu_rate import cpu_model
+from nbtrain.planner.calibration.measurement_file import add_entry
 
 SCHEMA_VERSION = 1
 # Fields of a machine's entry.
@@ -150,15 +151,6 @@ def write_calibration(calibration: Calibration) -> Path | None:
     before, _ = read_calibration()
     if calibration.doubts and before and not before.doubts and before.device == calibration.device:
         return None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        content = files.read_json(path)
-    except RecordError:
-        content = None  # A damaged file is written again from scratch.
-    kept: dict[str, Any] = {}
-    if isinstance(content, dict) and content.get("schema_version") == SCHEMA_VERSION:
-        kept = content
     entry = {key: getattr(calibration, key) for key in KEYS}
-    machines = {**kept.get("machines", {}), calibration.machine: entry}
-    files.write_json(path, {"schema_version": SCHEMA_VERSION, "machines": machines})
+    add_entry(path, SCHEMA_VERSION, "machines", calibration.machine, entry)
     return path

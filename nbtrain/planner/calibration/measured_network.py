@@ -20,6 +20,7 @@ from nbtrain.base.errors import RecordError
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.calibration.calibration import OLDEST_DAYS, Figure
+from nbtrain.planner.calibration.measurement_file import add_entry
 
 SCHEMA_VERSION = 1
 KEYS = ("date", "nodes", "ranks", "figures")
@@ -133,12 +134,8 @@ def measured_network(config: RunConfig, today: datetime.date | None = None) -> M
 def write_network(network: MeasuredNetwork) -> Path:
     """Write the measurement of one place to network.json and return its path; other places stay."""
     path = network_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    entries: dict[str, Any] = {
-        place: {key: getattr(known, key) for key in KEYS} for place, known in read_networks().items()
-    }
-    entries[network.place] = {key: getattr(network, key) for key in KEYS}
-    files.write_json(path, {"schema_version": SCHEMA_VERSION, "networks": entries})
+    entry = {key: getattr(network, key) for key in KEYS}
+    add_entry(path, SCHEMA_VERSION, "networks", network.place, entry)
     return path
 
 

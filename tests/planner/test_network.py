@@ -3,12 +3,15 @@
 import datetime
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.arithmetic.networks import NETWORKS, find_network
+from nbtrain.base.text import amounts
+from nbtrain.config.arithmetic.networks import NETWORKS, find_network, gigabits
 from nbtrain.config.load import load
 from nbtrain.lab.widgets.what_if import static_html
 from nbtrain.planner.calibration.measured_network import (
@@ -23,11 +26,12 @@ from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.plan import plan
 from nbtrain.planner.search import search
 from nbtrain.planner.setup.setup import setup_of
-from nbtrain.planner.time.network_use import network_use, uses_on
+from nbtrain.planner.time.network_use import gigabytes, network_use, uses_on
 from nbtrain.planner.time.speed import read_speed
 from nbtrain.planner.time.step import estimate_step
 from nbtrain.planner.what_if import what_if
 
+PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
 # 39.5B parameters with ZeRO 3 on two machines of eight H200, four micro batches of 8 sequences on a rank.
 FORTY_BILLION = {
     "model": {"num_layers": 48, "hidden_size": 8192, "num_attention_heads": 64},
@@ -103,9 +107,35 @@ def test_slower_networks_wait_longer_and_gain_more_from_hpz():
     assert "weights, backward" not in on.sent_bytes
 
 
+def quoted_networks():
+    """Return the cells of each row of the table in docs/plan.md, by its network."""
+    rows = re.findall(r"^\| ([\d,]+ Gb/s) \| (.+) \|$", PAGE.read_text(), flags=re.M)
+    return {network: cells.split(" | ") for network, cells in rows}
+
+
+def test_the_table_of_networks_in_the_docs_is_what_the_plan_says():
+    config = forty_billion(network="ib-8x400")
+    found = uses_on(setup_of(config), read_speed(config).rates)
+    uses = {gigabits(use.nominal_bytes_per_second): use for use in found}
+    quoted = {
+        network: [cell.replace(" %", "%") for cell in cells] for network, cells in quoted_networks().items()
+    }
+    assert {network: cells[:3] for network, cells in quoted.items()} == {
+        network: [amounts.step(use.step_seconds), f"{use.waiting:.0%}", f"{use.hpz.saved:.0%}"]
+        for network, use in uses.items()
+    }
+    text = " ".join(PAGE.read_text().split())
+    use = uses["100 Gb/s"]
+    left = use.total_bytes - use.sent_bytes["weights, backward"]
+    assert f"sends {gigabytes(use.total_bytes)} from each machine in a step" in text
+    assert f"so that {gigabytes(left)} remain" in text
+
+
 def test_the_search_ranks_for_the_network():
-    """On a slow network a pipeline is first; ZeRO 3 over both machines is not."""
+    """On a slow network a pipeline is first; ZeRO 3 over both machines is not. The docs quote the first."""
     slow, fast = (search(forty_billion(network=name)).best for name in ("ethernet-25", "ib-8x400"))
+    for best, network in ((slow, "25 Gb/s"), (fast, "3,200 Gb/s")):
+        assert quoted_networks()[network][3] == f"{best.layout.words}: {amounts.step(best.seconds)}"
     assert slow.seconds > fast.seconds
     assert slow.layout.cut.pipeline > 1 and slow.layout.options.zero_stage < 3
 

@@ -1,10 +1,14 @@
 """Published cases as planner setups, with the parameters, FLOPs, layouts and units of their sources."""
 
+from dataclasses import replace
+
 import pytest
 
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import count_layers
-from nbtrain.planner.setup.engines import ENGINES
+from nbtrain.planner.setup.engines import ENGINES, FITTED_NETWORKS
+from nbtrain.planner.time.rates import rates_of_setup
+from nbtrain.planner.time.step import estimate_step
 from tests.benchmarks import published
 from tests.benchmarks.published import Published
 
@@ -92,3 +96,25 @@ def test_a_case_of_another_source_is_read_by_its_text(changes, engine, device):
     assert (source.engine, source.half) == (engine, "test")
     found = published.setup_of_case(case, source)
     assert found.device is not None and found.device.name == device
+
+
+def test_the_share_that_deepspeeds_zero_reaches(monkeypatch):
+    """The runs in which DeepSpeed's ZeRO waits for the network need the share; their networks are named."""
+    programs = {name: ENGINES[name] for name in ("megatron-deepspeed", "gpt-neox")}
+    assert {engine.zero_share for engine in programs.values()} == {ENGINES["nbtrain"].zero_share}
+    timed = [case for case in CASES if case.step_seconds and case.setup.engine in programs]
+    steps = [(case, estimate_step(case.setup)) for case in timed if case.setup.nodes > 1]
+    waiting = [case for case, step in steps if step.data > 0.02 * step.seconds]
+    rates = [rates_of_setup(case.setup) for case in waiting]
+    networks = [found.across.bytes_per_second / found.network_reached for found in rates]
+    assert (min(networks), max(networks)) == pytest.approx(FITTED_NETWORKS)
+
+    def planned_within(share: float) -> int:
+        for name, engine in programs.items():
+            monkeypatch.setitem(ENGINES, name, replace(engine, zero_share=share))
+        times = [estimate_step(case.setup).seconds / case.step_seconds for case in waiting]
+        return sum(0.8 <= ratio <= 1.2 for ratio in times)
+
+    fitted = planned_within(0.25)
+    assert fitted >= 0.8 * len(waiting)
+    assert max(planned_within(0.1), planned_within(0.6), planned_within(1.0)) < fitted

@@ -12,7 +12,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.networks import USUAL_REACHED, gigabits
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.planner.memory import estimate
-from nbtrain.planner.setup.engines import ENGINES
+from nbtrain.planner.setup.engines import ENGINES, FITTED_NETWORKS
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.between_machines import DATA_KINDS, between_machines
 from nbtrain.planner.time.rates import Rates
@@ -88,7 +88,7 @@ class NetworkUse:
         if kinds:
             sends += f": {kinds}; {amounts.step(full_speed)} at the reached bandwidth"
         if self.program_share < 1 and DATA_KINDS.intersection(self.sent_bytes):
-            sends += f", of which DeepSpeed's ZeRO reaches {self.program_share:.0%}"
+            sends += f", of which DeepSpeed's ZeRO reaches {self.program_share:.0%} ({self._share_source})"
         rows = {
             "network": self.network,
             "a machine sends": sends,
@@ -104,6 +104,15 @@ class NetworkUse:
         if self.hpz is not None:
             rows["hpZ"] = self.hpz_words
         return rows
+
+    @property
+    def _share_source(self) -> str:
+        """Source of program_share, and whether it is known for this network."""
+        slow, fast = FITTED_NETWORKS
+        words = f"fitted to published runs on {gigabits(slow)} to {gigabits(fast)}"
+        if self.nominal_bytes_per_second < slow:
+            return f"{words}; on a slower network it may reach more"
+        return words
 
     @property
     def hpz_words(self) -> str:

@@ -162,15 +162,17 @@ def limits_of(
     planned = _figures(cost, duration, disk, epochs)
     found = []
     for key in KEYS:
-        own, (shared, shared_place) = getattr(config.limits, key), team.get(key, (None, ""))
-        if own is None and shared is None:
+        own: float | None = getattr(config.limits, key)
+        shared, place = team.get(key, (None, ""))
+        if shared is not None and (own is None or shared <= own):
+            most, by_workspace, is_looser = shared, True, own is not None and own > shared
+        elif own is not None:
+            most, by_workspace, is_looser = own, False, False
+            place = config.where(f"limits.{key}")
+        else:
             continue
-        by_workspace = own is None or (shared is not None and shared <= own)
-        most = shared if by_workspace else own
         if key == "epochs" and epochs is None and least_epochs is not None and least_epochs > most:
             planned[key] = least_epochs
-        place = shared_place if by_workspace else config.where(f"limits.{key}")
-        is_looser = by_workspace and own is not None and own > shared
         why, fix = _unknown(key, config) if planned[key] is None else ("", "")
         found.append(
             Limit(

@@ -584,23 +584,27 @@ PARTS = (
     Part(
         "states",
         "model states of every layout on up to 8 ranks, byte for byte as planned",
-        _pytest("--soak", "tests/planner/test_states_allocated.py"),
+        _pytest("--soak", "tests/planner/memory/test_states_allocated.py"),
         _evidence(
             (*ENGINE, "nbtrain.planner.memory.states"),
-            ("tests/planner/test_states_allocated.py", "tests/planner/state_rank.py"),
+            ("tests/planner/memory/test_states_allocated.py", "tests/planner/memory/state_rank.py"),
             OUTSIDE_ENGINE,
         ),
     ),
     Part(
         "activations",
         "planned activations on two ranks, sharded in every way, within 2 % of what autograd keeps",
-        _pytest("--soak", "tests/planner/test_activations_cut.py", "tests/planner/test_activations_saved.py"),
+        _pytest(
+            "--soak",
+            "tests/planner/memory/test_activations_cut.py",
+            "tests/planner/memory/test_activations_saved.py",
+        ),
         _evidence(
             ("nbtrain.model.gpt_pipe", "nbtrain.planner.memory.buffers"),
             (
-                "tests/planner/test_activations_cut.py",
-                "tests/planner/test_activations_saved.py",
-                "tests/planner/saved_tensors.py",
+                "tests/planner/memory/test_activations_cut.py",
+                "tests/planner/memory/test_activations_saved.py",
+                "tests/planner/memory/saved_tensors.py",
             ),
             OUTSIDE_ENGINE,
         ),

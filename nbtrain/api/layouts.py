@@ -10,8 +10,8 @@ from nbtrain.config.shape import Shape
 
 if TYPE_CHECKING:
     from nbtrain.lab.widgets.what_if import WhatIfPage
-    from nbtrain.planner.largest import Largest
-    from nbtrain.planner.search_results import FoundLayouts
+    from nbtrain.planner.search.largest import Largest
+    from nbtrain.planner.search.search_results import FoundLayouts
 
 
 def search(
@@ -29,8 +29,8 @@ def search(
     global batch size for a shape; a run has its own. `.use(1, "run.yaml")` writes the run YAML of the first
     layout.
     """
-    from nbtrain.planner.search import search as search_layouts
-    from nbtrain.planner.search_results import FoundLayouts
+    from nbtrain.planner.search.search import search as search_layouts
+    from nbtrain.planner.search.search_results import FoundLayouts
 
     top = whole("top", top)
     if top < 1:
@@ -53,7 +53,7 @@ def what_if(
     YAML.
     """
     from nbtrain.lab.widgets.what_if import WhatIfPage
-    from nbtrain.planner.what_if import what_if as start
+    from nbtrain.planner.search.what_if import what_if as start
 
     return WhatIfPage(start(_model(run), *_machines(gpus, gpus_per_node, gpu_type), overrides))
 
@@ -69,9 +69,9 @@ def largest(
 
     A table compares pure TP x PP, pure ZeRO 3 and any layout by memory, time, MFU and longest sequence.
     """
-    from nbtrain.planner.largest import largest as find
-    from nbtrain.planner.legal import space_of
-    from nbtrain.planner.search import run_on
+    from nbtrain.planner.search.largest import largest as find
+    from nbtrain.planner.search.legal import space_of
+    from nbtrain.planner.search.search import run_on
 
     config = run_on(_model(run), *_machines(gpus, gpus_per_node, gpu_type), overrides)
     return find(space_of(config), config.name)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from nbtrain.monitor.run.pictures import ScalarsTable
     from nbtrain.monitor.run.run_view import RunView
     from nbtrain.monitor.status.run_status import RunStatus
-    from nbtrain.planner.advice import Advice
+    from nbtrain.planner.advice.advice import Advice
     from nbtrain.planner.plan import Plan
 
 
@@ -143,7 +143,7 @@ def advise(run: RunLike) -> "Advice":
     A cell shows a table; `.use(1, "new.yaml")` writes the changed run and returns the diff.
     """
     from nbtrain.jobs.observe import observe
-    from nbtrain.planner.advice import advise as advise_on
+    from nbtrain.planner.advice.advice import advise as advise_on
 
     opened = open_run(run)
     return advise_on(opened.config, observe(opened.directory))

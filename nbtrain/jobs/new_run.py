@@ -1,7 +1,7 @@
 """Choose a run for a user's text and write its YAML: `nbtrain new NAME --text PATH...` and nb.new.
 
     corpus/survey/survey.py      how much text, of which kind, in which language
-    planner/choices.py    vocabulary, size, length; or, for examples, a fine-tuning of an existing run
+    planner/search/choices.py    vocabulary, size, length; or, for examples, a fine-tuning of an existing run
     planner/run_file.py   a YAML of at most 20 lines with a reason for each choice
 
 The run file needs nothing else: prepare, plan and submit accept its name.
@@ -27,8 +27,8 @@ from nbtrain.corpus.survey.survey import Survey, survey
 from nbtrain.corpus.tokenizer.sizes import fits_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.machine.machine import this_machine
-from nbtrain.planner.choices import Choices, Place, Text, choose
 from nbtrain.planner.run_file import commented_text, target_of, write_text
+from nbtrain.planner.search.choices import Choices, Place, Text, choose
 from nbtrain.planner.time.duration import estimate_duration
 
 FINE_TUNING_EPOCHS = 3

@@ -1,4 +1,4 @@
-"""Observations of a run's newest job, read from its records: the input of planner/advice.py.
+"""Observations of a run's newest job, read from its records: the input of planner/advice/advice.py.
 
 job.json, exit records   how it ended, and the error messages
 scalars                  parts of a step, memory, MFU: medians of the last steps
@@ -17,7 +17,7 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt.verdict import DEVICE_MEMORY
 from nbtrain.monitor.run.run_view import RunView
-from nbtrain.planner.observations import Observations, OutOfMemory, out_of_memory_of
+from nbtrain.planner.advice.observations import Observations, OutOfMemory, out_of_memory_of
 from nbtrain.planner.time.duration import estimate_duration
 
 # Medians use the last 100 steps: the first ones allocate, compile and choose kernels.

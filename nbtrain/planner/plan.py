@@ -34,7 +34,7 @@ from nbtrain.planner.budget.limits import Limit, limits_of
 from nbtrain.planner.budget.wikipedias import TextEstimate, epochs_words
 from nbtrain.planner.lint.rules import findings_of
 from nbtrain.planner.lint.run_estimates import Subject
-from nbtrain.planner.memory import MemoryEstimate
+from nbtrain.planner.memory import MemoryEstimate, fit_rating
 from nbtrain.planner.memory.lora import USUAL_RANK, estimate_lora
 from nbtrain.planner.needs import Needs, needs_of
 from nbtrain.planner.second_opinion import second_opinion
@@ -116,9 +116,7 @@ class Plan(Result):
     @property
     def headline(self) -> dict[str, str]:
         """Main answers: whether the run fits (`kind`: good, tight or bad), its time, its disk."""
-        from nbtrain.planner.what_if import fit_word
-
-        _, fits, kind = fit_word(self.memory)
+        _, fits, kind = fit_rating(self.memory)
         seconds = self.duration.seconds
         return {
             "fits": fits,

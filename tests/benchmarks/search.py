@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from nbtrain.planner.largest import largest
-from nbtrain.planner.legal import space_of
-from nbtrain.planner.search import run_on, search
-from nbtrain.planner.what_if import LABELS, what_if
+from nbtrain.planner.search.largest import largest
+from nbtrain.planner.search.legal import space_of
+from nbtrain.planner.search.search import run_on, search
+from nbtrain.planner.search.what_if import LABELS, what_if
 
 # 175B's own batch ramps up in steps of 16, which leaves few layouts; without the ramp-up there are many.
 CASES: tuple[tuple[str, int, dict[str, None]], ...] = (

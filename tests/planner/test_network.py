@@ -24,12 +24,12 @@ from nbtrain.planner.calibration.measured_network import (
 from nbtrain.planner.lint.layout import network_keeps_up
 from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.plan import plan
-from nbtrain.planner.search import search
+from nbtrain.planner.search.search import search
+from nbtrain.planner.search.what_if import what_if
 from nbtrain.planner.setup.setup import setup_of
 from nbtrain.planner.time.network_use import gigabytes, network_use, uses_on
 from nbtrain.planner.time.speed import read_speed
 from nbtrain.planner.time.step import estimate_step
-from nbtrain.planner.what_if import what_if
 
 PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
 # 39.5B parameters with ZeRO 3 on two machines of eight H200, four micro batches of 8 sequences on a rank.

@@ -21,7 +21,7 @@ from nbtrain.parallel.four_bits import FourBitMatrix
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.pretrained.model import open_model
 from tests.parity.cases import Case
-from tests.planner.test_states_allocated import wrong_layouts
+from tests.planner.memory.test_states_allocated import wrong_layouts
 from tests.pretrained import made
 from tests.train import launch
 from tests.train.layouts import HALF, STEPS, Place, assert_resumes, layout
@@ -242,7 +242,7 @@ def test_peft_on_transformers_4_bits_has_its_logits(double, forked, tmp_path):
 
 def test_states_are_exact(fork_server, tmp_path):
     """The planned model states are exact, including the 4-bit buffers (measured as in
-    tests/planner/test_states_allocated.py).
+    tests/planner/memory/test_states_allocated.py).
     """
     extra = {"lora.rank": 3, "init_from": "a-run", "lora.load_in_4bit": True}
     kinds = [(0, "fp32"), *itertools.product((1, 2), ("fp32", "bf16", "autocast"))]

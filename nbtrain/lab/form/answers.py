@@ -101,8 +101,8 @@ def form_assessed(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
 def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
     """Return the best layouts of the run on its GPUs, or on `gpus` of `gpu_type`, and the rejected ones."""
-    from nbtrain.planner.search import search
-    from nbtrain.planner.search_results import FoundLayouts
+    from nbtrain.planner.search.search import search
+    from nbtrain.planner.search.search_results import FoundLayouts
 
     draft = _draft(request, anywhere)
     config = draft.assess().config

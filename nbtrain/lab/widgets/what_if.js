@@ -1,5 +1,5 @@
 // The what-if page: controls that offer legal values only, and what the layout costs. Every number and word
-// comes from planner/what_if.py by the trait `shown`; here they are placed. A change goes to the kernel.
+// comes from planner/search/what_if.py by the trait `shown`; here they are placed. A change goes to the kernel.
 
 const STYLE_ID = "nbtrain-what-if-style";
 // Of the parts of memory and of the parts of time, in their order; lab/widgets/what_if.py has the same.

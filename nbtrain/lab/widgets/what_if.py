@@ -1,8 +1,8 @@
 """The what-if page as a widget: sliders that snap to legal layouts, and the cost of each layout.
 
-The script (what_if.js) sends each change to the kernel and draws the answer; planner/what_if.py decides which
-layouts are legal and computes their costs. Saved notebooks and papermill show the same numbers as static
-HTML.
+The script (what_if.js) sends each change to the kernel and draws the answer; planner/search/what_if.py
+decides which layouts are legal and computes their costs. Saved notebooks and papermill show the same numbers
+as static HTML.
 """
 
 import html
@@ -18,7 +18,7 @@ from nbtrain.base.printing.look import PARTS, TIME_PARTS
 from nbtrain.base.printing.report import DIM, Facts, Headline, Report, Sentence
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.planner.run_file import write_run
-from nbtrain.planner.what_if import WhatIf
+from nbtrain.planner.search.what_if import WhatIf
 
 BAR_PIXELS = 460
 # Computation has the same color as in the time bar, and waiting the color of communication.

@@ -6,6 +6,7 @@ from nbtrain.planner.memory.estimate import (
     MemoryEstimate,
     estimate,
     estimate_memory,
+    fit_rating,
     stage_parts,
 )
 from nbtrain.planner.memory.host import HOST_PARTS
@@ -18,6 +19,7 @@ __all__ = [
     "MemoryEstimate",
     "estimate",
     "estimate_memory",
+    "fit_rating",
     "fragmented_bytes",
     "stage_parts",
 ]

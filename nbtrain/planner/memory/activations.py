@@ -23,8 +23,8 @@ has one byte. After the all-to-all of Ulysses attention's output exists twice, i
 (arXiv:2408.16978) keeps query, key, value, input and output in host memory, and recomputes the MLP a chunk at
 a time.
 
-The bytes that autograd really keeps: within 5 %, on one rank (tests/planner/test_activations_saved.py) and on
-each of two that share the model (test_activations_cut.py).
+The bytes that autograd really keeps: within 5 %, on one rank (tests/planner/memory/test_activations_saved.py)
+and on each of two that share the model (test_activations_cut.py).
 """
 
 import math

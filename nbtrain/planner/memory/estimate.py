@@ -11,6 +11,7 @@ states.py, activations.py, buffers.py and host.py.
 import os
 from dataclasses import dataclass, field
 
+from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import activations, buffers, host
 from nbtrain.planner.memory.host import HOST_PARTS
@@ -172,3 +173,21 @@ def _device(setup: Setup) -> tuple[int | None, str]:
     if setup.host_memory_bytes:
         return setup.host_memory_bytes // ranks, label
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks, f"this machine's {label}"
+
+
+def fit_rating(memory: MemoryEstimate) -> list[str]:
+    """Return whether the memory fits as ["fits", a text that says by how much, "good", "tight" or "bad"]; the
+    last is "" if the device's memory is not known.
+    """
+    if memory.device_bytes is None:
+        return ["fits", "not known", ""]
+    spare = memory.device_bytes - memory.total_bytes
+    if spare < 0:
+        return ["fits", f"no, {amounts.size(-spare)} too much", "bad"]
+    if memory.fits_host is False:
+        lacking = memory.total_host_bytes - (memory.host_bytes or 0)
+        return ["fits", f"no, {amounts.size(lacking)} of host memory too much", "bad"]
+    share = spare / memory.device_bytes
+    if memory.total_host_bytes and memory.host_bytes is None:
+        return ["fits", f"the GPU: yes, {share:.0%} headroom; host memory is not known", "tight"]
+    return ["fits", f"yes, {share:.0%} headroom", "good" if share >= buffers.SPARE_FRACTION else "tight"]

@@ -1,7 +1,7 @@
 """Memory habits of each training program: bytes of model state, and how it computes activations and logits.
 
-`nbtrain` is what this project's engine allocates (tests/planner/test_states_allocated.py measures it). The
-others are for published runs, and for plans of runs imported from another program. A program that is not
+`nbtrain` is what this project's engine allocates (tests/planner/memory/test_states_allocated.py measures it).
+The others are for published runs, and for plans of runs imported from another program. A program that is not
 listed here is treated as `megatron-lm`.
 
 `source` says where a number comes from: "read" in the program's code or documentation, "recalled" (read there

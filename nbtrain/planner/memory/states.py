@@ -13,8 +13,8 @@ the optimizer: its step runs there, on an fp32 gradient of this rank's part that
 sums. With fp32 weights, ZeRO 2 sums the micro batches in host memory parameter by parameter: a parameter that
 two ranks share is whole on both (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
 
-For nbtrain the bytes are exact (tests/planner/test_states_allocated.py): ZeRO 1 and 2 pad each of the two
-groups of parameters to a multiple of 2 x ranks (DeepSpeed 0.19.8, stage_1_and_2.py and bf16_optimizer.py,
+For nbtrain the bytes are exact (tests/planner/memory/test_states_allocated.py): ZeRO 1 and 2 pad each of the
+two groups of parameters to a multiple of 2 x ranks (DeepSpeed 0.19.8, stage_1_and_2.py and bf16_optimizer.py,
 nccl_start_alignment_factor), ZeRO 3 each parameter to a multiple of the ranks.
 """
 

@@ -8,7 +8,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
 from nbtrain.lab.widgets import mime
 from nbtrain.lab.widgets.what_if import WhatIfPage, static_html, static_text
-from nbtrain.planner.what_if import what_if
+from nbtrain.planner.search.what_if import what_if
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
-from nbtrain.planner.family import parameters
-from nbtrain.planner.largest import SEQUENCE_STEP, WAYS, Largest, largest, longest_sequence
-from nbtrain.planner.legal import space_of
-from nbtrain.planner.search import run_on, search
+from nbtrain.planner.search.family import parameters
+from nbtrain.planner.search.largest import SEQUENCE_STEP, WAYS, Largest, largest, longest_sequence
+from nbtrain.planner.search.legal import space_of
+from nbtrain.planner.search.search import run_on, search
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.config.load import load
 from nbtrain.config.names.presets import PRESETS
-from nbtrain.planner.family import LINE, line, parameters
+from nbtrain.planner.search.family import LINE, line, parameters
 
 
 def test_presets_are_runs_of_their_size():

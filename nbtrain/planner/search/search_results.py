@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.printing.report import Block, Facts, Fold, InText, Items, Report, Result, Sentence, Table
 from nbtrain.base.text import amounts
-from nbtrain.planner.legal import PLAIN, RECOMPUTATIONS, Cut, Layout, Options
-from nbtrain.planner.reasons import Reason, reasons
 from nbtrain.planner.run_file import write_run
-from nbtrain.planner.search import (
+from nbtrain.planner.search.legal import PLAIN, RECOMPUTATIONS, Cut, Layout, Options
+from nbtrain.planner.search.reasons import Reason, reasons
+from nbtrain.planner.search.search import (
     ROOMY_FRACTION,
     Scored,
     SearchResult,
@@ -88,7 +88,7 @@ class FoundLayouts(Result):
 
     def picture(self) -> "Figure":
         """Draw time against memory of every layout that fits."""
-        from nbtrain.planner.search_picture import draw
+        from nbtrain.planner.search.search_picture import draw
 
         return draw(self.result, self.top)
 

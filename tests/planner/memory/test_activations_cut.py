@@ -27,7 +27,7 @@ from nbtrain.planner.memory.activations import in_flight
 from nbtrain.planner.setup.setup import Setup
 from tests.parallel import ranks
 from tests.parallel.cut import world
-from tests.planner.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved
+from tests.planner.memory.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved
 
 # The stages of a pipeline differ: one layer and two. With 480 tokens no tensor has the shape of a matrix.
 SHAPE = Shape(3, 128, 4, 512, 512, 120, 4, 32, learned_positions=120)

@@ -30,8 +30,8 @@ from nbtrain.config.load import flatten, load
 from nbtrain.config.names.presets import preset_run, size_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import UNITS
-from nbtrain.planner.family import LINE
-from nbtrain.planner.search import run_on, search
+from nbtrain.planner.search.family import LINE
+from nbtrain.planner.search.search import run_on, search
 from nbtrain.planner.time.duration import estimate_duration
 
 # With SwiGLU of 8/3 the width, these models have as many parameters as with GPT-3's layers.

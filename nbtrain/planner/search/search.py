@@ -22,7 +22,8 @@ from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
 from nbtrain.config.yaml_source import OverridePlace
-from nbtrain.planner.legal import (
+from nbtrain.planner.memory import SPARE_FRACTION, MemoryEstimate, estimate
+from nbtrain.planner.search.legal import (
     PLAIN,
     RECOMPUTATIONS,
     Cut,
@@ -37,7 +38,6 @@ from nbtrain.planner.legal import (
     problems,
     space_of,
 )
-from nbtrain.planner.memory import SPARE_FRACTION, MemoryEstimate, estimate
 from nbtrain.planner.setup.setup import Place, Setup
 from nbtrain.planner.time.calibrated_rates import calibrated_rates
 from nbtrain.planner.time.duration import estimate_duration

@@ -22,7 +22,8 @@ from nbtrain.config.load import Overrides, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.resources_section import ResourcesConfig
 from nbtrain.planner.budget.disk import estimate_disk
-from nbtrain.planner.legal import (
+from nbtrain.planner.memory import PARTS, MemoryEstimate, estimate, fit_rating, stage_parts
+from nbtrain.planner.search.legal import (
     RECOMPUTATIONS,
     Cut,
     Layout,
@@ -36,8 +37,7 @@ from nbtrain.planner.legal import (
     problems,
     space_of,
 )
-from nbtrain.planner.memory import PARTS, SPARE_FRACTION, MemoryEstimate, estimate, stage_parts
-from nbtrain.planner.search import rates_of, run_on, run_seconds
+from nbtrain.planner.search.search import rates_of, run_on, run_seconds
 from nbtrain.planner.setup.setup import Place, Setup
 from nbtrain.planner.time.network_use import network_use, uses_on
 from nbtrain.planner.time.rates import Rates
@@ -116,7 +116,7 @@ class WhatIf:
     @property
     def lack(self) -> str:
         """Memory that is missing: "3.2 GiB too much"; "" if the layout fits, or if that is not known."""
-        _, words, kind = fit_word(estimate(self.space.setup(self.layout)))
+        _, words, kind = fit_rating(estimate(self.space.setup(self.layout)))
         return words.removeprefix("no, ") if kind == "bad" else ""
 
     def value(self, name: str) -> Any:
@@ -212,7 +212,7 @@ class WhatIf:
             "title": self.title,
             "layout": self.layout.words,
             "words": [
-                fit_word(memory),
+                fit_rating(memory),
                 ["time", amounts.duration(seconds) if seconds else "not known", ""],
                 ["disk", amounts.size(disk.total_bytes), ""],
             ],
@@ -406,24 +406,6 @@ def _place(options: Options) -> str:
 
 def _shown(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
-def fit_word(memory: MemoryEstimate) -> list[str]:
-    """Return the first result: text that says whether the layout fits and by how much, and its rating: good,
-    tight or bad.
-    """
-    if memory.device_bytes is None:
-        return ["fits", "not known", ""]
-    spare = memory.device_bytes - memory.total_bytes
-    if spare < 0:
-        return ["fits", f"no, {amounts.size(-spare)} too much", "bad"]
-    if memory.fits_host is False:
-        lacking = memory.total_host_bytes - (memory.host_bytes or 0)
-        return ["fits", f"no, {amounts.size(lacking)} of host memory too much", "bad"]
-    share = spare / memory.device_bytes
-    if memory.total_host_bytes and memory.host_bytes is None:
-        return ["fits", f"the GPU: yes, {share:.0%} headroom; host memory is not known", "tight"]
-    return ["fits", f"yes, {share:.0%} headroom", "good" if share >= SPARE_FRACTION else "tight"]
 
 
 def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def wrong_layouts(server: ForkServer, root: Path, cases: Iterable[Case]) -> list
         runs.write_text("\n".join(config.model_dump_json() for config in configs))
         ended = server.run(
             ranks,
-            "tests.planner.state_rank:main",
+            "tests.planner.memory.state_rank:main",
             [str(answer), str(runs)],
             log=root / f"{number}.{{rank}}.log",
             sys_path=[launch.REPOSITORY],

@@ -14,8 +14,8 @@ from nbtrain.config.arithmetic.vocabulary import (
     suited_to,
 )
 from nbtrain.config.load import load
-from nbtrain.planner.choices import MOST_EPOCHS, SMALL, Place, Text, choose, predicted_loss
 from nbtrain.planner.plan import plan
+from nbtrain.planner.search.choices import MOST_EPOCHS, SMALL, Place, Text, choose, predicted_loss
 from nbtrain.planner.time import speed
 
 # For 1 MB of English books: docs/choosing.md.

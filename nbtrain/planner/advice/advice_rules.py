@@ -17,9 +17,9 @@ from typing import Any
 
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import other_warmups
+from nbtrain.planner.advice.observations import Observations
 from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import differing, on_device
-from nbtrain.planner.observations import Observations
 
 # A wait above these fractions of a step is worth a change.
 DATA_FRACTION, BUBBLE_FRACTION = 0.05, 0.10

@@ -13,12 +13,12 @@ from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.shape import Shape
-from nbtrain.planner.legal import PLAIN, Cut, Layout, legal_options, micro_batches, space_of
 from nbtrain.planner.memory import estimate_memory
-from nbtrain.planner.reasons import reasons
-from nbtrain.planner.search import ROOMY_FRACTION, _some, run_on, score, search, try_cut, why_not
-from nbtrain.planner.search_picture import spread
-from nbtrain.planner.search_results import FoundLayouts, against
+from nbtrain.planner.search.legal import PLAIN, Cut, Layout, legal_options, micro_batches, space_of
+from nbtrain.planner.search.reasons import reasons
+from nbtrain.planner.search.search import ROOMY_FRACTION, _some, run_on, score, search, try_cut, why_not
+from nbtrain.planner.search.search_picture import spread
+from nbtrain.planner.search.search_results import FoundLayouts, against
 from nbtrain.planner.setup.setup import setup_of
 from nbtrain.planner.time.step import estimate_step
 
@@ -341,7 +341,7 @@ def test_a_calibration_of_this_machine_is_used(monkeypatch):
     """
     from dataclasses import replace
 
-    from nbtrain.planner import search as module
+    from nbtrain.planner.search import search as module
 
     tabled = FoundLayouts(search("1.3B", 4, None, "A100-40GB"))
 

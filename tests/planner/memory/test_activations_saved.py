@@ -17,7 +17,7 @@ from nbtrain.config.shape import Shape
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel import cross_entropy
 from nbtrain.planner.setup.setup import Setup
-from tests.planner.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved
+from tests.planner.memory.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved
 
 # With 448 tokens, no tensor of tokens has the shape of a matrix.
 SMALL = Shape(3, 128, 4, 512, 512, 112, 4, 32, learned_positions=112)

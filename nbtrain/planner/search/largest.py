@@ -14,8 +14,9 @@ from typing import Any
 from nbtrain.base.printing.report import Report, Result, Sentence, Table
 from nbtrain.base.text import amounts
 from nbtrain.config.shape import Shape
-from nbtrain.planner.family import line, parameters
-from nbtrain.planner.legal import (
+from nbtrain.planner.memory import estimate
+from nbtrain.planner.search.family import line, parameters
+from nbtrain.planner.search.legal import (
     Cut,
     Layout,
     Space,
@@ -25,8 +26,7 @@ from nbtrain.planner.legal import (
     legal_options,
     micro_batches,
 )
-from nbtrain.planner.memory import estimate
-from nbtrain.planner.search import Scored, is_worth, offloads, score, shortage, try_cut
+from nbtrain.planner.search.search import Scored, is_worth, offloads, score, shortage, try_cut
 
 Way = Callable[[Layout], bool]
 WAYS: dict[str, Way] = {

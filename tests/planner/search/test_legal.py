@@ -10,7 +10,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
-from nbtrain.planner.legal import (
+from nbtrain.planner.search.legal import (
     PLAIN,
     RECOMPUTATIONS,
     Cut,

@@ -6,9 +6,9 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
-from nbtrain.planner.advice import LEAST_GAIN, advise
+from nbtrain.planner.advice.advice import LEAST_GAIN, advise
+from nbtrain.planner.advice.observations import Observations, OutOfMemory, needed_bytes, out_of_memory_of
 from nbtrain.planner.memory import estimate_memory
-from nbtrain.planner.observations import Observations, OutOfMemory, needed_bytes, out_of_memory_of
 
 GIB = 1 << 30
 # The messages of torch 2.13.

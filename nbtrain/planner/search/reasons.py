@@ -9,8 +9,8 @@ memory that would need, or how much slower it would be.
 from typing import NamedTuple
 
 from nbtrain.base.text import amounts
-from nbtrain.planner.legal import RECOMPUTATIONS, Layout, Options, problems
-from nbtrain.planner.search import OFFLOADS, ROOMY_FRACTION, Scored, SearchResult, score
+from nbtrain.planner.search.legal import RECOMPUTATIONS, Layout, Options, problems
+from nbtrain.planner.search.search import OFFLOADS, ROOMY_FRACTION, Scored, SearchResult, score
 
 
 class Reason(NamedTuple):

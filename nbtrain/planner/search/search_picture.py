@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nbtrain.base.printing.look import BLUE, GREY, ORANGE, RED, themed
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.planner.picture import new_figure
-from nbtrain.planner.search import Scored, SearchResult
+from nbtrain.planner.search.search import Scored, SearchResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,9 +20,9 @@ from nbtrain.base.printing.report import Facts, Findings, Report, Result, Senten
 from nbtrain.base.text import amounts
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.advice_rules import Proposal, proposals
+from nbtrain.planner.advice.advice_rules import Proposal, proposals
+from nbtrain.planner.advice.observations import Observations, needed_bytes
 from nbtrain.planner.memory import estimate_memory
-from nbtrain.planner.observations import Observations, needed_bytes
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.time.duration import estimate_duration
 

@@ -10,8 +10,8 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.rules.check import find_problems
-from nbtrain.planner.legal import problems
-from nbtrain.planner.what_if import LABELS, WhatIf, fit_word, nearest, what_if
+from nbtrain.planner.search.legal import problems
+from nbtrain.planner.search.what_if import LABELS, WhatIf, nearest, what_if
 
 
 @pytest.fixture(scope="module")
@@ -126,18 +126,18 @@ def test_the_first_word(start):
     """
     from dataclasses import replace
 
-    from nbtrain.planner.memory import estimate
+    from nbtrain.planner.memory import estimate, fit_rating
 
     memory = estimate(start.space.setup(start.layout))
     need = memory.total_bytes
-    assert fit_word(replace(memory, device_bytes=2 * need)) == ["fits", "yes, 50% headroom", "good"]
-    assert fit_word(replace(memory, device_bytes=int(need * 1.04)))[2] == "tight"
-    assert fit_word(replace(memory, device_bytes=need - 2**30)) == ["fits", "no, 1.0 GiB too much", "bad"]
-    assert fit_word(replace(memory, device_bytes=None)) == ["fits", "not known", ""]
+    assert fit_rating(replace(memory, device_bytes=2 * need)) == ["fits", "yes, 50% headroom", "good"]
+    assert fit_rating(replace(memory, device_bytes=int(need * 1.04)))[2] == "tight"
+    assert fit_rating(replace(memory, device_bytes=need - 2**30)) == ["fits", "no, 1.0 GiB too much", "bad"]
+    assert fit_rating(replace(memory, device_bytes=None)) == ["fits", "not known", ""]
     unknown = replace(memory, device_bytes=2 * need, host_parts={"optimizer": 2**30}, host_bytes=None)
-    assert fit_word(unknown)[1] == "the GPU: yes, 50% headroom; host memory is not known"
+    assert fit_rating(unknown)[1] == "the GPU: yes, 50% headroom; host memory is not known"
     lacking = replace(memory, device_bytes=2 * need, host_parts={"optimizer": 3 * 2**30}, host_bytes=2**30)
-    assert fit_word(lacking) == ["fits", "no, 2.0 GiB of host memory too much", "bad"]
+    assert fit_rating(lacking) == ["fits", "no, 2.0 GiB of host memory too much", "bad"]
 
 
 def test_the_nearest_of_a_legal_layout_is_itself(start):

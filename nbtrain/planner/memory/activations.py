@@ -131,6 +131,7 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
     scores = 0.0
     drops_core = recompute == "selective"
     inside = element * (query + 2 * key)
+    copies = element * habits.copied_widths * query
     if setup.keeps_scores and not drops_core:
         pairs = heads * tokens * setup.shape.seq_length / setup.context_parallel_size
         score = 4 if own else element
@@ -152,7 +153,7 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
         inside += element * shape.seq_length**2 / tokens
     if kept_input < element:
         inside += kept_input * query
-    attention = tokens * (kept_input * hidden / input_cut + inside)
+    attention = tokens * (kept_input * hidden / input_cut + inside + copies)
     widths = 1 if recompute == "selective" and habits.selective == "core and activation" else 2
     if shape.gated:
         widths += 2 if habits.unfused_gate else 1

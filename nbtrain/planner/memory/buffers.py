@@ -177,11 +177,17 @@ def _of_deepspeed(setup: Setup, stage: Stage) -> int:
 
 
 def pipeline_bytes(setup: Setup, stage: Stage, micro_batches: float) -> int:
-    """Return the bytes of sent outputs, kept until their gradients arrive, and of two receive buffers."""
+    """Return the bytes of sent outputs, kept until their gradients arrive, and of two receive buffers.
+
+    The last stage sends nothing; some programs keep its logits for as long.
+    """
     if setup.pipeline_parallel_size == 1:
         return 0
     stream = stream_bytes(setup)
-    sent = micro_batches * stream if not stage.is_last else 0
+    sent = micro_batches * stream
+    if stage.is_last:
+        logits = setup.tokens_per_micro_batch * setup.shape.padded_vocab_size / setup.tensor_parallel_size
+        sent = habits_of(setup.engine).waiting_logits * logits if setup.accumulation_steps > 1 else 0
     received = (not stage.is_first) + (not stage.is_last)
     return int(sent + received * stream)
 

@@ -6,9 +6,9 @@ listed here is treated as `megatron-lm`.
 
 `source` says where a number comes from: "read" in the program's code or documentation, "recalled" (read there
 once and not checked again), "assumed", or "fitted" to published peaks in the training half of the sources
-(tests/benchmarks/published.py). The bytes of one logit are fitted for Megatron Core (7), nanotron (12) and
-torchtitan of 2024 with torch.compile (11). All were chosen with every published case in view
-(docs/evidence/plan-accuracy.md).
+(tests/benchmarks/published.py). The bytes of one logit are fitted for Megatron Core (7), nanotron (14) and
+torchtitan of 2024 with torch.compile (11), and so are nanotron's copies in attention (6). All were chosen
+with every published case in view (docs/evidence/plan-accuracy.md).
 """
 
 from dataclasses import dataclass, replace
@@ -27,14 +27,14 @@ class MemoryHabits:
     """Bytes of a parameter's gradient sum over micro batches; ZeRO 2 and 3 shard the sums."""
     bf16_gradients: int | None = None
     """Bytes of a gradient sum with bf16 weights and ZeRO 0 or 1, if they differ."""
-    micro_gradients: int = 0
-    """Bytes of a parameter's gradient of one micro batch, if it is stored next to the sum."""
     step_gradients: int = 0
     """Bytes of the gradient that the optimizer's step reads; ZeRO shards it from stage 1 on."""
     master_copy: int = 4
     moments: int = 8
     logits: int = 10
     """Bytes of one logit at the peak: 16-bit and fp32 copies, softmax and gradient."""
+    waiting_logits: int = 0
+    """Bytes of one logit of the previous micro batch that the last stage of a pipeline still holds."""
     tied_gradient_waits: bool = False
     """Whether, with tied weights on one stage, autograd holds the output layer's whole 16-bit gradient during
     the layers' backward pass until the embedding's gradient is added."""
@@ -51,6 +51,9 @@ class MemoryHabits:
     """Activations that selective recomputation drops."""
     compiled_logits: int | None = None
     """Bytes of one logit with torch.compile, if they differ: the compiler fuses softmax and its gradient."""
+    copied_widths: int = 0
+    """Further tensors of the queries' width that attention keeps in the products' format: copies that the
+    program makes of query, key and value."""
     gathered_inputs: bool = False
     """Whether sequence parallelism keeps the gathered inputs of products instead of this rank's part."""
     keeps_fp8: bool = False
@@ -74,10 +77,13 @@ _DEEPSPEED = MemoryHabits(
     bf16_gradients=6,
     step_gradients=6,
     bucket=True,
+    waiting_logits=4,
     tied_gradient_waits=True,
-    source="read: DeepSpeed stage_1_and_2.py, 16-bit gradients, for the step a flat and an fp32 copy of a "
-    "rank's part; bf16_optimizer.py, fp32 sums in addition; memory.rst, ZeRO 3 holds 2 bytes of gradients of "
-    "the largest layer whole; torch's autograd, which adds all uses of a weight before its hook sees them",
+    source="read: DeepSpeed runtime/pipe, the last stage has two buffers for outputs, here fp32 logits, and "
+    "_exec_backward_pass does not empty them; stage_1_and_2.py, 16-bit gradients, for the step a flat and an "
+    "fp32 copy of a rank's part; bf16_optimizer.py, fp32 sums in addition; memory.rst, ZeRO 3 holds 2 bytes "
+    "of gradients of the largest layer whole; torch's autograd, which adds all uses of a weight before its "
+    "hook sees them",
 )
 _FSDP = MemoryHabits(
     weights=4,
@@ -147,11 +153,11 @@ PROGRAMS: dict[str, MemoryHabits] = {
     ),
     "nanotron": MemoryHabits(
         gradients=4,
-        micro_gradients=2,
-        logits=12,
-        gathered_inputs=True,
-        source="recalled: nanotron's fp32 gradient sums and bf16 gradients, gathered inputs kept; fitted: "
-        "bytes of a logit",
+        logits=14,
+        copied_widths=6,
+        source="read: nanotron, accumulator.py adds each bf16 gradient to the fp32 sum when it is made; "
+        "functional.py gathers the inputs of products again in the backward pass (tp_recompute_allgather); "
+        "fitted: bytes of a logit, and copies in attention (rotary embedding, contiguous tensors)",
     ),
     "colossalai": MemoryHabits(
         gradients=2, step_gradients=0, source="assumed: 16-bit gradients, fp32 masters"

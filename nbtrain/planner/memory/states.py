@@ -253,8 +253,9 @@ def _of_program(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
     # FSDP's fp32 weights stay cut when the gathered 16-bit ones are kept (SHARD_GRAD_OP, here ZeRO 2).
     cut = zero == 3 or (zero == 2 and habits.gathered_blocks > 0)
     weights = element * count // (ranks if cut else 1)
+    if zero == 3 and setup.hpz_size > 1:
+        weights += element * count // setup.hpz_size
     gradients = sums * count // (ranks if zero >= 2 else 1)
-    gradients += habits.micro_gradients * count
     master = (habits.master_copy if half else 0) * count // (ranks if zero else 1)
     optimizer = habits.moments * count // (ranks if zero else 1)
     if setup.autocast and element == 4 and zero < 3:

@@ -22,6 +22,9 @@ class Engine:
     and memory. Fused kernels move them less often; torch.compile: planner/time/compute.py."""
     flash_generation: int = 2
     """Generation of the flash attention kernel; 1 also stands for Triton's, and 3 for cuDNN's."""
+    balanced_ring: bool = True
+    """Whether ring attention gives every rank an early and a late chunk of the sequence, so that all compute
+    the causal half. Otherwise the last rank has only visible chunks, and the others wait for it."""
     selective_share: float | None = None
     """Share of a block's forward pass that selective recomputation repeats; None if it repeats only the
     scores.
@@ -76,11 +79,11 @@ _ALL = (
         hides_gather=True, scatters_pipeline=True, launch_seconds=6e-3,
     ),
     Engine(
-        "megatron-bridge", "Megatron-Bridge (NeMo)", traffic=4.0, flash_generation=3, hidden_data=0.8,
-        hides_gather=True, hidden_pipeline=0.6,
+        "megatron-bridge", "Megatron-Bridge (NeMo)", traffic=3.0, flash_generation=3, hidden_data=0.8,
+        hides_gather=True, hidden_pipeline=0.8,
     ),
     Engine(
-        "megatron-deepspeed", "Megatron-DeepSpeed", traffic=9.0, flash_generation=1, zero_share=0.25,
+        "megatron-deepspeed", "Megatron-DeepSpeed", traffic=8.0, flash_generation=1, zero_share=0.22,
         zero3_collectives=_DEEPSPEED_COLLECTIVES, hidden_zero3=0.0, hidden_pipeline=0.5,
     ),
     Engine(
@@ -88,12 +91,15 @@ _ALL = (
         zero3_collectives=_DEEPSPEED_COLLECTIVES, hidden_zero3=0.0,
     ),
     Engine("composer", "Composer (LLM Foundry), FSDP", traffic=5.0, flash_generation=1, hidden_data=0.8),
-    Engine("torchtitan", "torchtitan, FSDP 2", traffic=6.0, selective_share=0.5, hidden_data=0.8),
+    Engine(
+        "torchtitan", "torchtitan, FSDP 2", traffic=6.0, balanced_ring=False, selective_share=0.5,
+        hidden_data=0.8,
+    ),
     Engine("metaseq", "metaseq, fairscale's FSDP", hidden_data=0.5),
     Engine(
         "llama", "the trainer of the Llama 3 models", flash_generation=3, hidden_data=0.8, hides_gather=True
     ),
-    Engine("nanotron", "nanotron", traffic=6.0, hidden_data=0.3, zero_share=0.2, launch_seconds=3e-3),
+    Engine("nanotron", "nanotron", traffic=4.0, hidden_data=0.3, zero_share=0.3, launch_seconds=3e-3),
     Engine(
         "gpt-neox", "GPT-NeoX (DeepSpeed)", traffic=9.0, flash_generation=1, zero_share=0.25,
         zero3_collectives=_DEEPSPEED_COLLECTIVES, hidden_zero3=0.0, hidden_pipeline=0.5,

@@ -60,6 +60,8 @@ class Setup:
     """Number of Ulysses ranks that share each sequence and its heads (ds_sequence_parallel_size)."""
     data_parallel_size: int = 1
     sequence_parallel: bool = False
+    deterministic: bool = False
+    """Attention adds gradients in a fixed order (Megatron's --deterministic-mode, other programs)."""
     overlap_tensor: bool = False
     """Tensor-parallel traffic is cut and hidden behind matrix products (Megatron's --tp-comm-overlap,
     torchtitan's asynchronous tensor parallelism)."""

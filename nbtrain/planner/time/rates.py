@@ -105,11 +105,13 @@ SHARES = {
 # 1 (and Triton's) 124 TFLOP/s on an A100, 2: 190 on an A100 and 335 on an H100 (arXiv:2307.08691, section 4),
 # 3 (and cuDNN's): 600 on an H100 (arXiv:2407.08608, section 4); causal, heads of 128.
 _ATTENTION = {
-    "Hopper": {1: 0.18, 2: 0.3, 3: 0.62},
-    "Blackwell": {1: 0.15, 2: 0.2, 3: 0.55},
+    "Hopper": {1: 0.18, 2: 0.33, 3: 0.62},
+    "Blackwell": {1: 0.13, 2: 0.15, 3: 0.55},
 }
 _ATTENTION_BEFORE = {1: 0.42, 2: 0.52, 3: 0.52}
 # Sustained products are slower below this many watts: with the square root of the power.
+# An attention kernel that leaves most of the tensor cores idle stays below the limit.
+_SHARE_AT_FULL_POWER = 0.4
 _FULL_POWER = {"Hopper": 700.0, "A100": 400.0, "V100": 300.0}
 
 _PCIE_BELOW = 130e9
@@ -123,7 +125,12 @@ def rates_of_setup(setup: Setup) -> Rates | None:
     """Return the rates of a setup's device and network; None if the device is not known."""
     if setup.device is None:
         return None
-    return rates_of_device(setup.device, setup.fabric_bytes_per_second, setup.fabric_reached)
+    fabric = setup.fabric_bytes_per_second
+    larger = setup.devices_per_node / setup.device.devices_per_node
+    if fabric is None and larger > 1:
+        # A machine with more devices has more network cards (DGX-2: 16 V100, 8 cards).
+        fabric = larger * setup.device.network_bytes_per_second
+    return rates_of_device(setup.device, fabric, setup.fabric_reached)
 
 
 def generation(device: Device) -> str:
@@ -173,7 +180,10 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
     basis = "" if fabric else f"assumed for a usual machine with {device.name}: "
     return Rates(
         matmul_flops=matmul,
-        attention_flops={number: peak * share * capped for number, share in kernels.items()},
+        attention_flops={
+            number: peak * share * (capped if share > _SHARE_AT_FULL_POWER else 1.0)
+            for number, share in kernels.items()
+        },
         memory_bytes_per_second=device.memory_bytes_per_second * shares.memory,
         inside=Link(link, _RAMP_BYTES, _LATENCY_INSIDE),
         across=Link(across, _RAMP_BYTES, _LATENCY_ACROSS),

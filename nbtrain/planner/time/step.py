@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.planner.calibration.calibrated_step import calibrated_step
+from nbtrain.planner.memory.estimate import estimate
+from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.compute import (
@@ -44,6 +46,11 @@ from nbtrain.planner.time.traffic import (
 # Fraction of tensor-parallel traffic that is hidden on request: asynchronous tensor parallelism hides 50-70 %
 # (Domino, arXiv:2409.15241).
 OVERLAPPED_TENSOR = 0.6
+# FSDP on a nearly full device: the 16-bit blocks for which there has to be room, between 4.3 (70B on 64
+# A100-40GB, which is slow) and 4.8 (30B on 8 A100-80GB, which is not), and the rate of freeing memory and
+# allocating it again: 5 to 18 ms for each GB (llm-foundry, scripts/train/benchmarking/README.md).
+BLOCKS_AHEAD = 4.5
+REALLOCATED_BYTES_PER_SECOND = 140e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,16 +232,32 @@ def _data_seconds(
         hidden = engine.hidden_data * compute * times / micro_batches
         shown = gather + scatter - (hidden if engine.hides_gather else min(2 / 3 * hidden, scatter))
         return max(shown, 0.0)
-    near = group
+    again = gather
     if setup.hpz_size > 1:
-        near = group_of(setup, rates, setup.hpz_size, setup.tensor_parallel_size)
+        # Inside a machine there is no share of a network.
+        again = group_of(setup, rates, setup.hpz_size, setup.tensor_parallel_size).seconds(weight)
     forward = gather * (0.5 if setup.quantized_weights else 1)
-    backward = slower * near.seconds(weight) if setup.pipeline_parallel_size == 1 else 0.0
+    backward = again if setup.pipeline_parallel_size == 1 else 0.0
     # A ring passes through every rank, for each collective of each block.
     blocks = setup.shape.num_layers / setup.pipeline_parallel_size
     waits = 3 * blocks * engine.zero3_collectives * ring_latency(setup, rates, sharing)
     total = times * (forward + backward + waits) + scatter
-    return max(total - engine.hidden_zero3 * compute * times / micro_batches, 0.0)
+    shown = max(total - engine.hidden_zero3 * compute * times / micro_batches, 0.0)
+    return shown + times * _reallocation_seconds(setup)
+
+
+def _reallocation_seconds(setup: Setup) -> float:
+    """Return the seconds of a micro batch in which FSDP's allocator returns memory to the device and takes it
+    again: three times for each block, if the device has no room for the blocks that are gathered ahead.
+    """
+    if not habits_of(setup.engine).gathered_blocks or setup.device is None:
+        return 0.0
+    block = 2 * (setup.shape.attention_weights + setup.shape.mlp_weights) / setup.tensor_parallel_size
+    needed = estimate(setup)
+    assert needed.device_bytes is not None
+    if needed.device_bytes - needed.total_bytes >= BLOCKS_AHEAD * block:
+        return 0.0
+    return 3 * max(setup.layers_by_stage) * block / REALLOCATED_BYTES_PER_SECOND
 
 
 def _offload_seconds(setup: Setup, rates: Rates, held: int, trained: int) -> tuple[float, float]:

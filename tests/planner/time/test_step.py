@@ -10,7 +10,7 @@ from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.explain import traffic
-from nbtrain.planner.time.rates import INFINITE, Link, Rates, generation, rates_of_device
+from nbtrain.planner.time.rates import INFINITE, Link, Rates, generation, rates_of_device, rates_of_setup
 from nbtrain.planner.time.step import StepTime, estimate_step
 from nbtrain.planner.time.traffic import group_of, ring_latency
 
@@ -222,6 +222,10 @@ def test_zero_plus_plus_sends_less_between_machines():
         assert sent == pytest.approx(4.5 * PARAMETERS * 3 / 4, rel=1e-12)
     inside = 2 * PARAMETERS / 2 / 1e9
     assert step(linked(), hpz_size=2, **layout).data == pytest.approx(6 * part + inside, rel=1e-12)
+    # ZeRO's share of the network is not one of the link inside a machine.
+    ours = {**layout, "engine": "megatron-deepspeed"}
+    shown = step(linked(), hpz_size=2, **ours).data
+    assert shown == pytest.approx(6 * part / ENGINES["megatron-deepspeed"].zero_share + inside, rel=1e-12)
 
 
 def test_gradients_are_not_quantized_on_one_machine():
@@ -255,6 +259,39 @@ def test_ulysses_and_ring_attention_send_less_than_tensor_ranks():
     assert found == pytest.approx(4 * 8 * 8 * 3 / 4 * 2 * 2048 * 1024 / 1e9, rel=1e-12)
     ring = step(linked(), context_parallel_size=4, devices_per_node=4).sequence
     assert ring == pytest.approx(4 * 8 * 3 * 3 * 2 * 2 * 2048 * 1024 / 1e9, rel=1e-12)
+
+
+@pytest.mark.parametrize(("engine", "times"), [("torchtitan", 2 - 1 / 4), ("megatron-core", 1)])
+def test_a_ring_without_balanced_chunks_waits_for_its_last_rank(engine, times):
+    """Of four chunks in order, the last rank sees three and a half, twice the average less a quarter."""
+    found = step(engine=engine, context_parallel_size=4)
+    products = PRODUCT_SECONDS - 3.5 * ATTENTION
+    assert found.compute == pytest.approx((products + times * 3.5 * ATTENTION) / 4, rel=1e-12)
+
+
+@pytest.mark.parametrize(("device", "kernel"), [("H100", 3), ("A100-80GB", 2), ("B200", 2)])
+def test_deterministic_attention_is_slower_and_cudnns_only_on_hopper(device, kernel):
+    rates = replace(PRODUCTS, attention_flops={1: 1e12, 2: 1e12, 3: 4e12})
+    layout = {"engine": "megatron-core", "device": find_device(device)}
+    usual, found = step(rates, **layout), step(rates, deterministic=True, **layout)
+    forward = ATTENTION / (4 if kernel == 3 else 1)
+    assert found.compute - usual.compute == pytest.approx(
+        forward * (1 + 2.5 / 0.62) - ATTENTION / 4 * 3.5, rel=1e-9
+    )
+
+
+def test_fsdp_waits_for_memory_if_there_is_no_room_for_the_next_blocks():
+    """On 64 A100-40GB, FSDP with a 70B frees memory and allocates it again for each block; on 80 GB it does
+    not: 3 x 12 h^2 x 2 bytes of 80 blocks at 140 GB/s.
+    """
+    shape = replace(SHAPE, num_layers=80, hidden_size=8192, num_attention_heads=64, ffn_hidden_size=32768)
+    layout = {
+        "shape": replace(shape, kv_channels=128, num_query_groups=64, learned_positions=2048),
+        "engine": "composer", "zero_stage": 3, "data_parallel_size": 64, "micro_batch_size": 2,
+        "global_batch_size": 128, "recompute": "full", "communication_dtype": "bf16",
+    }  # fmt: skip
+    small, large = (step(device=find_device(name), **layout).data for name in ("A100-40GB", "A100-80GB"))
+    assert (small, large) == (pytest.approx(3 * 80 * 12 * 8192**2 * 2 / 140e9), 0)
 
 
 def test_offloading_moves_the_optimizer_to_the_hosts_cores():
@@ -355,6 +392,15 @@ def test_rates_of_devices():
     assert pcie.matmul_flops["bf16"] == pytest.approx(sxm.matmul_flops["bf16"] * (250 / 400) ** 0.5)
     assert sxm.across.bytes_per_second == pytest.approx(0.73 * 200e9)
     assert rates_of_device(found["A100-40GB"], 50e9).across.bytes_per_second == pytest.approx(0.73 * 50e9)
+
+
+def test_a_machine_with_more_devices_has_more_network_cards():
+    """A DGX-2 has 16 V100 and twice the cards of a DGX-1."""
+    usual, twice = (
+        rates_of_setup(setup(device=find_device("V100-32GB"), devices_per_node=count)) for count in (8, 16)
+    )
+    assert usual and twice
+    assert twice.across.bytes_per_second == 2 * usual.across.bytes_per_second
 
 
 def test_no_device_no_time():

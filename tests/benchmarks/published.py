@@ -9,7 +9,8 @@ A value that a source does not give follows one rule for its source or program, 
     recomputation  full for ColossalAI (its printed TFLOP/s count it), else none
     tensor size    1, with sequence parallelism off
     fabric         as the text says, else as the device table says
-    stages         as even as possible, with smaller first and last stages; nanotron balances them by cost
+    ZeRO++         as the case's words say
+    stages         as even as possible, with smaller first and last stages; nanotron's own rule
     interleaving   2 if the source describes an interleaved schedule without its degree: torchtitan, Llama 3,
                    and Megatron Core with overlapped pipeline traffic, which needs an interleaved schedule
     overlap        of tensor-parallel traffic: Megatron-Bridge's default, else only if the source says so
@@ -27,13 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from nbtrain.config.arithmetic.devices import Device, find_device, nearest_device_names
 from nbtrain.config.arithmetic.flops import attention_forward, logits_forward, model_flops
-from nbtrain.config.arithmetic.stages import cut_evenly
 from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Setup
 
 CASES = Path(__file__).parents[3] / "shared/reference/planner/cases.json"
+OUTSIDE = Path(__file__).parent / "published_outside.yaml"
 
 Counted = Literal["model", "causal", "hardware"]
 
@@ -127,14 +130,15 @@ DEVICES = {
     "GB300": "GB300",
     "Ascend 910 (generation not stated)": "Ascend-910A",
 }
-# Bytes per second of a node, one way.
-FABRICS = (
-    (r"8x HDR", 200e9),
-    (r"8x NDR|400 Gb/s (RDMA|RoCE) per GPU|8x 400 Gb/s|400 Gb/s EFA", 400e9),
-    (r"1600 Gb/s per node", 200e9),
-    (r"4x ?100 ?Gb/s", 50e9),
-    (r"4x HDR", 100e9),
-)
+# Gb/s of one network card by the name of its generation.
+CARDS = {
+    "FDR": 56, "EDR": 100, "HDR100": 100, "HDR": 200, "HDR200": 200, "NDR200": 200, "NDR": 400, "XDR": 800,
+}  # fmt: skip
+_RATE = re.compile(r"(\d+(?:\.\d+)?) ?-?(Gb/?s|Gbps|Gbit/s|GbE|GigE|Tb/s|Tbps|GB/s|TB/s)")
+_GIGABITS = {"T": 1000, "G": 1}
+# Words for ZeRO++ and its three parts (arXiv:2306.10209).
+ZEROPP = re.compile(r"zero\+\+|zero-?pp\b", re.I)
+ZEROPP_PARTS = {"qwz": r"qwz|quantized.weight", "hpz": r"hpz", "qgz": r"qgz|quantized.gradient"}
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,22 @@ def load_cases(path: Path = CASES) -> list[Published]:
     """Return all cases of the file; every point of a series becomes a case."""
     cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
     return [published for case in cases for published in _read(case)]
+
+
+def load_outside(path: Path = OUTSIDE) -> list[Published]:
+    """Return the published runs of published_outside.yaml, which are not among the cases."""
+    sizes = {"tp": 1, "pp": 1, "vpp": None, "cp": 1, "sp": None, "zero": None, "offload": None}
+    found = []
+    for source in yaml.safe_load(path.read_text(encoding="utf-8"))["sources"]:
+        for case in source["cases"]:
+            run = {"recompute": None, **source["run"], **case.get("run", {})}
+            texts = {"source": source["source"], "note": source.get("note", ""), "given_in_source": ""}
+            case = {**texts, **run, **case}
+            case["gpus"] = {"fabric": None, **case["gpus"]}
+            case["parallel"] = {**sizes, **case["parallel"]}
+            case["result"] = {"fits": True, **case["result"]}
+            found += _read(case)
+    return found
 
 
 def source_of(case: dict[str, Any]) -> Source:
@@ -243,21 +263,23 @@ def setup_of_case(case: dict[str, Any], source: Source) -> Setup:
         device=device_of_case(gpus["kind"]),
         nodes=-(-gpus["count"] // gpus["per_node"]),
         devices_per_node=min(gpus["per_node"], gpus["count"]),
-        fabric_bytes_per_second=_fabric(gpus["fabric"]),
+        fabric_bytes_per_second=fabric_of_case(gpus),
         micro_batch_size=micro,
         global_batch_size=whole,
         tensor_parallel_size=parallel["tp"] or 1,
         pipeline_parallel_size=stages,
         virtual_stages=virtual,
-        stage_layers=_stages(shape, stages, source, recompute == "full"),
+        stage_layers=_stages(shape, stages, source),
         context_parallel_size=parallel["cp"] or 1,
         data_parallel_size=data,
         sequence_parallel=bool(parallel["sp"]),
+        deterministic=_is_deterministic(case),
         overlap_tensor=overlaps or source.engine == "megatron-bridge" or "async TP" in case.get("note", ""),
         zero_stage=zero,
+        **zeropp_of_case(case),
         offload_optimizer="cpu" if "optimizer" in offload else "none",
         offload_param="cpu" if "parameters" in offload else "none",
-        communication_dtype="fp16" if text == "fp16" else "bf16" if "pure" in text else "fp32",
+        communication_dtype=_communication_dtype(text, source.engine),
         dtype="fp16" if text == "fp16" else "bf16",
         autocast=text.startswith("amp_") or "autocast" in text,
         fp8="fp8" in text,
@@ -318,22 +340,96 @@ def _batch(batch: dict[str, Any], stages: int, data: int, engine: str) -> tuple[
     return micro, whole or micro * data
 
 
-def _stages(shape: Shape, stages: int, source: Source, recomputed: bool) -> tuple[int, ...]:
+def _stages(shape: Shape, stages: int, source: Source) -> tuple[int, ...]:
     if source.engine == "nanotron":
-        return tuple(cut_evenly(shape, stages, recomputed))
+        return _nanotron_stages(shape, stages)
     rest, more = divmod(shape.num_layers, stages)
     # The middle stages take the blocks that do not divide evenly.
     first = (stages - more) // 2
     return tuple(rest + (first <= stage < first + more) for stage in range(stages))
 
 
-def _fabric(text: str | None) -> float | None:
-    return next((rate for pattern, rate in FABRICS if re.search(pattern, text or "")), None)
+def _nanotron_stages(shape: Shape, stages: int) -> tuple[int, ...]:
+    """Return the blocks of each stage as nanotron assigns them (src/nanotron/models/base.py, build_model).
+
+    A stage takes blocks until their cost, summed from the first block, exceeds its share of the whole cost:
+    the first stages have more than their share.
+    """
+    block = shape.attention_weights + shape.mlp_weights
+    costs = [block] * shape.num_layers + [shape.output_weights]
+    layers, summed = [0] * stages, 0
+    stage = 0
+    for number, cost in enumerate(costs):
+        summed += cost
+        layers[stage] += number < shape.num_layers
+        if summed * stages > sum(costs) * (stage + 1):
+            stage += 1
+    return tuple(layers)
+
+
+def fabric_of_case(gpus: dict[str, Any]) -> float | None:
+    """Return the bytes per second of a machine's network, one way; None if the case does not state it.
+
+    "8x 400 Gb/s", "Omni-Path 4x100Gb/s" and "8x HDR" are cards of a machine, "400 Gb/s per GPU" is one card
+    for each GPU, and any other rate is the machine's.
+    """
+    pieces = re.split(r"[,;+()]", gpus["fabric"] or "")
+    text = ", ".join(piece for piece in pieces if not re.search("NVLink|NVSwitch|PCIe|intra", piece))
+    rates = [
+        float(number) * _GIGABITS[unit[0]] * (8 if "B" in unit[1:2] else 1)
+        for number, unit in _RATE.findall(text.replace("GbE", "Gb/s").replace("GigE", "Gb/s"))
+    ]
+    named = [rate for name, rate in CARDS.items() if re.search(rf"\b{name}\b", text)]
+    if not rates and not named:
+        return None
+    card = rates[0] if rates else float(named[0])
+    counted = re.search(r"(\d+) ?[x\u00d7] ?", text)
+    if counted and (int(counted[1]) > 1 or not re.search(r"(per|/|each) ?GPU", text)):
+        cards = int(counted[1])
+    else:
+        cards = gpus["per_node"] if re.search(r"(per|/|each) ?GPU", text) else 1
+    return cards * card / 8 * 1e9
+
+
+def zeropp_of_case(case: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a setup for ZeRO++: what the layout names, else what the case's words say.
+
+    ZeRO++ without the names of its parts is all three. A case that calls itself a baseline has none.
+    """
+    parallel = case["parallel"]
+    words = " ".join(str(case.get(key) or "") for key in ("id", "note", "precision", "given_in_source"))
+    words += " ".join(f" {key} {value}" for key, value in parallel.items() if value)
+    found = {part for part, pattern in ZEROPP_PARTS.items() if re.search(pattern, words, re.I)}
+    if not found and ZEROPP.search(words):
+        found = set(ZEROPP_PARTS)
+    if parallel["zero"] != 3 or re.search(r"baseline|without zero\+\+", words, re.I):
+        found = set()
+    size = re.search(r"hpz(?:_partition)?(?:_size)?[ =:]*(\d+)", words, re.I)
+    return {
+        "quantized_weights": "qwz" in found,
+        "quantized_gradients": "qgz" in found,
+        "hpz_size": (int(size[1]) if size else case["gpus"]["per_node"]) if "hpz" in found else 1,
+    }
 
 
 def _keeps_scores(attention: str) -> bool:
     """Return whether the attention kernel writes all scores to memory, judged by its name."""
     return "no flash" in attention or "softmax" in attention
+
+
+def _communication_dtype(precision: str, engine: str) -> Literal["fp32", "bf16", "fp16"]:
+    """Return the format in which gradients are sent; Megatron-Bridge's recipes set
+    grad_reduce_in_fp32=False.
+    """
+    if precision == "fp16":
+        return "fp16"
+    return "bf16" if "pure" in precision or engine == "megatron-bridge" else "fp32"
+
+
+def _is_deterministic(case: dict[str, Any]) -> bool:
+    """Return whether the case's text says that attention is deterministic."""
+    text = f"{case['attention'] or ''} {case.get('note') or ''}"
+    return bool(re.search(r"(?<!non)(?<!non-)deterministic", text))
 
 
 def hardware_flops(shape: Shape) -> float:

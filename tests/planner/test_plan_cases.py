@@ -4,7 +4,7 @@ committed page.
 
 import pytest
 
-from tests.benchmarks import plan_cases, plan_cpu, plan_speed, published
+from tests.benchmarks import plan_cases, plan_cpu, plan_memory, plan_speed, published
 
 if not published.CASES.is_file():
     pytest.skip("no ../shared/reference/planner next to the repository", allow_module_level=True)
@@ -26,6 +26,14 @@ def test_three_quarters_of_the_published_speeds_are_met():
     assert share() >= 0.85
     assert share("train") >= 0.9
     assert share("test") >= 0.75
+
+
+def test_runs_outside_the_cases_are_planned_as_well():
+    """Of the runs that are not among the cases, 85 % of the speeds and every peak are within 20 %."""
+    outside = published.load_outside()
+    rows = plan_speed.rows(outside)
+    assert sum(row.met for row in rows) / len(rows) > 0.85
+    assert plan_memory.share_within(plan_memory.peaks(outside), plan_memory.LOOSELY) == 1
 
 
 def test_every_miss_has_its_sentence_and_no_sentence_is_left_over():

@@ -77,6 +77,58 @@ def test_every_program_is_known():
 
 
 @pytest.mark.parametrize(
+    ("fabric", "per_node", "gigabytes"),
+    [
+        ("8x HDR InfiniBand (200 Gb/s) per node", 8, 200),
+        ("Omni-Path 4x100Gb/s per node", 4, 50),
+        ("400 Gb/s EFA per GPU", 8, 400),
+        ("8x EDR", 16, 100),
+        ("NVSwitch 2.4 TB/s, 8 x 100 Gb/s InfiniBand", 16, 100),
+        ("25 GbE", 8, 3.125),
+        ("3.2 Tb/s EFA", 8, 400),
+        ("Slingshot 11 (4 x 200 Gb/s)", 4, 100),
+        ("NVL72 domain", 4, None),
+        (None, 8, None),
+    ],
+)
+def test_a_fabric_is_read_as_cards_of_a_machine_or_of_a_gpu(fabric, per_node, gigabytes):
+    found = published.fabric_of_case({"fabric": fabric, "per_node": per_node})
+    assert found == (None if gigabytes is None else gigabytes * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"note": "ZeRO++"}, (True, 16, True)),
+        ({"note": "hpZ 8 and qwZ"}, (True, 8, False)),
+        ({"parallel": {"zero": 3, "qgz": True}}, (False, 1, True)),
+        ({"id": "zeropp-18b-baseline"}, (False, 1, False)),
+        ({"note": "ZeRO++", "parallel": {"zero": 1}}, (False, 1, False)),
+    ],
+)
+def test_zeropp_is_read_from_the_layout_or_from_the_words(changes, expected):
+    case = {"id": "18b", "parallel": {"zero": 3}, "gpus": {"per_node": 16}, **changes}
+    found = published.zeropp_of_case(case)
+    assert (found["quantized_weights"], found["hpz_size"], found["quantized_gradients"]) == expected
+
+
+def test_nanotron_gives_the_first_stages_more_than_their_share():
+    """80 blocks and an output layer of 1.1 blocks are cut into 16 stages. A stage ends with the block that
+    exceeds its share, so that the first one has 6 blocks instead of 5.
+    """
+    shape = next(case for case in CASES if case.id == "nanotron-80b-8nodes").setup.shape
+    layers = published._nanotron_stages(shape, 16)
+    assert layers[:3] == (6, 5, 5) and sum(layers) == 80 and len(layers) == 16
+
+
+def test_runs_outside_the_cases_are_read_in_the_same_form():
+    """126 runs of 11 sources, none of which is a case."""
+    outside = published.load_outside()
+    assert len(outside) == 126 == len({case.id for case in outside} - {case.id for case in CASES})
+    assert not ids([case for case in outside if case.setup.world_size != case.raw["gpus"]["count"]])
+
+
+@pytest.mark.parametrize(
     ("changes", "engine", "device"),
     [
         ({"id": "new-1", "source": "a blog on NeMo"}, "megatron-bridge", "H100"),

@@ -25,6 +25,7 @@
     nb.launcher(run)              the launch form
     nb.runs(), nb.open_run(run)   find runs again, from any kernel
     nb.queue()                    who has this machine's GPUs and cores, and who waits for them
+    nb.sweep(file)                many settings of a run, planned, driven and compared
     nb.tensorboard(run)           the live TensorBoard panel
     nb.curves(run)                loss, perplexity, learning rate and throughput as a figure
     nb.scalars(run)               the newest value of everything that is measured
@@ -77,6 +78,7 @@ __all__ = [
     "search",
     "serve",
     "submit",
+    "sweep",
     "tensorboard",
     "twin",
     "verify",

@@ -28,6 +28,7 @@ from nbtrain.api.models import import_model as import_model
 from nbtrain.api.not_launched import NotLaunched, not_launched
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.api.serve import serve as serve
+from nbtrain.api.sweep import sweep as sweep
 from nbtrain.api.twin_run import TwinRun
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.printing.notebook import is_watched

@@ -81,6 +81,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
             ("merge-lora", "merge_lora"),
             common=True,
         ),
+        Verb("sweep", "sweep", "Run many settings of a run, and compare them."),
         Verb("compare", "compare", "Compare settings, metrics and curves of runs."),
         Verb("curves", "runs", "Draw loss, learning rate and throughput."),
         Verb("profile", "runs", "Show what the profiler recorded of a run."),

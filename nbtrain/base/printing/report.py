@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 INDENT = "  "
 # Numbers with the units of base/text/amounts.py, and the dash of a value that does not exist.
 QUANTITY = re.compile(
-    r"[-+]?(?:nan|inf|\d[\d.,]*(?:e[-+]?\d+)?)"
+    r"[-+]?(?:nan|inf|\d[\d.,]*(?:e[-+]?\d+|[kMBT])?)"
     r"(?: ?%|(?: (?:B|[KMGT]iB|GB|tokens))?/s| (?:B|[KMGT]iB|us|ms|s|min|h|d|years))?|-"
 )
 CODE = re.compile("`([^`]+)`")
@@ -44,6 +44,8 @@ SCROLLED = "overflow-x:auto;max-width:100%"
 WRAPPED = "overflow-wrap:anywhere"
 # A cell of at most this many characters, such as "74.2 GiB", is not wrapped.
 SHORT_CHARACTERS = 10
+# So is a moment, as amounts.utc() formats it.
+MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: UTC)?")
 # Least width of the last column, which wraps its lines, on a narrow page.
 LAST_COLUMN = "min-width:160px"
 
@@ -326,7 +328,8 @@ class Table(Block):
             yield bool(own) and all(map(is_number, own)) if column.is_right is None else column.is_right
 
     def _cell(self, row: Sequence[str], at: int, side: str) -> str:
-        is_last, is_short = at == len(row) - 1, len(row[at]) <= SHORT_CHARACTERS
+        is_last = at == len(row) - 1
+        is_short = len(row[at]) <= SHORT_CHARACTERS or MOMENT.fullmatch(row[at]) is not None
         width = ";white-space:nowrap" if is_short or (self.wraps_last and not is_last) else ""
         if self.wraps_last and is_last and not is_short:
             width = f";{LAST_COLUMN}"

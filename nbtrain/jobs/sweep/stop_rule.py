@@ -1,0 +1,68 @@
+"""The rule that stops runs of a sweep which cannot win, by their metric at equal numbers of tokens.
+
+    verdict(rule, {name: curve}, name)  ->  why the run is stopped, or ""
+
+The median rule is the one of Google Vizier (Golovin et al. 2017, section 3.2) with the newest value in place
+of the running average: a run is compared with the others at the tokens that it has reached itself.
+"""
+
+import bisect
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nbtrain.base.run_directory.metrics import BY_NAME
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
+from nbtrain.config.sections.sweep_section import StopRule
+from nbtrain.monitor.metrics.metrics_reader import ScalarReader
+from nbtrain.monitor.metrics.series import Series
+from nbtrain.monitor.metrics.tokens import TOKENS_TAG, tokens_at
+
+LEAST_OTHERS = 3
+"""Runs with which a run is compared at least; the median of fewer says little."""
+
+
+@dataclass(frozen=True)
+class TokenCurve:
+    """A metric by trained tokens, both ascending in time."""
+
+    tokens: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def at(self, tokens: int) -> float | None:
+        """Return the newest value after at most `tokens`; None if the run has not trained that far."""
+        if not self.tokens or self.tokens[-1] < tokens:
+            return None
+        return self.values[bisect.bisect_right(self.tokens, tokens) - 1] if self.tokens[0] <= tokens else None
+
+
+def read_curve(run: RunDir, metric: str) -> TokenCurve:
+    """Return a metric of a run by tokens; empty before its first point."""
+    tag = BY_NAME[metric].tag
+    reader = ScalarReader(run.tensorboard, lambda name: name in (tag, TOKENS_TAG))
+    reader.refresh()
+    points = reader.series.get(tag, Series())
+    tokens = tokens_at(reader, list(points.steps))
+    return TokenCurve(tokens, list(points.values)) if tokens else TokenCurve()
+
+
+def verdict(rule: StopRule, curves: Mapping[str, TokenCurve], name: str) -> str:
+    """Return why a run is to be stopped, as a sentence part; "" if it may continue.
+
+    The run is judged at its newest point. Points whose metric is NaN are not in a curve.
+    """
+    own = curves[name]
+    if not own.tokens or own.tokens[-1] < rule.after_tokens:
+        return ""
+    tokens, value = own.tokens[-1], own.values[-1]
+    what = f"{rule.metric.replace('_', ' ')} {value:.4f} after {amounts.count(tokens)} tokens"
+    if rule.rule == "bound":
+        assert rule.bound is not None
+        return f"{what} is above the bound of {rule.bound:g}" if value > rule.bound else ""
+    others = [
+        found for other, curve in curves.items() if other != name and (found := curve.at(tokens)) is not None
+    ]
+    if len(others) < LEAST_OTHERS or value <= (median := statistics.median(others)):
+        return ""
+    return f"{what} is above the median of {len(others)} other runs there, {median:.4f}"

@@ -1,0 +1,216 @@
+"""The file of a sweep, and the runs that it describes.
+
+    sweep: lr-study                          the name of the sweep
+    run: gpt-tiny                            a run YAML, an example or a preset
+    overrides: {batch.max_steps: 200}        settings of every run
+    grid:                                    every combination of these values is a run
+      lr_schedule.lr: [1.0e-3, 3.0e-3]
+      model.seed: [1, 2, 3]
+    settings:                                further runs, one mapping each
+      - {lr_schedule.lr: 1.0e-2, optimizer.weight_decay: 0.0}
+    at_once: 2                               runs that are active at the same time
+    stop: {rule: median, after_tokens: 1e6}  stops runs that cannot win; none without it
+
+read_sweep(path) -> Sweep. A run is named by its settings, so that its name stays when the file gets more
+values.
+"""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
+from nbtrain.base.text.terminal import nearest
+from nbtrain.base.workspace import display, valid_name, workspace
+from nbtrain.config.load import load
+from nbtrain.config.load.schema_errors import schema_finding
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.sweep_section import MOST_RUNS, SweepConfig
+from nbtrain.config.yaml_source import Located, read_yaml
+
+MOST_NAME_CHARS = 53
+SHAPE = "a sweep is a mapping with the keys `sweep`, `run` and `grid` or `settings`"
+LABEL = "sweep"
+"""Label of a run that belongs to a sweep; its value is the sweep's name."""
+SEED_KEYS = frozenset({"model.seed", "data.seed"})
+"""Settings that make repetitions of one setting and not another one."""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """The settings that the sweep varies, without those of all runs."""
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep with its runs, in the order of the file."""
+
+    config: SweepConfig
+    path: Path
+    runs: Sequence[SweepRun]
+
+    @property
+    def name(self) -> str:
+        return self.config.sweep
+
+    @property
+    def varied(self) -> list[str]:
+        """Return the keys that differ between runs, in the order of the file."""
+        keys = dict.fromkeys(key for run in self.runs for key in run.settings)
+        return list(keys)
+
+
+def sweep_folder(name: str) -> Path:
+    """Return the folder of a sweep's record and page."""
+    return workspace() / "sweeps" / name
+
+
+def read_sweep(path: Path, only: Sequence[str] | None = None) -> Sweep:
+    """Read a sweep's file and load each of its runs.
+
+    Raises ConfigError with every problem of the file; the settings of the runs are checked by the rules of
+    run YAMLs, and the error names the run.
+    """
+    shown = display(path)
+    located = read_yaml(path, shown, SHAPE)
+    config = _checked(located, shown)
+    runs: list[SweepRun] = []
+    for settings in _settings(config):
+        name = run_name(config.sweep, settings)
+        overrides = {**config.overrides, **settings, "name": name, f"labels.{LABEL}": config.sweep}
+        try:
+            loaded = load(_base(config.run, path), overrides)
+        except ConfigError as error:
+            words = ", ".join(f"{key}={value}" for key, value in settings.items())
+            raise ConfigError(f"{shown}: the run {name} ({words}) cannot be loaded:\n{error}") from None
+        runs.append(SweepRun(name, settings, loaded))
+    return Sweep(config, path, runs)
+
+
+def write_sweep(contents: Mapping[str, Any]) -> Path:
+    """Write a sweep that is given as a mapping to sweep.yaml in its folder, and return the path.
+
+    Raises ConfigError for mistakes; then nothing is written.
+    """
+    text = yaml.safe_dump(dict(contents), sort_keys=False)
+    config = _checked(Located(dict(contents)), "sweep")
+    path = sweep_folder(config.sweep) / "sweep.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(path, text)
+    return path
+
+
+def name_in(path: Path) -> str:
+    """Return the name of the sweep in a file, without loading its runs. Raises ConfigError."""
+    shown = display(path)
+    return _checked(read_yaml(path, shown, SHAPE), shown).sweep
+
+
+def _base(run: str, path: Path) -> str:
+    """Return the run that a sweep starts from: a path is relative to the sweep's file."""
+    beside = path.parent / run
+    return str(beside) if run.endswith((".yaml", ".yml")) and beside.is_file() else run
+
+
+def _checked(located: Located, shown: str) -> SweepConfig:
+    problems = []
+    known = tuple(SweepConfig.model_fields)
+    for key in located.value:
+        if key not in known:
+            words = f"a sweep has no key `{key}`. Known: {', '.join(known)}.{nearest(key, known)}"
+            problems.append(Finding("error", "sweep", key, located.where(key) or shown, words, cost=FATAL))
+    try:
+        config = SweepConfig.model_validate(
+            {key: located.value[key] for key in located.value if key in known}
+        )
+    except ValidationError as error:
+        problems += [schema_finding(entry, located, shown) for entry in error.errors(include_url=False)]
+        refuse(problems, ConfigError)
+        raise
+    problems += _mistakes(config, located, shown)
+    refuse(problems, ConfigError)
+    return config
+
+
+def _mistakes(config: SweepConfig, located: Located, shown: str) -> Iterator[Finding]:
+    """Yield the mistakes of a file whose fields are of the right types."""
+
+    def mistake(key: str, message: str, fix: str) -> Finding:
+        return Finding("error", "sweep", key, located.where(key) or shown, message, fix, cost=FATAL)
+
+    combinations = 1
+    for values in config.grid.values():
+        combinations *= len(values)
+    number = (combinations if config.grid else 0) + len(config.settings)
+    if not number:
+        yield mistake("grid", "the sweep has no run.", "Give grid a key with values, or settings a mapping.")
+    if number > MOST_RUNS:
+        yield mistake(
+            "grid", f"the sweep has {number:,} runs; the most are {MOST_RUNS}.", "Leave out values."
+        )
+    for own in ("name", f"labels.{LABEL}"):
+        for part, keys in (
+            ("overrides", config.overrides),
+            ("grid", config.grid),
+            ("settings", dict.fromkeys(key for entry in config.settings for key in entry)),
+        ):
+            if own in keys:
+                yield mistake(part, f"{own} is set by the sweep itself.", f"Remove {own} from {part}.")
+    for key in config.grid:
+        if key in config.overrides:
+            yield mistake(f"grid.{key}", f"{key} is in grid and in overrides.", "Remove it from one of them.")
+    stop = config.stop
+    if stop is not None and (stop.rule == "bound") != (stop.bound is not None):
+        yield mistake(
+            "stop", "rule: bound needs `bound`, and rule: median takes none.", "Change one of them."
+        )
+    if number and number <= MOST_RUNS:
+        names = [run_name(config.sweep, settings) for settings in _settings(config)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            yield mistake(
+                "settings", f"two runs have the same settings: {', '.join(twice)}.", "Remove one of them."
+            )
+
+
+def _settings(config: SweepConfig) -> Iterator[dict[str, Any]]:
+    """Yield the varied settings of each run: the grid's combinations, then the further ones."""
+    if config.grid:
+        for values in itertools.product(*config.grid.values()):
+            yield dict(zip(config.grid, values))
+    yield from config.settings
+
+
+def run_name(sweep: str, settings: Mapping[str, Any]) -> str:
+    """Return the name of a run: the sweep's name and the varied settings; their hash if that is too long."""
+    lasts = [key.rpartition(".")[2] for key in settings]
+    parts = []
+    for key, last in zip(settings, lasts):
+        word = last if lasts.count(last) == 1 else key
+        parts.append(_slug(f"{word}-{_text(settings[key])}"))
+    name = "-".join([sweep, *parts])
+    if len(name) <= MOST_NAME_CHARS and valid_name(name):
+        return name
+    text = repr(sorted((key, _text(value)) for key, value in settings.items()))
+    return f"{sweep[: MOST_NAME_CHARS - 9].rstrip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower().replace("e-0", "e-")).strip("-")

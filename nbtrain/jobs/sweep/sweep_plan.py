@@ -1,0 +1,113 @@
+"""Plan of a sweep: hours, money and disk of every run, and their sum against the limits.
+
+The limits of the workspace hold for each run and for all of them together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.findings import stops
+from nbtrain.base.printing.report import Facts, Report, Result, Sentence, Table
+from nbtrain.base.text import amounts
+from nbtrain.jobs.initial_weights import with_new_tokens
+from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun
+from nbtrain.planner.budget.cost import rounded
+from nbtrain.planner.budget.limits import amount_of, workspace_limits
+from nbtrain.planner.plan import Plan, plan
+
+SUMMED = ("gpu_hours", "money", "energy_kwh", "disk_bytes")
+"""Limits that hold for the sum of all runs; days and epochs hold for each run."""
+
+
+@dataclass(frozen=True, repr=False)
+class SweepPlan(Result):
+    """The plans of all runs of a sweep."""
+
+    sweep: Sweep
+    plans: Sequence[Plan]
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Sums over all runs, by the names of limits; a figure that a plan does not know is left out."""
+        known: dict[str, list[float | None]] = {
+            "gpu_hours": [plan.cost.device_hours for plan in self.plans],
+            "money": [
+                0.0 if plan.cost.device_hours == 0 else plan.cost.money if plan.cost.price else None
+                for plan in self.plans
+            ],
+            "energy_kwh": [plan.cost.energy_kwh for plan in self.plans],
+            "disk_bytes": [float(plan.disk.checkpoints_bytes) for plan in self.plans],
+        }
+        return {
+            key: sum(value for value in values if value is not None)
+            for key, values in known.items()
+            if all(value is not None for value in values)
+        }
+
+    @property
+    def problems(self) -> list[str]:
+        """Reasons why the sweep may not start: runs that break a limit, and sums above the workspace's."""
+        found = []
+        for run, planned in zip(self.sweep.runs, self.plans):
+            if over := [limit.words for limit in planned.limits if limit.refuses]:
+                found.append(f"{run.name}: {', '.join(over)}")
+        limits, located = workspace_limits()
+        for key in SUMMED:
+            most, total = getattr(limits, key), self.totals.get(key)
+            if most is not None and total is not None and total > most:
+                found.append(
+                    f"all runs together: {amount_of(key, total)} of {amount_of(key, most)} "
+                    f"({located.where(key)})"
+                )
+        return found
+
+    def refuse(self) -> None:
+        """Raise ConfigError if the sweep is planned to exceed a limit."""
+        if self.problems:
+            lines = "\n".join(f"  {problem}" for problem in self.problems)
+            raise ConfigError(
+                f"the sweep {self.sweep.name} exceeds limits:\n{lines}\nTake fewer runs or shorter ones."
+            )
+
+    def as_report(self) -> Report:
+        """Return a row for each run, the sums, and the limits that they exceed."""
+        rows = [self._row(run, planned) for run, planned in zip(self.sweep.runs, self.plans)]
+        heads = ("RUN", *self.sweep.varied, "STEPS", "FITS", "TIME", "GPU HOURS", "MONEY", "CHECKPOINTS")
+        blocks = [Table(heads, rows, "Runs"), Facts(self._sums(), "Together")]
+        said = [Sentence(f"Over the limit: {problem}") for problem in self.problems]
+        return Report(
+            f"Plan of the sweep {self.sweep.name}: {amounts.counted(len(rows), 'run')}", [*blocks, *said]
+        )
+
+    def _row(self, run: SweepRun, planned: Plan) -> tuple[str, ...]:
+        cost, seconds = planned.cost, planned.duration.seconds
+        money = cost.money if cost.price is not None else None
+        return (
+            run.name,
+            *(str(run.settings.get(key, "")) for key in self.sweep.varied),
+            f"{planned.config.train_steps:,}",
+            "no" if stops(planned.findings) else planned.headline["fits"],
+            "not known" if seconds is None else amounts.duration(seconds),
+            rounded(cost.device_hours) if cost.device_hours else "",
+            "" if money is None or cost.price is None else f"{rounded(money)} {cost.price.currency}",
+            amounts.size(planned.disk.checkpoints_bytes),
+        )
+
+    def _sums(self) -> dict[str, str]:
+        seconds = [planned.duration.seconds for planned in self.plans]
+        at_once = min(self.sweep.config.at_once, len(self.plans))
+        rows = {}
+        if all(one is not None for one in seconds):
+            total = sum(one or 0.0 for one in seconds)
+            rows["time"] = f"about {amounts.duration(total / at_once)} with {at_once} at once"
+        words = {key: amount_of(key, value) for key, value in self.totals.items() if value}
+        currency = next((planned.cost.price.currency for planned in self.plans if planned.cost.price), "")
+        if "money" in words:
+            words["money"] = f"{words['money']} {currency}"
+        return rows | {key.replace("_", " ").removesuffix(" bytes"): text for key, text in words.items()}
+
+
+def plan_sweep(sweep: Sweep) -> SweepPlan:
+    """Plan every run of a sweep."""
+    return SweepPlan(sweep, [plan(with_new_tokens(run.config)) for run in sweep.runs])

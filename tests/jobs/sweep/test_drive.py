@@ -1,0 +1,195 @@
+"""Sweeps driven to their end: how many at once, stopped by a rule, killed with everything and continued."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.process.locks import flock_folder
+from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.config.load import to_yaml
+from nbtrain.jobs.attempt.backend import status_of
+from nbtrain.jobs.sweep import drive as driver
+from nbtrain.jobs.sweep.drive import drive, read_record
+from nbtrain.jobs.sweep.results import sweep_results, write_page
+from nbtrain.jobs.sweep.stop_rule import TokenCurve
+from nbtrain.jobs.sweep.sweep_file import read_sweep, sweep_folder
+from nbtrain.jobs.sweep.sweep_plan import plan_sweep
+from nbtrain.planner.lint.remedies import with_changes
+from tests.jobs.conftest import FAKE_RANK
+
+SWEEP = """
+sweep: seeds
+run: tiny.yaml
+overrides:
+  batch.train_tokens: 2560
+  backend.share_devices: true
+  backend.env: {{FAKE_STEPS: "20", FAKE_STEP_SECONDS: "{seconds}", FAKE_FAULTS: "[]"}}
+grid: {{lr_schedule.lr: [1.0e-3, 2.0e-3], model.seed: {seeds}}}
+at_once: {at_once}
+"""
+
+
+@pytest.fixture
+def sweep(tiny, workspace, monkeypatch):
+    """Return a function that reads a sweep of fake runs: sweep(seeds=[1, 2], at_once=2, more="")."""
+    tiny()
+    monkeypatch.setattr(driver, "POLL_SECONDS", 0.1)
+
+    def read(seeds=(1,), at_once=2, seconds=0.01, more=""):
+        path = workspace / "sweep.yaml"
+        path.write_text(SWEEP.format(seeds=list(seeds), at_once=at_once, seconds=seconds) + more)
+        return read_sweep(path)
+
+    return read
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_so_many_at_once_and_a_second_call_starts_nothing(sweep):
+    """At most at_once runs are active, all succeed, and the sweep's page has each of them."""
+    read, most, said = sweep(seeds=[1, 2], at_once=2), [], []
+    turn = drive(read, command=(FAKE_RANK,), say=said.append, turn_done=lambda turn: most.append(turn.active))
+    assert set(turn.states.values()) == {SUCCEEDED} and max(most) == 2
+    assert sorted(said) == sorted(f"{run.name}: started" for run in read.runs)
+    results = sweep_results("seeds")
+    assert results.succeeded and [row.state for row in results.rows] == ["SUCCEEDED"] * 4
+    assert all(row.cost["goodput"] is not None for row in results.rows)
+    page = write_page(results).read_text()
+    assert all(run.name in page for run in read.runs) and "<script" not in page
+    assert json.loads(json.dumps(results.to_dict()))["best"]["mean"] is not None
+    said.clear()
+    assert drive(read, command=(FAKE_RANK,), say=said.append).states == turn.states and said == []
+    read.path.write_text(read.path.read_text().replace("2560", "5120"))
+    with pytest.raises(ConfigError, match=r"submitted with other settings: .*train_tokens"):
+        drive(read_sweep(read.path), command=(FAKE_RANK,))
+
+
+def test_only_one_process_drives_a_sweep(sweep):
+    folder = sweep_folder("seeds")
+    folder.mkdir(parents=True)
+    descriptor = flock_folder(folder, blocking=False)
+    try:
+        with pytest.raises(JobError, match="another process drives the sweep seeds"):
+            drive(sweep())
+    finally:
+        os.close(descriptor)
+
+
+def test_a_run_of_another_owner_is_refused(sweep):
+    """A run that has one of the sweep's names and is not of it is left alone."""
+    read = sweep()
+    run = RunDir.named(read.runs[0].name)
+    run.path.mkdir(parents=True)
+    files.write_json(run.run_json, {"run_id": "r", "parent": None, "created_at": 1.0})
+    files.write_text(run.config_yaml, to_yaml(with_changes(read.runs[0].config, {"labels": {}})))
+    with pytest.raises(ConfigError, match="not of this sweep: seeds-lr-0-001-seed-1"):
+        drive(read)
+
+
+@pytest.mark.slow
+def test_a_rule_stops_a_run_and_its_record_says_so(sweep, monkeypatch):
+    """A run that cannot win is stopped with its reason in notes, events and results, and stays stopped."""
+    read = sweep(
+        seeds=[1, 2], at_once=4, seconds=0.2, more="stop: {rule: median, after_tokens: 64, metric: loss}\n"
+    )
+    worst = read.runs[3].name
+
+    def curve(run, metric):
+        # A fake rank writes no metrics.
+        return TokenCurve([64], [9.0 if run.name == worst else 3.0])
+
+    monkeypatch.setattr(driver, "read_curve", curve)
+    turn = drive(read, command=(FAKE_RANK,))
+    assert turn.states.pop(worst) == "CANCELLED" and set(turn.states.values()) == {SUCCEEDED}
+    reason = read_record("seeds").stopped[worst]
+    assert "above the median of 3 other runs" in reason
+    run = RunDir.named(worst)
+    assert reason in json.loads(run.notes_json.read_text())["notes"]
+    assert any("stop_rule" in path.read_text() for path in run.newest_job().events.glob("*"))
+    results = sweep_results("seeds")
+    assert results.succeeded and reason in str(results)
+    assert drive(read, again=True, command=(FAKE_RANK,)).states[worst] == "CANCELLED"
+
+
+def test_limits_hold_for_the_sum(sweep, workspace):
+    """The workspace's disk limit holds for all runs together, with the place of the limit."""
+    read = sweep(seeds=[1, 2])
+    planned = plan_sweep(read)
+    one = planned.plans[0].disk.total_bytes
+    (workspace / "limits.yaml").write_text(f"disk_bytes: {2 * one}\n")
+    planned = plan_sweep(read)
+    assert planned.problems == [problem for problem in planned.problems if "limits.yaml:1" in problem]
+    with pytest.raises(ConfigError, match="all runs together"):
+        planned.refuse()
+    assert "RUN" in str(planned) and read.runs[0].name in str(planned)
+
+
+DRIVER = (
+    "import sys; from pathlib import Path; from nbtrain.jobs.sweep.drive import drive; "
+    "from nbtrain.jobs.sweep.sweep_file import read_sweep; "
+    "drive(read_sweep(Path(sys.argv[1])), command=tuple(sys.argv[2:]))"
+)
+
+
+def kill_everything(workspace: Path) -> None:
+    """Kill -9 the driver, supervisors, wrappers and ranks of all runs of a workspace."""
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if str(workspace) in words and process.pid != os.getpid() and "pytest" not in words:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+
+
+def as_before_a_boot(run: RunDir) -> None:
+    """Change the boot id in a job's records, as if the machine had booted since."""
+    job = run.newest_job()
+    record = JobRecord.read(job.job_json)
+    if record.supervisor is not None:
+        record.supervisor = replace(record.supervisor, boot_id="an earlier one")
+        record.write(job.job_json)
+    for path in job.heartbeats():
+        beat = Heartbeat.read(path)
+        replace(beat, process=replace(beat.process, boot_id="an earlier one")).write(path)
+
+
+@pytest.mark.slow
+def test_everything_is_killed_and_the_machine_boots(sweep, workspace, wait_until):
+    """Six runs of which two are in the middle when every process is killed and the machine boots: the next
+    call resumes these and starts the others, and all come to their ends.
+    """
+    read = sweep(seeds=[1, 2, 3], at_once=2, seconds=0.1)
+    arguments = [sys.executable, "-c", DRIVER, str(read.path), FAKE_RANK]
+    with subprocess.Popen(arguments, cwd=workspace) as process:
+        names = [run.name for run in read.runs[:2]]
+
+        def steps(name: str) -> int:
+            newest = RunDir.named(name).newest_job() if RunDir.named(name).path.is_dir() else None
+            beat = Heartbeat.read(newest.heartbeat(0)) if newest else None
+            return beat.step if beat else 0
+
+        wait_until(lambda: all(steps(name) >= 6 for name in names), "both have saved")
+        process.kill()
+        kill_everything(workspace)
+    there = [name for name in (run.name for run in read.runs) if RunDir.named(name).path.is_dir()]
+    cut = [name for name in there if status_of(RunDir.named(name).newest_job())[0] in {*ACTIVE, "LOST"}]
+    assert set(names) <= set(there) and cut
+    for name in cut:
+        as_before_a_boot(RunDir.named(name))
+    said = []
+    turn = drive(read, command=(FAKE_RANK,), say=said.append)
+    assert set(turn.states.values()) == {SUCCEEDED}
+    assert {f"{name}: resumed" for name in cut} <= set(said)
+    for name in set(names) & set(cut):
+        record = JobRecord.read(RunDir.named(name).newest_job().job_json)
+        assert record.resumed_from_step and record.resumed_from_step >= 5

@@ -14,6 +14,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.cli.__main__ import parse
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import load
+from nbtrain.jobs.sweep.sweep_file import read_sweep
 from nbtrain.monitor.runs.published import parse_published
 from nbtrain.planner.budget.cost import checked_prices
 from tests.docs.pages import REPOSITORY, Block, blocks, commands, markdown
@@ -87,7 +88,8 @@ def test_commands_are_understood(page, block):
 @every("yaml")
 def test_yaml_has_keys_that_a_run_has(page, block, tmp_path):
     """YAML blocks have only keys that a run has, at the top level or in the section
-    that the page describes. Published figures (docs/runs.md) and prices (docs/plan.md) are read as such.
+    that the page describes. Published figures (docs/runs.md), prices (docs/plan.md) and sweeps
+    (docs/sweeps.md) are read as such.
     """
     if "per_device_hour" in block.text:
         (tmp_path / "prices.yaml").write_text(block.text)
@@ -95,6 +97,10 @@ def test_yaml_has_keys_that_a_run_has(page, block, tmp_path):
         return
     if "samples/s" in block.text:
         assert parse_published(block.text, page)
+        return
+    if block.text.startswith("sweep:"):
+        (tmp_path / "sweep.yaml").write_text(block.text)
+        assert read_sweep(tmp_path / "sweep.yaml").runs
         return
     text = re.sub(r"^extends: output/.*$", "extends: gpt-125m", block.text, flags=re.MULTILINE)
     path = tmp_path / "page.yaml"

@@ -24,15 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.text.terminal import nearest
 from nbtrain.base.workspace import display, valid_name, workspace
 from nbtrain.config.load import load
-from nbtrain.config.load.schema_errors import schema_finding
+from nbtrain.config.load.sweep_config import sweep_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.sweep_section import MOST_RUNS, SweepConfig
 from nbtrain.config.yaml_source import Located, read_yaml
@@ -127,22 +125,9 @@ def _base(run: str, path: Path) -> str:
 
 
 def _checked(located: Located, shown: str) -> SweepConfig:
-    problems = []
-    known = tuple(SweepConfig.model_fields)
-    for key in located.value:
-        if key not in known:
-            words = f"a sweep has no key `{key}`. Known: {', '.join(known)}.{nearest(key, known)}"
-            problems.append(Finding("error", "sweep", key, located.where(key) or shown, words, cost=FATAL))
-    try:
-        config = SweepConfig.model_validate(
-            {key: located.value[key] for key in located.value if key in known}
-        )
-    except ValidationError as error:
-        problems += [schema_finding(entry, located, shown) for entry in error.errors(include_url=False)]
-        refuse(problems, ConfigError)
-        raise
-    problems += _mistakes(config, located, shown)
-    refuse(problems, ConfigError)
+    """Return the fields of a file without mistakes. Raises ConfigError with all of them."""
+    config = sweep_config(located, shown)
+    refuse(_mistakes(config, located, shown), ConfigError)
     return config
 
 

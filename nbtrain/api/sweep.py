@@ -26,10 +26,10 @@ def sweep(
 ) -> "SweepPlan | SweepResults":
     """Run every run of a sweep to its end, and return the results: table, best setting, curves.
 
-    `file` is a sweep's YAML (docs/sweeps.md), or its contents as a mapping. Calling it again continues: runs that have ended stay, and lost ones are resumed. `dry_run` returns the
-    plan of all runs instead and starts nothing. `at_once` replaces the file's number of active runs, and
-    `again` resumes failed and cancelled runs once. Raises ConfigError for mistakes in the file and for limits
-    that the plan exceeds.
+    `file` is a sweep's YAML (docs/sweeps.md), or its contents as a mapping. Calling it again continues: runs
+    that have ended stay, and lost ones are resumed. `dry_run` returns the plan of all runs instead and starts
+    nothing. `at_once` replaces the file's number of active runs, and `again` resumes failed and cancelled
+    runs once. Raises ConfigError for mistakes in the file and for limits that the plan exceeds.
     """
     from nbtrain.jobs.sweep.drive import drive
     from nbtrain.jobs.sweep.results import sweep_results, write_page

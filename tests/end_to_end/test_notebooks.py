@@ -116,10 +116,11 @@ def test_they_import_nothing_but_nbtrain():
     assert "nbtrain" in imported and imported - {"nbtrain"} <= sys.stdlib_module_names
 
 
-def test_there_are_twelve():
-    """There are twelve numbered notebooks, as the README says."""
+def test_there_are_thirteen():
+    """There are thirteen numbered notebooks, as the README says."""
     names = ["00_quickstart", "01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"]
     names += ["06_cluster", "07_evaluate_and_export", "08_finetune", "09_profile", "10_serve", "11_own_text"]
+    names += ["12_sweep"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 
@@ -475,6 +476,19 @@ def test_a_few_steps_are_profiled(trial, tmp_path):
     for text in ("A step takes ", "The phases of the steps", "Memory, peak", "By the host&#x27;s clock"):
         assert text in shown
     assert not RunDir.named("seen").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_a_sweep_in_batch(trial, tmp_path):
+    """12_sweep plans, trains and compares two runs; a second execution trains nothing again."""
+    given = {"run": "gpt-tiny", "sweep": "seen", "values": "1e-3 2e-3", "overrides": SMALL, "steps": 12}
+    shown = texts(execute("12_sweep", tmp_path / "out.ipynb", **given))
+    assert "Plan of the sweep seen: 2 runs" in shown and "seen-lr-1e-3-seed-1" in shown
+    assert "2 of 2 runs ended" in shown and "Best: lr_schedule.lr=" in shown
+    jobs = [RunDir.named(f"seen-lr-{value}-seed-1").job_ids() for value in ("1e-3", "2e-3")]
+    execute("12_sweep", tmp_path / "again.ipynb", **given)
+    assert jobs == [RunDir.named(f"seen-lr-{value}-seed-1").job_ids() for value in ("1e-3", "2e-3")]
 
 
 @pytest.mark.slow

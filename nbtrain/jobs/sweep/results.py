@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import files
-from nbtrain.base.errors import JobError, RecordError
+from nbtrain.base.errors import JobError, JobFailed, RecordError
 from nbtrain.base.printing.report import Block, Picture, Report, Result, Sentence, Table
 from nbtrain.base.run_directory.jobstate import SUCCEEDED
 from nbtrain.base.run_directory.rundir import RunDir
@@ -125,6 +125,19 @@ class SweepResults(Result):
             row.status is not None and (row.status.state == SUCCEEDED or bool(row.stopped))
             for row in self.rows
         )
+
+    def must_succeed(self) -> None:
+        """Raise JobFailed with the names of the runs that neither succeeded nor were stopped by the rule."""
+        if not self.succeeded:
+            names = [
+                f"{row.name} ({row.state})"
+                for row in self.rows
+                if row.status is None or (row.status.state != SUCCEEDED and not row.stopped)
+            ]
+            raise JobFailed(
+                f"sweep {self.name}: {amounts.counted(len(names), 'run')} did not succeed: {', '.join(names)}. "
+                "`nbtrain status RUN` says why; the sweep with --again resumes them."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as a JSON object."""

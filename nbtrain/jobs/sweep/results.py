@@ -135,8 +135,8 @@ class SweepResults(Result):
                 if row.status is None or (row.status.state != SUCCEEDED and not row.stopped)
             ]
             raise JobFailed(
-                f"sweep {self.name}: {amounts.counted(len(names), 'run')} did not succeed: {', '.join(names)}. "
-                "`nbtrain status RUN` says why; the sweep with --again resumes them."
+                f"sweep {self.name}: {amounts.counted(len(names), 'run')} did not succeed: "
+                f"{', '.join(names)}. `nbtrain status RUN` says why; the sweep with --again resumes them."
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class SweepConfig(ConfigModel):
 
     sweep: Name
     run: PathText
-    overrides: dict[str, Any] = {}
+    overrides: dict[str, Any] | str = {}
     grid: dict[str, Values] = {}
     settings: Annotated[list[dict[str, Any]], Field(max_length=MOST_RUNS)] = []
     at_once: AtOnce = 1

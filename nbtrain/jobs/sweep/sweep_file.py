@@ -29,7 +29,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.workspace import display, valid_name, workspace
-from nbtrain.config.load import load
+from nbtrain.config.load import flatten, load, override_layer
 from nbtrain.config.load.sweep_config import sweep_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.sweep_section import MOST_RUNS, SweepConfig
@@ -89,7 +89,7 @@ def read_sweep(path: Path, only: Sequence[str] | None = None) -> Sweep:
     runs: list[SweepRun] = []
     for settings in _settings(config):
         name = run_name(config.sweep, settings)
-        overrides = {**config.overrides, **settings, "name": name, f"labels.{LABEL}": config.sweep}
+        overrides = {**_common(config), **settings, "name": name, f"labels.{LABEL}": config.sweep}
         try:
             loaded = load(_base(config.run, path), overrides)
         except ConfigError as error:
@@ -137,6 +137,7 @@ def _mistakes(config: SweepConfig, located: Located, shown: str) -> Iterator[Fin
     def mistake(key: str, message: str, fix: str) -> Finding:
         return Finding("error", "sweep", key, located.where(key) or shown, message, fix, cost=FATAL)
 
+    common = _common(config)
     combinations = 1
     for values in config.grid.values():
         combinations *= len(values)
@@ -149,14 +150,14 @@ def _mistakes(config: SweepConfig, located: Located, shown: str) -> Iterator[Fin
         )
     for own in ("name", f"labels.{LABEL}"):
         for part, keys in (
-            ("overrides", config.overrides),
+            ("overrides", common),
             ("grid", config.grid),
             ("settings", dict.fromkeys(key for entry in config.settings for key in entry)),
         ):
             if own in keys:
                 yield mistake(part, f"{own} is set by the sweep itself.", f"Remove {own} from {part}.")
     for key in config.grid:
-        if key in config.overrides:
+        if key in common:
             yield mistake(f"grid.{key}", f"{key} is in grid and in overrides.", "Remove it from one of them.")
     stop = config.stop
     if stop is not None and (stop.rule == "bound") != (stop.bound is not None):
@@ -169,6 +170,13 @@ def _mistakes(config: SweepConfig, located: Located, shown: str) -> Iterator[Fin
             yield mistake(
                 "settings", f"two runs have the same settings: {', '.join(twice)}.", "Remove one of them."
             )
+
+
+def _common(config: SweepConfig) -> dict[str, Any]:
+    """Return the settings of every run by dotted key. Raises ConfigError if their text cannot be read."""
+    if isinstance(config.overrides, str):
+        return dict(flatten(override_layer(config.overrides).value))
+    return config.overrides
 
 
 def _settings(config: SweepConfig) -> Iterator[dict[str, Any]]:

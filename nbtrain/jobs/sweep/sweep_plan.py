@@ -52,14 +52,12 @@ class SweepPlan(Result):
         for run, planned in zip(self.sweep.runs, self.plans):
             if over := [limit.words for limit in planned.limits if limit.refuses]:
                 found.append(f"{run.name}: {', '.join(over)}")
-        limits, located = workspace_limits()
+        limits = workspace_limits()
         for key in SUMMED:
-            most, total = getattr(limits, key), self.totals.get(key)
-            if most is not None and total is not None and total > most:
-                found.append(
-                    f"all runs together: {amount_of(key, total)} of {amount_of(key, most)} "
-                    f"({located.where(key)})"
-                )
+            total, limit = self.totals.get(key), limits.get(key)
+            if total is not None and limit is not None and total > limit[0]:
+                words = f"{amount_of(key, total)} of {amount_of(key, limit[0])} ({limit[1]})"
+                found.append(f"all runs together: {words}")
         return found
 
     def refuse(self) -> None:

@@ -86,6 +86,10 @@ def _files(*patterns: str) -> list[str]:
 EXAMPLE_YAMLS = sorted(str(path.relative_to(REPOSITORY)) for path in EXAMPLES.parent.glob("*/*.yaml"))
 SITE_TEST = "tests/docs/test_site.py"
 DASK_ON_SLURM_TEST = "tests/dataset/prepare/test_dask_on_slurm.py"
+NETWORK_TESTS = (
+    "tests/jobs/backends/test_hosts_network.py",
+    "tests/jobs/backends/slurm/test_slurm_network.py",
+)
 LOAD_TEST = "tests/serving/test_load.py"
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
 JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
@@ -366,15 +370,17 @@ PARTS = (
     ),
     Part(
         "network",
-        "calibrate --network over two hosts with a limited link: the limit within 10 %, and the plan follows",
-        _pytest("--soak", "tests/jobs/backends/test_hosts_network.py"),
+        "calibrate --network over two hosts with a limited link: the limit within 10 %, the plan follows it; "
+        "and through a real Slurm",
+        _pytest("--soak", *NETWORK_TESTS),
         _evidence(
             (
                 "nbtrain.train.calibration.network",
                 "nbtrain.jobs.calibrate_network",
                 "nbtrain.jobs.backends.hosts.backend",
+                "nbtrain.jobs.backends.slurm.backend",
             ),
-            ("tests/jobs/backends/test_hosts_network.py", "tests/clusters/hosts.py"),
+            (*NETWORK_TESTS, "tests/clusters/hosts.py", "tests/clusters/slurm.py"),
             OUTSIDE_ENGINE,
         ),
     ),

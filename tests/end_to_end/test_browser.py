@@ -237,9 +237,12 @@ def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.M
         page.get_by_text(f"in document {found}", exact=True).wait_for()
 
 
+FOUR_NETWORKS = ["25 Gb/s", "100 Gb/s", "400 Gb/s", "3,200 Gb/s"]
+
+
 def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
-    """A slider and a choice redraw the what-if page with legal layouts only; the
-    button writes the run YAML.
+    """A slider and a choice redraw the what-if page with legal layouts only, and another network changes the
+    wait; the button writes the run YAML.
     """
     write_notebook(lab, "what-if.ipynb", 'import nbtrain as nb\n\nnb.what_if("gpt-1-3b-4xdp-4xpp")')
     open_notebook(page, lab, "what-if.ipynb")
@@ -260,6 +263,18 @@ def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
     page.locator(".nbtrain-what-if[data-layout^='DP 16, ZeRO 3']").wait_for()
     assert shown.locator(".w-bar", has_text="stage").count() == 0
     screenshot(page, "what-if-changed")
+
+    # A run on two machines has the network as a choice, and the same step on four others.
+    networks = shown.locator(".w-bar.w-wide")
+    assert [row.split("\n")[0] for row in networks.all_inner_texts()] == FOUR_NETWORKS
+    waits = shown.locator("tr", has_text="waits for it")
+    before = waits.inner_text()
+    shown.locator("select[data-control=network]").select_option("ethernet-25")
+    shown.locator("tr", has_text="ethernet-25: 25 Gb/s, one way, of which 80% are reached").wait_for()
+    assert waits.inner_text() != before
+    assert all("waiting; hpZ saves" in row for row in networks.all_inner_texts())
+    assert page.locator(".nbtrain-what-if[data-layout^='DP 16, ZeRO 3']").count() == 1
+    screenshot(page, "what-if-network")
 
     shown.locator("input[type=text]").fill(str(lab.root / "chosen.yaml"))
     shown.locator("button", has_text="Use this").click()

@@ -4,17 +4,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs import control
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.backends import remote_backend
+from nbtrain.jobs.calibrate_network import calibrate_network
 from nbtrain.jobs.submit import resume
+from nbtrain.planner.calibration.measured_network import place_of
+from nbtrain.planner.plan import plan
 from tests.jobs.backends.kubernetes.conftest import PLAIN
 
 OBJECTS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/research/trainjobs"
@@ -130,6 +135,37 @@ def test_the_ranks_start_again_once_if_one_pod_of_two_is_evicted(
     runs = ("STARTING", "RUNNING")
     assert states_of(job) == ["QUEUED", *runs, "RESTARTING", *runs, "SUCCEEDED"]
     assert first.wait(600) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_the_network_of_two_pods_is_measured(workspace, stub, pod, wait_until, monkeypatch):
+    """calibrate --network sends one object for two pods, whose ranks measure; plans of this place use it."""
+    monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
+    settings = {
+        "backend": {"kind": "kubernetes", "kubernetes": PLAIN},
+        "resources": {"device": "cpu", "nodes": 2},
+        "parallel.data_parallel_size": 2,
+        "batch.micro_batch_size": 4,
+    }
+    config = load("gpt-tiny", settings)
+    results = []
+    measuring = threading.Thread(target=lambda: results.append(calibrate_network(config, 10.0)))
+    measuring.start()
+    run = RunDir.named("gpt-tiny-network")
+    wait_until(lambda: stub.objects and run.newest_job() is not None, "the object on the server")
+    [name] = [name for path, name in stub.objects if path == OBJECTS]
+    job = run.newest_job()
+    pods = [pod(job, node, 2) for node in (0, 1)]
+    measuring.join(600)
+    assert [process.wait(600) for process in pods] == [0, 0]
+    [result] = results
+    assert name.startswith("gpt-tiny-network-")
+    assert result.network.place == place_of(config) == "kubernetes; namespace research; 1 x CPUs a machine"
+    assert (result.network.nodes, result.network.ranks) == (2, 2)
+    planned = plan(config)
+    assert planned.network is not None
+    assert planned.network.reached_bytes_per_second == result.network.bytes_per_second
 
 
 @pytest.mark.slow

@@ -99,6 +99,8 @@ def _machine(label: str, results: Results) -> str:
         if rows:
             title = f"### {step.name}: {outcome_of(rows, _num_old(step, rows, gpu_name))}"
             parts += [title, _about(step, rows), _table(step, rows, gpu_name), *_since(step, rows)]
+            if left := replan.not_run(step.name, rows, gpu_name):
+                parts.append("Not run yet, with today's plan: " + "; ".join(left) + ".")
     return "\n\n".join(parts)
 
 

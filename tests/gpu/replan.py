@@ -4,7 +4,7 @@ A row keeps the plan of the code that it was measured with. The page shows today
 nobody takes an old plan for the current one. Measured values are never changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from nbtrain.config.arithmetic.devices import find_device
@@ -13,7 +13,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_yaml
 from nbtrain.planner.time.duration import estimate_duration
 from tests.benchmarks import train_gpu
-from tests.gpu import memory
+from tests.gpu import memory, speed
 from tests.train.launch import TINY
 
 # Changes since a case was measured, by step, case and the row's key: a new result has another key.
@@ -73,16 +73,40 @@ def _memory(row: Mapping[str, Any], gpu_name: str) -> dict[str, str]:
 
 
 def _speed(row: Mapping[str, Any], gpu_name: str) -> dict[str, str]:
+    planned = _tokens_per_second(row["name"], gpu_name)
+    measured = float(row["values"]["tokens/s"].replace(",", ""))
+    return {"planned": f"{planned:,.0f} ({planned / measured - 1:+.0%})"}
+
+
+def _tokens_per_second(case: str, gpu_name: str) -> float:
     """Plan the run of tests/benchmarks/train_gpu.py with its default options."""
     device = find_device(gpu_name)
     options = train_gpu.arguments([])
-    options.compiled, options.gpu_type = "compiled" in row["name"], device.name if device else None
-    size = train_gpu.SIZES[row["name"].split(",")[0]]
+    options.compiled, options.gpu_type = "compiled" in case, device.name if device else None
+    size = train_gpu.SIZES[case.split(",")[0]]
     base = RunConfig.model_validate(parse_yaml(TINY, "tiny.yaml").value)
     config = load(base, train_gpu.run_yaml_overrides(size, options, "gpu"))
     planned = estimate_duration(config, use_measured=False).tokens_per_second
-    measured = float(row["values"]["tokens/s"].replace(",", ""))
-    return {"planned": f"{planned:,.0f} ({planned / measured - 1:+.0%})"} if planned else {}
+    assert planned is not None
+    return planned
+
+
+def not_run(step: str, names: Collection[str], gpu_name: str) -> list[str]:
+    """Return the planned cases of a step that are not among `names`, each with today's plan.
+
+    A plan that stands here before its case is measured is a prediction.
+    """
+    if find_device(gpu_name) is None:
+        return []
+    if step == "speed":
+        cases = [f"{size}, nbtrain{more}" for more in ("", ", compiled") for size in speed.TARGETS]
+        plans = {case: f"{_tokens_per_second(case, gpu_name):,.0f} tokens/s" for case in cases}
+    elif step == "memory":
+        planned = {case: memory.plan_of(case, gpu_name) for case, _ in memory.wanted(on_gpu=True)}
+        plans = {case: f"{plan.device / memory.GIB:.1f} GiB" for case, plan in planned.items() if plan}
+    else:
+        return []
+    return [f"{case}: {words}" for case, words in plans.items() if case not in names]
 
 
 def verdict(step: str, row: Mapping[str, Any], gpu_name: str) -> str:

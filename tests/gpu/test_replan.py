@@ -45,6 +45,20 @@ def test_a_new_row_is_not_old():
     assert "| 125m as its YAML says (old) | 1.72 | 1.71 (-0.4%) today, 2.12 (+23.8%) then |" in old
 
 
+def test_cases_that_were_not_run_have_a_prediction():
+    """1.3B's speed and the other kinds of recomputation are planned before they are measured."""
+    left = replan.not_run("speed", ROWS["speed"], GPU)
+    assert [words.partition(": ")[0] for words in left] == [
+        "1.3b, nbtrain",
+        "125m, nbtrain, compiled",
+        "1.3b, nbtrain, compiled",
+    ]
+    assert all(words.endswith(" tokens/s") for words in left)
+    memories = replan.not_run("memory", ROWS["memory"], GPU)
+    assert len(memories) + len(ROWS["memory"]) == len(list(memory.wanted(on_gpu=True)))
+    assert replan.not_run("flash", {}, GPU) == replan.not_run("speed", {}, "Made GPU") == []
+
+
 def test_unknown_cases_and_gpus_keep_their_recorded_plan():
     row = ROWS["memory"]["125m as its YAML says"]
     assert replan.today("memory", {**row, "name": "a removed case"}, GPU) == {}

@@ -47,7 +47,7 @@ format: $(VENV)/.installed-test
 pictures: $(VENV)/.installed-test
 	$(BIN)/python -m tests.pictures $(PICTURES_ARGS)
 
-# Every module of a folder with the first line of its docstring.
+# Every module of a folder with the first sentence of its docstring.
 FOLDER ?= nbtrain
 map:
 	@$(PYTHON) -m tests.map $(FOLDER)

@@ -1,21 +1,28 @@
-"""Print each module of a folder with the first line of its docstring: python -m tests.map [FOLDER].
+"""Print each module of a folder with the first sentence of its docstring: python -m tests.map [FOLDER].
 
 For a JavaScript file, the first comment is printed.
 """
 
 import ast
+import itertools
+import re
 import sys
 from pathlib import Path
 
 
-def first_line(path: Path) -> str:
-    """Return the first line of a module's docstring or of a script's first comment, or "" if there is
+def first_sentence(path: Path) -> str:
+    """Return the first sentence of a module's docstring or of a script's first comment, or "" if there is
     none.
     """
+    text = path.read_text(encoding="utf-8")
     if path.suffix == ".js":
-        return next((line[3:] for line in path.open(encoding="utf-8") if line.startswith("// ")), "").strip()
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    return docstring.splitlines()[0] if docstring else ""
+        comment = itertools.takewhile(lambda line: line.startswith("//"), text.splitlines())
+        text = "\n".join(line[3:] for line in comment)
+    else:
+        text = ast.get_docstring(ast.parse(text)) or ""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    sentence = re.match(r".*?[.](?= [A-Z{`]|$)", paragraph)
+    return sentence[0] if sentence else paragraph
 
 
 def main(folder: Path) -> None:
@@ -25,8 +32,8 @@ def main(folder: Path) -> None:
     for directory in sorted({path.parent for path in modules}):
         print(f"{directory}/")
         for path in sorted(path for path in modules if path.parent == directory):
-            if line := first_line(path):
-                print(f"  {path.name:<26} {line}")
+            if sentence := first_sentence(path):
+                print(f"  {path.name:<26} {sentence}")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,9 @@ def stopped_rank(run: RunDir) -> psutil.Process:
 
 @pytest.mark.slow
 def test_a_killed_kernel_disturbs_nothing(workspace, fork_server):
-    """After kill -9 of the kernel that submitted it, a run has one job, no restart, and the same curve."""
+    """After kill -9 of the process group of the kernel that submitted it, a run has one job, no restart, and
+    the same curve.
+    """
     api.prepare("gpt-tiny", SETTINGS)
     straight = launch.make_run(workspace, SETTINGS, "straight", source="gpt-tiny")
     launch.ForkedRuns(fork_server, workspace / "data").train(straight)
@@ -79,7 +81,7 @@ def test_a_killed_kernel_disturbs_nothing(workspace, fork_server):
         orphan = open_run("orphan")
         rank = stopped_rank(orphan.directory)
         try:
-            os.kill(kernel.provisioner.pid, signal.SIGKILL)
+            os.killpg(os.getpgid(kernel.provisioner.pid), signal.SIGKILL)
             killed_at = len(trace(orphan.directory))
             assert orphan.state == "RUNNING"
         finally:

@@ -17,7 +17,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.jobs import control
 from nbtrain.jobs.attempt.reserve import RESERVED_BYTES, Reserve
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("quick_torchrun")]
 
 
 @pytest.fixture
@@ -164,7 +164,6 @@ def test_out_of_memory_is_no_plain_kill(fake, memory_group, workspace, tiny_data
 
     yaml = workspace / "resolved.yaml"
     yaml.write_text(to_yaml(config))
-    # The kill is measured, so torchrun's own import of torch must fit next to the rank.
     answer = subprocess.run(
         [sys.executable, "-c", script, str(memory_group), str(yaml), fake_rank],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Jobs in the queue from submission to end, with real supervisors and torchrun; the ranks do not train."""
+"""Jobs in the queue from submission to end, with real supervisors; the ranks do not train."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from nbtrain.jobs.queue import after_boot
 from nbtrain.jobs.queue.listing import list_queue, move
 from nbtrain.jobs.submit import resume
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_torchrun")]
 GIB = 1 << 30
 
 

@@ -1,6 +1,6 @@
 """A job from submission to end with real processes: supervisor, torchrun, wrappers and fake ranks.
 
-torchrun takes a second to import, so each test follows one job through as much as it can show.
+torchrun takes seconds to import torch, so each test follows one job through as much as it can show.
 """
 
 import os
@@ -28,6 +28,8 @@ from nbtrain.jobs.submit import resume
 from nbtrain.jobs.supervisor.predecessors import wait_for_predecessors
 
 pytestmark = pytest.mark.slow
+# Not about torchrun, which takes seconds to import torch.
+QUICK = pytest.mark.usefixtures("quick_torchrun")
 
 
 def temporaries(run):
@@ -80,8 +82,10 @@ def test_a_job_goes_to_its_end(fake, start, states_of, wait_until, workspace):
 
 
 def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
-    """After rank 1 is killed at step 7, the job restarts from step 5 and reports the steps that were lost."""
-    faults = [{"rank": 1, "attempt": 0, "step": 7, "do": "kill", "signal": 9}]
+    """After rank 1 is killed at step 7, between writing and renaming a file, the job restarts from step 5 and
+    reports the steps that were lost. No temporary file and no damaged checkpoint is left.
+    """
+    faults = [{"rank": 1, "attempt": 0, "step": 7, "do": "torn"}]
     job = start(fake(faults, ranks=2, steps=10))
     assert control.wait(job, 800)[0] == "SUCCEEDED"
     assert states_of(job) == [
@@ -116,30 +120,10 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert (first.first_step, second.first_step, second.first_tokens) == (None, 5, 5 * 128)
     assert first.started_at < first.running_at < first.ended_at < second.started_at < second.running_at
     assert files.read_json(job.run.summary_json)["lost_tokens"] == first.lost_tokens
-
-
-def test_a_notice_of_this_machine_makes_the_job_wait(fake, start, wait_until, workspace):
-    """While the program of preemption_notice gives notice, the job has saved and is QUEUED; then it
-    continues without a restart.
-    """
-    notice = workspace / "notice"
-    backend = {"max_restarts": 0, "preemption_notice": ["test", "-e", str(notice)]}
-    job = start(fake(steps=1_000_000, backend={**backend, "preemption_notice_interval_seconds": 1}))
-    wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2, "it trains")
-    notice.touch()
-    wait_until(lambda: read_state(job, time.time())[0] == "QUEUED", "it waits")
-    cause = read_state(job, time.time())[1]
-    assert re.fullmatch(
-        r"preempted, waiting in the queue since .* UTC, lost 0 steps; "
-        r"backend\.preemption_notice \(test\) gave notice",
-        cause,
-    )
-    notice.unlink()
-    wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "it trains again")
-    assert control.cancel(job)[0] == "CANCELLED"
-    record = JobRecord.read(job.job_json)
-    assert (record.restarts, record.attempt, len(record.preemptions)) == (0, 1, 1)
-    assert record.attempts[1].resumed_from_step == record.attempts[0].reached_step
+    assert temporaries(job.run) == []
+    said = [event["message"] for event in events if event["message"].startswith("removed ")]
+    # The wrapper's reserve file for its record is removed silently.
+    assert said and not any("reserve" in line for line in said)
 
 
 def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, wait_until):
@@ -147,7 +131,7 @@ def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, w
 
     If torchrun is killed, that is named too, and its ranks have as much time to save as after a stop.
     """
-    job = start(fake(ranks=2, steps=4, step_seconds=5, backend={"max_restarts": 1}))
+    job = start(fake(ranks=2, steps=1000, step_seconds=5, backend={"max_restarts": 1}))
 
     def training(attempt):
         beats = [Heartbeat.read(job.heartbeat(rank)) for rank in (0, 1)]
@@ -166,28 +150,14 @@ def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, w
     assert first.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, ")
     assert state == "FAILED"
     assert re.fullmatch(
-        r"torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d; saved; not tried "
+        r"torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d+; saved; not tried "
         r"again: "
         r"backend.max_restarts = 1 is used up",
         cause,
     )
 
 
-def test_the_same_failure_twice_is_not_tried_a_third_time(fake, start):
-    """If exit code 7 occurs twice at the same step, the job ends as FAILED after two attempts, with rank,
-    step and reason.
-    """
-    job = start(fake([{"step": 3, "do": "exit", "code": 7}], steps=10))
-    state, cause = control.wait(job, 800)
-    assert state == "FAILED"
-    assert cause == (
-        "rank 0 failed: exit code 7 without a word; the end of its log says more; "
-        "not tried again: the attempt before failed the same way"
-    )
-    assert JobRecord.read(job.job_json).restarts == 1
-    assert files.read_json(job.run.summary_json)["cause"] == cause
-
-
+@QUICK
 def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
     """A rank that hangs for longer than heartbeat_timeout_seconds is named and killed, and the job is
     restarted.
@@ -209,15 +179,14 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
     )
 
 
+@QUICK
 def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
     """Cancel saves and leaves no process, lock or temporary file; a resume continues from that checkpoint."""
     job = start(fake(ranks=2, steps=1000))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
     asked = control.request_save(job, wait_seconds=600)
     assert asked in job.run.checkpoint_steps()
-    began = time.monotonic()
     state, cause = control.cancel(job)
-    assert time.monotonic() - began < 150
     step = max(job.run.checkpoint_steps())
     assert state == "CANCELLED"
     assert re.fullmatch(r"stopped on request at step [\d,]+; saved", cause)
@@ -247,10 +216,7 @@ def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
     seldom = {"ranks": 2, "steps": 100_000, "save_every": 100_000}
     job = start(fake(faults, backend={"shutdown_timeout_seconds": 1.0}, **seldom))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 6, "step 6")
-    began = time.monotonic()
     state, cause = control.cancel(job)
-    # Timeout 1 s, TERM grace 3 s, wrappers' grace 3 s, and headroom for a very busy machine.
-    assert time.monotonic() - began < 150
     assert state == "CANCELLED"
     late = r"stopped on request; killed \d+ s after it \(backend.shutdown_timeout_seconds = 1\)"
     assert re.fullmatch(rf"{late} before it had saved; no checkpoint was saved", cause), cause
@@ -258,8 +224,9 @@ def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
     assert ExitRecord.read(job.exit_record(1, 0)).signal == signal.SIGKILL
 
 
-def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
-    """`cancel --now` kills a job without saving, and ends a job that is starting within seconds.
+@QUICK
+def test_cancel_now_and_cancel_while_starting(fake, start, wait_until, monkeypatch):
+    """`cancel --now` kills a job without saving, and a job that is starting can be cancelled too.
 
     The first job is submitted by a thread that blocks all signals, in a process that ignores some of them; no
     process of the job inherits these settings.
@@ -284,12 +251,13 @@ def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
     assert control.cancel(job, now=True)[0] == "CANCELLED"
     assert Ask.read(job.control_ask).action == "stop_now"  # in the file, besides the signal
     assert job.run.checkpoint_steps() == []
-    second = start(fake(steps=100_000))
-    began = time.monotonic()
+    # Nothing is said about a queue, in which this job never has a place.
+    monkeypatch.setattr(supervised_here, "FIRST_WORD_SECONDS", 600.0)
+    second = start(fake(steps=100_000, backend={"share_devices": True}))
+    assert JobRecord.read(second.job_json).state in ("STARTING", "RUNNING")
     state, cause = control.cancel(second)
     assert state == "CANCELLED"
     assert cause.startswith("stopped on request") and "killed before" not in cause
-    assert time.monotonic() - began < 150
 
 
 def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
@@ -350,6 +318,7 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
     ]
 
 
+@QUICK
 def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):
     """Cancelling a lost job finds a rank that ignores TERM by its marker, and kills it."""
     job = start(fake([{"step": 2, "do": "ignore-stop"}], steps=100_000))
@@ -361,48 +330,6 @@ def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):
     assert processes.marked_pids([job.job_id]) == []
 
 
-def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
-    """If the process that submitted a job is killed with its whole process group, the job continues."""
-    config = fake(steps=60, step_seconds=0.05)
-    script = (
-        "import sys, time\n"
-        "from nbtrain.config.load import load\n"
-        "from nbtrain.jobs.submit import submit\n"
-        "job = submit(load(sys.argv[1], {'backend.env': {'FAKE_STEPS': '60', 'FAKE_STEP_SECONDS': '0.05'}}),"
-        " command=(sys.argv[2],))\n"
-        "print(job.job_id, flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    yaml = tmp_path / "it's tiny.yaml"
-    yaml.write_text((RunDir.named(config.name).path.parent.parent / "tiny.yaml").read_text())
-    fake_rank = str(Path(__file__).parents[1] / "fake_rank.py")
-    kernel = subprocess.Popen(
-        [sys.executable, "-c", script, str(yaml), fake_rank],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    job = RunDir.named(config.name).job(kernel.stdout.readline().strip())
-    wait_until(lambda: read_state(job, time.time())[0] in ("RUNNING", "SUCCEEDED"), "RUNNING")
-    os.killpg(kernel.pid, signal.SIGKILL)
-    kernel.wait()
-    kernel.stdout.close()
-    assert control.wait(job, 800)[0] == "SUCCEEDED"
-    assert JobRecord.read(job.job_json).restarts == 0
-
-
-def test_a_killed_rank_leaves_no_half_written_file(fake, start):
-    """A rank that is killed between writing and renaming a file leaves no temporary file and no damaged
-    checkpoint.
-    """
-    job = start(fake([{"attempt": 0, "step": 7, "do": "torn"}], steps=10))
-    assert control.wait(job, 800)[0] == "SUCCEEDED"
-    assert temporaries(job.run) == []
-    said = [event["message"] for event in read_events(job) if event["message"].startswith("removed ")]
-    # The wrapper's reserve file for its record is removed silently.
-    assert said and not any("reserve" in line for line in said)
-
-
 SECOND = """
 import contextlib, sys
 from nbtrain.base.run_directory.rundir import RunDir
@@ -412,16 +339,7 @@ sys.exit(main(sys.argv[1], sys.argv[2]))
 """
 
 
-def test_a_job_that_starts_at_once_is_not_announced_as_queued(fake, start, monkeypatch):
-    """A job that starts immediately is never reported as QUEUED, which would look like a place in the
-    queue.
-    """
-    monkeypatch.setattr(supervised_here, "FIRST_WORD_SECONDS", 600.0)
-    job = start(fake(steps=100_000, backend={"share_devices": True}))
-    assert JobRecord.read(job.job_json).state in ("STARTING", "RUNNING")
-    control.cancel(job)
-
-
+@QUICK
 def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     """If there are two supervisors, on a disk without working locks, the older one kills its ranks and writes
     nothing.
@@ -448,13 +366,24 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     assert ExitRecord.read(job.exit_record(0, 1)).outcome == "stopped"
 
 
-def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until):
-    """A paused job saves and is SUSPENDED. When it is resumed, it is the same job, and no restart is
-    counted.
+@QUICK
+def test_a_job_goes_on_after_a_notice_and_after_a_pause(fake, start, states_of, wait_until, workspace):
+    """While the program of preemption_notice gives notice, the job has saved and is QUEUED. A paused job has
+    saved and is SUSPENDED. After both it is the same job, and no restart is counted.
     """
-    config = fake(steps=400, step_seconds=0.05)
-    job = start(config)
+    notice = workspace / "notice"
+    backend = {"max_restarts": 0, "preemption_notice": ["test", "-e", str(notice)]}
+    job = start(fake(steps=1_000_000, backend={**backend, "preemption_notice_interval_seconds": 1}))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2, "it trains")
+    notice.touch()
+    wait_until(lambda: read_state(job, time.time())[0] == "QUEUED", "it waits")
+    assert re.fullmatch(
+        r"preempted, waiting in the queue since .* UTC, lost 0 steps; "
+        r"backend\.preemption_notice \(test\) gave notice",
+        read_state(job, time.time())[1],
+    )
+    notice.unlink()
+    wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "it trains again")
     state, cause = control.pause(job)
     assert state == "SUSPENDED"
     assert re.fullmatch(
@@ -476,13 +405,14 @@ def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until
         event["message"] for event in read_events(job) if "while it was paused: " in event["message"]
     ] == [
         "resumed with other settings while it was paused: logging.log_interval_steps: 10 -> 7; "
-        "backend.max_restarts: 3 -> 9. This job ends, and a new one follows"
+        "backend.max_restarts: 0 -> 9. This job ends, and a new one follows"
     ]
     control.cancel(second)
     record = JobRecord.read(job.job_json)
-    assert (record.restarts, record.attempt) == (0, 1)
+    assert (record.restarts, record.attempt, len(record.preemptions)) == (0, 2, 1)
+    assert record.attempts[1].resumed_from_step == record.attempts[0].reached_step
     assert [state for state in states_of(job) if state != "STARTING"] == [
-        *("QUEUED", "RUNNING", "SUSPENDED", "RUNNING", "SUSPENDED", "CANCELLED"),
+        *("QUEUED", "RUNNING", "QUEUED", "RUNNING", "SUSPENDED", "RUNNING", "SUSPENDED", "CANCELLED"),
     ]
     with pytest.raises(JobError, match="is CANCELLED; only an active job can be paused"):
         control.pause(job)

@@ -2,6 +2,7 @@
 to.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load
 from nbtrain.jobs.machine.processes import children
+from nbtrain.proof import prove
 from nbtrain.proof.folder import TWIN_OF, alone, end_job, new_job, renew, write_prompts
 from nbtrain.proof.fork_client import Ended, Launch
 from nbtrain.proof.prove import _Proof, cause_of, format_of, layout_of, run_twin
@@ -211,7 +213,7 @@ OWN = {
     },
 }  # fmt: skip
 # One process with packed examples of prompts and completions, and sequences over ranks with ZeRO 3; `make
-# soak` runs the rest. Data parallelism is a twin of tests/end_to_end/test_twin_notebook.py.
+# soak` runs the rest, and a run on one rank is a twin of tests/end_to_end/test_twin_notebook.py.
 HERE = ("gpt-tiny-instructions.yaml", "ulysses")
 
 
@@ -291,9 +293,7 @@ def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, m
     """If the ranks of a twin fail, the remaining parts are skipped, cause and logs are reported, and the
     notebook cell fails.
     """
-    from nbtrain.proof import prove as module
-
-    monkeypatch.setattr(module, "TRAINER", "no_such_module:nothing")
+    monkeypatch.setattr(prove, "TRAINER", "no_such_module:nothing")
     report = run_twin(tiny, server=fork_server)
     outcomes = {check.name: check.outcome for check in report.checks}
     assert outcomes.pop("data") == "passed" and outcomes.pop("train") == "failed"
@@ -311,9 +311,7 @@ def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch
     """A resume with a different dropout is detected at the first step after the stop, and no other check
     fails.
     """
-    from nbtrain.proof import prove as module
-
-    start = module.new_job
+    start = prove.new_job
 
     def other_seed(run, config, *rest):
         if run.name == "resumed" and run.job_ids():
@@ -321,7 +319,7 @@ def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch
             config = config.model_copy(update={"model": model})
         return start(run, config, *rest)
 
-    monkeypatch.setattr(module, "new_job", other_seed)
+    monkeypatch.setattr(prove, "new_job", other_seed)
     report = run_twin(tiny, server=fork_server)
     outcomes = {check.name: check.outcome for check in report.checks}
     assert outcomes.pop("resume") == "failed"
@@ -330,16 +328,21 @@ def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch
 
 
 @pytest.mark.slow
-def test_the_command_line_says_it_in_its_exit_code(workspace, tiny, capsys, tmp_path):
-    """The command prints the table and the paths of the report and the picture; its exit code says whether
-    the twin passed.
+def test_the_command_line_says_it_in_its_exit_code(
+    workspace, fork_server, tiny, capsys, tmp_path, monkeypatch
+):
+    """The command prints the table and the paths of the report and the picture; its exit code says that the
+    twin failed. tests/end_to_end/test_example_commands.py has one that passes.
     """
+    # A server of its own would import torch once more; the next test has one.
+    monkeypatch.setattr(prove, "ForkServer", lambda: contextlib.nullcontext(fork_server))
+    monkeypatch.setattr(prove, "TRAINER", "no_such_module:nothing")
     picture = tmp_path / "twin.png"
-    assert cli.main(["twin", str(workspace / "tiny.yaml"), "--picture", str(picture)]) == 0
+    code = cli.main(["twin", str(workspace / "tiny.yaml"), "--picture", str(picture)])
     shown = capsys.readouterr().out
-    assert "Twin of tiny: PASSED" in shown and "Report: output/tiny-twin/twin.json" in shown
+    assert "Twin of tiny: FAILED" in shown and "Report: output/tiny-twin/twin.json" in shown
+    assert (code, open_run("tiny-twin").state) == (JobFailed.exit_code, FAILED)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert open_run("tiny-twin").state == SUCCEEDED
 
 
 @pytest.mark.slow

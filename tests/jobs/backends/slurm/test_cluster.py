@@ -39,13 +39,13 @@ def test_two_nodes_train_to_the_end(on_slurm: Callable[..., Any]) -> None:
     """The real trainer finishes on two nodes; each rank has a log, an exit record and a part in the
     checkpoint.
     """
-    job = on_slurm(steps=6, command=TRAINER)
+    job = on_slurm(ranks=2, steps=6, command=TRAINER)
     assert wait(job, END_SECONDS) == (SUCCEEDED, "all steps are trained and saved: 6 steps")
     assert newest_checkpoint_step(job.run) == 6
     assert files.read_json(job.run.summary_json)["steps"] == 6
-    assert [ExitRecord.read(job.exit_record(rank, 0)).outcome for rank in range(4)] == ["finished"] * 4
+    assert [ExitRecord.read(job.exit_record(rank, 0)).outcome for rank in range(2)] == ["finished"] * 2
     assert [NodeExit.read(job.node_exit(node, 0)).exit_code for node in range(2)] == [0, 0]
-    assert all(job.log(rank, 0).exists() for rank in range(4))
+    assert all(job.log(rank, 0).exists() for rank in range(2))
 
 
 def test_a_killed_rank_is_named_and_the_run_goes_on(on_slurm: Callable[..., Any]) -> None:

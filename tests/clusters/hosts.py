@@ -19,7 +19,7 @@ from nbtrain.jobs.machine import processes
 
 NAMES = ("hosta", "hostb")
 PROGRAMS = ("ip", "unshare", "sshd", "ssh", "ssh-keygen", "pdsh")
-READY_SECONDS = 60.0
+READY_SECONDS = 300.0
 OURS = re.compile(r"nbt(\d+)([ab]?)")
 ETC = Path("/etc/netns")
 # sshd refuses to start without this folder.

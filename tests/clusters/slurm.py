@@ -16,7 +16,7 @@ from nbtrain.base.process.ports import port_to_listen_on
 
 NODES = ("n0", "n1")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
-READY_SECONDS = 60.0
+READY_SECONDS = 300.0
 
 SETTINGS = """\
 ClusterName=nbtrain

@@ -23,7 +23,8 @@ def cluster() -> Iterator[slurm.SlurmCluster]:
         pytest.skip(why)
     # Socket paths must be short, and pytest's folders are long.
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    running = slurm.SlurmCluster(folder).start()
+    # No test here loses a node; on a busy machine a node may be late to answer.
+    running = slurm.SlurmCluster(folder, slurmd_timeout_seconds=300).start()
     yield running
     running.stop()
     shutil.rmtree(folder)

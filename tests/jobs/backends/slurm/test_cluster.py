@@ -132,7 +132,7 @@ def test_a_job_that_waits_says_why(
     def held() -> bool:
         return "JobHeldUser" in (status_of(job)[1] or "")
 
-    wait_until(held, "the reason", 60)
+    wait_until(held, "the reason", END_SECONDS)
     state, cause = status_of(job)
     assert state == QUEUED
     assert cause.endswith("(JobHeldUser): held by its user; `scontrol release` frees it")

@@ -25,25 +25,20 @@ def place(tmp_path_factory, data_home, fork_server) -> Place:
     return Place(tmp_path_factory.mktemp("reshape"), data_home, fork_server)
 
 
-# Every ZeRO stage and every kind of parallelism is a source and a target. tests/parity/test_reshaping.py and
-# `make parity` have more pairs.
+# tests/parity/test_reshaping.py goes from layout to layout. Here are the kinds of state that it lacks:
+# sub-groups, other micro batches, other padding and 16-bit weights. `make parity` has every pair of layouts.
 PAIRS = [
     ("z0", "d2 z3"),
-    ("d2 z3", "t2 z1"),
-    ("t2 z1", "p2 z1"),
-    ("p2 z1", "s2 z2"),
-    ("s2 z2", "d2 z1 offload"),
+    ("p2 z1", "d2 z1 offload"),
     ("d2 z1 offload", "z3 sub"),
     ("z3 sub", "t2 z3"),
     ("t2 z3", "d2 z2 micro1"),
-    ("t2 p2 z1", "d2 z2"),
     ("z1 pad", "t2 z1 pad"),
     ("t2 z1 pad", "z1 pad"),
 ]
 HALF_PAIRS = [
     ("z1 bf16", "d2 z3 bf16"),
-    ("d2 z3 bf16", "t2 z1 bf16"),
-    ("t2 z1 bf16", "p2 z1 bf16"),
+    ("d2 z3 bf16", "p2 z1 bf16"),
     ("p2 z1 bf16", "d2 z2 bf16 offload"),
     ("d2 z2 fp16", "z3 fp16"),
 ]
@@ -93,7 +88,7 @@ def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
     assert launch.losses(run) == pytest.approx(straight[HALF:], abs=2e-3)
 
 
-@pytest.mark.parametrize("name", ["z0", "d2 z3", "t2 p2 z1", "d2 z2 bf16"])
+@pytest.mark.parametrize("name", ["z0", "d2 z1 offload", "t2 z3", "d2 z3 bf16"])
 def test_a_checkpoint_takes_no_more_than_is_reckoned(place, name):
     """A checkpoint is no larger than estimated before writing; tests/parity/runner.py checks every layout."""
     run = place.source(name)

@@ -1,10 +1,14 @@
 """Committed pages of measurements name their sources, and the tests report pages that are out of date."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
+from nbtrain.base.process.ports import port_to_listen_on
 from tests.parity.sources import FAULTS, PARITY, code_of, modules, sources_sha256, staleness, stamp
 from tests.train import launch
 
@@ -103,8 +107,16 @@ def test_a_training_process_imports_nothing_that_is_not_counted(tmp_path):
     """Every module that a training process imports, by Python's own list, is counted."""
     run = launch.make_run(tmp_path)
     launch.make_dataset(tmp_path)
-    log = launch.train(run, tmp_path, PYTHONPROFILEIMPORTTIME="1")
-    imported = set(re.findall(r"\| +(nbtrain(?:\.\w+)*)$", log, re.M))
+    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port_to_listen_on(), "NBTRAIN_DATA": tmp_path}
+    rank = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "nbtrain.train", str(run.path)],
+        env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+        capture_output=True,
+        text=True,
+    )
+    assert rank.returncode == 0, rank.stderr[-4000:]
+    imported = set(re.findall(r"\| +(nbtrain(?:\.\w+)*)$", rank.stderr, re.M))
     assert len(imported) > 50
     counted = {path.with_suffix("").as_posix() for path in modules(PARITY.entry_points)}
     found = {name.replace(".", "/") for name in imported}

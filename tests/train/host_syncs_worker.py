@@ -1,17 +1,13 @@
 """Train runs of one rank, and record which functions in a step read a number from a tensor; on a GPU, each
 such read waits.
 
-torchrun --nproc-per-node 1 host_syncs_worker.py RUN_DIR ...; a run whose name ends in "-ahead" runs ahead
+The fork server starts the rank, which calls main(RUN_DIR, ...); a run whose name ends in "-ahead" runs ahead
 (nbtrain/train/engine/run_ahead.py). Writes {"file:function": times} over all steps to
 RUN_DIR/host_syncs.json.
 """
 
-import os
-import sys
-
-os.environ["DS_ACCELERATOR"] = "cpu"
-
 import collections
+import os
 import traceback
 from pathlib import Path
 
@@ -94,7 +90,3 @@ def main(*paths: str) -> None:
         assert trainer.train_run(run, config, world, Requests(job, 0), heartbeat) == "finished"
         files.write_json(run.path / "host_syncs.json", dict(waits.found))
     startup.finish()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -207,23 +207,11 @@ def order_faults(run: RunDir, *faults: dict[str, Any]) -> None:
 
 def start(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> subprocess.Popen:
     """Start torchrun in a new session for the newest job; its output goes to the log of rank 0."""
-    return _torchrun(run, data_home, ranks, ["-m", "nbtrain.train", str(run.path)], environment)
-
-
-def start_worker(worker: Path, runs: list[RunDir], data_home: Path, ranks: int) -> subprocess.Popen:
-    """Start torchrun with a script that trains several runs in one process group; its output goes to the log
-    of the first run.
-    """
-    return _torchrun(runs[0], data_home, ranks, [str(worker), *(str(run.path) for run in runs)], {})
-
-
-def _torchrun(
-    run: RunDir, data_home: Path, ranks: int, program: list[str], environment: dict[str, str]
-) -> subprocess.Popen:
     job = run.newest_job()
     assert job is not None
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(port_to_listen_on()), *program]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(port_to_listen_on())]
+    command += ["-m", "nbtrain.train", str(run.path)]
     variables = {
         "OMP_NUM_THREADS": "1",
         "NBTRAIN_DATA": str(data_home),

@@ -2,6 +2,7 @@
 not change.
 """
 
+import importlib.util
 import itertools
 
 import pytest
@@ -26,10 +27,17 @@ from tests.pretrained import made
 from tests.train import launch
 from tests.train.layouts import HALF, STEPS, Place, assert_resumes, layout
 
-pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (extra qlora)")
 # Called in transformers by peft.
 REENTRANT = "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.filterwarnings(REENTRANT)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.soak,
+    pytest.mark.filterwarnings(REENTRANT),
+    pytest.mark.skipif(
+        importlib.util.find_spec("bitsandbytes") is None,
+        reason="bitsandbytes is not installed (extra qlora)",
+    ),
+]
 # Widths whose halves are multiples of the block size of 64.
 WIDE = {"model.hidden_size": 128, "model.ffn_hidden_size": 384}
 QLORA = {

@@ -241,7 +241,7 @@ def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, forked)
     assert copy.checkpoint_steps() == [10, 20, 24]
 
 
-def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
+def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home, fork_server):
     """After a save request in control/request.json, the run saves at the next step, acknowledges, and
     continues; a stop request ends it.
     """
@@ -249,18 +249,20 @@ def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
         tmp_path, {**RUN, "batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
     )
     job = run.newest_job()
-    process = launch.start(run, data_home)
-    try:
-        wait_for(lambda: len(launch.trace(run)) > 2, process)
-        ControlRequest(1, "save", "a test", time.time()).write(job.control_request)
-        wait_for(lambda: files.read_json(job.control_ack) is not None, process)
-        step = files.read_json(job.control_ack)["step"]
-        assert run.checkpoint_manifest(step).exists()
-        wait_for(lambda: max(launch.trace(run)) > step, process)
-        ControlRequest(2, "stop", "a test", time.time()).write(job.control_request)
-    finally:
-        code = launch.end(process)
-    assert code == 0
+    started = fork_server.start(
+        *(1, "nbtrain.train.__main__:main", [str(run.path)]),
+        log=job.path / "logs" / "{rank}.0.log",
+        environment={"NBTRAIN_DATA": str(data_home), "NBTRAIN_JOB": job.job_id},
+        timeout_seconds=launch.TIMEOUT_SECONDS,
+    )
+    wait_for(lambda: len(launch.trace(run)) > 2, started)
+    ControlRequest(1, "save", "a test", time.time()).write(job.control_request)
+    wait_for(lambda: files.read_json(job.control_ack) is not None, started)
+    step = files.read_json(job.control_ack)["step"]
+    assert run.checkpoint_manifest(step).exists()
+    wait_for(lambda: max(launch.trace(run)) > step, started)
+    ControlRequest(2, "stop", "a test", time.time()).write(job.control_request)
+    assert fork_server.wait(started).exit_codes == [0]
     assert max(run.checkpoint_steps()) == max(launch.trace(run))
 
 
@@ -289,10 +291,10 @@ def test_a_save_that_was_asked_for_counts_when_it_is_acknowledged(tmp_path, data
     assert counts and found["step"] > 0
 
 
-def wait_for(condition, process) -> None:
+def wait_for(condition, started) -> None:
     deadline = time.monotonic() + launch.TIMEOUT_SECONDS
     while not condition():
-        assert process.poll() is None and time.monotonic() < deadline
+        assert Path(f"/proc/{started.pids[0]}/exe").exists() and time.monotonic() < deadline
         time.sleep(0.05)
 
 

@@ -33,7 +33,7 @@ ALONE_SECONDS = 60
 # Every run creates process groups, whose threads stay until the ranks end.
 MOST_IN_LAUNCH = 4
 # Number of draws, of draws per rule, and of legal draws to change: in the suite, and with `--soak`.
-LEGAL, REFUSED, BASES = 10, 6, 20
+LEGAL, REFUSED, BASES = 6, 4, 20
 ALL_LEGAL, EACH, ALL_BASES = 100, 3, 150
 NO_EFFECT = "the engine does not read it here, and a setting without effect would mislead"
 BY_DECISION = {
@@ -71,7 +71,9 @@ class Engine:
         self.forked, self.root, self.launches = forked, root, 0
         self.curves: dict[str, dict[str, list[float]]] = {}
 
-    def make(self, ranks: int, configs: Sequence[RunConfig]) -> str:
+    def make(
+        self, ranks: int, configs: Sequence[RunConfig], timeout_seconds: float = launch.TIMEOUT_SECONDS
+    ) -> str:
         """Run the steps of several runs in one launch and store their curves; return the error, or ""."""
         paths = {config.name: self._written(config) for config in configs}
         self.launches += 1
@@ -83,7 +85,7 @@ class Engine:
             log=self.root / f"{self.launches}.{{rank}}.log",
             environment={"NBTRAIN_DATA": str(self.forked.data_home)},
             sys_path=[launch.REPOSITORY],
-            timeout_seconds=ALONE_SECONDS if len(paths) == 1 else launch.TIMEOUT_SECONDS,
+            timeout_seconds=timeout_seconds,
             linger_seconds=1.0,
         )
         for name in paths:
@@ -91,7 +93,7 @@ class Engine:
             if all(path.exists() for path in written):
                 self.curves[name] = json.loads(written[0].read_text())
         if ended.timed_out:
-            return f"no end after {ALONE_SECONDS} s"
+            return f"no end after {timeout_seconds:g} s"
         return "" if ended.succeeded else ended.last_words(20)
 
     def make_all(self, configs: Iterable[RunConfig]) -> dict[str, str]:
@@ -177,7 +179,7 @@ def trained_of_refused(engine: Engine, draws: list[Draw], source: Path) -> Count
     engine.make_all(filter(None, map(reference, configs.values())))
     trained = Counter[str]()
     for draw, config in configs.items():
-        problem = engine.make(config.world_size, [config])
+        problem = engine.make(config.world_size, [config], ALONE_SECONDS)
         words = problem.strip().splitlines()[-1] if problem else verdict(engine, config)
         outcome = "fails" if problem else "is wrong" if words else "trains"
         print(f"{draw.rule} | {outcome} | {words} | {draw.words}")

@@ -1,8 +1,8 @@
 """Planned model states equal the bytes that the engine allocates, exactly and on every rank.
 
 Ranks are forked with DeepSpeed loaded. Each launch measures several layouts with one number of ranks, one
-after the other (state_rank.py). By default, every pair of choices occurs in at least one layout; `--soak`
-runs all layouts of up to 8 ranks.
+after the other (state_rank.py). By default, every pair of choices with at most two ranks of a kind occurs in
+at least one layout; `--soak` runs all layouts of up to 8 ranks.
 """
 
 import itertools
@@ -31,12 +31,17 @@ CHOICES = {
     "zero": (0, 1, 2, 3),
     "precision": ("fp32", "bf16", "fp16", "autocast"),
 }
-MOST_RANKS, MOST_RANKS_HERE = 8, 4
+MOST_RANKS, MOST_RANKS_HERE, MOST_OF_A_KIND_HERE = 8, 4, 2
 # Every layout creates process groups, whose threads stay until the ranks end.
 MOST_IN_LAUNCH = 4
 ADAPTERS = {"lora.rank": 3, "init_from": "a-run"}
 ROWS = {**ADAPTERS, "lora.trainable_token_indices": [3, 4, 499]}
 BESIDE = [
+    # Four ranks of each kind.
+    Case(dp=4, zero=3),
+    *(Case(tp=4, sp=sp) for sp in (False, True)),
+    Case(pp=4),
+    Case(us=4, zero=2),
     # hpZ's second copy exists only inside a step.
     Case(dp=4, zero=3, hpz=2, precision="bf16"),
     *(
@@ -95,8 +100,15 @@ def all_layouts() -> Iterator[dict]:
 
 
 def cover() -> list[Case]:
-    """Return a few layouts of up to 4 ranks that contain every pair of choices which occurs in any layout."""
-    rows = [row for row in all_layouts() if _case(row).ranks <= MOST_RANKS_HERE]
+    """Return a few layouts of up to 4 ranks, two of a kind, that contain every pair of choices which occurs
+    in any such layout.
+    """
+    rows = [
+        row
+        for row in all_layouts()
+        if _case(row).ranks <= MOST_RANKS_HERE
+        and max(row["dp"], row["tensor"][0], row["pp"], row["us"]) <= MOST_OF_A_KIND_HERE
+    ]
     missing = set().union(*(_pairs(row) for row in rows))
     chosen = []
     while missing:
@@ -129,11 +141,11 @@ def test_states_of_all_layouts_are_exact(fork_server, tmp_path):
 
 def test_the_cover_meets_every_stage_and_cut():
     """Every choice that is possible on 4 ranks occurs in one of these layouts."""
-    cases = cover()
+    cases = [*cover(), *BESIDE]
     for kind, values in (("zero", (0, 1, 2, 3)), ("pp", (1, 2, 4)), ("dp", (1, 2, 4)), ("us", (1, 2, 4))):
         assert {getattr(case, kind) for case in cases} == set(values), kind
     assert {(case.tp, case.sp) for case in cases} >= {(2, False), (2, True), (4, True)}
-    assert len(cases) < 60
+    assert len(cases) < 80
 
 
 def test_the_fullest_rank_is_planned(tmp_path):

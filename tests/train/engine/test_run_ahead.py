@@ -1,7 +1,6 @@
 """A step never waits for the device. On a CPU, the test counts how often a number is read from a tensor."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -9,12 +8,11 @@ from nbtrain.config.load import load
 from nbtrain.train.engine.run_ahead import may_run_ahead
 from tests.train import launch
 
-WORKER = Path(__file__).parents[1] / "host_syncs_worker.py"
 STEPS = 3
 
 
 @pytest.mark.slow
-def test_a_step_takes_no_number_from_the_device(tmp_path):
+def test_a_step_takes_no_number_from_the_device(tmp_path, fork_server):
     """Without DeepSpeed's checks, only the stability guard reads a number from a tensor during a step.
 
     Losses and norms are bit-identical with and without DeepSpeed's checks.
@@ -39,8 +37,16 @@ def test_a_step_takes_no_number_from_the_device(tmp_path):
         }.items()
         for ending in ("", "-ahead")
     }
-    first = next(iter(runs.values()))
-    launch.wait(launch.start_worker(WORKER, list(runs.values()), tmp_path / "data", 1), first)
+    ended = fork_server.run(
+        1,
+        "tests.train.host_syncs_worker:main",
+        [str(run.path) for run in runs.values()],
+        log=tmp_path / "{rank}.log",
+        environment={"NBTRAIN_DATA": str(tmp_path / "data")},
+        sys_path=[launch.REPOSITORY],
+        timeout_seconds=launch.TIMEOUT_SECONDS,
+    )
+    assert ended.succeeded, ended.last_words(40)
     waits = {name: json.loads((run.path / "host_syncs.json").read_text()) for name, run in runs.items()}
     own = {"stability.py:_look": 2 * STEPS}
     for name, found in waits.items():

@@ -224,18 +224,18 @@ def test_time_grows_with_the_page(piece):
     """For a page of one repeated bracket, the time about doubles when the page doubles."""
 
     def seconds(size: int) -> float:
-        """Return the minimum time of three runs, because garbage collection may slow one of them."""
         wikitext = piece * (size // len(piece))
-        taken = []
-        for _ in range(3):
-            begun = time.process_time()
-            text(wikitext)
-            taken.append(time.process_time() - begun)
-        return min(taken)
+        begun = time.process_time()
+        text(wikitext)
+        return time.process_time() - begun
 
     seconds(1000)
-    small, large = seconds(40_000), seconds(160_000)
-    assert large < 8 * small + 0.2, f"{small:.2f} s for 40 kB, {large:.2f} s for 160 kB"
+    # Garbage collection or another process may slow one measurement, but not every one.
+    for _ in range(5):
+        small, large = seconds(40_000), seconds(160_000)
+        if large < 8 * small + 0.2:
+            return
+    pytest.fail(f"{small:.2f} s for 40 kB, {large:.2f} s for 160 kB")
 
 
 def test_deep_nesting():

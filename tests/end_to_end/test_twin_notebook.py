@@ -22,7 +22,7 @@ from ..config.conftest import UPSTREAM
 pytestmark = pytest.mark.slow
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "03_launch.ipynb"
-HERE = "gpt-125m-2xdp"
+HERE = "gpt-125m"
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,3 @@ def test_the_twin_of_each_upstream_run_passes(home, tmp_path, name):
     record = JobRecord.read(run.job.job_json)
     assert record is not None and record.state == SUCCEEDED and record.command == ["-m", "nbtrain.train"]
     assert run.summary()["steps"] == STEPS
-
-
-def test_an_unknown_mode_is_an_error(home, tmp_path):
-    from papermill.exceptions import PapermillExecutionError
-
-    with pytest.raises(PapermillExecutionError, match='mode = \'typo\' must be "full" or "twin"'):
-        execute(tmp_path / "out.ipynb", run="gpt-tiny", mode="typo")

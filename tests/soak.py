@@ -19,6 +19,7 @@ from pathlib import Path
 
 from nbtrain.base import files
 from tests.config.conftest import EXAMPLES, UPSTREAM
+from tests.end_to_end.test_plain_cpu import SAMPLE as PLAIN_CPU_SAMPLE
 from tests.fuzzing import FACTOR_VARIABLE
 from tests.parity.sources import FAULTS, PARITY, Evidence, staleness, stamp
 
@@ -105,6 +106,7 @@ ENGINE_TESTS = (
 BUNDLE_TEST = "tests/lab/labextension/test_bundle.py"
 ENCODER_TEST = "tests/dataset/encode/test_encoder.py"
 DOCS_TEST = "tests/docs/test_commands.py"
+PLAIN_CPU_TEST = "tests/end_to_end/test_plain_cpu.py"
 OWN_TEXT_TEST = "tests/end_to_end/test_own_text.py"
 EXAMPLE_COMMANDS_TEST = "tests/end_to_end/test_example_commands.py"
 INSTRUCTIONS_TEST = "tests/end_to_end/test_instructions.py"
@@ -307,6 +309,16 @@ PARTS = (
         "the JupyterLab bundle built again from its sources in another folder: the same bytes",
         _pytest("--soak", BUNDLE_TEST),
         _evidence((), (BUNDLE_TEST, "nbtrain/lab/labextension/build.py", UI_BUNDLE)),
+    ),
+    Part(
+        "plain-cpu",
+        "a sample of the tests on a processor without AVX-512, AMX and 16-bit arithmetic",
+        _pytest("--soak", PLAIN_CPU_TEST),
+        _evidence(
+            ("nbtrain.model.gpt_pipe", "nbtrain.parallel.cross_entropy"),
+            (PLAIN_CPU_TEST, "tests/plain_cpu.py", *PLAIN_CPU_SAMPLE),
+            OUTSIDE_ENGINE,
+        ),
     ),
     Part(
         "autotuner",

@@ -62,6 +62,8 @@ def test_every_soak_test_is_run_by_a_part():
 
 def test_a_command_that_fails_is_a_failed_part(tmp_path, monkeypatch):
     monkeypatch.setattr(soak, "LOGS", tmp_path)
+    # It reads 400 files.
+    monkeypatch.setattr(soak, "key_of", lambda part: "a key")
     broken = dataclasses.replace(DEMO, arguments=("-c", "print('half | done in 3.2s'); raise SystemExit(3)"))
     found = soak.run(broken)
     assert (found.passed, found.words) == (False, "FAILED: half / done")

@@ -1,4 +1,4 @@
-"""A sample of the tests passes on a processor without AVX-512, AMX and 16-bit arithmetic."""
+"""A sample of the tests passes on a processor without AVX-512, AMX and 16-bit arithmetic, in `make soak`."""
 
 import os
 import platform
@@ -16,6 +16,7 @@ CHOSEN = "(cross_entropy or logits or backends or whole_sequence or on_four_rank
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX2 is of x86-64 alone")
 def test_a_sample_passes_on_a_plain_processor(tmp_path):
     variables = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}

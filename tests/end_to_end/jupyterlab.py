@@ -328,9 +328,19 @@ def assert_step_advances(page: Any) -> None:
 
 
 def stop_at_once(panel: Any) -> None:
-    """Click Stop in a run's panel, and skip the seconds in which it can be undone."""
-    panel.locator(".nbt-stop").click()
-    panel.get_by_role("button", name="Do not wait").click()
+    """Click Stop in a run's panel, and skip the seconds in which it can be undone: both clicks are in one
+    script, because on a busy machine the seconds may be over before a second script.
+    """
+    stop = panel.locator(".nbt-stop:enabled")
+    stop.wait_for()
+    stop.evaluate(
+        """(stop) => {
+            const panel = stop.closest(".nbtrain-panel");
+            stop.click();
+            const asked = [...panel.querySelectorAll(".nbt-asked button")];
+            asked.find((button) => button.textContent === "Do not wait").click();
+        }"""
+    )
 
 
 def screenshot(page: Any, name: str) -> None:

@@ -1,7 +1,7 @@
 """A browser page that contains a single view, with a dictionary as its server; such a test takes a second.
 
 view_page(browser, {"run/gpt": lambda query, body: {...}}, mount)    a page whose answers come from Python
-answered(page)                                                       wait until the page has read them
+answered(page), run_until(page, shown)           wait until the page has read them, or shows something
 """
 
 import json
@@ -138,3 +138,14 @@ def view_page(
 def answered(page: Any) -> None:
     """Wait until a `still` page has processed all responses, before the test advances its clock."""
     page.evaluate(ANSWERED)
+
+
+def run_until(page: Any, shown: Any) -> None:
+    """Advance the clock of a `still` page second by second until the locator `shown` finds something."""
+    # The server answers with its last description of a run for a moment, by its own clock.
+    for _ in range(3600):
+        page.clock.run_for(1000)
+        answered(page)
+        if shown.count():
+            return
+    raise AssertionError(f"an hour later the page does not show {shown}")

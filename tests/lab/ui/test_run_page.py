@@ -22,7 +22,8 @@ from nbtrain.monitor.metrics.metric_charts import how_drawn, metric_charts
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.status.run_status import RunStatus
 from tests.end_to_end.accessible import axe_script, findings
-from tests.lab.ui.pages import answered, routes_of, view_page
+from tests.end_to_end.jupyterlab import stop_at_once
+from tests.lab.ui.pages import answered, routes_of, run_until, view_page
 from tests.lab.widgets.fake_run import FakeJob, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -273,7 +274,9 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
     """
     routes = routes_of(job.run)
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
-    with view_page(browser, routes, MOUNT) as page:
+    with view_page(browser, routes, MOUNT, still=True) as page:
+        page.clock.run_for(100)
+        answered(page)
         stop = page.get_by_role("button", name="Stop")
         assert "60 s and are no longer saving are killed" in stop.get_attribute("title")
         stop.click()
@@ -284,8 +287,9 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
         page.locator(".nbt-pill", has_text="Stopping...").wait_for()
         page.get_by_text("Stop requested: the ranks save a checkpoint").wait_for()
         assert page.asked == [("POST", "run/gpt-fake/stop", {})]
+        answered(page)
         job.finish("CANCELLED", "stopped on request at step 20; saved")
-        page.locator(".nbt-pill", has_text="CANCELLED").wait_for()
+        run_until(page, page.locator(".nbt-pill", has_text="CANCELLED"))
         assert page.locator("[aria-live=polite]").inner_text() == (
             "gpt-fake: CANCELLED. stopped on request at step 20; saved"
         )
@@ -451,7 +455,9 @@ def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
     job.record.write(job.job.job_json)
     routes = routes_of(job.run)
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "QUEUED", "cause": None, "name": "gpt-fake"}
-    with view_page(browser, routes, MOUNT) as page:
+    with view_page(browser, routes, MOUNT, still=True) as page:
+        page.clock.run_for(100)
+        answered(page)
         page.get_by_role("button", name="Stop").click()
         page.get_by_role("group", name="gpt-fake leaves the queue in 5 s.").wait_for()
         page.get_by_role("button", name="Do not wait").click()
@@ -460,8 +466,9 @@ def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
         # The pill's dots end the sentence.
         heard = page.locator("[aria-live=polite]").inner_text()
         assert heard.startswith("gpt-fake: Stopping... ")
+        answered(page)
         job.finish("CANCELLED", "left the queue on request")
-        page.locator(".nbt-pill", has_text="CANCELLED").wait_for()
+        run_until(page, page.locator(".nbt-pill", has_text="CANCELLED"))
         assert asked.count() == 0
 
 
@@ -997,8 +1004,7 @@ def test_a_server_that_has_gone_takes_its_buttons_along(
         page.get_by_text("The Jupyter server does not answer (Failed to fetch)").wait_for()
         assert buttons.all_inner_texts() == ["TensorBoard", *left]
         if of_kernel:
-            page.get_by_role("button", name="Stop").click()
-            page.get_by_role("button", name="Do not wait").click()
+            stop_at_once(page)
             page.get_by_text("Asked the kernel to stop the job").wait_for()
 
 
@@ -1057,17 +1063,19 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
         else:
             route.fulfill(status=404, json=words)
 
-    with view_page(browser, routes_of(job.run), MOUNT) as page:
+    with view_page(browser, routes_of(job.run), MOUNT, still=True) as page:
         page.route("**/nbtrain/run/gpt-fake?*", answer)
-        page.get_by_role("button", name="Delete").wait_for()
+        delete = page.get_by_role("button", name="Delete")
+        run_until(page, delete)
         known[0] = False
-        page.get_by_text(
-            "The run gpt-fake does not exist any more: it was deleted, renamed or moved."
-        ).wait_for()
+        run_until(
+            page,
+            page.get_by_text("The run gpt-fake does not exist any more: it was deleted, renamed or moved."),
+        )
         assert page.locator(".nbt-head .nbt-actions button").count() == 0
         assert page.locator(".nbt-charts polyline").count() > 0
         known[0] = True
-        page.get_by_role("button", name="Delete").wait_for()
+        run_until(page, delete)
     known[0] = False
     mount = MODEL.replace("SNAP", json.dumps(run_shown(RunView(job.run))))
     mount = mount.replace("document.getElementById('jupyter-config-data').remove();", "")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from nbtrain.config.generation import Generation
 from nbtrain.config.load import load
@@ -20,6 +19,8 @@ SHORT = {"length_penalty": -0.5, "repetition_penalty": 1.3}
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """Return (our model, the transformers model with the same weights, a tokenizer)."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds, for every process that collects tests
+
     sizes = {"num_attention_heads": 4, "hidden_size": 32, "max_position_embeddings": 64}
     torch.manual_seed(2)
     config = LlamaConfig(

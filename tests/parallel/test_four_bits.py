@@ -2,6 +2,7 @@
 gradients.
 """
 
+import importlib.util
 import itertools
 import re
 import sys
@@ -15,9 +16,14 @@ from nbtrain.config.arithmetic import four_bits as arithmetic
 from nbtrain.parallel import four_bits
 from nbtrain.parallel.four_bits import FourBitMatrix, FourBits, rounded
 
-# Importing bitsandbytes takes four seconds.
-pytestmark = pytest.mark.slow
-bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (extra qlora)")
+# Importing bitsandbytes takes four seconds, so every process that collects tests only looks for it.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("bitsandbytes") is None,
+        reason="bitsandbytes is not installed (extra qlora)",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +34,8 @@ def test_a_product_is_linear4bits(kind, double, dtype):
     """The product and the gradient of its input equal Linear4bit's bit for bit, also if the last block has
     fewer than 64 numbers.
     """
+    import bitsandbytes
+
     torch.manual_seed(1)
     weight = 0.02 * torch.randn(383, 127, dtype=dtype)
     weight[5] = 0

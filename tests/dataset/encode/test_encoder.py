@@ -628,8 +628,9 @@ def test_a_parent_that_is_killed_while_its_workers_encode(make_config, workspace
     command = [sys.executable, "-c", PREPARE, "run.yaml"]
     other = {**os.environ, "NBTRAIN_DATA": str(workspace / "other")}
     folder = workspace / "other" / "dataset" / "small"
+    first = folder / ".encode" / "000000.json"
     process = subprocess.Popen(command, env=other, stderr=subprocess.DEVNULL)
-    while not list(folder.rglob("[0-9]*.json")) and process.poll() is None:
+    while not first.exists() and process.poll() is None:
         time.sleep(0.001)
     process.kill()
     process.wait()

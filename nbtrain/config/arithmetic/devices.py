@@ -6,6 +6,11 @@ tensor cores; fp16 and fp8 are the rates with fp32 accumulation. memory_bytes is
 nominal memory in GiB, less one sixteenth if a GDDR6 card keeps its ECC bits in the same memory. A device that
 is not in the table has no peak, so that there is no MFU rather than a guessed one.
 
+find_device also takes the names that nvidia-smi and the labels of Kubernetes' nodes have. Device plugins make
+labels of the driver's names: NVIDIA's GPU feature discovery puts "-" for a space and adds "-SHARED" to a GPU
+that pods share (nvidia.com/gpu.product), AMD's node labeller puts "_" (amd.com/gpu.product-name). Google's
+labels are names of their own (_LABELS).
+
 Kinds of one GPU that differ in speed have separate rows: an A100 on PCIe sends 64 GB/s, the A100 of an
 HGX board 600. A name without a form factor (A100-80GB, H100) is the SXM module. Rows of AMD and Huawei are
 there for plans: nbtrain trains on NVIDIA GPUs and CPUs.
@@ -125,7 +130,7 @@ _V100_PCIE = (112, 14, None, None)
 _A100 = (312, 19.5, 156, None)
 _H100 = (989.5, 67, 494.5, 1979)
 
-# The memory of a GB300 is what its driver shows of 288 GB.
+# The memory of a B300 and a GB300 is what their drivers show of 288 GB.
 # Name, GiB, GB/s of memory, TFLOP/s (fp16, fp32, tf32, fp8), compute capability, GB/s between GPUs, watts,
 # GB/s of a machine's network, source, name in torch.
 _NVIDIA = (
@@ -175,6 +180,10 @@ _NVIDIA = (
     ),
     _gpu("A10", 22.5, 600, (125, 31.2, 62.5, None), (8, 6), 64, 150, _ETHERNET, "A10 datasheet 2021", "A10"),
     _gpu(
+        "A10G", 22.5, 600, (70, 35, 35, None), (8, 6), 64, 300, _ETHERNET,
+        "A10G datasheet 2021, a card for AWS's G5", "A10G",
+    ),
+    _gpu(
         "A30", 24, 933, (165, 10.3, 82, None), (8, 0), 64, 165, _ETHERNET,
         "A30 datasheet 2021", "A30", bridge=200,
     ),
@@ -201,6 +210,21 @@ _NVIDIA = (
     _gpu(
         "RTX-6000-Ada", 48, 960, (364, 91.1, 182, 728), (8, 9), 64, 300, _ETHERNET,
         "RTX 6000 Ada datasheet 2023", "RTX 6000 Ada Generation",
+    ),
+    _gpu(
+        "RTX-PRO-6000", 96, 1792, (503.8, 126, 251.9, 1007.6), (12, 0), 128, 600, _ETHERNET,
+        "RTX PRO Blackwell whitepaper 2025, Workstation Edition",
+        "RTX PRO 6000 Blackwell Workstation Edition", fp4=2015.2,
+    ),
+    _gpu(
+        "RTX-PRO-6000-Max-Q", 96, 1792, (438.9, 110, 219.5, 877.9), (12, 0), 128, 300, _ETHERNET,
+        "RTX PRO 6000 Blackwell Max-Q datasheet 2025",
+        "RTX PRO 6000 Blackwell Max-Q Workstation Edition", fp4=1755.7,
+    ),
+    _gpu(
+        "RTX-PRO-6000-Server", 96, 1597, (500, 120, 250, 1000), (12, 0), 128, 600, _ETHERNET,
+        "RTX PRO 6000 Blackwell Server Edition datasheet 2025", "RTX PRO 6000 Blackwell Server Edition",
+        fp4=2000,
     ),
     _gpu("L4", 22.5, 300, (121, 30.3, 60, 242), (8, 9), 64, 72, _ETHERNET, "L4 datasheet 2023", "L4"),
     _gpu("L40", 45, 864, (181, 90.5, 90.5, 362), (8, 9), 64, 300, _ETHERNET, "L40 datasheet 2022", "L40"),
@@ -238,8 +262,26 @@ _NVIDIA = (
         "H200 SXM datasheet 2024", "H200|H200-SXM5?-141GB",
     ),
     _gpu(
+        "H200-NVL", 141, 4800, (835.5, 60, 417.5, 1671), (9, 0), 128, 600, _ETHERNET,
+        "H200 NVL datasheet 2024", "H200 NVL", bridge=900,
+    ),
+    # The name has the 480 GB of the processor's memory. A machine has one device; NVLink connects machines.
+    _gpu(
+        "GH200-96GB", 96, 4000, _H100, (9, 0), 900, 1000, 50,
+        "GH200 datasheet 2023, with HBM3; watts of processor and GPU", "GH200 480GB", devices_per_node=1,
+    ),
+    _gpu(
+        "GH200-144GB", 144, 4900, _H100, (9, 0), 900, 1000, 50,
+        "GH200 datasheet 2024, with HBM3e; watts of processor and GPU", "GH200 144G HBM3e",
+        devices_per_node=1,
+    ),
+    _gpu(
         "B200", 180, 8000, (2250, 75, 1125, 4500), (10, 0), 1800, 1000, _DGX_H100,
         "HGX B200 datasheet 2024, one of eight", "B200", fp4=9000,
+    ),
+    _gpu(
+        "B300", 268, 8000, (2250, 75, 1125, 4500), (10, 3), 1800, 1100, 800,
+        "HGX B300 datasheet 2025, one of eight", "B300( SXM6 AC)?", fp4=13500,
     ),
     _gpu(
         "GB200", 186, 8000, (2500, 80, 1250, 5000), (10, 0), 1800, 1200, 200,
@@ -256,12 +298,17 @@ _NVIDIA = (
 _OTHERS = (
     Device(
         "MI250X", 64 * GIB, _flops(fp16=191.5, bf16=191.5, fp32=23.95), (0, 0), 400e9,
-        "AMD MI250X datasheet 2021, one of two dies", "(AMD )?Instinct MI250X( / MI250)?", 1638e9, 280, (2,),
-        100e9, vendor="AMD",
+        "AMD MI250X datasheet 2021, one of two dies", "(AMD )?Instinct MI250X( / MI250)?( OAM)?", 1638e9,
+        280, (2,), 100e9, vendor="AMD",
     ),
     Device(
         "MI300X", 192 * GIB, _flops(fp16=1307, bf16=1307, fp32=163.4, tf32=653.7, fp8=2615), (0, 0), 896e9,
-        "AMD MI300X datasheet 2023", "(AMD )?Instinct MI300X", 5300e9, 750, (2,), 400e9, vendor="AMD",
+        "AMD MI300X datasheet 2023", "(AMD )?Instinct MI300X( OAM)?", 5300e9, 750, (2,), 400e9, vendor="AMD",
+    ),
+    Device(
+        "MI355X", 288 * GIB, _flops(fp16=2516.6, bf16=2516.6, fp32=157.3, fp8=5033.2, fp4=10066.3), (0, 0),
+        1075.2e9, "AMD MI355X datasheet 2025", "(AMD )?Instinct MI355X( OAM)?", 8000e9, 1400, (2,), 400e9,
+        vendor="AMD",
     ),
     Device(
         "Ascend-910A", 32 * GIB, _flops(fp16=256), (0, 0), 90e9,
@@ -279,15 +326,34 @@ DEVICES: tuple[Device, ...] = (*_NVIDIA, *_OTHERS)
 BY_NAME = {device.name: device for device in DEVICES}
 
 
+# Google Kubernetes Engine's names of GPUs (cloud.google.com/gke-accelerator) that do not follow from torch's.
+_LABELS = {
+    "nvidia-tesla-v100": "V100-16GB",
+    "nvidia-tesla-a100": "A100-40GB",
+    "nvidia-a100-80gb": "A100-80GB",
+    "nvidia-h100-80gb": "H100",
+    "nvidia-h100-mega-80gb": "H100",
+    "nvidia-h200-141gb": "H200",
+    "nvidia-rtx-pro-6000": "RTX-PRO-6000-Server",
+}
+_PATTERNS = [
+    (device, re.compile(re.sub("[ -](?![^[]*])", "[ _-]", device.torch_name), re.IGNORECASE))
+    for device in DEVICES
+]
+
+
 def find_device(name: str | None) -> Device | None:
-    """Return the row for a table name or for torch's device name, or None.
+    """Return the row for a table name, torch's and nvidia-smi's device name, or a node's label, or None.
 
     The whole name must match, because an A10G is not an A10 and a MIG slice is not a whole A100.
     """
     if name is None or name in BY_NAME:
         return BY_NAME.get(name or "")
-    bare = re.sub(r"^(NVIDIA )?(Tesla )?", "", name.strip())
-    return next((device for device in DEVICES if re.fullmatch(device.torch_name, bare)), None)
+    stripped = name.strip().removesuffix("-SHARED")
+    if label := _LABELS.get(stripped.lower()):
+        return BY_NAME[label]
+    bare = re.sub(r"^(NVIDIA[ -])?(Tesla[ -])?", "", stripped, flags=re.IGNORECASE)
+    return next((device for device, pattern in _PATTERNS if pattern.fullmatch(bare)), None)
 
 
 def nearest_device_names(name: str) -> list[str]:

@@ -79,7 +79,7 @@ _ALL = (
         hides_gather=True, scatters_pipeline=True, launch_seconds=6e-3,
     ),
     Engine(
-        "megatron-bridge", "Megatron-Bridge (NeMo)", traffic=3.0, flash_generation=3, hidden_data=0.8,
+        "megatron-bridge", "Megatron-Bridge (NeMo)", traffic=4.0, flash_generation=3, hidden_data=0.8,
         hides_gather=True, hidden_pipeline=0.8,
     ),
     Engine(

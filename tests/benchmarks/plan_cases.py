@@ -86,11 +86,11 @@ def constants() -> list[str]:
         "",
     ]
     lines += [
-        "| generation | 16-bit products | FP8, FP4 | memory | links inside | network |",
-        "| --- " * 6 + "|",
+        "| generation | 16-bit products | FP8 | FP4 | memory | links inside | network |",
+        "| --- " * 7 + "|",
     ]
     for kind, share in rates.SHARES.items():
-        row = (kind, share.matmul, share.low, share.memory, share.inside, share.across)
+        row = (kind, share.matmul, share.low, share.fp4, share.memory, share.inside, share.across)
         lines.append("| " + " | ".join(str(value) for value in row) + " |")
     lines += ["", "Training programs (the fields are explained in nbtrain/planner/setup/engines.py):", ""]
     names = ("traffic", "flash_generation", "hidden_data", "hides_gather", "zero_share", "hidden_zero3")

@@ -66,6 +66,8 @@ CONSTANTS = (
     share("Hopper", "low", 0.5, 0.71),
     share("Blackwell", "matmul", 0.55, 0.78),
     share("Blackwell", "low", 0.4, 0.76),
+    share("Blackwell", "fp4", 0.4, 0.6),
+    share("Blackwell Ultra", "low", 0.4, 0.76),
     kernel("ODD_HEAD_SLOWDOWN", 2, 8),
     kernel("SCORE_PRODUCTS_SHARE", 0.3, 0.7),
     trait("upstream", "traffic", 3, 25),

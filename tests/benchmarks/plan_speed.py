@@ -64,11 +64,6 @@ MISSES = (
         "probably kept releasing and reallocating memory.",
     ),
     (
-        "bridge-26.06-405b-256xgb300-fp8",
-        "With its higher power limit (1,400 W), GB300 sustains faster matrix products than GB200; the plan "
-        "has one share for all of Blackwell.",
-    ),
-    (
         "mlmtest-7b_tp4_pp1_memory_speed-dev_dgx_gb200",
         "This functional test in deterministic mode takes 76 % of an H100's time on a GB200, although the "
         "chip is 2.5 times as fast. The plan has flash attention 2 for it, which is slow on Blackwell; its "

@@ -153,7 +153,7 @@ def test_a_case_of_another_source_is_read_by_its_text(changes, engine, device):
 def test_the_share_that_deepspeeds_zero_reaches(monkeypatch):
     """The runs in which DeepSpeed's ZeRO waits for the network need the share; their networks are named."""
     programs = {name: ENGINES[name] for name in ("megatron-deepspeed", "gpt-neox")}
-    assert {engine.zero_share for engine in programs.values()} == {ENGINES["nbtrain"].zero_share}
+    shares = {engine.zero_share for engine in (*programs.values(), ENGINES["nbtrain"])}
     timed = [case for case in CASES if case.step_seconds and case.setup.engine in programs]
     steps = [(case, estimate_step(case.setup)) for case in timed if case.setup.nodes > 1]
     waiting = [case for case, step in steps if step.data > 0.02 * step.seconds]
@@ -167,6 +167,6 @@ def test_the_share_that_deepspeeds_zero_reaches(monkeypatch):
         times = [estimate_step(case.setup).seconds / case.step_seconds for case in waiting]
         return sum(0.8 <= ratio <= 1.2 for ratio in times)
 
-    fitted = planned_within(0.25)
+    (fitted,) = {planned_within(share) for share in shares}
     assert fitted >= 0.8 * len(waiting)
     assert max(planned_within(0.1), planned_within(0.6), planned_within(1.0)) < fitted

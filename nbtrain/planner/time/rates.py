@@ -6,8 +6,9 @@ own Rates: everything that it does not measure keeps the value of `rates_of_devi
 
 Sources of the shares. Matrix products: the reachable peaks of stas00/ml-engineering (A100 87 %, H100 80 %,
 B200 78 % for the best sizes) are upper bounds; what training sustains is fitted to the training half of the
-published runs (docs/evidence/plan-accuracy.md). Links: A100's NVLink 78 % and PCIe 88 % of one way, several
-machines 73 % of the wire (the same, chapter on networks). Ramp: 43 % of the plateau at 4 MiB, 73 % at 8 MiB.
+published runs (docs/evidence/plan-accuracy.md), FP4 and Blackwell Ultra to all rows of Megatron-Bridge.
+Links: A100's NVLink 78 % and PCIe 88 % of one way, several machines 73 % of the wire (the same, chapter on
+networks). Ramp: 43 % of the plateau at 4 MiB, 73 % at 8 MiB.
 """
 
 import functools
@@ -86,7 +87,9 @@ class Shares:
     matmul: float
     """Fraction for 16-bit products of large matrices."""
     low: float = 0.6
-    """Fraction for FP8 and FP4 products, including their scaling."""
+    """Fraction for FP8 products, including their scaling."""
+    fp4: float = 0.46
+    """Fraction for FP4 products, including their scaling."""
     memory: float = 0.85
     inside: float = 0.78
     across: float = 0.73
@@ -98,21 +101,26 @@ SHARES = {
     "Ampere": Shares(matmul=0.68),
     "Hopper": Shares(matmul=0.58, low=0.52),
     "Blackwell": Shares(matmul=0.56, low=0.52),
+    "Blackwell Ultra": Shares(matmul=0.56, low=0.6),
     "AMD": Shares(matmul=0.45),
     "Huawei": Shares(matmul=0.45),
 }
 # Shares of the datasheet that flash attention reaches over forward and backward, by generation of the kernel:
 # 1 (and Triton's) 124 TFLOP/s on an A100, 2: 190 on an A100 and 335 on an H100 (arXiv:2307.08691, section 4),
-# 3 (and cuDNN's): 600 on an H100 (arXiv:2407.08608, section 4); causal, heads of 128.
+# 3 (and cuDNN's): 600 on an H100 (arXiv:2407.08608, section 4); causal, heads of 128. On a B200, generation 2
+# has no instructions of its own and reaches 333 to 346 (Dao-AILab/flash-attention, issue 1589).
+_BLACKWELL_ATTENTION = {1: 0.13, 2: 0.15, 3: 0.55}
 _ATTENTION = {
     "Hopper": {1: 0.18, 2: 0.33, 3: 0.62},
-    "Blackwell": {1: 0.13, 2: 0.15, 3: 0.55},
+    "Blackwell": _BLACKWELL_ATTENTION,
+    "Blackwell Ultra": _BLACKWELL_ATTENTION,
 }
 _ATTENTION_BEFORE = {1: 0.42, 2: 0.52, 3: 0.52}
 # Sustained products are slower below this many watts: with the square root of the power.
-# An attention kernel that leaves most of the tensor cores idle stays below the limit.
-_SHARE_AT_FULL_POWER = 0.4
 _FULL_POWER = {"Hopper": 700.0, "A100": 400.0, "V100": 300.0}
+# An attention kernel that reaches less than this share leaves most of the tensor cores idle, and stays below
+# the limit: torchtitan's rings on H100 with 500 W attend at FlashAttention 2's published rate.
+_SHARE_AT_FULL_POWER = 0.4
 
 _PCIE_BELOW = 130e9
 _PCIE_SHARE = 0.88
@@ -140,6 +148,8 @@ def generation(device: Device) -> str:
     major, minor = device.compute_capability
     if major == 8:
         return "A100" if minor == 0 else "Ampere"
+    if (major, minor) == (10, 3):
+        return "Blackwell Ultra"
     return {7: "V100", 9: "Hopper"}.get(major, "Blackwell")
 
 
@@ -165,10 +175,9 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
     kind = generation(device)
     shares = SHARES[kind]
     capped = min(device.tdp_watts / _FULL_POWER.get(kind, device.tdp_watts), 1.0) ** 0.5
-    low = {"fp8", "fp4"}
+    narrow = {"fp8": shares.low, "fp4": shares.fp4}
     matmul = {
-        dtype: peak * (shares.low if dtype in low else shares.matmul) * capped
-        for dtype, peak in device.peak_flops.items()
+        dtype: peak * narrow.get(dtype, shares.matmul) * capped for dtype, peak in device.peak_flops.items()
     }
     kernels = _ATTENTION.get(kind, _ATTENTION_BEFORE)
     peak = device.peak("fp16") or max(device.peak_flops.values())

@@ -385,6 +385,8 @@ def test_rates_of_devices():
     kinds = {name: generation(device) for name, device in found.items() if device}
     expected = ["A100", "A100", "Hopper", "V100", "AMD"]
     assert list(kinds.values()) == expected
+    newest = [find_device(name) for name in ("B200", "GB300", "B300")]
+    assert [generation(device) for device in newest if device] == ["Blackwell"] + ["Blackwell Ultra"] * 2
     assert found["A100-40GB"] and found["A100-PCIe-40GB"]
     sxm, pcie = rates_of_device(found["A100-40GB"]), rates_of_device(found["A100-PCIe-40GB"])
     assert sxm.inside.bytes_per_second == pytest.approx(0.78 * 300e9)

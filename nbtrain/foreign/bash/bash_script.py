@@ -24,6 +24,7 @@ from nbtrain.foreign.bash.syntax_tree import (
     SPACE_AFTER_BACKSLASH,
     BashSyntaxError,
     Source,
+    Unread,
     adjacent,
     comments,
     cut_by_comment,
@@ -59,6 +60,12 @@ MOST_ROUNDS = 1000
 # Most nested calls of functions, `source`, `eval` and `bash -c`.
 MOST_CALLS = 20
 
+# Variables that bash or the login sets, so that ${X:-default} is not the default.
+SHELL_SETS = {
+    *("BASH", "BASHPID", "BASH_REMATCH", "BASH_SOURCE", "BASH_VERSION", "DIRSTACK", "EPOCHSECONDS", "EUID"),
+    *("FUNCNAME", "GROUPS", "HOME", "HOSTNAME", "HOSTTYPE", "LINENO", "LOGNAME", "MACHTYPE", "OLDPWD"),
+    *("OSTYPE", "PATH", "PIPESTATUS", "PPID", "PWD", "RANDOM", "SECONDS", "SHELL", "SHLVL", "UID", "USER"),
+}
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 # Commands run for their exit status, which cannot be known here; all others are assumed to succeed.
 QUESTIONS = {"egrep", "grep", "command", "which", "type", "pgrep", "diff", "cmp", "ls", "hash", "ping", "nc"}
@@ -68,6 +75,10 @@ SETUP_FILES = re.compile(
     r"modules?|lmod|init_conda)(?:\.sh|\.bash)?|/(?:etc|usr|opt)/.*"
 )
 _SETS = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+# Options of `set` that change what is read, by their letters.
+_SET_OPTIONS = {"e": "errexit", "u": "nounset", "f": "noglob"}
+# Statements that end the script by their failure after `set -e`.
+_MAY_FAIL = {"command", "variable_assignment", "test_command", "subshell", "pipeline"}
 _OPTION_VALUES = {"read": "dinNptu", "mapfile": "CcdnOsu", "readarray": "CcdnOsu"}
 _IGNORED = {
     "comment",
@@ -135,6 +146,10 @@ class Script:
     """Other files that the script reads."""
     missing: list[tuple[str, str]] = field(default_factory=list)
     """(place, name) of files that the script sources and that were not passed."""
+    failed: tuple[str, str] = ("", "")
+    """(place, text) of a command whose failure ends the script, because of `set -e`."""
+    unread: dict[str, Unread] = field(default_factory=dict)
+    """Forms that the parser does not read, by the name that stands for each in the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +165,11 @@ class Surroundings:
     open_names: re.Pattern[str] | None = None
     """Variables that a scheduler or an operator sets, but whose value is not known here."""
     files: Mapping[str, Word] = field(default_factory=dict)
-    """Texts of the other files that were passed, by file name."""
+    """Texts of the other files that were passed, by file name, and by path where a container mounts them."""
+
+    def file(self, path: str) -> Word | None:
+        """Return a file by the path that a script names, or else by its name."""
+        return self.files.get(path) or self.files.get(PurePosixPath(path).name)
 
 
 def read_script(text: str | Word, label: str, around: Surroundings | None = None) -> Script:
@@ -215,6 +234,8 @@ class _Evaluator:
         self.conditions: list[tuple[Unknown, ...]] = []
         """Unknown values of the conditions around the current statement."""
         self.in_condition = False
+        self.tested = 0
+        """Number of surrounding parts whose status is tested, so that their failure ends nothing."""
         self.stdin: Runs | None = None
         self.sink: list[Run] | None = None
         """Output of commands that is substituted or piped; None if it is not kept."""
@@ -230,6 +251,9 @@ class _Evaluator:
     # --- what expansions ask ------------------------------------------------------------------------
 
     def variable(self, name: str, place: str) -> Variable | None:
+        if form := self.script.unread.get(name):
+            reason = f"nbtrain does not read {form.shown}"
+            return text_variable((unknown_run(Unknown(form.text, "", form.place, reason)),))
         variable = self.state.variables.get(name)
         if variable is None and name in ("IFS", "OPTIND"):
             return None
@@ -241,10 +265,14 @@ class _Evaluator:
         if name in self.around.given:
             self.script.used.add(name)
             return text_variable((Run(self.around.given[name], "the command line"),))
-        return text_variable((unknown_run(Unknown(literal_unknown(name), name, place)),))
+        reason = "the shell sets it" if name in SHELL_SETS else ""
+        return text_variable((unknown_run(Unknown(literal_unknown(name), name, place, reason)),))
 
     def arguments(self) -> tuple[Runs, ...] | None:
         return self.state.arguments
+
+    def has_option(self, name: str) -> bool:
+        return name in self.state.options
 
     def is_settable(self, name: str) -> bool:
         return bool(self.around.open_names and self.around.open_names.fullmatch(name))
@@ -317,7 +345,9 @@ class _Evaluator:
     def file(self, source: Source, with_comments: bool = False) -> None:
         """Follow the statements of a source in the current state."""
         before = self.source, self.expansion
-        root = parse(source)
+        tree = parse(source)
+        root, source = tree.root, tree.source
+        self._note_unread(tree.unread)
         self.source, self.expansion = source, Expansion(self, source)
         if with_comments:
             for node in comments(root):
@@ -325,6 +355,34 @@ class _Evaluator:
             self._find_cut_commands(root)
         self.block(root.children)
         self.source, self.expansion = before
+
+    def _note_unread(self, unread: Sequence[Unread]) -> None:
+        """Keep the forms that the parser does not read, and report the statements among them."""
+        for form in unread:
+            self.script.unread[form.name] = form
+            if form.is_statement and not self.silent:
+                self.script.remarks.append(
+                    Finding(
+                        "warning",
+                        "bash_is_read",
+                        "",
+                        form.place,
+                        f"nbtrain does not read this form of bash: {form.shown}. What it sets is "
+                        "not decided.",
+                        "Write it in another form if it sets a value of the training.",
+                        Cost(words="values that have to be given by hand"),
+                    )
+                )
+
+    def _skip_unread(self, form: Unread, place: str) -> None:
+        """Follow a statement that the parser does not read: every variable that it names may change."""
+        reason = f"nbtrain does not read {form.shown}, which may set it"
+        for name in dict.fromkeys(re.findall(r"(?<![\w$])(?:\$\{)?([A-Za-z_]\w*)", form.text)):
+            if name in self.state.variables or re.search(rf"(?<!\w){name}(\[[^\]]*\])?\+?=", form.text):
+                self.assign(name, self.lost(name, place, reason))
+        if not self.silent:
+            self.commands.append(self.command([(Run(form.text, place, True),)], {}, None, place))
+        self._set_status(None)
 
     def _find_cut_commands(self, root: "Node") -> None:
         """Report comments and spaces that end a command which looks continued."""
@@ -399,6 +457,21 @@ class _Evaluator:
             self._simple(node, [node])
         else:
             self.block(node.children)
+        fails = node.type in _MAY_FAIL or (
+            node.type == "compound_statement" and node.children[0].type == "(("
+        )
+        if fails and self.state.status is False and not self.state.flow:
+            self._fail(node)
+
+    def _fail(self, node: "Node") -> None:
+        """End the script after a command that fails, if `set -e` is on and nothing tests its status."""
+        if "errexit" not in self.state.options or self.tested:
+            return
+        self.state.flow = "exit"
+        self.departures += 1
+        if not self.silent and not self.script.failed[0]:
+            text = self.source.of(node).partition("\n")[0]
+            self.script.failed = self.source.place_of(node), shortened(text)
 
     def _step_on(self, steps: int, place: str) -> None:
         """Count steps, and refuse a script whose loops take too many."""
@@ -416,6 +489,11 @@ class _Evaluator:
 
     def _simple(self, node: "Node", children: Sequence["Node"]) -> None:
         """Follow a simple command: assignments, words and redirections."""
+        if cut := _end_of_assignments(self.source, children):
+            # The parser takes the next line for the command of `X=$(...) 2> file`.
+            self._simple(node, children[:cut])
+            self._simple(children[cut], children[cut:])
+            return
         outer_stdin, outer_sink, outer_certain = self.stdin, self.sink, self.certain
         own = [child for child in children if child.type in ("file_redirect", "herestring_redirect")]
         written: list[tuple[str, bool]] = []
@@ -479,6 +557,9 @@ class _Evaluator:
     def _start(self, words: list[Runs], assignments: list[tuple[str, Variable]], place: str) -> None:
         """Run a builtin, call a function, or note a command."""
         head = text_of(words[0]) if not unknowns_of(words[0]) else ""
+        if form := self.script.unread.get(head):
+            self._skip_unread(form, place)
+            return
         builtin = _BUILTINS.get(head)
         if head in self.state.functions and self.calls < MOST_CALLS:
             self._call(head, words[1:], assignments)
@@ -503,7 +584,8 @@ class _Evaluator:
             asks = asks or (head.startswith("python") and [text_of(runs) for runs in words[1:2]] == ["-c"])
             causes = unknowns_of(words[0])
             self._set_status(None if asks else True, causes)
-        if head == "exec" and len(words) > 1:  # alone, it only redirects the shell's own output
+        # Alone, it only redirects the shell's own output.
+        if head == "exec" and any(not re.fullmatch(r"\{\w+\}", text_of(runs)) for runs in words[1:]):
             self.state.flow = "exit"
 
     def command(
@@ -527,7 +609,7 @@ class _Evaluator:
         def read_file(
             name: str, arguments: Sequence[Runs], more: Mapping[str, Variable]
         ) -> list[Command] | None:
-            word = self.around.files.get(PurePosixPath(name).name)
+            word = self.around.file(name)
             if word is None:
                 return None
             self.script.read.add(PurePosixPath(name).name)
@@ -629,7 +711,7 @@ class _Evaluator:
     def _file_read(self, texts: list[str], stdin: str | None) -> str | None:
         """Return the text of a file that the script wrote or that was passed, for `cat FILE`."""
         if texts[0] == "cat" and len(texts) == 2:
-            word = self.script.documents.get(texts[1]) or self.around.files.get(PurePosixPath(texts[1]).name)
+            word = self.script.documents.get(texts[1]) or self.around.file(texts[1])
             if word is not None and not word.unknowns:
                 return word.text
         return stdin
@@ -848,11 +930,15 @@ class _Evaluator:
     # --- builtins -----------------------------------------------------------------------------------
 
     def _unset(self, words: list[Runs], place: str) -> None:
+        functions_only = False
         for runs in words[1:]:
             name = text_of(runs)
             if name.startswith("-"):
+                functions_only = name == "-f"
                 continue
             self.state.functions.pop(name, None)
+            if functions_only:
+                continue
             match = re.fullmatch(r"([A-Za-z_]\w*)\[(.*)\]", name)
             if match and (old := self.state.variables.get(match.group(1))) is not None:
                 key = self.expansion.key(old, match.group(2), place)
@@ -882,7 +968,7 @@ class _Evaluator:
         if len(words) < 2:
             return
         name = text_of(words[1])
-        word = None if unknowns_of(words[1]) else self.around.files.get(PurePosixPath(name).name)
+        word = None if unknowns_of(words[1]) else self.around.file(name)
         if word is None and not unknowns_of(words[1]):
             word = self.script.documents.get(name)
         if word is not None and self.calls < MOST_CALLS:
@@ -928,11 +1014,22 @@ class _Evaluator:
         self.departures += self.state.levels > 1
 
     def _set(self, words: list[Runs], place: str) -> None:
-        texts = [text_of(runs) for runs in words]
-        if "--" in texts:
-            self.state.arguments = tuple(words[texts.index("--") + 1 :])
-        elif len(texts) > 1 and texts[1][:1] not in ("-", "+"):
-            self.state.arguments = tuple(words[1:])
+        """Follow `set -euo pipefail` and `set -- arguments`."""
+        options, position = set(self.state.options), 1
+        while position < len(words):
+            text = text_of(words[position])
+            if text == "--" or text[:1] not in ("-", "+") or len(text) < 2:
+                break
+            position += 1
+            for letter in text[1:]:
+                name = _SET_OPTIONS.get(letter, "")
+                if letter == "o" and position < len(words):
+                    name, position = text_of(words[position]), position + 1
+                options = options | {name} if text[0] == "-" else options - {name}
+        self.state.options = frozenset(options)
+        if position < len(words):
+            ends = text_of(words[position]) == "--"
+            self.state.arguments = tuple(words[position + ends :])
         self._set_status(True)
 
     def _shift(self, words: list[Runs], place: str) -> None:
@@ -1122,7 +1219,7 @@ class _Evaluator:
                 runs = self.expansion.value(node)
                 yield Token(text_of(runs), runs)
             else:
-                for runs in self.expansion.words(node):
+                for runs in self.expansion.texts(node):
                     yield Token(text_of(runs), runs)
 
     def _sum(self, node: "Node") -> None:
@@ -1142,7 +1239,9 @@ class _Evaluator:
         """Follow the commands of a condition, and return whether it holds."""
         before, self.in_condition = self.in_condition, True
         self.causes = ()
+        self.tested += 1
         self.block(nodes)
+        self.tested -= 1
         self.in_condition = before
         return self.state.status, self.causes if self.state.status is None else ()
 
@@ -1154,7 +1253,9 @@ class _Evaluator:
         operator = next(child.type for child in node.children[1:] if child.type in ("&&", "||"))
         right = [child for child in node.children[1:] if child.is_named and child.type not in _IGNORED]
         if left.is_named:
+            self.tested += 1
             self.statement(left)
+            self.tested -= 1
         if self.state.flow or not right:
             return
         status, causes = self.state.status, self.causes
@@ -1183,7 +1284,9 @@ class _Evaluator:
             self.stdin = (unknown_run(Unknown("the input", "", "", reason, causes)),)
 
     def _negated(self, node: "Node") -> None:
-        self.block([child for child in node.children if child.is_named])
+        self.tested += 1
+        self.block([child for child in node.children if child.type != "!"])
+        self.tested -= 1
         status = self.state.status
         self._set_status(None if status is None else not status, self.causes)
 
@@ -1462,6 +1565,12 @@ class _Evaluator:
         self._set_status(True)
 
     def _subshell(self, node: "Node") -> None:
+        inner = [child for child in node.children if child.is_named]
+        if self.source.of(node).startswith("((") and [child.type for child in inner] == ["subshell"]:
+            # The parser takes `! ((...))` for two subshells.
+            place = self.source.place_of(node)
+            self._set_status(self._arithmetic(node, node.start_byte + 2, node.end_byte - 2, place))
+            return
         state = self.state
         self.state = state.copy()
         self.block(node.children)
@@ -1477,15 +1586,19 @@ class _Evaluator:
     def _piped(self, parts: Sequence["Node"], stdin: Runs | None) -> None:
         """Follow the commands of a pipeline, each in a subshell, with what the one before prints."""
         outer_sink, outer_stdin, outer_certain = self.sink, self.stdin, self.certain
+        statuses: list[bool | None] = []
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             self.stdin = stdin
             self.sink = outer_sink if last else []
             self.certain = outer_certain if last else (len(self.conditions), len(self.state.doubts))
             self._apart(part)
+            statuses.append(self.state.status)
             if not last:
                 stdin = _collapsed(tuple(self.sink or ()))
         self.sink, self.stdin, self.certain = outer_sink, outer_stdin, outer_certain
+        if "pipefail" in self.state.options and self.state.status and not all(statuses):
+            self._set_status(False if False in statuses else None)
 
     def _compound(self, node: "Node") -> None:
         if node.children and node.children[0].type == "((":
@@ -1564,7 +1677,7 @@ class _Evaluator:
             if unknowns_of(runs):
                 return
             word = self.script.documents.get(text_of(runs))
-            word = word or self.around.files.get(PurePosixPath(text_of(runs)).name)
+            word = word or self.around.file(text_of(runs))
             if word is not None and not word.unknowns:
                 self.stdin = (Run(word.text, word.place, True),)
 
@@ -1614,6 +1727,7 @@ class _Evaluator:
         self.in_condition = False
         self.certain = len(self.conditions), len(self.state.doubts)
         self.sink, self.stdin, self.state = [], None, outer_state.copy()
+        self.state.options -= {"errexit"}
         self.silent += 1
         self.calls += 1
         if source is not self.source:
@@ -1736,6 +1850,19 @@ def _descriptor(source: Source, node: "Node", body: "Node | None") -> str:
         child.type == "file_redirect" and child.start_byte == body.end_byte for child in node.children
     )
     return text if follows and text.isdigit() and len(text) == 1 else ""
+
+
+def _end_of_assignments(source: Source, children: Sequence["Node"]) -> int:
+    """Return the number of children before the first line end among assignments and redirections; 0 if there
+    is none.
+    """
+    for at in range(1, len(children)):
+        if children[at - 1].type not in ("variable_assignment", "file_redirect"):
+            return 0
+        gap = source.slice(children[at - 1].end_byte, children[at].start_byte)
+        if "\n" in re.sub(r"\\\n", "", gap):
+            return at
+    return 0
 
 
 def _is_list(runs: Runs) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])")
+FILE_PATTERN = re.compile(r"[*?]|\[[^\]]+\]")
 EXTENDED = re.compile(r"[@?*+!]\(")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
 # Most words of {1..N}, and most braces of a word; a word with more is left to the shell.
@@ -68,6 +69,9 @@ class Shell(Protocol):
     def spend(self, characters: int, place: str, name: str) -> None:
         """Count substituted characters, and refuse a script that makes too many."""
 
+    def has_option(self, name: str) -> bool:
+        """Return whether `set` has turned an option on, such as noglob."""
+
     def is_settable(self, name: str) -> bool:
         """Return whether a scheduler or an operator may set a variable that the script does not set."""
 
@@ -86,7 +90,14 @@ class Expansion:
     # --- words --------------------------------------------------------------------------------------
 
     def words(self, *nodes: "Node") -> list[Runs]:
-        """Return the words that the nodes of a word become, split at the spaces of unquoted expansions."""
+        """Return the words that the nodes of a word become, split at the spaces of unquoted expansions. A
+        word that is a file pattern is not known.
+        """
+        words = self.texts(*nodes)
+        return words if self.shell.has_option("noglob") else [_without_pattern(word) for word in words]
+
+    def texts(self, *nodes: "Node") -> list[Runs]:
+        """Return the words as words() does, with file patterns as they are written."""
         return [word for braces in self._braces(nodes) for word in self._joined(braces)]
 
     def value(self, *nodes: "Node") -> Runs:
@@ -120,7 +131,10 @@ class Expansion:
                     if number and current is not None:
                         words.append(tuple(current))
                         current = None
-                    current = [*(current or []), *(run._replace(quoted=part.quoted) for run in value)]
+                    current = [
+                        *(current or []),
+                        *(run._replace(quoted=run.quoted or part.quoted) for run in value),
+                    ]
                 continue
             for number, value in enumerate(part.values):
                 if number and current is not None:
@@ -234,8 +248,18 @@ class Expansion:
             start, end = node.end_byte - len(text.encode()) + opening, node.end_byte - closing
             return Part([(self.arithmetic(node, start, end, text),)], quoted, True)
         if node.type == "simple_expansion":
-            return Part(self.parameter(text[1:], place, quoted), quoted, True)
+            values = self._unbound(text[1:], place) or self.parameter(text[1:], place, quoted)
+            return Part(values, quoted, True)
         return Part(self._form(node, text, place, quoted), quoted, True)
+
+    def _unbound(self, name: str, place: str) -> list[Runs]:
+        """Return an unknown value for a variable that is not set after `set -u`; else an empty list."""
+        if not self.shell.has_option("nounset") or not re.match(r"[A-Za-z_]", name):
+            return []
+        if self.shell.variable(name, place) is not None:
+            return []
+        reason = "it is not set, and set -u ends the script"
+        return [(unknown_run(Unknown(literal_unknown(name), name, place, reason)),)]
 
     def parameter(self, name: str, place: str, quoted: bool) -> list[Runs]:
         """Return the values of $NAME: one, or several of $@."""
@@ -301,7 +325,7 @@ class Expansion:
         if values is None:
             return [(unknown_run(named),)]
         if not rest:
-            return values
+            return ([] if subscript else self._unbound(name, place)) or values
         start = offset + len(inner[:end].encode())
         if operator:
             return self._default(name, subscript, values, operator.group(0), start, node, place, quoted)
@@ -354,7 +378,7 @@ class Expansion:
             return self.parameter(name, place, quoted)
         variable = self.shell.variable(name, place)
         if variable is None:
-            return [] if subscript in ("@", "*") else [()]
+            return [] if subscript == "@" or (subscript == "*" and not quoted) else [()]
         if variable.unknown is not None:
             return [variable.elements["0"]]
         if subscript in ("@", "*"):
@@ -520,14 +544,17 @@ class Expansion:
             text = re.sub(r'(?<!\\)"', "", text)
         source = source_of_parts([(opening, place), (text, place), (closing, place)])
         try:
-            root = parse(source)
+            tree = parse(source)
         except BashSyntaxError:
             return (unknown_run(Unknown(text, "", place, f"{text} is not evaluated")),)
-        assignment = root.children[0] if root.children else None
+        if tree.unread:
+            form = tree.unread[0].shown
+            return (unknown_run(Unknown(text, "", place, f"nbtrain does not read {form}")),)
+        assignment = tree.root.children[0] if tree.root.children else None
         node = assignment.child_by_field_name("value") if assignment else None
         if node is None:
             return ()
-        inner = Expansion(self.shell, source)
+        inner = Expansion(self.shell, tree.source)
         if quoted:
             return inner.value(node)
         first, last = node.children[0], node.children[-1]
@@ -633,6 +660,16 @@ def _split(runs: Runs, separators: str) -> Iterator[tuple[bool, Run | None]]:
             position = match.end()
         if position < len(run.text):
             yield False, run._replace(text=run.text[position:])
+
+
+def _without_pattern(runs: Runs) -> Runs:
+    """Return a word, or an unknown value for a file pattern such as data/*.bin."""
+    open_text = "".join("\0" if run.quoted or run.unknown else run.text for run in runs)
+    if not FILE_PATTERN.search(open_text):
+        return runs
+    text, place = text_of(runs), next((run.place for run in runs if run.place), "")
+    reason = f"the files that match {text} take its place"
+    return (unknown_run(Unknown(text, "", place, reason, unknowns_of(runs))),)
 
 
 def _closing(text: str, opening: int) -> int:

@@ -4,6 +4,7 @@ Nothing is ever run. tree-sitter is loaded when the first script is read.
 """
 
 import functools
+import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.text.terminal import shortened
+from nbtrain.foreign.bash.repair import Repair
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -58,6 +60,37 @@ class Source:
         """Return the place at which a node begins."""
         return self.place(node.start_byte)
 
+    def replaced(self, start: int, end: int, text: bytes) -> "Source":
+        """Return the source with another text between two bytes, with as many lines."""
+        moved = len(text) - (end - start)
+        segments = [(byte + moved if byte >= end else byte, place) for byte, place in self.segments]
+        return Source(self.text[:start] + text + self.text[end:], tuple(segments))
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A part of a script that the parser does not read, and the name that stands for it in the tree."""
+
+    name: str
+    text: str
+    place: str
+    is_statement: bool
+
+    @property
+    def shown(self) -> str:
+        """Return the part as messages show it: its first line."""
+        line, _, more = self.text.partition("\n")
+        return shortened(f"{line} …" if more else line)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The tree of a source, and the source itself, in which some forms are written in another way."""
+
+    source: Source
+    root: "Node"
+    unread: tuple[Unread, ...] = ()
+
 
 def source_of(text: str, place: str) -> Source:
     """Return the source of a text that begins at a place."""
@@ -83,47 +116,95 @@ def _parser() -> "Parser":
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
-def parse(source: Source) -> "Node":
-    """Return the root of the tree. Raises BashSyntaxError, with the line, for text that the parser
-    does not read: text that is not bash, and a few rare forms of bash, such as $((10#$x)).
+_NUMBERS = itertools.count(1)
+
+
+def _new_name() -> str:
+    """Return a name that no script has."""
+    return f"nbtrain_form_{next(_NUMBERS)}"
+
+
+def parse(source: Source) -> Tree:
+    """Return the tree of a text. A form of bash that the parser does not read is written in another form, or
+    replaced by a name (repair.py). Raises BashSyntaxError, with the line, for text that is not bash.
     """
     root = _parser().parse(source.text).root_node
-    if root.has_error and (node := _first_error(root)) is not None:
-        text = source.of(node).strip()
-        if node.is_missing:
-            missing = {
-                "heredoc_end": "the line that ends the here-document",
-                '"': 'the closing "',
-                "word": "a word",
-            }.get(node.type, node.type)
-            message = f"{source.place_of(node.parent or node)}: cannot be read as bash: {missing} is missing."
-        elif placeholder := re.match(
-            r"<[A-Za-z][^<>|&;\n]*>", source.slice(node.start_byte, len(source.text))
-        ):
-            message = (
-                f"{source.place_of(node)}: {shortened(placeholder.group(0))} is a placeholder, which bash "
-                "takes for a redirection: write the value instead."
-            )
-        else:
-            line = shortened(text.partition("\n")[0].strip() or "the end of the file")
-            line += "" if line.endswith("…") else "."
-            message = (
-                f"{source.place_of(node)}: this is not bash, or a form that nbtrain does not read: {line}"
-            )
-        raise BashSyntaxError(message)
-    _check_depth(root, source)
-    return root
+    error = _first_error(root)
+    tree = Tree(source, root) if error is None else _repaired(source)
+    if tree is None:
+        assert error is not None
+        raise _syntax_error(source, error)
+    _check_depth(tree.root, tree.source)
+    return tree
+
+
+def _repaired(source: Source) -> Tree | None:
+    """Return the tree of a source in which the forms that the parser refuses are replaced; None if the text
+    is not bash.
+    """
+
+    def refuses(text: str) -> bool:
+        return _first_error(_parser().parse(text.encode("latin-1")).root_node) is not None
+
+    unread: list[Unread] = []
+    for text, change in Repair(refuses, _new_name).changes(source.text.decode("latin-1")):
+        if change.name:
+            shown = change.unread.encode("latin-1").decode(errors="replace")
+            for form in unread:
+                shown = shown.replace(f"${{{form.name}}}", form.text)
+            unread.append(Unread(change.name, shown, source.place(change.start), change.is_statement))
+        source = source.replaced(change.start, change.end, change.text.encode("latin-1"))
+        root = _parser().parse(text.encode("latin-1")).root_node
+        if _first_error(root) is None:
+            return Tree(source, root, tuple(unread))
+    return None
+
+
+def _syntax_error(source: Source, node: "Node") -> BashSyntaxError:
+    """Return the error for the first node that does not fit bash's grammar."""
+    text = source.of(node).strip()
+    if node.is_missing:
+        missing = {
+            "heredoc_end": "the line that ends the here-document",
+            '"': 'the closing "',
+            "word": "a word",
+        }.get(node.type, node.type)
+        message = f"{source.place_of(node.parent or node)}: cannot be read as bash: {missing} is missing."
+    elif placeholder := re.match(r"<[A-Za-z][^<>|&;\n]*>", source.slice(node.start_byte, len(source.text))):
+        message = (
+            f"{source.place_of(node)}: {shortened(placeholder.group(0))} is a placeholder, which bash "
+            "takes for a redirection: write the value instead."
+        )
+    else:
+        line = shortened(text.partition("\n")[0].strip() or "the end of the file")
+        line += "" if line.endswith("…") else "."
+        message = f"{source.place_of(node)}: this is not bash, or a form that nbtrain does not read: {line}"
+    return BashSyntaxError(message)
 
 
 def _first_error(root: "Node") -> "Node | None":
-    """Return the first node that does not fit bash's grammar."""
-    pending = [root]
+    """Return the first node that does not fit bash's grammar; None if all do."""
+    pending = [root] if root.has_error else []
     while pending:
         node = pending.pop()
-        if node.is_missing or node.type == "ERROR":
+        if node.type == "ERROR" or (node.is_missing and not _ends_an_assignment(node)):
             return node
         pending += [child for child in reversed(node.children) if child.has_error or child.is_missing]
     return None
+
+
+def _ends_an_assignment(node: "Node") -> bool:
+    """Return whether a missing word is the command after `X=$(...) 2> file`, which needs none."""
+    command = node.parent
+    while command is not None and command.type == "command_name":
+        command = command.parent
+    return (
+        node.type == "word"
+        and command is not None
+        and command.type == "command"
+        and command.children[0].type == "variable_assignment"
+        and any(child.type == "file_redirect" for child in command.children)
+    )
 
 
 def _check_depth(root: "Node", source: Source) -> None:

@@ -115,6 +115,8 @@ class State:
     """A file that the script sources and that was not passed; it may have set any variable."""
     status: bool | None = True
     """Whether the last command succeeded; None if that is not known."""
+    options: frozenset[str] = frozenset()
+    """Options of `set` that are on, such as errexit."""
 
     def copy(self) -> "State":
         """Return the state that a subshell or a branch begins with."""
@@ -128,6 +130,7 @@ class State:
             self.settled,
             self.sourced,
             self.status,
+            self.options,
         )
 
     def take(self, other: "State") -> None:
@@ -178,6 +181,7 @@ def merge(first: State, second: State, condition: tuple[Unknown, ...], changed_a
     merged.sourced = first.sourced or second.sourced
     merged.settled = first.settled & second.settled
     merged.status = first.status if first.status == second.status else None
+    merged.options = first.options & second.options
     return merged
 
 

@@ -5,7 +5,8 @@ v2beta1 (PyTorchJob, MPIJob), trainer.kubeflow.org/v1alpha1 (TrainJob).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load.other_files import JOB_KINDS
@@ -31,7 +32,6 @@ def read_manifests(
     jobs: list[Job] = []
     files: dict[str, Word] = {}
     claims: dict[str, Value] = {}
-    mounted = dict(scripts or {}) | _mounted(trees)
     values = given or Given()
     maps = {
         name.text: tree
@@ -44,25 +44,27 @@ def read_manifests(
         if _kind(tree).endswith("TrainingRuntime") and (name := tree.word("metadata.name"))
     }
     for tree in trees:
-        tree.scripts, tree.maps, tree.runtimes = mounted, maps, runtimes
+        tree.maps, tree.runtimes = maps, runtimes
         kind = tree.word("kind")
         if kind is None:
             continue
         if kind.text == "ConfigMap":
-            data = tree.find("data")
-            for name in data.value if data and isinstance(data.value, dict) else {}:
-                if data and name.endswith(".json"):
-                    files[name] = Word(str(data.value[name]), tree.places[f"data.{name}"])
+            files |= {name: word for name, word in _data(tree).items() if name.endswith(".json")}
         elif kind.text == "PersistentVolumeClaim":
             name, size = tree.word("metadata.name"), tree.find("spec.resources.requests.storage")
             if name and size:
                 claims[name.text] = Value(int(quantity(size, "storage")), size.place)
         elif kind.text in JOB_KINDS:
-            jobs.append(_job_of(tree, kind.text, values))
+            mounted = _mounted(tree, kind.text, trees)
+            texts = {name: word for name, word in mounted.items() if not name.endswith(".json")}
+            tree.scripts = dict(scripts or {}) | texts
+            job = _job_of(tree, kind.text, values)
+            job.documents |= {name: word for name, word in mounted.items() if name.endswith(".json")}
+            jobs.append(job)
         elif meant := next((one for one in JOB_KINDS if one.lower() == kind.text.lower()), None):
             raise ConfigError(f"{kind.place}: kind = {kind.text}: the kind is spelled {meant}.")
     for job in jobs:
-        job.documents |= files
+        job.documents = files | job.documents
         asked = [claims[str(claim.value)] for claim in job.volumes if str(claim.value) in claims]
         job.volume_bytes = asked[0] if asked else None
     return jobs, files
@@ -115,14 +117,73 @@ def _pods(tree: Tree, kind: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _mounted(trees: Sequence[Tree]) -> dict[str, Word]:
-    """Return the contents of the ConfigMaps by name, except JSON files."""
+def _data(tree: Tree) -> dict[str, Word]:
+    """Return the files of a ConfigMap by name."""
+    data = tree.find("data")
+    if data is None or not isinstance(data.value, dict):
+        return {}
+    return {name: Word(str(text), tree.places[f"data.{name}"]) for name, text in data.value.items()}
+
+
+def _mounted(job: Tree, kind: str, trees: Sequence[Tree]) -> dict[str, Word]:
+    """Return the files of the ConfigMaps by name, and those that the job mounts by path too.
+
+    Of two ConfigMaps with a file of one name, the one that the job mounts counts. Raises ConfigError if it
+    mounts neither and names the file.
+    """
     found: dict[str, Word] = {}
+    several: dict[str, list[Word]] = {}
     for tree in trees:
-        data = tree.find("data")
-        if _kind(tree) == "ConfigMap" and data and isinstance(data.value, dict):
-            found |= {name: Word(str(text), tree.places[f"data.{name}"]) for name, text in data.value.items()}
-    return {name: word for name, word in found.items() if not name.endswith(".json")}
+        if _kind(tree) == "ConfigMap":
+            for name, word in _data(tree).items():
+                several.setdefault(name, []).append(word)
+                found[name] = word
+    mounts = [mount for pod in _pods(job, kind) for mount in _mounts(job, pod)]
+    named = " ".join([*job.texts.values(), *(word.text for word in found.values())])
+    for name, words in several.items():
+        here = [path for path, word in mounts if word in words]
+        if len({word.text for word in words}) > 1 and not here and name in named:
+            places = " and ".join(word.place for word in words[:2])
+            raise ConfigError(
+                f"{places}: two ConfigMaps have a file {name}, and the job mounts neither of them. Pass the "
+                "manifest with the one that it uses."
+            )
+    for path, word in reversed(mounts):
+        found[PurePosixPath(path).name] = found[path] = word
+    return found
+
+
+def _mounts(tree: Tree, pod: str) -> Iterator[tuple[str, Word]]:
+    """Yield the path and the contents of every file of a ConfigMap that a pod's containers mount."""
+    files: dict[str, dict[str, Word]] = {}
+    for volume in _listed(tree, f"{pod}.volumes"):
+        name = tree.word(f"{volume}.name")
+        sources = [volume, *_listed(tree, f"{volume}.projected.sources")]
+        for source in sources:
+            map_name = tree.word(f"{source}.configMap.name")
+            held = _data(tree.maps[map_name.text]) if map_name and map_name.text in tree.maps else {}
+            items = {
+                key.text: path.text
+                for item in _listed(tree, f"{source}.configMap.items")
+                if (key := tree.word(f"{item}.key")) and (path := tree.word(f"{item}.path"))
+            }
+            chosen = {items.get(key, key): word for key, word in held.items() if not items or key in items}
+            if name:
+                files.setdefault(name.text, {}).update(chosen)
+    for container in _listed(tree, f"{pod}.containers"):
+        for mount in _listed(tree, f"{container}.volumeMounts"):
+            name, folder = tree.word(f"{mount}.name"), tree.word(f"{mount}.mountPath")
+            part = tree.word(f"{mount}.subPath")
+            for path, word in (files.get(name.text, {}) if name and folder else {}).items():
+                if folder and (part is None or part.text == path):
+                    yield (folder.text if part else f"{folder.text.rstrip('/')}/{path}"), word
+
+
+def _listed(tree: Tree, dotted: str) -> list[str]:
+    """Return the dotted keys of a list's items."""
+    found = tree.find(dotted)
+    count = len(found.value) if found and isinstance(found.value, list) else 0
+    return [f"{dotted}.{at}" for at in range(count)]
 
 
 def _deepspeed_job(tree: Tree, given: Given) -> Job:

@@ -31,7 +31,7 @@ from nbtrain.foreign.job_files.provenance import imported_file
 from nbtrain.foreign.job_files.script_jobs import Given, jobs_of_script
 from nbtrain.foreign.syntax.json_comments import Document, read_json
 from nbtrain.foreign.syntax.located import Word
-from nbtrain.foreign.syntax.yaml_tree import Tree, read_documents
+from nbtrain.foreign.syntax.yaml_tree import HELM, Tree, read_documents, template_problem
 
 
 def _path(file: str | Path) -> Path:
@@ -48,6 +48,8 @@ MOST_BYTES = 10_000_000
 JSON_MANIFEST = re.compile(r'\s*\{\s*"apiVersion"\s*:')
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
 JSON, YAML = (".json", ".jsonc"), (".yaml", ".yml")
+# Files of a chart of Helm.
+OF_A_CHART = re.compile(r"Chart\.ya?ml|values[\w.-]*\.ya?ml")
 # Kinds of files that start with a job, read without the files next to it.
 SHEBANG = re.compile(r"#!.*\b(sh|bash|dash|zsh|ksh)\b")
 
@@ -70,7 +72,9 @@ def is_foreign(path: str | Path) -> bool:
     if job or (re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text)):
         return True
     value = _top(text)
-    return is_accelerate(value) or (not is_run(value) and bool(program_of_file(value)))
+    if is_accelerate(value):
+        return True
+    return not is_run(value) and bool(program_of_file(value) or OF_A_CHART.fullmatch(file.name))
 
 
 def _top(text: str) -> Mapping[str, Any]:
@@ -176,6 +180,15 @@ def _refuse_without_job(trees: Sequence[Tree], value: Mapping[str, Any], label: 
     if any(kind.lower() in READ_KINDS for kind in kinds):
         return
     known = ", ".join(JOB_KINDS)
+    if "Kustomization" in kinds:
+        raise ConfigError(
+            f"{label}: is a kustomization, not a manifest. Build it (`kubectl kustomize FOLDER`) and import the "
+            "result."
+        )
+    if OF_A_CHART.fullmatch(label) and not kinds and not is_run(value):
+        raise ConfigError(
+            f"{label}: belongs to a chart of Helm. Render the chart (`helm template CHART`) and import the result."
+        )
     if kinds:
         what = f"is a manifest of Kubernetes ({', '.join(kinds)}) and contains no job"
         raise ConfigError(f"{label}: {what}; supported kinds: {known}, and ConfigMap.")
@@ -223,6 +236,8 @@ def _refuse_other_text(path: Path, text: str) -> None:
             program = ""
         what = f"a configuration of {program}" if program else "a TOML file"
         raise ConfigError(f"{path.name}: is {what}, which nbtrain does not read: {READS}.")
+    if match := HELM.search(text):
+        raise ConfigError(template_problem(f"{path.name}:{text.count(chr(10), 0, match.start()) + 1}"))
     if path.suffix not in SCRIPTS and path.suffix in OTHER_ENDINGS and not SHEBANG.match(text):
         raise ConfigError(f"{path.name}: is text, not a script; give {FILES}.")
 

@@ -209,6 +209,9 @@ def _no_launch(script: Script, hidden: Sequence[Hidden]) -> ConfigError:
                 f"{command.place}: runs {shown_command(command)}, which belongs to {program}: {READS}."
             )
     lines = []
+    if script.failed[0]:
+        place, text = script.failed
+        lines.append(f"{place}: {text} fails, and set -e ends the script there: what follows is not run.")
     for cover in {(cover.place, cover.text): cover for cover in hidden}.values():
         if cover.unknown is not None:
             place, text = question(cover.unknown)

@@ -124,6 +124,8 @@ def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[
 MOST_FIELDS = 3
 
 
+RENDER = "Render the template first (`helm template CHART`)."
+"""The fix for a value that is a template of Helm or Jinja."""
 FILL_IN = "Fill in the variables first: envsubst < FILE > NEW_FILE."
 """The fix for a variable in a text that no shell reads, such as the command of a container."""
 
@@ -134,7 +136,7 @@ def whole(word: Word | Value, what: str) -> int:
     try:
         return int(text)
     except ValueError:
-        hint = f" {FILL_IN}" if "$" in text else ""
+        hint = f" {FILL_IN}" if "$" in text else f" {RENDER}" if "{{" in text else ""
         raise ConfigError(
             f"{word.place}: {what} = {printable(text)}: must be a whole number.{hint}"
         ) from None

@@ -11,6 +11,11 @@ from nbtrain.base.text.terminal import shortened
 from nbtrain.foreign.syntax.located import Value, Word
 
 MOST_NODES = 100_000
+# The tag of the key <<, and most mappings that merge one another.
+MERGE = "tag:yaml.org,2002:merge"
+MOST_MERGES = 20
+# A placeholder of Helm's values, which is also valid inside a text of YAML or a word of a script.
+HELM = re.compile(r"\{\{-?\s*(?:(?:include|template|toYaml|quote|default|tpl|if|with|range)\b.*)?[\s(]?\.(?:Values|Release|Chart|Capabilities)\b")
 # A placeholder of Helm or Jinja: {{ .Values.workers }}, {{- if ... }}, {% for ... %}.
 TEMPLATE = re.compile(r"\{\{-?\s*[\w.$(\"]|\{%")
 
@@ -49,13 +54,13 @@ class Tree:
                 )
             seen: set[str] = set()
             for key, _ in node.value:
-                if key.value in seen:
+                if key.value in seen and key.tag != MERGE:
                     place = f"{self.label}:{key.start_mark.line + 1}"
                     raise ConfigError(f"{place}: {shortened(key.value)} is written twice; keep one.")
                 seen.add(key.value)
             return {
-                str(key.value): self._construct(value, f"{prefix}.{key.value}".lstrip("."))
-                for key, value in node.value
+                name: self._construct(value, f"{prefix}.{name}".lstrip("."))
+                for name, value in self._merged(node).items()
             }
         if isinstance(node, yaml.ScalarNode):
             self.texts[prefix] = node.value
@@ -73,6 +78,28 @@ class Tree:
         except (ValueError, LookupError):  # of a text with a tag (!!int x), and of too many digits
             found = f"{self.places[prefix]}: {prefix} = {shortened(node.value)}"
             raise ConfigError(f"{found}: must be {rule}.") from None
+
+    def _merged(self, node: yaml.MappingNode, depth: int = 0) -> dict[str, yaml.Node]:
+        """Return the values of a mapping, with those of the mappings that its << names. Its own values win
+        over theirs, and an earlier mapping over a later one.
+        """
+        own: dict[str, yaml.Node] = {}
+        others: list[yaml.Node] = []
+        for key, value in node.value:
+            if key.tag != MERGE:
+                own[str(key.value)] = value
+            elif isinstance(value, yaml.SequenceNode):
+                others += value.value
+            else:
+                others.append(value)
+        for other in others:
+            self.count += 1
+            if not isinstance(other, yaml.MappingNode) or depth > MOST_MERGES or self.count > MOST_NODES:
+                place = f"{self.label}:{other.start_mark.line + 1}"
+                raise ConfigError(f"{place}: << must name a mapping, or a list of mappings.")
+            for name, value in self._merged(other, depth + 1).items():
+                own.setdefault(name, value)
+        return own
 
     def find(self, dotted: str) -> Value | None:
         """Return the value of a dotted key, with its place; None if the key is missing."""
@@ -114,16 +141,33 @@ def _source(node: yaml.Node) -> str:
     return buffer[node.start_mark.pointer - 1 : node.end_mark.pointer]
 
 
+def _items(node: yaml.Node | None) -> list[yaml.Node | None]:
+    """Return the manifests of a document: the items of a `kind: List`, as kubectl writes it, or itself."""
+    if isinstance(node, yaml.MappingNode):
+        values = {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+        kind, items = values.get("kind"), values.get("items")
+        if (
+            isinstance(kind, yaml.ScalarNode)
+            and re.fullmatch(r"\w*List", kind.value)
+            and isinstance(items, yaml.SequenceNode)
+        ):
+            return list(items.value)
+    return [node]
+
+
 def template_problem(place: str) -> str:
     """Return the error about a template of Helm or Jinja."""
     fix = "Render it (`helm template CHART`) and import the result."
-    return f"{place}: is a template ({{{{ ... }}}}), not a manifest. {fix}"
+    return f"{place}: is a template ({{{{ ... }}}}). {fix}"
 
 
 def read_documents(text: str, label: str) -> list[Tree]:
     """Return the YAML documents of a file. Raises ConfigError if it is not YAML."""
+    if match := HELM.search(text):
+        raise ConfigError(template_problem(f"{label}:{text.count(chr(10), 0, match.start()) + 1}"))
     try:
-        return [Tree(node, label) for node in yaml.compose_all(text, Loader=yaml.SafeLoader)]
+        nodes = yaml.compose_all(text, Loader=yaml.SafeLoader)
+        return [Tree(item, label) for node in nodes for item in _items(node)]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""

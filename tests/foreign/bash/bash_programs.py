@@ -80,7 +80,7 @@ class Programs:
 
     def program(self) -> str:
         """Return a program that ends by printing every variable, quoted and split."""
-        lines = ["shopt -s extglob", *(f"{name}={self.literal()}" for name in NAMES)]
+        lines = ["shopt -s extglob; set -f", *(f"{name}={self.literal()}" for name in NAMES)]
         lines += [
             f"{name}=({' '.join(self.literal() for _ in range(self.chance.randint(0, 4)))})" for name in LISTS
         ]

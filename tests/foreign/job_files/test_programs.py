@@ -190,7 +190,7 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
         (
             "chart.yaml",
             "kind: PyTorchJob\nspec:\n  replicas: {{ .Values.workers }}\n",
-            "chart.yaml:3: is a template ({{ ... }}), not a manifest. Render it (`helm template CHART`)",
+            "chart.yaml:3: is a template ({{ ... }}). Render it (`helm template CHART`)",
         ),
         (
             "chart.yaml",

@@ -1,0 +1,273 @@
+"""Forms of bash that tree-sitter-bash does not read: written in another form, or replaced by a name.
+
+    ${x:$n:1}  $((10#$x))  [ a \\< b ]  [[ ... ]] then      another form with the same meaning
+    ${x~~}  [[ a@(b|c) = ab ]]  T[a b]=4                   a name whose value or effect is not decided
+
+Only a text that the parser refuses comes here, and only the parts that it refuses alone are changed. A text
+that bash refuses too, such as one with an open quote or an `if` without its `fi`, stays refused.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+# Most parts of one text that are changed, and most statements that are replaced: a text with more is not
+# bash.
+MOST_CHANGES = 200
+MOST_STATEMENTS = 5
+# Most lines of one statement.
+MOST_LINES = 200
+
+_OPENINGS = re.compile(
+    r"\$\(\(|\$\{|\$\[|(?<![\w$\"'\[-])\[\[?(?=[ \t])|"
+    r"(?:(?<=[;&|\n({!])|(?<=\bif)|(?<=\bwhile)|(?<=\buntil)|(?<=\belif)|(?<=\bthen)|(?<=\belse)|(?<=\bdo)|\A)"
+    r"[ \t]*\(\("
+)
+_CLOSINGS = {"${": "}", "$((": "))", "((": "))", "$[": "]", "[[": " ]]", "[": " ]"}
+# Words of compound commands, whose parts are on other lines.
+_COMPOUND = re.compile(
+    r"(?<![\w./$-])(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function)(?![\w./-])|;;|"
+    r"\(\)|^\s*(?:[{}]|&&|\||;|\))|[{}]\s*$"
+)
+_PLACEHOLDER = re.compile(r"=<[A-Za-z][^<>|&;\n]*>")
+_HERE = re.compile(r"(?<!<)<<-?\s*(['\"\\]?)([A-Za-z_]\w*)\1")
+_SETS = re.compile(r":=|\+\+|--|(?<![=!<>])=(?![=~])")
+_ASSIGNMENT = re.compile(r"(?:(?<=[\s;&|({])|\A)[A-Za-z_]\w*\+?=")
+_REDIRECTIONS = re.compile(r"(?:[ \t]+\d?(?:>>?|&>>?)[ \t]*(?:&\d|[^\s;|&()<>]+))+(?=[ \t]*(?:[;)}#]|\|\||&&))")
+_NAMES = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|\d|[#@*])")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A part of a text and what replaces it."""
+
+    start: int
+    end: int
+    text: str
+    unread: str = ""
+    """The replaced text, if a name stands for it."""
+    name: str = ""
+    is_statement: bool = False
+
+
+class Repair:
+    """Finds the parts of one text that the parser refuses.
+
+    `refuses(text)` tells whether the parser refuses a text. Characters are bytes (latin-1), so that
+    positions are those of the parser.
+    """
+
+    def __init__(self, refuses: Callable[[str], bool], new_name: Callable[[], str]):
+        self.refuses, self.new_name = refuses, new_name
+        self.statements = 0
+
+    def changes(self, text: str) -> Iterator[tuple[str, Change]]:
+        """Yield (new text, change) until the parser refuses no part that can be changed."""
+        for _ in range(MOST_CHANGES):
+            change = self._construct(text) or self._keyword(text) or self._statement(text)
+            if change is None:
+                return
+            text = text[: change.start] + change.text + text[change.end :]
+            yield text, change
+
+    # --- ${...}, $((...)), ((...)), [[ ... ]], [ ... ] ----------------------------------------------
+
+    def _construct(self, text: str) -> Change | None:
+        """Return a change of the shortest construct that the parser refuses alone."""
+        spans = []
+        for match in _OPENINGS.finditer(text):
+            opening = match.group(0).strip()
+            start = match.end() - len(opening)
+            end = _end(text, match.end(), _CLOSINGS[opening])
+            if end is not None:
+                spans.append((end - start, start, end, opening))
+        for _, start, end, opening in sorted(spans):
+            part = text[start:end]
+            if not self.refuses(f"x={part}" if opening[0] == "$" else part):
+                continue
+            if (replacement := self._rewritten(part, opening)) is not None:
+                return Change(start, end, replacement)
+            if opening == "((" or (opening[0] == "$" and _SETS.search(part[2:])):
+                continue  # it may set variables: the whole statement is replaced
+            name = self.new_name()
+            masked = f"${{{name}}}" if opening[0] == "$" else f"[[ -n ${{{name}}} ]]"
+            return Change(start, end, masked + "\\\n" * part.count("\n"), part, name)
+        return None
+
+    def _rewritten(self, part: str, opening: str) -> str | None:
+        """Return another form of a construct that the parser reads; None if there is none."""
+        if opening == "[":
+            candidates = [f"\\{part}"]
+        elif opening == "[[":
+            candidates = []
+        else:
+            braced = part[:2] + _NAMES.sub(r"${\1}", part[2:])
+            candidates = [braced, re.sub(r"\\?([\[\]])(?=\}\Z)", r'"\1"', braced)]
+        for candidate in candidates:
+            if not self.refuses(f"x={candidate}" if opening[0] == "$" else candidate):
+                return candidate
+        return None
+
+    # --- lines --------------------------------------------------------------------------------------
+
+    def _keyword(self, text: str) -> Change | None:
+        """Return a change of `]] then`, `for x do`, `<> file` or `X=$(...) 2> file; ...`."""
+        if (change := _redirected_assignment(text)) is not None:
+            return change
+        for pattern, replacement in (
+            (r"(\]\]|\)\))[ \t]+(?=(?:then|do)\b)", r"\1; "),
+            (r"\bfor[ \t]+\w+(?=[ \t]+do\b)", r"\g<0>;"),
+            (r"(?<![<>])<>(?=[ \t]*[\w/\"'$.])", "< "),
+        ):
+            for match in re.finditer(pattern, text):
+                line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+                if _is_balanced(line) and "#" not in line:
+                    return Change(match.start(), match.end(), match.expand(replacement))
+        return None
+
+    def _statement(self, text: str) -> Change | None:
+        """Return a change that replaces a statement which the parser refuses alone: one on lines of its own,
+        or else the smallest compound command.
+        """
+        lines = list(_statements(text))
+        simple = [span for span in lines if not _COMPOUND.search(_unquoted(text[slice(*span)]))]
+        for start, end in [*simple, *sorted(_compounds(text, lines), key=lambda span: span[1] - span[0])]:
+            part = text[start:end]
+            if not part.strip() or not self.refuses(f"{part}\n"):
+                continue
+            self.statements += 1
+            if _PLACEHOLDER.search(part) or self.statements > MOST_STATEMENTS:
+                return None
+            blanks = len(part) - len(part.lstrip())
+            name = self.new_name()
+            return Change(start + blanks, end, name + "\n" * part.count("\n"), part.strip(), name, True)
+        return None
+
+
+def _redirected_assignment(text: str) -> Change | None:
+    """Return a change that removes the redirection of an assignment without a command."""
+    for match in _ASSIGNMENT.finditer(text):
+        at = match.end()
+        while at < len(text) and text[at] not in " \t\n;&|<>)":
+            opening = next((two for two in ("${", "$(", '"', "'", "`") if text.startswith(two, at)), "")
+            closing = {"${": "}", "$(": ")"}.get(opening, opening)
+            end = _end(text, at + len(opening), closing) if opening else at + (2 if text[at] == "\\" else 1)
+            if end is None:
+                break
+            at = end
+        redirection = _REDIRECTIONS.match(text, at)
+        if redirection:
+            return Change(at, redirection.end(), "")
+    return None
+
+
+def _end(text: str, at: int, closing: str) -> int | None:
+    """Return the position after the closing bracket of a construct; None if it is not closed."""
+    while at < len(text):
+        if text.startswith(closing, at):
+            return at + len(closing)
+        letter = text[at]
+        following: int | None = at + 1
+        if letter == "\\":
+            following = at + 2
+        elif letter == "'" and closing != "\"":
+            following = text.find("'", at + 1) + 1 or None
+        elif letter == '"':
+            following = _end(text, at + 1, '"')
+        elif letter == "`":
+            following = _end(text, at + 1, "`")
+        elif text.startswith("${", at):
+            following = _end(text, at + 2, "}")
+        elif text.startswith("$(", at) or (letter == "(" and closing in (")", "))")):
+            following = _end(text, at + (2 if letter == "$" else 1), ")")
+        elif letter == "\n" and closing in (" ]", " ]]"):
+            return None
+        if following is None:
+            return None
+        at = following
+    return None
+
+
+def _is_balanced(text: str) -> bool:
+    """Return whether all quotes and brackets of a text are closed in it."""
+    at = 0
+    while at < len(text):
+        letter = text[at]
+        following: int | None = at + 1
+        if letter == "\\":
+            following = at + 2
+        elif letter == "'":
+            following = text.find("'", at + 1) + 1 or None
+        elif letter in '"`':
+            following = _end(text, at + 1, letter)
+        elif letter == "(":
+            following = _end(text, at + 1, ")")
+        elif text.startswith("${", at):
+            following = _end(text, at + 2, "}")
+        elif letter == ")":
+            return False
+        elif letter == "#" and (at == 0 or text[at - 1] in " \t\n;&|"):
+            following = text.find("\n", at) + 1 or len(text)
+        if following is None:
+            return False
+        at = following
+    return True
+
+
+def _unquoted(text: str) -> str:
+    """Return a text without what quotes and comments hold."""
+    quoted = r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|(?:(?<=\s)|\A)#[^\n]*"
+    return re.sub(quoted, " ", text, flags=re.DOTALL)
+
+
+def _statements(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the first and last position of each statement that is written on lines of its own."""
+    start = 0
+    while start < len(text):
+        end, lines = start, 0
+        while lines < MOST_LINES:
+            lines += 1
+            end = text.find("\n", end) + 1 or len(text)
+            line = text[start:end]
+            if end == len(text) or (not re.search(r"(?<!\\)(\\\\)*\\\n\Z", line) and _is_balanced(line)):
+                break
+        if not _is_balanced(text[start:end]):
+            end = text.find("\n", start) + 1 or len(text)
+            start = end
+            continue
+        for match in _HERE.finditer(_unquoted_here(text[start:end])):
+            closing = re.compile(rf"(?m)^\t*{re.escape(match.group(2))}$").search(text, end)
+            if closing is None:
+                return
+            end = min(closing.end() + 1, len(text))
+        yield start, end - (text[end - 1 : end] == "\n")
+        start = end
+
+
+def _compounds(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the spans of compound commands: from a line that begins one to the line that ends it."""
+    opened = [_opened(text[slice(*span)]) for span in lines]
+    for first, (start, _) in enumerate(lines):
+        if not _COMPOUND.match(_unquoted(text[slice(*lines[first])]).lstrip()):
+            continue
+        depth = (0, 0, 0, 0)
+        for last in range(first, min(first + MOST_LINES, len(lines))):
+            depth = tuple(map(sum, zip(depth, opened[last])))
+            if min(depth) < 0:
+                break
+            if not any(depth):
+                yield start, lines[last][1]
+                break
+
+
+def _opened(text: str) -> tuple[int, int, int, int]:
+    """Return how many `if`, `case`, `do` and `{` a line leaves open; negative if it closes more."""
+    words = re.findall(r"(?<![\w./$-])(?:if|fi|case|esac|do|done|[{}])(?![\w./-])", _unquoted(text))
+    pairs = (("if", "fi"), ("case", "esac"), ("do", "done"), ("{", "}"))
+    first, second, third, fourth = (words.count(begin) - words.count(end) for begin, end in pairs)
+    return first, second, third, fourth
+
+
+def _unquoted_here(text: str) -> str:
+    """Return a text without comments and the quoted words that begin no here-document."""
+    return re.sub(r"(?<![<\-\s])'[^']*'|(?:(?<=\s)|\A)#[^\n]*", " ", text)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError, SubmitError
 from nbtrain.base.findings import Cost, Finding
-from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
+from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, newest_saved_step
 from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
 from nbtrain.config.findings import mistake
@@ -50,6 +50,20 @@ def read_initial_weights(config: RunConfig, begins: bool | None = None) -> Initi
         return InitialWeights(begins, open_start(config, None if begins else run))
     except CheckpointError as error:
         return InitialWeights(begins, problem=str(error))
+
+
+def read_weights_again(config: RunConfig, weights: InitialWeights) -> InitialWeights:
+    """Return the weights as they are now, for a decision under the run's lock: the run that they belong to
+    may have removed the chosen checkpoint. Raises SubmitError if it has no other one.
+    """
+    start = weights.start
+    if not weights.begins or not isinstance(start, RunStart) or checkpoint_problem(start.path) is None:
+        return weights
+    again = read_initial_weights(config, begins=True)
+    if again.problem:
+        gone = f"{start.title} was removed meanwhile"
+        raise SubmitError(f"{config.where('init_from')}: {gone}: {again.problem}")
+    return again
 
 
 def problems_of_weights(config: RunConfig, weights: InitialWeights) -> Iterator[Finding]:

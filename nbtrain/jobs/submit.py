@@ -24,6 +24,7 @@ import logging
 import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.run_directory.events import EventWriter
@@ -49,9 +50,10 @@ from nbtrain.jobs.existing_run import (
     refuse_submission,
     training_is_the_same,
 )
+from nbtrain.jobs.initial_weights import read_weights_again
 from nbtrain.jobs.job_files import make_folder, write_job
 from nbtrain.jobs.launch import read_launch
-from nbtrain.jobs.limits import refuse_over_limits
+from nbtrain.jobs.limits import refuse_over_limits, refuse_run_over_limits
 from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.preflight import preflight, preflight_in_allocation, refuse_to_start
 from nbtrain.jobs.request import Request, read_request, read_run, read_run_again
@@ -235,6 +237,7 @@ def _after_pause(request: Request, job: JobDir, new_job: bool) -> JobDir | None:
     SubmitError.
     """
     if not request.changes:
+        refuse_run_over_limits(request.config)
         unpause(job)
         return job
     refuse_submission(request, *CONTINUES)
@@ -318,6 +321,7 @@ def _launch(
                 # Another process may have trained the run before this one had its lock.
                 request = read_run_again(request)
                 refuse_submission(request, training_is_the_same)
+                launch = replace(launch, weights=read_weights_again(launch.config, launch.weights))
                 priority = asked_priority(known) if known and not new_priority else None
                 job = write_job(request, launch, plan, parent, command, started, priority)
                 backend = backend_of(launch.config.backend.kind)

@@ -7,7 +7,7 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError, ConfigError, DataError, JobError
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError, JobError, SubmitError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load, to_yaml
@@ -18,6 +18,7 @@ from nbtrain.jobs.delete import delete
 from nbtrain.jobs.initial_weights import (
     problems_of_weights,
     read_initial_weights,
+    read_weights_again,
     record_initial,
     with_new_tokens,
 )
@@ -399,3 +400,17 @@ def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):
 
 def base_rows(base):
     return load(base.config_yaml).tokenizer.vocab_size
+
+
+def test_a_checkpoint_that_is_removed_before_the_job_is_written_is_chosen_again(tiny, base):
+    """Under the run's lock, another checkpoint is chosen if there is one; else the submission is refused."""
+    config = starting(tiny)
+    weights = read_initial_weights(config)
+    assert read_weights_again(config, weights) is weights
+    shutil.rmtree(base.checkpoint(12))
+    assert read_weights_again(config, weights).start.step == 8
+    pinned = starting(tiny, init_step=12)
+    with pytest.raises(
+        SubmitError, match=r"step 12 of tiny was removed meanwhile: .* Checkpoints there: 4, 8"
+    ):
+        read_weights_again(pinned, weights)

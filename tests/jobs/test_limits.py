@@ -6,11 +6,16 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
+from nbtrain.base.run_directory.jobstate import SUSPENDED
+from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import workspace as the_workspace
 from nbtrain.config.load import load, to_yaml
 from nbtrain.foreign.importing import import_files
+from nbtrain.jobs import request
+from nbtrain.jobs import submit as submit_module
 from nbtrain.jobs.clone import clone
+from nbtrain.jobs.control import ask_pause
 from nbtrain.jobs.dry_run import dry_run
 from nbtrain.jobs.job_files import make_folder, write_identity
 from nbtrain.jobs.limits import refuse_run_over_limits
@@ -80,3 +85,27 @@ def test_resume_and_clone_meet_the_limits(fake, team):
     assert RunDir.named("copy").job_ids() == []
     with pytest.raises(SubmitError, match="epochs is exceeded"):
         refuse_run_over_limits(config)
+
+
+def test_a_paused_job_meets_the_limits(fake, team, monkeypatch):
+    """A paused job that is resumed unchanged is refused if the workspace was made tighter meanwhile."""
+    run = RunDir.named("tiny")
+    make_folder(run)
+    write_identity(run)
+    config = fake(steps=10)
+    files.write_text(run.config_yaml, to_yaml(config))
+    job = run.job("20260101-120000-abcd")
+    job.make_folders()
+    JobRecord(job.job_id, "1" * 32, "tiny", SUSPENDED, 0.0, config.world_size).write(job.job_json)
+    ask_pause(job, True)
+    resumed = []
+    monkeypatch.setattr(submit_module, "status_of", lambda job: (SUSPENDED, None))
+    monkeypatch.setattr(request, "status_of", lambda job: (SUSPENDED, None))
+    monkeypatch.setattr(submit_module, "unpause", resumed.append)
+    team("epochs: 0.01\n")
+    with pytest.raises(SubmitError, match="The workspace's limit epochs is exceeded"):
+        resume(run, command=(FAKE_RANK,))
+    assert resumed == []
+    team("epochs: 1000\n")
+    assert resume(run, command=(FAKE_RANK,)).job_id == job.job_id
+    assert [job.job_id for job in resumed] == [job.job_id]

@@ -33,7 +33,9 @@ _PLACEHOLDER = re.compile(r"=<[A-Za-z][^<>|&;\n]*>")
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"\\]?)([A-Za-z_]\w*)\1")
 _SETS = re.compile(r":=|\+\+|--|(?<![=!<>])=(?![=~])")
 _ASSIGNMENT = re.compile(r"(?:(?<=[\s;&|({])|\A)[A-Za-z_]\w*\+?=")
-_REDIRECTIONS = re.compile(r"(?:[ \t]+\d?(?:>>?|&>>?)[ \t]*(?:&\d|[^\s;|&()<>]+))+(?=[ \t]*(?:[;)}#]|\|\||&&))")
+_REDIRECTIONS = re.compile(
+    r"(?:[ \t]+\d?(?:>>?|&>>?)[ \t]*(?:&\d|[^\s;|&()<>]+))+(?=[ \t]*(?:[;)}#]|\|\||&&))"
+)
 _NAMES = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|\d|[#@*])")
 
 
@@ -170,7 +172,7 @@ def _end(text: str, at: int, closing: str) -> int | None:
         following: int | None = at + 1
         if letter == "\\":
             following = at + 2
-        elif letter == "'" and closing != "\"":
+        elif letter == "'" and closing != '"':
             following = text.find("'", at + 1) + 1 or None
         elif letter == '"':
             following = _end(text, at + 1, '"')

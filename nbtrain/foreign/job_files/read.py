@@ -182,12 +182,12 @@ def _refuse_without_job(trees: Sequence[Tree], value: Mapping[str, Any], label: 
     known = ", ".join(JOB_KINDS)
     if "Kustomization" in kinds:
         raise ConfigError(
-            f"{label}: is a kustomization, not a manifest. Build it (`kubectl kustomize FOLDER`) and import the "
-            "result."
+            f"{label}: is a kustomization, not a manifest. Build it (`kubectl kustomize FOLDER`) and import "
+            "the result."
         )
     if OF_A_CHART.fullmatch(label) and not kinds and not is_run(value):
         raise ConfigError(
-            f"{label}: belongs to a chart of Helm. Render the chart (`helm template CHART`) and import the result."
+            f"{label}: belongs to a chart of Helm. Render it (`helm template CHART`) and import the result."
         )
     if kinds:
         what = f"is a manifest of Kubernetes ({', '.join(kinds)}) and contains no job"

@@ -15,7 +15,10 @@ MOST_NODES = 100_000
 MERGE = "tag:yaml.org,2002:merge"
 MOST_MERGES = 20
 # A placeholder of Helm's values, which is also valid inside a text of YAML or a word of a script.
-HELM = re.compile(r"\{\{-?\s*(?:(?:include|template|toYaml|quote|default|tpl|if|with|range)\b.*)?[\s(]?\.(?:Values|Release|Chart|Capabilities)\b")
+HELM = re.compile(
+    r"\{\{-?\s*(?:(?:include|template|toYaml|quote|default|tpl|if|with|range)\b.*)?[\s(]?"
+    r"\.(?:Values|Release|Chart|Capabilities)\b"
+)
 # A placeholder of Helm or Jinja: {{ .Values.workers }}, {{- if ... }}, {% for ... %}.
 TEMPLATE = re.compile(r"\{\{-?\s*[\w.$(\"]|\{%")
 

@@ -195,7 +195,7 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
         (
             "chart.yaml",
             "kind: Job\n{{- if .Values.a }}\n",
-            "chart.yaml:2: is a template ({{ ... }}), not a man",
+            "chart.yaml:2: is a template ({{ ... }}). Render it",
         ),
         (
             "job.yaml",

@@ -70,6 +70,9 @@ SRUN_END_SECONDS = 15.0
 HELD = "JobHeldUser"
 # Slurm's state of a preempted job, and reasons in slurmstepd's line.
 PREEMPTED, PREEMPTION, TIME_LIMIT = "PREEMPTED", "PREEMPTION", "TIME LIMIT"
+# Seconds of silence after which the agent of a running step is gone and its node is not: Slurm ends the
+# allocation of a lost node after SlurmdTimeout, 300 s by default.
+SILENT_STEP_SECONDS = 600.0
 # Seconds between two queries whether nodes that were told to exit are being preempted.
 ASK_AGAIN_SECONDS = 2.0
 
@@ -482,6 +485,15 @@ class SlurmLauncher(RemoteLauncher):
                 call("scontrol", "requeue", number)
         except (JobError, EngineUnseen) as error:
             print(f"the allocation is kept until Slurm ends it: {error}", flush=True)
+
+    def missing(self) -> str:
+        """Return the nodes whose agents do not report and may still come back: an attempt starts the agents
+        of a step that has ended, and those of a step that Slurm has kept for SILENT_STEP_SECONDS.
+        """
+        if self._agents is None or self._agents.poll() is not None:
+            return ""
+        silent = [time.monotonic() - watch.heard_at for watch in self._watches.values()]
+        return "" if max(silent, default=0.0) > SILENT_STEP_SECONDS else super().missing()
 
     def preemption_trouble(self) -> str:
         """Return why Slurm or a machine's notice gave no answer."""

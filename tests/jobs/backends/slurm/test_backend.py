@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.run_directory.jobstate import CANCELLED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.run_directory.node_records import NodeRecord
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs import control
 from nbtrain.jobs.backends import remote_backend
+from nbtrain.jobs.backends.remote import NodeWatch
 from nbtrain.jobs.backends.remote_backend import EngineUnseen
 from nbtrain.jobs.backends.slurm import backend as backend_module
 from nbtrain.jobs.backends.slurm import engine
@@ -251,6 +254,29 @@ def test_a_step_that_scancel_has_ended_is_named(
     job.supervisor_log.write_text(ENDED_BY.format(why=""))
     added = line.format(2)
     assert ends() == "node n0 did not answer the order to end", "scancel of the whole job"
+
+
+def test_agents_that_an_attempt_starts_again_are_not_waited_for(
+    job: JobDir, config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a notice the job waits for agents that are silent, but not once their step has ended, nor once
+    Slurm has kept a silent step for longer than it keeps a lost node.
+    """
+    launcher = SlurmLauncher(job, ("rank.py",))
+    launcher._config = config(**{"resources.nodes": 2, "backend.node_timeout_seconds": 20})
+    ended: list[int] = []
+    step = SimpleNamespace(poll=lambda: ended[0] if ended else None)
+    launcher._agents = step
+    assert launcher.missing() == "nodes 0, 1"
+    ended.append(1)
+    assert launcher.missing() == ""
+    ended.clear()
+    agent = ProcessIdentity.of(os.getpid())
+    record = NodeRecord(0, "n0", agent, time.time(), "10.0.0.1", 1, 0, 0)
+    launcher._watches = {0: NodeWatch(record, time.monotonic() - 300, 0.0)}
+    assert launcher.missing() == "nodes 0, 1"
+    launcher._watches[0].heard_at -= backend_module.SILENT_STEP_SECONDS
+    assert launcher.missing() == ""
 
 
 @pytest.mark.parametrize(

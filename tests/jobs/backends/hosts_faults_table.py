@@ -26,7 +26,7 @@ from nbtrain.base.errors import SubmitError
 from nbtrain.base.hardware.cgroup import cgroup_file
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.events import read_events
-from nbtrain.base.run_directory.jobstate import CANCELLED, LOST, RUNNING, SUCCEEDED
+from nbtrain.base.run_directory.jobstate import CANCELLED, LOST, QUEUED, RUNNING, SUCCEEDED
 from nbtrain.base.run_directory.node_records import NodeRecord
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
@@ -458,6 +458,29 @@ def other_version(scene: Scene) -> Row:
     return refused(scene.fails(), f"hostb has torch 1.0.0, and this machine has torch {torch.__version__}")
 
 
+def noticed(scene: Scene) -> Row:
+    """Give notice on the second host by the command of the YAML, and withdraw it; the run may not restart."""
+    notice = scene.pair.folder / "notice"
+    script = f'test -e {notice} && test "$(hostname)" = hostb'
+    fast = {
+        "backend.preemption_notice": ["sh", "-c", script],
+        "backend.preemption_notice_interval_seconds": 1,
+    }
+    job = scene.submit(120, **{"backend.max_restarts": 0, **fast})
+    scene.until_step(20)
+    scene.fault()
+    notice.touch()
+    cause = scene.until_state(QUEUED)
+    notice.unlink()
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    record, summary = scene.record, files.read_json(job.run.summary_json)
+    (preemption,) = record.preemptions
+    assert (record.restarts, summary["restarts"], summary["preemptions"]) == (0, 0, 1)
+    assert preemption.notice == "hostb: backend.preemption_notice (sh) gave notice", preemption
+    assert preemption.lost_steps == 0 and not scene.bad_states, scene.seen
+    return Row(f"QUEUED: {cause}", scene.seconds(), "continues when the command no longer gives notice")
+
+
 def refused(words: str, expected: str) -> Row:
     """Return the row for a run that is rejected before anything is started."""
     assert expected in words, words
@@ -476,6 +499,7 @@ FAULTS = {
     "host-lost": Fault("the second host is lost for good, `elastic: true`", host_lost),
     "first-host-lost": Fault("the first host is lost, `elastic: true`", first_host_lost),
     "link-down": Fault("the cable of the second host is pulled, and plugged in again", link_down),
+    "notice": Fault("the command of `preemption_notice` exits with 0 on the second host", noticed),
     "supervisor": Fault("kill -9 of the supervisor; `nbtrain resume`", supervisor_killed),
     "cancel": Fault(
         "`nbtrain cancel` next to another DeepSpeed job on the same hosts", cancelled_beside_another

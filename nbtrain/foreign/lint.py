@@ -81,6 +81,11 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
         for failure in source.failures
         if failure.key not in source.given and (not failure.key or failure.key not in source.values)
     ]
+    asked = {(key, place, words) for key, place, words in source.job.asked if key in source.values}
+    for failure in source.failures:
+        if (failure.key, failure.place, failure.message) in asked and failure.key not in source.given:
+            fix = "nbtrain import fails at it."
+            findings.append(Finding("note", "has_a_field", "", failure.place, failure.message, fix))
     for failure in left:
         if failure.place not in places and EXPLAINED.get(failure.key) not in rules:
             fix = "nbtrain import fails at it."

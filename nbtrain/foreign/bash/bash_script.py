@@ -578,6 +578,13 @@ class _Evaluator:
         command = self.command(words, environment, self.stdin, place, dict(assignments))
         if not self.silent:
             self.commands.append(command)
+            if re.match(r"--[a-z]", head):
+                self._report_cut(
+                    place,
+                    "the line before has no backslash at its end, which",
+                    shortened(head),
+                    "End the line before with a backslash.",
+                )
         self._print(words)
         if not self.state.flow:
             asks = head in QUESTIONS or self.in_condition or not head

@@ -718,7 +718,7 @@ def _launcher(
         ranks = Ranks(ranks.nodes or place.nodes or lost, ranks.per_node or lost, ranks.total)
     remarks = list(scope.remarks)
     explicit = ranks.nodes is not None
-    if not explicit and name == "torchrun" and not scope.has_launcher:
+    if not explicit and name in TORCHRUNS and not scope.has_launcher:
         remarks += _alone(place, words[start])
     ranks = _combined(name, ranks, scope, place, words[start], remarks, options)
     changed = scope.inside(
@@ -739,6 +739,9 @@ def _launcher(
         yield launch
 
 
+TORCHRUNS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
 def _combined(
     name: str,
     ranks: Ranks,
@@ -750,7 +753,7 @@ def _combined(
 ) -> Ranks:
     """Return the ranks of a launcher inside of others."""
     outer = scope.ranks
-    if name not in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
+    if name not in TORCHRUNS:
         return Ranks(
             ranks.nodes if ranks.nodes is not None else outer.nodes,
             ranks.per_node if ranks.per_node is not None else outer.per_node,
@@ -770,7 +773,8 @@ def _combined(
     if nodes is None:
         # An agent without --nnodes trains alone; started on several machines, it was meant to train on all.
         nodes = around if around is not None else (None if scope.has_launcher else Value(1, word.place))
-        if "standalone" in options.found and around is None:
+        standalone = "standalone" in options.found and around is None
+        if standalone or not (scope.has_launcher or place.is_pod):
             nodes = Value(1, word.place)
     return Ranks(nodes, ranks.per_node)
 
@@ -782,8 +786,8 @@ def _alone(place: Place, word: Word) -> Iterator[tuple[str, str, str]]:
         yield (
             word.place,
             f"torchrun has no --nnodes and no srun before it: the script trains on 1 of the {nodes.value} "
-            f"machines that it requests ({nodes.place}). The run is imported for all {nodes.value}.",
-            f"Start it on every machine: srun torchrun --nnodes={nodes.value}, or give resources.nodes=1.",
+            f"machines that it requests ({nodes.place}), and the run is imported with 1.",
+            f"If it is to train on all {nodes.value}, give resources.nodes={nodes.value}.",
         )
 
 

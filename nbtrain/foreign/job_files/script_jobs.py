@@ -24,6 +24,7 @@ from nbtrain.foreign.job_files.slurm_options import (
     tasks_per_node,
 )
 from nbtrain.foreign.syntax.located import Unknown, Value, Word, question
+from nbtrain.foreign.syntax.yaml_tree import TEMPLATE_MARK, template_problem
 
 # The most different trainings of one script, such as a sweep whose loops start one for each setting.
 MOST_LAUNCHES = 100
@@ -295,7 +296,12 @@ def _compare_with_place(job: Job, launch: Launch, place: Place) -> None:
 
 
 def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Launch]) -> None:
-    """Set what a script decides about its job, except the numbers of ranks."""
+    """Set what a script decides about its job, except the numbers of ranks. Raises ConfigError for a script
+    that is a template.
+    """
+    words = [*launch.command.words, *launch.flags]
+    if word := next((word for word in words if TEMPLATE_MARK.search(word.text)), None):
+        raise ConfigError(template_problem(word.place))
     substitutions = [
         (match.group(2), match.group(3))
         for command in script.commands

@@ -21,6 +21,8 @@ HELM = re.compile(
 )
 # A placeholder of Helm or Jinja: {{ .Values.workers }}, {{- if ... }}, {% for ... %}.
 TEMPLATE = re.compile(r"\{\{-?\s*[\w.$(\"]|\{%")
+# The same in a word of a script, which a space may end.
+TEMPLATE_MARK = re.compile(r"\{\{-?(?:[\s\w.$]|\Z)|\{%")
 
 
 class Tree:

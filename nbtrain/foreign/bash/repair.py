@@ -15,8 +15,9 @@ from dataclasses import dataclass
 # bash.
 MOST_CHANGES = 200
 MOST_STATEMENTS = 5
-# Most lines of one statement.
+# Most lines of a compound command, and most characters of ${...} or $((...)), that are replaced.
 MOST_LINES = 200
+MOST_CHARACTERS = 2000
 
 _OPENINGS = re.compile(
     r"\$\(\(|\$\{|\$\[|(?<![\w$\"'\[-])\[\[?(?=[ \t])|"
@@ -29,6 +30,7 @@ _COMPOUND = re.compile(
     r"(?<![\w./$-])(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function)(?![\w./-])|;;|"
     r"\(\)|^\s*(?:[{}]|&&|\||;|\))|[{}]\s*$"
 )
+_OPENS = re.compile(r"(?<![\w./$-])(?:if|for|while|until|case|select|function|\{)(?![\w./-])")
 _PLACEHOLDER = re.compile(r"=<[A-Za-z][^<>|&;\n]*>")
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"\\]?)([A-Za-z_]\w*)\1")
 _SETS = re.compile(r":=|\+\+|--|(?<![=!<>])=(?![=~])")
@@ -80,7 +82,7 @@ class Repair:
         for match in _OPENINGS.finditer(text):
             opening = match.group(0).strip()
             start = match.end() - len(opening)
-            end = _end(text, match.end(), _CLOSINGS[opening])
+            end = _end(text[: match.end() + MOST_CHARACTERS], match.end(), _CLOSINGS[opening])
             if end is not None:
                 spans.append((end - start, start, end, opening))
         for _, start, end, opening in sorted(spans):
@@ -122,8 +124,9 @@ class Repair:
             (r"(?<![<>])<>(?=[ \t]*[\w/\"'$.])", "< "),
         ):
             for match in re.finditer(pattern, text):
-                line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-                if _is_balanced(line) and "#" not in line:
+                start = text.rfind("\n", 0, match.start()) + 1
+                line = text[start : match.start()]
+                if _end_of_line(line, 0) is not None and "#" not in line:
                     return Change(match.start(), match.end(), match.expand(replacement))
         return None
 
@@ -132,7 +135,7 @@ class Repair:
         or else the smallest compound command.
         """
         lines = list(_statements(text))
-        simple = [span for span in lines if not _COMPOUND.search(_unquoted(text[slice(*span)]))]
+        simple = [span for span in lines if _is_simple(_unquoted(text[slice(*span)]))]
         for start, end in [*simple, *sorted(_compounds(text, lines), key=lambda span: span[1] - span[0])]:
             part = text[start:end]
             if not part.strip() or not self.refuses(f"{part}\n"):
@@ -190,12 +193,16 @@ def _end(text: str, at: int, closing: str) -> int | None:
     return None
 
 
-def _is_balanced(text: str) -> bool:
-    """Return whether all quotes and brackets of a text are closed in it."""
-    at = 0
+def _end_of_line(text: str, start: int) -> int | None:
+    """Return the position after the line end that ends the statements which begin at `start`: one outside of
+    quotes and brackets, without a backslash before it. None if a quote or a bracket stays open.
+    """
+    at = start
     while at < len(text):
         letter = text[at]
         following: int | None = at + 1
+        if letter == "\n":
+            return at + 1
         if letter == "\\":
             following = at + 2
         elif letter == "'":
@@ -206,14 +213,17 @@ def _is_balanced(text: str) -> bool:
             following = _end(text, at + 1, ")")
         elif text.startswith("${", at):
             following = _end(text, at + 2, "}")
-        elif letter == ")":
-            return False
-        elif letter == "#" and (at == 0 or text[at - 1] in " \t\n;&|"):
-            following = text.find("\n", at) + 1 or len(text)
+        elif letter == "#" and (at == start or text[at - 1] in " \t;&|"):
+            following = (text.find("\n", at) + 1 or len(text) + 1) - 1
         if following is None:
-            return False
+            return None
         at = following
-    return True
+    return len(text)
+
+
+def _is_simple(text: str) -> bool:
+    """Return whether a statement without its quotes is no part of a compound command or a `case`."""
+    return not _COMPOUND.search(text) and text.count(")") <= text.count("(")
 
 
 def _unquoted(text: str) -> str:
@@ -223,20 +233,16 @@ def _unquoted(text: str) -> str:
 
 
 def _statements(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the first and last position of each statement that is written on lines of its own."""
+    """Yield the first and last position of the statements on each line, until a quote or a bracket stays
+    open.
+    """
     start = 0
     while start < len(text):
-        end, lines = start, 0
-        while lines < MOST_LINES:
-            lines += 1
-            end = text.find("\n", end) + 1 or len(text)
-            line = text[start:end]
-            if end == len(text) or (not re.search(r"(?<!\\)(\\\\)*\\\n\Z", line) and _is_balanced(line)):
-                break
-        if not _is_balanced(text[start:end]):
-            end = text.find("\n", start) + 1 or len(text)
-            start = end
-            continue
+        end = _end_of_line(text, start)
+        while end is not None and re.search(r"(?:&&|\|)[ \t]*\n\Z", text[start:end]):
+            end = _end_of_line(text, end)
+        if end is None:
+            return
         for match in _HERE.finditer(_unquoted_here(text[start:end])):
             closing = re.compile(rf"(?m)^\t*{re.escape(match.group(2))}$").search(text, end)
             if closing is None:
@@ -250,11 +256,11 @@ def _compounds(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, i
     """Yield the spans of compound commands: from a line that begins one to the line that ends it."""
     opened = [_opened(text[slice(*span)]) for span in lines]
     for first, (start, _) in enumerate(lines):
-        if not _COMPOUND.match(_unquoted(text[slice(*lines[first])]).lstrip()):
+        if not _OPENS.search(_unquoted(text[slice(*lines[first])])):
             continue
-        depth = (0, 0, 0, 0)
+        depth = [0] * len(PAIRS)
         for last in range(first, min(first + MOST_LINES, len(lines))):
-            depth = tuple(map(sum, zip(depth, opened[last])))
+            depth = [before + more for before, more in zip(depth, opened[last])]
             if min(depth) < 0:
                 break
             if not any(depth):
@@ -262,12 +268,13 @@ def _compounds(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, i
                 break
 
 
-def _opened(text: str) -> tuple[int, int, int, int]:
+PAIRS = (("if", "fi"), ("case", "esac"), ("do", "done"), ("{", "}"))
+
+
+def _opened(text: str) -> list[int]:
     """Return how many `if`, `case`, `do` and `{` a line leaves open; negative if it closes more."""
     words = re.findall(r"(?<![\w./$-])(?:if|fi|case|esac|do|done|[{}])(?![\w./-])", _unquoted(text))
-    pairs = (("if", "fi"), ("case", "esac"), ("do", "done"), ("{", "}"))
-    first, second, third, fourth = (words.count(begin) - words.count(end) for begin, end in pairs)
-    return first, second, third, fourth
+    return [words.count(begin) - words.count(end) for begin, end in PAIRS]
 
 
 def _unquoted_here(text: str) -> str:

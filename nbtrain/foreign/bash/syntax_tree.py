@@ -143,6 +143,7 @@ def _repaired(source: Source) -> Tree | None:
     is not bash.
     """
 
+    @functools.cache
     def refuses(text: str) -> bool:
         return _first_error(_parser().parse(text.encode("latin-1")).root_node) is not None
 

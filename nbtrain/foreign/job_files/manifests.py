@@ -174,9 +174,13 @@ def _mounts(tree: Tree, pod: str) -> Iterator[tuple[str, Word]]:
         for mount in _listed(tree, f"{container}.volumeMounts"):
             name, folder = tree.word(f"{mount}.name"), tree.word(f"{mount}.mountPath")
             part = tree.word(f"{mount}.subPath")
-            for path, word in (files.get(name.text, {}) if name and folder else {}).items():
-                if folder and (part is None or part.text == path):
-                    yield (folder.text if part else f"{folder.text.rstrip('/')}/{path}"), word
+            if name is None or folder is None:
+                continue
+            for file, held_word in files.get(name.text, {}).items():
+                if part is None:
+                    yield f"{folder.text.rstrip('/')}/{file}", held_word
+                elif part.text == file:
+                    yield folder.text, held_word
 
 
 def _listed(tree: Tree, dotted: str) -> list[str]:

@@ -1,18 +1,27 @@
 """Shell scripts are read and never run: variables, lists, arithmetic, conditions, here-documents."""
 
+import contextlib
+import shutil
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.foreign.bash import bash_script
 from nbtrain.foreign.bash.bash_script import read_script
+from nbtrain.foreign.importing import import_files
+from nbtrain.foreign.job_files.script_jobs import jobs_of_script
+from nbtrain.foreign.lint import lint
+from tests.foreign.public_shapes import MEGATRON
+from tests.foreign.upstream import script_deepspeed
 
 
 def last(text: str) -> list[str]:
-    """Return the words of the script's last command."""
-    return [word.text for word in read_script(text, "a.sh").commands[-1].words]
+    """Return the words of the script's last command; [] if there is none."""
+    commands = read_script(text, "a.sh").commands
+    return [word.text for word in commands[-1].words] if commands else []
 
 
 @pytest.mark.parametrize(
@@ -133,6 +142,30 @@ def last(text: str) -> list[str]:
         ("x=aab\nshopt -s extglob\nrun ${x##+(a)}", ["run", "b"]),
         ("run $(dirname /) $(dirname /a) $(dirname a)", ["run", "/", "/", "."]),
         ("for ((;;)); do break; done\nrun a", ["run", "a"]),
+        # Forms that tree-sitter-bash does not read, and that are written in another way.
+        ('n=1; x=abc; run ${x:$n:1} ${x:$n} "${x:${n}:1}"', ["run", "b", "bc", "b"]),
+        ('A=(a b c); n=1; run "${A[@]:$n:2}" ${A[*]:$n}', ["run", "b", "c", "b", "c"]),
+        ("set -- a b c; run ${@:$#}", ["run", "c"]),
+        ("x=010; run $((10#$x + 1)) $((10#${x}))", ["run", "11", "10"]),
+        ("x=n[1]; run ${x%\\]}", ["run", "n[1"]),
+        ("if [ a \\< b ]; then run 1; fi", ["run", "1"]),
+        ("if [ \\( a = b \\) -o c = c ]; then run 1; fi", ["run", "1"]),
+        ("if [[ 1 == 1 ]] then x=4; fi\nfor i in a; do y=$i; done\nrun $x $y", ["run", "4", "a"]),
+        ("set -- a b; for i do x+=$i; done; run $x", ["run", "ab"]),
+        ("exec 3<>f\nexec {fd}>f\nrun a", ["run", "a"]),
+        ("N=$(nvidia-smi) 2>/dev/null\nTP=4\nrun $TP", ["run", "4"]),
+        ("y=$(echo 4) 2>/dev/null || y=3; run $y", ["run", "4"]),
+        ("y=$(echo 4) 2>/dev/null\n", []),
+        ("! ((1)) || x=4\nrun $x", ["run", "4"]),
+        ('x=1; unset -f x; unset N; run $x "${N[*]}" "${N[@]}"', ["run", "1", ""]),
+        # Options of set.
+        ("set -e; x=1\n[ 1 = 2 ] && x=2\nif false; then :; fi\n! true\nfalse || x=3\nrun $x", ["run", "3"]),
+        ("set -o pipefail\nif false | true; then x=1; else x=2; fi\nrun $x", ["run", "2"]),
+        ("set -e; x=$(false; echo 1); (set +e; false; true); run $x", ["run", "1"]),
+        ("set -f; run *.bin", ["run", "*.bin"]),
+        ("set -ex -- a b\nrun $2 $#", ["run", "b", "2"]),
+        # A quoted pattern, and one that is not a word of a command, names no files.
+        ('x=*.a; y=b?; [[ $x == *.a ]] && run "$x" \'*\' a\\*b "$y"', ["run", "*.a", "*", "a*b", "b?"]),
         ("x=a\nx[$N]=b\nrun ${x[0]}", ["run", "${x}"]),
     ],
 )
@@ -166,6 +199,22 @@ def test_words_are_those_of_the_shell(script, expected):
         "x=$(echo a | sed 's/a/b/;s/b/c/')",
         "x=1\npython -c 'import apex' && x=2",
         "for i in {1..5000}; do x=$i; done",
+        # The parser does not read the form.
+        "z=1; x=${z~~}",
+        "x=1; x=$((0x$z))",
+        "x=1; if [[ ab == a@(b|c) ]]; then x=2; fi",
+        "x=1; for i in 1 2; { x=$i; }",
+        "if cat <<E; then x=4; fi\na\nE",
+        "declare -A T; T[a b]=4; x=${T[a b]}",
+        # The shell or the login sets it.
+        "x=${HOSTNAME:-here}",
+        "[[ 7b =~ ([0-9]+)b ]] && x=${BASH_REMATCH[1]:-4}",
+        "set -u; unset z; x=$z",
+        # Files that match a pattern.
+        "x=data/*.bin",
+        "A=(data/*.bin); x=${A[0]}",
+        "for f in data/*.bin; do x=$f; done",
+        "set -- [ab].txt; x=$1",
         # Only the process that is substituted knows the line.
         "echo 5 | { read x < <(cmd); }\nread x < <(cmd)",
     ],
@@ -175,6 +224,42 @@ def test_a_value_that_only_the_shell_knows_is_not_decided(script):
     words = read_script(f"{script}\nrun $x", "a.sh").commands[-1].words
     assert len(words) == 2
     assert words[1].unknowns
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "false",
+        "[ 1 = 2 ]",
+        "i=0\n((i++))",
+        "f() { [ 1 = 2 ] && x=1; }\nf",
+        "set -o pipefail\nfalse | true",
+        "(false)",
+        "if true; then false; fi",
+        "for i in 1 2; do [ $i = 3 ]; done",
+    ],
+)
+def test_set_e_ends_the_script_at_a_command_that_fails(script):
+    """What follows a command that certainly fails is not run, and the command is named."""
+    read = read_script(f"set -e\n{script}\nrun a\n", "a.sh")
+    assert [command.words[0].text for command in read.commands] == []
+    assert read.failed[0].startswith("a.sh:")
+
+
+@pytest.mark.parametrize(
+    "form", ["zz=${yy~~}", "ZZ[a b]=4", "zz=$((0x$yy))", "echo (foo) bar", "for zz in 1 2; { echo $zz; }"]
+)
+def test_a_form_that_is_not_read_costs_its_statement_alone(form):
+    """The launch and the values around a form that the parser does not read stay what they are."""
+    lines = script_deepspeed().split("\n")
+    for at in range(1, len(lines), len(lines) // 4):
+        while lines[at - 1].endswith("\\") or "<<" in lines[at - 1]:
+            at += 1
+        (job,) = jobs_of_script("\n".join([*lines[:at], form, *lines[at:]]), "a.sh")
+        (expected,) = jobs_of_script(script_deepspeed(), "a.sh")
+        assert [word.text for word in job.flags] == [word.text for word in expected.flags]
+    script = read_script(f"a=1\n{form}\nrun\n", "a.sh")
+    assert all(remark.place == "a.sh:2" for remark in script.remarks)
 
 
 def test_a_loop_that_takes_too_many_steps_is_refused(monkeypatch):
@@ -213,13 +298,77 @@ def test_exported_variables_and_comments_are_kept():
     assert script.comments == [("a.sh:1", "#SBATCH --nodes=4")]
 
 
-def test_nothing_is_run(tmp_path):
-    """Commands in the script are never run."""
-    read_script(
-        f"touch {tmp_path}/a; $(touch {tmp_path}/b); eval 'touch {tmp_path}/c'; cat <(touch {tmp_path}/d)",
-        "a.sh",
+WAYS_TO_RUN = """
+{touch}a
+x=$({touch}b) y=`{touch}c` z=$((1 + $({touch}d)))
+cat <({touch}e) > >({touch}f)
+eval '{touch}g' "$({touch}h)"
+source <({touch}i)
+. $({touch}j)
+bash -c '{touch}k'
+python3 -c 'open("{folder}/l", "w")'
+trap '{touch}m' EXIT DEBUG ERR RETURN
+f() {{ {touch}n; }}; f; f &
+PROMPT_COMMAND='{touch}o'
+PS4='$({touch}p)'; set -x; : traced; set +x
+find . -maxdepth 0 -exec {touch}q \\;
+xargs touch <<< {folder}/r
+: ${{A:=$({touch}s)}} ${{B:-`{touch}t`}} ${{C[$({touch}u)]}}
+[[ -v D[$({touch}v)] ]] || (( D[$({touch}w)] ))
+echo > {folder}/x; > {folder}/y; exec 3> {folder}/z
+coproc {touch}1
+command_not_found_handle() {{ {touch}2; }}; nothing_of_this_name
+BASH_ENV=<({touch}3) ENV={folder}/4 bash -c true
+printf -v "E[\\$({touch}5)]" x; unset "F[\\$({touch}6)]"
+read -r G[$({touch}7)] <<< x; declare "H=$({touch}8)"
+cat <<E > {folder}/9
+$({touch}0)
+E
+alias ls='{touch}A'; ls
+{touch}B | {touch}C && {touch}D || {touch}E2; ! {touch}F
+zz=${{yy~~$({touch}G)}}
+"""
+
+
+def test_nothing_is_run(tmp_path, monkeypatch):
+    """A script that would leave a file in every way that bash has leaves none, whether it is imported or
+    checked, and whether it stands alone or in a manifest.
+    """
+    folder, inputs = tmp_path / "left", tmp_path / "inputs"
+    folder.mkdir()
+    inputs.mkdir()
+    monkeypatch.chdir(inputs)
+    text = WAYS_TO_RUN.format(touch=f"touch {folder}/", folder=folder)
+    launch = f"torchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON} --exit-interval $(touch {folder}/H)"
+    (inputs / "a.sh").write_text(f"{text}\n{launch}\n")
+    container = {"name": "pytorch", "image": "x", "command": ["bash", "-c", f"{text}\n{launch}"]}
+    specs = {"Master": {"replicas": 1, "template": {"spec": {"containers": [container]}}}}
+    manifest = {"kind": "PyTorchJob", "metadata": {"name": "a"}, "spec": {"pytorchReplicaSpecs": specs}}
+    (inputs / "a.yaml").write_text(yaml.safe_dump(manifest))
+    assert len(read_script(text, "a.sh").commands) > 15
+    for name in ("a.sh", "a.yaml"):
+        for use in (import_files, lint):
+            with contextlib.suppress(ConfigError):
+                use([inputs / name], ["tokenizer.vocab_size=50257", "resources.gpus_per_node=8"])
+    assert list(folder.iterdir()) == []
+    assert sorted(path.name for path in inputs.iterdir()) == ["a.sh", "a.yaml"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_leaves_files_by_these_ways(tmp_path):
+    """The script above does leave files if bash runs it, so that the test before is able to fail."""
+    text = WAYS_TO_RUN.format(touch=f"touch {tmp_path}/", folder=tmp_path)
+    text = text.replace("zz=${yy~~$(", "zz=${yy:-$(")
+    subprocess.run(
+        ["bash", "--norc", "-c", text],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
-    assert list(tmp_path.iterdir()) == []
+    assert len(list(tmp_path.iterdir())) > 25
 
 
 @pytest.mark.parametrize(

@@ -214,16 +214,22 @@ def test_the_allocation_wins_over_defaults(lines, launcher, expected):
 
 
 def test_machines_that_the_launcher_does_not_use_are_found(tmp_path):
-    """torchrun on one of four machines is a warning; a contradicting --nnodes is an error."""
+    """torchrun that no srun starts trains on one of four machines, with a warning; another --nnodes is
+    an error.
+    """
     path = tmp_path / "job.sbatch"
     path.write_text(SLURM.format("#SBATCH -N4\n#SBATCH --gres=gpu:8", "torchrun --nproc_per_node=8"))
     (finding,) = (found for found in lint([path], GIVEN) if found.rule == "launcher_starts_everywhere")
     assert finding.level == "warning" and "1 of the 4 machines" in finding.message
+    assert import_files([path], GIVEN).config.resources.nodes == 1
+    assert import_files([path], {**GIVEN, "resources.nodes": 4}).config.resources.nodes == 4
     path.write_text(
         SLURM.format("#SBATCH -N4\n#SBATCH --gres=gpu:8", "srun torchrun --nnodes 2 --nproc_per_node=8")
     )
     with pytest.raises(ConfigError, match=r"torchrun starts ranks on 2 machines, but 4 are requested \(job"):
         import_files([path], GIVEN)
+    # A check shows what an import asks for.
+    assert any("but 4 are requested" in finding.message for finding in lint([path], GIVEN))
     assert import_files([path], {**GIVEN, "resources.nodes": 2}).config.resources.nodes == 2
 
 

@@ -1,5 +1,7 @@
 """Typical jobs of new users: mounted scripts, patched pods, mpirun's ranks, and scripts for Ascend."""
 
+import json
+
 import pytest
 import yaml
 
@@ -148,3 +150,125 @@ def test_flags_of_mindspeed_are_listed(tmp_path):
     path.write_text(f"{launch} {FLAGS} --use-fused-llama\n")
     with pytest.raises(ConfigError, match=r"--use-fused-llama: .* has no such flag"):
         import_files([path])
+
+
+GIVEN = ["resources.nodes=1", "tokenizer.vocab_size=50257"]
+
+
+def pytorch_job(volumes: list, mounts: list, path: str) -> dict:
+    container = {
+        "name": "pytorch",
+        "image": "reg/x:1",
+        "command": ["bash", path],
+        "volumeMounts": mounts,
+        "resources": {"limits": {"nvidia.com/gpu": 8}},
+    }
+    pod = {"template": {"spec": {"containers": [container], "volumes": volumes}}}
+    specs = {"Master": {"replicas": 1, **pod}}
+    return {"kind": "PyTorchJob", "metadata": {"name": "a"}, "spec": {"pytorchReplicaSpecs": specs}}
+
+
+def maps(file: str = "train.sh") -> list[dict]:
+    """Return two ConfigMaps with a file of one name: with 2 and 4 tensor-parallel ranks."""
+    return [
+        {
+            "kind": "ConfigMap",
+            "metadata": {"name": f"tp{size}"},
+            "data": {
+                file: SCRIPT.replace(
+                    "exec torchrun", f"ARGS+=(--tensor-model-parallel-size {size})\ntorchrun"
+                )
+            },
+        }
+        for size in (2, 4)
+    ]
+
+
+def volume(name: str, config_map: str, **more) -> dict:
+    return {"name": name, "configMap": {"name": config_map, **more}}
+
+
+@pytest.mark.parametrize(
+    ("volumes", "mounts", "path", "size"),
+    [
+        ([volume("s", "tp2")], [("s", "/s")], "/s/train.sh", 2),
+        ([volume("s", "tp4")], [("s", "/s")], "/s/train.sh", 4),
+        ([volume("s", "tp4"), volume("t", "tp2")], [("s", "/s"), ("t", "/t/")], "/t/train.sh", 2),
+        ([volume("s", "tp2", items=[{"key": "train.sh", "path": "go.sh"}])], [("s", "/s")], "/s/go.sh", 2),
+        (
+            [{"name": "s", "projected": {"sources": [{"configMap": {"name": "tp2"}}]}}],
+            [("s", "/s")],
+            "/s/train.sh",
+            2,
+        ),
+    ],
+)
+def test_of_two_config_maps_with_a_file_of_one_name_the_mounted_one_counts(
+    volumes, mounts, path, size, tmp_path
+):
+    mounted = [{"name": name, "mountPath": folder} for name, folder in mounts]
+    documents = [*maps(), pytorch_job(volumes, mounted, path)]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
+    assert import_files([tmp_path / "job.yaml"], GIVEN).config.parallel.tensor_parallel_size == size
+
+
+def test_two_config_maps_of_which_the_job_mounts_neither_are_refused(tmp_path):
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all([*maps(), pytorch_job([], [], "/s/train.sh")]))
+    with pytest.raises(
+        ConfigError, match=r"job\.yaml:\d+ and job\.yaml:\d+: two ConfigMaps have a file train\.sh"
+    ):
+        import_files([tmp_path / "job.yaml"], GIVEN)
+    # A file that the job does not name may be in both.
+    documents = [MAP, *maps("notes.txt"), pytorch_job([], [], "/s/train.sh")]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
+    assert import_files([tmp_path / "job.yaml"], GIVEN).config.parallel.tensor_parallel_size == 1
+
+
+def test_a_list_of_kubectl_is_its_items(tmp_path):
+    """`kubectl get -o yaml` writes several manifests as one `kind: List`."""
+    items = [MAP, pytorch_job([volume("s", "scripts")], [{"name": "s", "mountPath": "/s"}], "/s/train.sh")]
+    text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items})
+    (tmp_path / "job.yaml").write_text(text)
+    config = import_files([tmp_path / "job.yaml"], GIVEN).config
+    assert (config.resources.nodes, config.resources.gpus_per_node, config.model.num_layers) == (1, 4, 24)
+    (tmp_path / "job.json").write_text(json.dumps(yaml.safe_load(text)))
+    assert import_files([tmp_path / "job.json"], GIVEN).config.resources == config.resources
+
+
+MERGED = """\
+kind: PyTorchJob
+metadata: {name: a}
+spec:
+  pytorchReplicaSpecs:
+    Master: &master
+      replicas: 1
+      template: {spec: {containers: [&train {name: pytorch, image: i, command: [bash, -c, "COMMAND"]}]}}
+    Worker:
+      replicas: 3
+      <<: *master
+"""
+
+
+def test_merge_keys_of_yaml_are_followed(tmp_path):
+    """A mapping's own values win over those of <<, and an earlier mapping of a list over a later one."""
+    path = tmp_path / "job.yaml"
+    text = MERGED.replace("COMMAND", f"torchrun --nproc_per_node=8 pretrain_gpt.py {FLAGS}")
+    path.write_text(text)
+    config = import_files([path], GIVEN[1:]).config
+    assert (config.resources.nodes, config.resources.gpus_per_node) == (4, 8)
+    path.write_text(text.replace("<<: *master", "<<: [{replicas: 9}, *master]"))
+    assert import_files([path], GIVEN[1:]).config.resources.nodes == 4
+    path.write_text(
+        text.replace("      replicas: 3\n", "").replace("<<: *master", "<<: [{replicas: 7}, *master]")
+    )
+    assert import_files([path], GIVEN[1:]).config.resources.nodes == 8
+    path.write_text(text.replace("<<: *master", "<<: 3"))
+    with pytest.raises(ConfigError, match=r"job\.yaml:10: << must name a mapping, or a list of mappings\."):
+        import_files([path], GIVEN[1:])
+    # Mappings that merge one another without end.
+    many = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{at}: &a{at} {{<<: [{', '.join([f'*a{at - 1}'] * 9)}]}}\n" for at in range(1, 9)
+    )
+    path.write_text(f"{many}{text}")
+    with pytest.raises(ConfigError, match=r"more than 100,000 values|<< must name"):
+        import_files([path], GIVEN[1:])

@@ -198,6 +198,28 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
             "chart.yaml:2: is a template ({{ ... }}). Render it",
         ),
         (
+            "chart.yaml",
+            'kind: PyTorchJob\nspec:\n  replicas: "{{ default 2 .Values.workers }}"\n',
+            "chart.yaml:3: is a template ({{ ... }}). Render it",
+        ),
+        (
+            "a.sh",
+            "torchrun --nproc_per_node={{ gpus }} pretrain_gpt.py --num-layers 2 --hidden-size 8",
+            "a.sh:1: is a template ({{ ... }}). Render it",
+        ),
+        (
+            "a.sh",
+            "x=1\ntorchrun --nproc_per_node 8 pretrain_gpt.py --num-layers {{ .Values.layers }}\n",
+            "a.sh:2: is a template ({{ ... }}). Render it",
+        ),
+        ("values.yaml", "replicaCount: 1\n", "values.yaml: belongs to a chart of Helm. Render it"),
+        ("Chart.yaml", "apiVersion: v2\nname: a\nversion: 1\n", "Chart.yaml: belongs to a chart of Helm."),
+        (
+            "kustomization.yaml",
+            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a.yaml]\n",
+            "kustomization.yaml: is a kustomization, not a manifest. Build it (`kubectl kustomize FOLDER`)",
+        ),
+        (
             "job.yaml",
             "kind: DeepSpeedJob\nspec: {worker: {replicas: $NODES}}\n",
             "job.yaml:2: replicas = $NODES: must be a whole number. Fill in the variables first: envsubst <",

@@ -341,11 +341,12 @@ def _preempted(scene: Scene, partition: str, after: str, **settings: Any) -> Row
     """Preempt the job once; it may not restart."""
     job = scene.submit(120, **{"backend.slurm.partition": partition, "backend.max_restarts": 0, **settings})
     scene.until_step(20)
+    # A job that submits itself again has another number then.
+    number = scene.number
     scene.fault()
     _preempt(scene)
     cause = scene.until_state(QUEUED)
     assert cause.startswith("preempted, waiting in the queue since "), cause
-    number = scene.number
     if "resubmissions" not in str(settings):
         scene.start_now()
     assert scene.end()[0] == SUCCEEDED, scene.seen

@@ -173,6 +173,9 @@ def test_a_comment_that_cuts_a_command_is_found(cut, what, tmp_path):
     assert note.place == "train.sh:2" and what in note.message
     assert "--tensor-model-parallel-size 4 is not part of it" in note.message
     assert "commands_are_not_cut" in {finding.rule for finding in lint([tmp_path / "train.sh"], GIVEN)}
+    without = imported(tmp_path, f"{launch}\n  --tensor-model-parallel-size 4\n")
+    (note,) = (note for note in without.notes if note.rule == "commands_are_not_cut")
+    assert note.place == "train.sh:2" and "the line before has no backslash" in note.message
     with pytest.raises(ConfigError, match=r"train\.sh:1: the space after the backslash ends the command"):
         imported(tmp_path, f"{launch} \\ # four\n  --tensor-model-parallel-size 4\n")
 

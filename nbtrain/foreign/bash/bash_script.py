@@ -407,6 +407,11 @@ class _Evaluator:
         end = self.source.text.find(b"\n", start)
         return _first_words(self.source.slice(start, end)) if 0 < start <= end else ""
 
+    def _is_cut_before(self, place: str) -> bool:
+        """Return whether the line before a place is reported as one that ends its command."""
+        label, _, line = place.rpartition(":")
+        return f"{label}:{int(line) - 1}" in [remark.place for remark in self.script.remarks]
+
     def _report_cut(self, place: str, what: str, rest: str, fix: str) -> None:
         lost = f": {shortened(rest)} is not part of it" if rest.startswith("-") else ""
         self.script.remarks.append(
@@ -578,7 +583,7 @@ class _Evaluator:
         command = self.command(words, environment, self.stdin, place, dict(assignments))
         if not self.silent:
             self.commands.append(command)
-            if re.match(r"--[a-z]", head):
+            if re.match(r"--[a-z]", head) and not self._is_cut_before(place):
                 self._report_cut(
                     place,
                     "the line before has no backslash at its end, which",

@@ -79,9 +79,12 @@ class Repair:
     def _construct(self, text: str) -> Change | None:
         """Return a change of the shortest construct that the parser refuses alone."""
         spans = []
+        literals = list(_literals(text))
         for match in _OPENINGS.finditer(text):
             opening = match.group(0).strip()
             start = match.end() - len(opening)
+            if any(first <= start < last for first, last in literals):
+                continue
             end = _end(text[: match.end() + MOST_CHARACTERS], match.end(), _CLOSINGS[opening])
             if end is not None:
                 spans.append((end - start, start, end, opening))
@@ -116,7 +119,8 @@ class Repair:
 
     def _keyword(self, text: str) -> Change | None:
         """Return a change of `]] then`, `for x do`, `<> file` or `X=$(...) 2> file; ...`."""
-        if (change := _redirected_assignment(text)) is not None:
+        literals = list(_literals(text))
+        if (change := _redirected_assignment(text, literals)) is not None:
             return change
         for pattern, replacement in (
             (r"(\]\]|\)\))[ \t]+(?=(?:then|do)\b)", r"\1; "),
@@ -125,8 +129,8 @@ class Repair:
         ):
             for match in re.finditer(pattern, text):
                 start = text.rfind("\n", 0, match.start()) + 1
-                line = text[start : match.start()]
-                if _end_of_line(line, 0) is not None and "#" not in line:
+                is_open = _end_of_line(text[start : match.start()], 0) is None
+                if not is_open and not any(first <= match.start() < last for first, last in literals):
                     return Change(match.start(), match.end(), match.expand(replacement))
         return None
 
@@ -149,9 +153,36 @@ class Repair:
         return None
 
 
-def _redirected_assignment(text: str) -> Change | None:
+def _literals(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the spans of single-quoted texts, of comments, and of here-documents that expand nothing."""
+    at = 0
+    while at < len(text):
+        letter = text[at]
+        following = at + 1
+        if letter == "\\":
+            following = at + 2
+        elif letter == '"':
+            following = _end(text, at + 1, '"') or at + 1
+        elif letter == "'":
+            following = text.find("'", at + 1) + 1 or at + 1
+            yield at, following
+        elif letter == "#" and (at == 0 or text[at - 1] in " \t\n;&|("):
+            following = text.find("\n", at) + 1 or len(text)
+            yield at, following
+        elif letter == "<" and (here := _HERE.match(text, at)):
+            body = text.find("\n", at) + 1 or len(text)
+            end = re.compile(rf"(?m)^\t*{re.escape(here.group(2))}$").search(text, body)
+            if here.group(1) and end:
+                yield body, end.end()
+            following = here.end()
+        at = following
+
+
+def _redirected_assignment(text: str, literals: list[tuple[int, int]]) -> Change | None:
     """Return a change that removes the redirection of an assignment without a command."""
     for match in _ASSIGNMENT.finditer(text):
+        if any(first <= match.start() < last for first, last in literals):
+            continue
         at = match.end()
         while at < len(text) and text[at] not in " \t\n;&|<>)":
             opening = next((two for two in ("${", "$(", '"', "'", "`") if text.startswith(two, at)), "")

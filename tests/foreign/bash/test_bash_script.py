@@ -262,6 +262,17 @@ def test_a_form_that_is_not_read_costs_its_statement_alone(form):
     assert all(remark.place == "a.sh:2" for remark in script.remarks)
 
 
+def test_texts_that_bash_does_not_read_stay_what_they_are():
+    """Next to a form that the parser refuses, single-quoted texts and here-documents are not changed."""
+    text = (
+        "z=${y~~}\npython -c 'x = \"${a~~}\"  # $((0x$b))'\n# it's ${c~~}\n"
+        'cat > f.json <<\'E\'\n{"a": "${d~~}", "b": [[ x ]] then}\nE\n'
+    )
+    script = read_script(text, "a.sh")
+    assert script.commands[0].words[2].text == 'x = "${a~~}"  # $((0x$b))'
+    assert script.documents["f.json"].text == '{"a": "${d~~}", "b": [[ x ]] then}\n'
+
+
 def test_a_loop_that_takes_too_many_steps_is_refused(monkeypatch):
     """Nested loops are refused with their line after a number of steps, not followed for minutes."""
     monkeypatch.setattr(bash_script, "MOST_STEPS", 200)

@@ -509,6 +509,35 @@ def _env(job: JobDir) -> dict[str, str]:
     return dict(load_resolved(job.run.config_yaml).backend.env)
 
 
+# A site's own sbatch, which greets before it submits.
+GREETING_SBATCH = """#!/bin/sh
+echo "Welcome to the cluster of 2 nodes"
+echo "--> Verifying access to partition main ... OK"
+exec {sbatch} "$@"
+"""
+
+
+def node_drained(scene: Scene) -> Row:
+    """Submit by a wrapped sbatch that prints a banner, while an administrator has drained a node."""
+    sbatch = shutil.which("sbatch")
+    folder = scene.cluster.folder / "site"
+    folder.mkdir()
+    (folder / "sbatch").write_text(GREETING_SBATCH.format(sbatch=sbatch))
+    (folder / "sbatch").chmod(0o755)
+    scene.cluster.call("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=disk")
+    with environment({"PATH": f"{folder}:{os.environ['PATH']}"}):
+        job = scene.submit(40)
+    assert len(files.read_json(job.handle_json)["numbers"]) == 1
+    named = "n1 is drained (disk)"
+    cause = scene.until(lambda: named in scene.status()[1] and scene.status()[1], named)
+    assert _status_text(job).count("start estimated") <= 1, _status_text(job)
+    scene.fault()
+    scene.cluster.call("scontrol", "update", "NodeName=n1", "State=RESUME")
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    assert scene.record.restarts == 0 and not scene.bad_states, scene.seen
+    return Row(f"QUEUED: {cause}", scene.seconds(), "starts when the node is back")
+
+
 def second_shell(scene: Scene) -> Row:
     """Submit the same run from two other shells while its job waits or runs; there is still only one job."""
     job = scene.submit(60)
@@ -575,6 +604,7 @@ FAULTS = {
     "notice": Fault("the command of `preemption_notice` exits with 0", noticed),
     "step": Fault("`scancel` of the agents' step", step_cancelled),
     "supervisor": Fault("kill -9 of the supervisor", supervisor_killed),
+    "drained": Fault("a drained node, and an sbatch of the site that prints a banner", node_drained),
     "second-shell": Fault("two more shells submit the same run", second_shell),
 }
 

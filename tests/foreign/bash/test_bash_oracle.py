@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.foreign.bash.bash_script import read_script
 from tests.foreign.bash.bash_programs import Programs
 from tests.fuzzing import num_cases
@@ -37,7 +38,11 @@ def test_decided_values_are_those_that_bash_prints():
         expected = printed(program)
         if expected is None:
             continue
-        words = read_script(program, "a.sh").commands[-1].words[1:]
+        try:
+            words = read_script(program, "a.sh").commands[-1].words[1:]
+        except ConfigError as error:
+            assert "expand to more than" in str(error), program
+            continue
         assert not any(word.unknowns for word in words), program
         assert [word.text for word in words] == expected, program
         compared += 1

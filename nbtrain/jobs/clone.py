@@ -8,6 +8,7 @@ from nbtrain.base.errors import SubmitError
 from nbtrain.base.run_directory.rundir import RunDir, runs_like
 from nbtrain.base.workspace import display
 from nbtrain.config.load import Overrides, load, load_resolved, to_yaml
+from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.existing_run import HARMLESS_ENTRIES, refuse_foreign
 from nbtrain.jobs.job_files import make_folder, unwritable, write_identity
@@ -28,7 +29,7 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     config = load(load(before, overrides, check=False), {"name": name})
     if config.mode == "eval":
         # mode: eval belonged to the last job: a new run has nothing to evaluate yet.
-        config = load(config, {"mode": "full"})
+        config = with_overrides(config, {"mode": "full"})
     target = RunDir.named(name)
     _refuse_taken(target)
     make_folder(target)

@@ -15,7 +15,8 @@ from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, newe
 from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
 from nbtrain.config.findings import mistake
-from nbtrain.config.load import load, load_resolved
+from nbtrain.config.load import load_resolved
+from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
@@ -171,7 +172,7 @@ def with_new_tokens(config: RunConfig, weights: InitialWeights | None = None) ->
         return config
     else:
         ids = list(range(vocab_size_of(weights.start), config.tokenizer.vocab_size)) or None
-    return config if ids is None else load(config, {"lora.trainable_token_indices": ids})
+    return config if ids is None else with_overrides(config, {"lora.trainable_token_indices": ids})
 
 
 def record_initial(run: RunDir, config: RunConfig, weights: InitialWeights) -> list[str]:

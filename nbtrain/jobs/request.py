@@ -13,7 +13,8 @@ from nbtrain.base.run_directory.checkpoint_files import SavedCheckpoints, read_c
 from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
-from nbtrain.config.load import load, load_resolved
+from nbtrain.config.load import load_resolved
+from nbtrain.config.load.edits import with_values
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.changes import Change, changes_between
@@ -50,7 +51,7 @@ class RunFacts:
         before = self.config or load_resolved(self.run.config_yaml)
         if before.mode == "eval" and (self.checkpoints.complete_step or 0) >= before.train_steps:
             # mode: eval belonged to the last job only.
-            before = load(before, {"mode": "full"}, check=False)
+            before = with_values(before, {"mode": "full"})
         return before if before.mode == "full" else None
 
     @functools.cached_property

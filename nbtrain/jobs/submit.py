@@ -35,6 +35,7 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir, runs_like
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer
+from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import backend_of, backend_of_job, status_of
@@ -199,7 +200,7 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
         run.name,
         run.name,
     )
-    return load(config, {"mode": "full"})
+    return with_overrides(config, {"mode": "full"})
 
 
 def _joined(request: Request, new_job: bool = False) -> JobDir | None:

@@ -19,7 +19,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
-from nbtrain.config.load import load
+from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.schema import RunConfig
 
 # Beside the present size: half of it, and these multiples. Each is one trial for each ZeRO stage.
@@ -92,7 +92,7 @@ def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -
     found = []
     for value in values:
         try:
-            deepspeed_config(load(config, {key: value}))
+            deepspeed_config(with_overrides(config, {key: value}))
         except ConfigError:
             continue
         found.append(value)

@@ -9,6 +9,7 @@ other.
 
 from collections.abc import Sequence
 
+from nbtrain.config.load.edits import with_values
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 
@@ -22,14 +23,8 @@ def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None
         return config
     world = config.world_size // config.parallel.data_parallel_size * data_parallel_size
     gpus = world // nodes if resources.device == "gpu" else resources.gpus_per_node
-    changed = config.model_copy(
-        update={
-            "parallel": config.parallel.model_copy(update={"data_parallel_size": data_parallel_size}),
-            "resources": resources.model_copy(update={"nodes": nodes, "gpus_per_node": gpus}),
-        }
-    )
-    changed._origins, changed._run = config._origins, config._run
-    return changed
+    sizes = {"resources.nodes": nodes, "resources.gpus_per_node": gpus}
+    return with_values(config, {"parallel.data_parallel_size": data_parallel_size, **sizes})
 
 
 def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbtrain.base.findings import Finding
 from nbtrain.config.findings import mistake
-from nbtrain.config.load import load
+from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.rules.kubernetes import carries_workspace
 from nbtrain.config.schema import RunConfig
 
@@ -27,7 +27,7 @@ def with_placeholders(config: RunConfig) -> RunConfig:
 
     Raises ConfigError for every other broken rule.
     """
-    return load(config, _missing(config))
+    return with_overrides(config, _missing(config))
 
 
 def _missing(config: RunConfig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     advise(config, observations) -> Advice      a table; advice.use(1, "new.yaml") writes the changed run
 
 `Observations` are plain numbers from a run's records (jobs/observe.py reads them). Each observation proposes
-some changes (advice_rules.py). Every change is loaded as a run, and a change that a configuration rule
+some changes (advice_rules.py). Every change is applied to the run, and a change that a configuration rule
 refuses is dropped. Memory and step time after the change come from the plan, scaled by the run's own
 measurements: a run that needed 1.1 times the planned memory is expected to need 1.1 times after a change too.
 """
@@ -18,7 +18,8 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Finding
 from nbtrain.base.printing.report import Facts, Findings, Report, Result, Sentence
 from nbtrain.base.text import amounts
-from nbtrain.config.load import flatten, load
+from nbtrain.config.load import flatten
+from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.advice.advice_rules import Proposal, proposals
 from nbtrain.planner.advice.observations import Observations, needed_bytes
@@ -125,7 +126,7 @@ class Advice(Result):
         if not 1 <= number <= len(self.changes):
             has = f"has changes 1 to {len(self.changes)}" if self.changes else "has no changes"
             raise ConfigError(f"change {number}: the advice for {self.config.name} {has}.")
-        return load(self.config, self.changes[number - 1].overrides)
+        return with_overrides(self.config, self.changes[number - 1].overrides)
 
     def diff(self, number: int) -> Diff:
         """Return a diff of the fields that change `number` sets."""
@@ -192,7 +193,7 @@ def _predicted(
 ) -> Change | None:
     """Return the proposal with its memory and time; None if a rule of the configuration rejects it."""
     try:
-        changed = load(config, proposal.overrides)
+        changed = with_overrides(config, proposal.overrides)
     except ConfigError:
         return None
     if not proposal.predictable:

@@ -9,9 +9,10 @@ from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.findings import finding_of
+from nbtrain.config.load.edits import with_values
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.lint.remedies import MICRO_BATCH, with_changes
+from nbtrain.planner.lint.remedies import MICRO_BATCH
 from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.memory import estimate
 from nbtrain.planner.setup.setup import network_of, setup_of
@@ -44,7 +45,7 @@ def bubble_is_small(subject: Subject) -> Iterator[Finding]:
     stages, micro_batches = config.parallel.pipeline_parallel_size, config.accumulation_steps
     better = []
     for size in reversed(divisors(config.batch.micro_batch_size)[:-1]):
-        changed = with_changes(config, {MICRO_BATCH: size})
+        changed = with_values(config, {MICRO_BATCH: size})
         if not find_problems(changed):
             better.append((size, _bubble(changed, bubble_fraction(changed))))
     fix = "A larger global_batch_size or fewer pipeline stages make it smaller."
@@ -138,7 +139,7 @@ def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
     key, saved = "parallel.zero_stage", step.data / step.seconds
     better = []
     for size in divisors(config.batch.global_batch_size // parallel.data_parallel_size):
-        if size > micro and not find_problems(changed := with_changes(config, {MICRO_BATCH: size})):
+        if size > micro and not find_problems(changed := with_values(config, {MICRO_BATCH: size})):
             setup = setup_of(changed)
             faster = estimate_step(setup, rates) if estimate(setup).fits else None
             if faster and faster.seconds < step.seconds:
@@ -176,7 +177,7 @@ def network_keeps_up(subject: Subject) -> Iterator[Finding]:
         return
     fix = []
     key = "resources.network"
-    changed = with_changes(config, {"parallel.zero_hpz": True})
+    changed = with_values(config, {"parallel.zero_hpz": True})
     gain = network.hpz
     pays = gain and not network.has_hpz and gain.saved >= PAYS_FRACTION and gain.fits is not False
     if gain and pays and not find_problems(changed):
@@ -258,7 +259,7 @@ def fpdt_chunks_are_large_enough(subject: Subject) -> Iterator[Finding]:
     chunk, key = config.parallel.fpdt_chunk_tokens, "parallel.fpdt_chunk_tokens"
     saved, fix = step.chunks / step.seconds, f"Set {key}: 0 if the run fits its memory without FPDT."
     for size in (one for one in divisors(config.model.seq_length) if one > chunk):
-        changed = with_changes(config, {key: size})
+        changed = with_values(config, {key: size})
         setup = setup_of(changed)
         other = estimate_step(setup, rates)
         if other is None or estimate(setup).fits is False or find_problems(changed):

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.text import amounts
 from nbtrain.config.findings import finding_of
+from nbtrain.config.load.edits import with_values
 from nbtrain.planner.lint.allocator import with_expandable_segments
-from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy, with_changes
+from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy
 from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.memory import AVERAGE_FRAGMENTATION, SPARE_FRACTION, estimate_memory, fragmented_bytes
 
@@ -202,7 +203,7 @@ def full_saves_more_than_selective(subject: Subject) -> Iterator[Finding]:
         return
     if memory.total_bytes <= (1 - SPARE_FRACTION) * memory.device_bytes:
         return
-    full = estimate_memory(with_changes(config, {RECOMPUTE: "full"}))
+    full = estimate_memory(with_values(config, {RECOMPUTE: "full"}))
     saved = memory.parts["activations"] - full.parts["activations"]
     if saved <= 0:
         return

@@ -16,6 +16,7 @@ from typing import Any
 
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.divisors import divisors
+from nbtrain.config.load.edits import with_values
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
@@ -54,7 +55,7 @@ def cheapest_remedy(config: RunConfig, spare: float, device_bytes: int | None = 
     """
     tight = None
     for changes in _candidates(config):
-        changed = with_changes(config, changes)
+        changed = with_values(config, changes)
         if find_problems(changed):
             continue
         memory = estimate_memory(changed)
@@ -82,7 +83,7 @@ def host_remedy(config: RunConfig) -> Remedy | None:
     candidates += [{**more, **changes} for changes in candidates[:1] for more in candidates[1:]]
     for changes in candidates:
         changes = differing(config, changes)
-        changed = with_changes(config, changes)
+        changed = with_values(config, changes)
         if find_problems(changed):
             continue
         memory = estimate_memory(changed)
@@ -100,23 +101,6 @@ def on_device(*sections: str) -> dict[str, Any]:
 def differing(config: RunConfig, changes: Changes) -> dict[str, Any]:
     """Return only the changes that differ from the run's values."""
     return {key: value for key, value in changes.items() if _differs(config, key, value)}
-
-
-def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
-    """Return the run with other values. Unlike load(), this is fast, because it reads no text and checks
-    nothing.
-    """
-    for key, value in changes.items():
-        sections = key.split(".")
-        config = _replaced(config, sections, value)
-    return config
-
-
-def _replaced(section: Any, keys: list[str], value: Any) -> Any:
-    first, *rest = keys
-    return section.model_copy(
-        update={first: _replaced(getattr(section, first), rest, value) if rest else value}
-    )
 
 
 def _candidates(config: RunConfig) -> Iterator[Changes]:

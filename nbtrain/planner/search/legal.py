@@ -22,7 +22,7 @@ from nbtrain.config.arithmetic.parameters import count_layers, largest_of
 from nbtrain.config.arithmetic.stages import cut_evenly
 from nbtrain.config.batch_schedule import Rampup, StepSizes
 from nbtrain.config.deepspeed.ds_config import BUCKET_MULTIPLE
-from nbtrain.config.load import load
+from nbtrain.config.load.edits import with_overrides, with_values
 from nbtrain.config.rules import limits
 from nbtrain.config.rules.combinations import KINDS, clashes
 from nbtrain.config.rules.limits import Broken
@@ -200,7 +200,7 @@ class Space:
                 "this search was made for a shape, which has no run YAML. Search a run or a preset such as "
                 "13B to get one."
             )
-        return load(self.config, settings_for(self.config, layout), check)
+        return with_overrides(self.config, settings_for(self.config, layout), check)
 
 
 def settings_for(config: RunConfig, layout: Layout) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def space_of(config: RunConfig) -> Space:
     """Return the space of a run: every layout of its model on its GPUs."""
     world = max(config.resources.nodes * config.resources.gpus_per_node, 1)
     plain = Layout(Cut(1, 1, 1, world), 1, PLAIN)
-    open_run = load(config, settings_for(config, plain), check=False)
+    open_run = with_values(config, settings_for(config, plain))
     kept = {kind.name for kind in KINDS if kind.key not in plain.settings and kind.present(open_run)}
     sizes = [config.batch.global_batch_size]
     match config.ramp:

@@ -18,6 +18,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.load import Overrides, load
+from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
@@ -195,7 +196,7 @@ def run_on(
     if not typed and not (keep_format and device.peak(config.precision.dtype)):
         changes["precision.dtype"] = "bf16" if device.peak("bf16") else "fp16"
         changes["precision.autocast"] = config.precision.autocast and bool(device.peak("bf16"))
-    return load(config, changes, check=False)
+    return with_overrides(config, changes, check=False)
 
 
 def shape_space(

@@ -18,7 +18,9 @@ from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.networks import NETWORK_BY_NAME, gigabits
 from nbtrain.config.arithmetic.parameters import count_layers
-from nbtrain.config.load import Overrides, load
+from nbtrain.config.load import Overrides
+from nbtrain.config.load.edits import with_overrides
+from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.resources_section import ResourcesConfig
 from nbtrain.planner.budget.disk import estimate_disk
@@ -153,7 +155,7 @@ class WhatIf:
             }
             if value not in self.control(name).values or value == OWN:
                 raise ConfigError(f"network = {value!r} is not in the network table.")
-            space = space_of(load(self.space.config, settings, check=False))
+            space = space_of(with_overrides(self.space.config, settings, check=False))
             found: Layout | None = self.layout
         elif name in ("gpu_type", "gpus"):
             changes = {"gpu_type": self.gpu_type, "gpus": self.gpus, name: value}

@@ -6,7 +6,8 @@ import pytest
 
 from nbtrain.base.text import amounts
 from nbtrain.config.load import load
-from nbtrain.planner.lint.remedies import cheapest_remedy, host_remedy, with_changes
+from nbtrain.config.load.edits import with_values
+from nbtrain.planner.lint.remedies import cheapest_remedy, host_remedy
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.plan import plan
 
@@ -170,7 +171,7 @@ def test_selective_is_not_the_smaller_recomputation():
     result = plan(config, use_measured=False)
     (found,) = (one for one in result.findings if one.rule == "full_saves_more_than_selective")
     kept = result.memory.parts["activations"]
-    full = estimate_memory(with_changes(config, {RECOMPUTE: "full"})).parts["activations"]
+    full = estimate_memory(with_values(config, {RECOMPUTE: "full"})).parts["activations"]
     assert found.message == (
         f"Selective recomputation keeps {amounts.size(kept)} of activations, full recomputation "
         f"{amounts.size(full)}: selective is the faster one, not the smaller one (arXiv:2205.05198, "

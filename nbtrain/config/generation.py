@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.printing.report import Record
 from nbtrain.base.text.terminal import shortened
 
@@ -24,6 +25,10 @@ MOST_LOGPROBS = 20
 MOST_BIASES = 1024
 # No model has more tokens; a larger id is also too large for the JSON between the processes.
 TOKEN_IDS = 1 << 32
+
+
+def _problem(name: str, message: str) -> Finding:
+    return Finding("error", "generation", name, "", message, cost=FATAL)
 
 
 @dataclass(frozen=True)
@@ -78,11 +83,14 @@ class Generation(Record):
     """
 
     def __post_init__(self) -> None:
+        refuse(self._problems(), ConfigError)
+
+    def _problems(self) -> Iterator[Finding]:
         for name, holds, rule in self._rules():
             if not holds:
-                raise ConfigError(f"{name} = {shortened(str(getattr(self, name)))} must be {rule}.")
+                yield _problem(name, f"{name} = {shortened(str(getattr(self, name)))} must be {rule}.")
         if self.num_beams > 1:
-            self._check_beams()
+            yield from self._problems_with_beams()
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         yield "max_new_tokens", 0 <= self.max_new_tokens <= MOST_NEW_TOKENS, f"from 0 to {MOST_NEW_TOKENS:,}"
@@ -111,15 +119,14 @@ class Generation(Record):
         yield "stop", holds, f"at most {MOST_STOPS} texts of 1 to {MOST_STOP_CHARS} characters"
         yield "seed", self.seed is None or abs(self.seed) < 1 << 63, "below 2^63, or null"
 
-    def _check_beams(self) -> None:
-        """Reject options that conflict with beams, because the text of a beam is complete only at the end."""
+    def _problems_with_beams(self) -> Iterator[Finding]:
+        """Yield options that conflict with beams, because the text of a beam is complete only at the end."""
         if self.n > self.num_beams:
-            raise ConfigError(f"n = {self.n} must be at most num_beams = {self.num_beams}.")
+            yield _problem("n", f"n = {self.n} must be at most num_beams = {self.num_beams}.")
         for name in ("stop", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "echo"):
             if getattr(self, name) not in ((), None, 0.0, False):
-                raise ConfigError(
-                    f"{name} cannot be combined with num_beams = {self.num_beams}: set only one of them."
-                )
+                words = f"{name} cannot be combined with num_beams = {self.num_beams}: set only one of them."
+                yield _problem(name, words)
 
     @property
     def is_greedy(self) -> bool:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from nbtrain.base import files
-from nbtrain.base.errors import ConfigError, DataError, NbtrainError
+from nbtrain.base.errors import ConfigError, DataError, NbtrainError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
 from nbtrain.base.text.amounts import counted
@@ -206,7 +207,8 @@ def _own_entry(name: str, tasks: Path) -> Any:
 
 
 def check_fewshot(tasks: Sequence[HarnessTask], num_fewshot: int | None) -> None:
-    """Raise ConfigError for a task that has too few examples to put before each question."""
+    """Raise ConfigError with every task that has too few examples to put before each question."""
+    problems = []
     for task in tasks:
         for leaf in task.leaves():
             own = leaf.get_config("num_fewshot")
@@ -223,10 +225,11 @@ def check_fewshot(tasks: Sequence[HarnessTask], num_fewshot: int | None) -> None
             has, most = len(sampler.fewshot_docs()), len(sampler.fewshot_docs()) - is_same
             if shots > most:
                 without = ", without the question itself" if is_same else ""
-                raise ConfigError(
-                    f"{leaf.task_name}: num_fewshot = {shots} must be at most {most}: {task.source} has "
-                    f"{counted(has, 'example')}{without}."
-                )
+                words = f"num_fewshot = {shots} must be at most {most}: {task.source} has "
+                words += f"{counted(has, 'example')}{without}."
+                place = str(leaf.task_name)
+                problems.append(Finding("error", "check_fewshot", "num_fewshot", place, words, cost=FATAL))
+    refuse(problems, ConfigError)
 
 
 def ask_harness(

@@ -26,7 +26,8 @@ import urllib3
 from urllib3.util import Retry, Timeout
 
 from nbtrain.base import files
-from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.errors import ConfigError, DataError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.run_directory.evaluation_files import file_name
 from nbtrain.base.text.addresses import redacted
@@ -97,12 +98,15 @@ class Judge:
     """Name of the environment variable that holds the token."""
 
     def __post_init__(self) -> None:
+        problems = {}
         if not re.match(r"https?://[^/\s]+", self.url):
-            raise ConfigError(f"judge_url = {redacted(self.url)!r} must begin with http:// or https://.")
+            problems["judge_url"] = f"judge_url = {redacted(self.url)!r} must begin with http:// or https://."
         if not self.model:
-            raise ConfigError(
+            problems["judge_model"] = (
                 "judge_model is empty: set it to the judge's model, by the name that its server uses."
             )
+        findings = (Finding("error", "judge", key, "", text, cost=FATAL) for key, text in problems.items())
+        refuse(findings, ConfigError)
         self._token()
 
     def _token(self) -> str:

@@ -9,12 +9,14 @@ folder (`init_from`), and the ranks read it at the first start.
 
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.printing.report import Block, Items, Report, Result, Sentence
 from nbtrain.base.text import amounts
@@ -28,6 +30,7 @@ from nbtrain.base.workspace import (
     typed_path,
     valid_name,
 )
+from nbtrain.config.findings import mistake
 from nbtrain.config.load import Overrides, load, override_layer, validate, validate_section
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
@@ -39,7 +42,7 @@ from nbtrain.corpus.tokenizer.origin import ids_in
 from nbtrain.corpus.tokenizer.prepare import take_over
 from nbtrain.exchange.from_megatron import converted
 from nbtrain.jobs.initial_weights import other_ids
-from nbtrain.planner.run_file import not_written, path_of, run_text
+from nbtrain.planner.run_file import not_written, run_text, target_of
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.folder import SUFFIX
 from nbtrain.pretrained.megatron import find_tree
@@ -120,14 +123,11 @@ def import_model(
     Raises CheckpointError, DataError or ConfigError if something does not fit; nothing is written then.
     """
     check_name(name, "name")
-    target = _target(Path(f"{name}.yaml") if path is None else path_of(path), overwrite)
+    target = target_of(f"{name}.yaml" if path is None else path, overwrite, "--overwrite")
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target}: {target.parent} is not a folder. Name a file in a folder that exists.")
     layer = override_layer(overrides)
-    for key, given_by in (("name", "NAME"), ("init_from", "DIR")):
-        if key in layer.value:
-            raise ConfigError(
-                f"override {key}={layer.value[key]}: {key} is set by {given_by}. Remove the override, "
-                f"or give another {given_by}."
-            )
+    refuse(_overrides_of_arguments(layer), ConfigError)
     # Needed before the run's configuration is complete.
     validate_section(layer, "tokenizer")
     folder = _folder_of(source)
@@ -165,9 +165,7 @@ def _import(
     config._run = onto
     check_config(config)
     found = fit(model, config)
-    if found.problems:
-        key, words = found.problems[0]
-        raise ConfigError(f"{config.where(key)}: {key} {words}.")
+    refuse((mistake(config, key, f"{key} {words}.") for key, words in found.problems), ConfigError)
     if tokenizer.folder is None and (difference := other_ids(model, config)):
         key, chosen = "tokenizer.name", config.tokenizer.name
         raise ConfigError(
@@ -197,16 +195,13 @@ def _import(
     return ImportedModel(config, target, text, model.title, model.count, tuple(notes))
 
 
-def _target(path: Path, overwrite: bool) -> Path:
-    """Return the run YAML's path. Raises ConfigError if it may not be written."""
-    path = typed_path(path).absolute()
-    if path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
-    if path.exists() and not overwrite:
-        raise ConfigError(f"{path}: exists already. Name another file (-o), or overwrite it (--overwrite).")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path}: {path.parent} is not a folder. Name a file in a folder that exists.")
-    return path
+def _overrides_of_arguments(layer: Located) -> Iterator[Finding]:
+    """Yield the overrides of fields that the command's own arguments set."""
+    for key, given_by in (("name", "NAME"), ("init_from", "DIR")):
+        if key in layer.value:
+            words = f"{key} is set by {given_by}."
+            fix = f"Remove the override, or give another {given_by}."
+            yield Finding("error", "import", key, f"override {key}={layer.value[key]}", words, fix, FATAL)
 
 
 def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init_from: str) -> dict[str, Any]:

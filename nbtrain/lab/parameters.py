@@ -9,7 +9,8 @@ import difflib
 import shlex
 from collections.abc import Iterator, Mapping
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.config.load import Overrides, flatten, override_layer
 
 INJECTED_MARK = "# Parameters"
@@ -39,17 +40,19 @@ def check_parameters() -> None:
     if not injected or not own:
         return
     known = assigned_names(own[0])
-    types = annotated_types(own[0])
+    types, problems = annotated_types(own[0]), []
     for name in assigned_names(injected[-1]):
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Nearest: {near[0]}." if near else ""
-            raise ConfigError(f"parameter {name}: this notebook has {', '.join(known)}.{hint}")
-        if name not in types or name not in shell.user_ns:
+            problems.append(f"parameter {name}: this notebook has {', '.join(known)}.{hint}")
+        elif name not in types or name not in shell.user_ns:
             continue
-        value, wanted = shell.user_ns[name], types[name]
-        if type(value) is not wanted and not (wanted is float and type(value) is int):
-            raise ConfigError(f"parameter {name} = {value!r}: must be {TYPE_WORDS[wanted]}.")
+        else:
+            value, wanted = shell.user_ns[name], types[name]
+            if type(value) is not wanted and not (wanted is float and type(value) is int):
+                problems.append(f"parameter {name} = {value!r}: must be {TYPE_WORDS[wanted]}.")
+    refuse((Finding("error", "parameters", "", "", text, cost=FATAL) for text in problems), ConfigError)
 
 
 def annotated_types(source: str) -> dict[str, type]:

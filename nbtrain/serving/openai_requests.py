@@ -99,8 +99,7 @@ class Common(BaseModel):
                 **more,
             )
         except ConfigError as error:
-            name = str(error).partition(" ")[0]
-            raise Refusal(400, str(error), name, "invalid_value") from None
+            raise Refusal(400, str(error), error.findings[0].key, "invalid_value") from None
         except ValueError:
             raise Refusal(
                 400, "logit_bias: its keys must be token ids.", "logit_bias", "invalid_value"

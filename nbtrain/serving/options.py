@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.process.ports import LOOPBACK
 
 PORT = 8000
@@ -64,11 +65,13 @@ class ServeOptions:
                 for name in ("request_seconds", "write_seconds", "grace_seconds", "idle_seconds")
             ),
         )
-        for name, value, holds, rule in rules:
-            if not holds:
-                raise ConfigError(f"{name} = {value!r} must be {rule}.")
+        problems = {
+            name: f"{name} = {value!r} must be {rule}." for name, value, holds, rule in rules if not holds
+        }
         if self.run is None and self.step is not None:
-            raise ConfigError(
+            problems["step"] = (
                 f"step = {self.step} is a checkpoint of one run: name the run (`nbtrain serve RUN --step "
                 f"{self.step}`). Without a run, the newest checkpoint of each is served."
             )
+        findings = (Finding("error", "options", key, "", text, cost=FATAL) for key, text in problems.items())
+        refuse(findings, ConfigError)

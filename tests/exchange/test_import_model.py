@@ -361,7 +361,7 @@ def test_paths_and_names(folder, workspace):
     with pytest.raises(ConfigError, match="must be 1 to 53 lower case letters"):
         import_model("models/small", "My Run")
     import_model("models/small", "mine")
-    with pytest.raises(ConfigError, match=r"mine.yaml: exists already. Name another file \(-o\)"):
+    with pytest.raises(ConfigError, match=r"mine.yaml: exists already. Name another file"):
         import_model("models/small", "mine")
     import_model("models/small", "mine", overwrite=True)
     with pytest.raises(ConfigError, match=r"is not a folder\. Name a file in a folder that exists"):

@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.extras import install_command
+from nbtrain.base.findings import Finding
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.config.findings import mistake
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.written import family_of
@@ -79,7 +81,7 @@ class GGUFFile:
         family = family_of(config)
         self.known = family.tensors(Sizes.of(config.model, weights.vocab_size))
         self.architecture = gguf.MODEL_ARCH[ARCHITECTURES[family.model_type]]
-        refuse(config, family.model_type)
+        refuse(unsupported(config, family.model_type), ConfigError)
         self.tokenizer = read_tokenizer(folder, weights.vocab_size)
         kinds = [] if self.tokenizer is None else self.tokenizer["normalizers"]
         self.notes = [normalizer_note(kinds)] if kinds else []
@@ -191,29 +193,36 @@ class GGUFFile:
             writer.add_chat_template(tokenizer["chat_template"])
 
 
-def refuse(config: RunConfig, model_type: str) -> None:
-    """Raise ConfigError for features that llama.cpp does not compute for this architecture."""
+def unsupported(config: RunConfig, model_type: str) -> Iterator[Finding]:
+    """Yield the features of a run that llama.cpp does not compute for this architecture."""
     model = config.model
-    windows = [one for one in model.windows if one is not None]
+    windows, instead = [size for size in model.windows if size is not None], "Export it with --to hf."
     if windows and min(windows) < model.resolved_max_position_embeddings:
-        raise ConfigError(
-            f"{config.where('model.window_size')}: model.window_size = {min(windows)} is smaller than "
+        yield mistake(
+            config,
+            "model.window_size",
+            f"model.window_size = {min(windows)} is smaller than "
             f"max_position_embeddings({model.resolved_max_position_embeddings}), and llama.cpp has no "
-            "sliding window for this architecture: later tokens would see more than in training. Export it "
-            "with --to hf."
+            "sliding window for this architecture: later tokens would see more than in training.",
+            instead,
         )
     if model_type == "smollm3":
         if model.add_bias_linear:
-            raise ConfigError(
-                f"{config.where('model.add_bias_linear')}: model.add_bias_linear = true: llama.cpp's SmolLM3 "
-                "has no biases, and would not load the file. Export it with --to hf."
+            yield mistake(
+                config,
+                "model.add_bias_linear",
+                "model.add_bias_linear = true: llama.cpp's SmolLM3 has no biases, and would not load the "
+                "file.",
+                instead,
             )
         expected = [layer for layer in range(model.num_layers) if (layer + 1) % NO_ROPE_FREQ == 0]
         if model.layers_without_rope != expected:
-            raise ConfigError(
-                f"{config.where('model.no_rope_freq')}: llama.cpp omits rotary positions in every "
-                f"fourth layer of SmolLM3, and this run in the layers {model.layers_without_rope}. Export it "
-                "with --to hf."
+            yield mistake(
+                config,
+                "model.no_rope_freq",
+                "llama.cpp omits rotary positions in every fourth layer of SmolLM3, and this run in the "
+                f"layers {model.layers_without_rope}.",
+                instead,
             )
 
 

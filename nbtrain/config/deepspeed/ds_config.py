@@ -21,11 +21,15 @@ What is decided here, and why:
   the configured size without checking whether a parameter is larger.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import Finding
 from nbtrain.config.arithmetic.parameters import count_stage_parameters, largest_parameter
+from nbtrain.config.findings import mistake
+from nbtrain.config.parallel_section import OffloadConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.parallel_section import OffloadConfig
 
@@ -55,8 +59,17 @@ KNOWN_KEYS = tuple(_KNOWN.split())
 def deepspeed_config(config: RunConfig) -> dict[str, Any]:
     """Return the dictionary for deepspeed.initialize.
 
-    Raises ConfigError if parallel.deepspeed_extra sets a key that is derived, or if the run has ZeRO 0
+    Raises ConfigError if parallel.deepspeed_extra sets keys that are derived, or if the run has ZeRO 0
     with 16-bit weights.
+    """
+    derived = derived_config(config)
+    refuse(collisions(config, derived), ConfigError)
+    return _merged(derived, config.parallel.deepspeed_extra)
+
+
+def derived_config(config: RunConfig) -> dict[str, Any]:
+    """Return the part of the dictionary that follows from the run's fields, without
+    parallel.deepspeed_extra. Raises ConfigError for ZeRO 0 with 16-bit weights.
     """
     parallel, precision = config.parallel, config.precision
     bf16 = precision.dtype == "bf16" and not precision.autocast
@@ -103,7 +116,7 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any]:
             "min_loss_scale": scale.min_loss_scale,
         }
         derived["data_types"] = {"grad_accum_dtype": "fp32"}
-    return _with_extra(derived, parallel.deepspeed_extra, config)
+    return derived
 
 
 def _zero_optimization(config: RunConfig) -> dict[str, Any]:
@@ -165,19 +178,26 @@ def bucket_elements(config: RunConfig, asked: int) -> int:
     return min(asked, -(-count // BUCKET_MULTIPLE) * BUCKET_MULTIPLE)
 
 
-def _with_extra(
-    derived: dict[str, Any], extra: dict[str, Any], config: RunConfig, prefix: str = ""
-) -> dict[str, Any]:
+def collisions(
+    config: RunConfig, derived: dict[str, Any], extra: dict[str, Any] | None = None, prefix: str = ""
+) -> Iterator[Finding]:
+    """Yield every key of parallel.deepspeed_extra that is derived from the run's fields."""
+    for key, value in (config.parallel.deepspeed_extra if extra is None else extra).items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict) and isinstance(derived.get(key), dict):
+            yield from collisions(config, derived[key], value, f"{dotted}.")
+        elif key in derived:
+            yield mistake(
+                config,
+                f"parallel.deepspeed_extra.{dotted}",
+                f"parallel.deepspeed_extra sets {dotted}, which nbtrain derives as {derived[key]!r}.",
+                "Remove it, and change the field that it is derived from.",
+            )
+
+
+def _merged(derived: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     merged = dict(derived)
     for key, value in extra.items():
-        if isinstance(value, dict) and isinstance(derived.get(key), dict):
-            merged[key] = _with_extra(derived[key], value, config, f"{prefix}{key}.")
-        elif key in derived:
-            raise ConfigError(
-                f"{config.where('parallel.deepspeed_extra')}: parallel.deepspeed_extra sets {prefix}{key}, "
-                f"which nbtrain derives as {derived[key]!r}. Remove it, and change the field that it is "
-                "derived from."
-            )
-        else:
-            merged[key] = value
+        is_section = isinstance(value, dict) and isinstance(derived.get(key), dict)
+        merged[key] = _merged(derived[key], value) if is_section else value
     return merged

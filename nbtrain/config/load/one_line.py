@@ -3,7 +3,8 @@
 import json
 import re
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text.addresses import without_secrets
 from nbtrain.config.load import flatten, validate
 from nbtrain.config.schema import RunConfig
@@ -25,13 +26,21 @@ def one_line(config: RunConfig) -> str:
     Raises ConfigError for an address that may have a secret, and for a text that a variable cannot hold.
     """
     values = config.model_dump()
-    for key, value in flatten(values):
-        if without_secrets(value, key.rpartition(".")[2]) != value:
-            raise ConfigError(
-                f"{config.where(key).partition('=')[0]}: {key} has an address with a user, password or "
-                "query, any of which may be a secret, and the file would show it. Remove that part, or "
-                "submit the run without a dry run."
-            )
+    secret = [
+        Finding(
+            "error",
+            "no_secrets",
+            key,
+            config.where(key).partition("=")[0],
+            f"{key} has an address with a user, password or query, any of which may be a secret, and the "
+            "file would show it.",
+            "Remove that part, or submit the run without a dry run.",
+            FATAL,
+        )
+        for key, value in flatten(values)
+        if without_secrets(value, key.rpartition(".")[2]) != value
+    ]
+    refuse(secret, ConfigError)
     # Kubernetes replaces $(NAME), pdsh %h and its like.
     text = json.dumps(values).replace("$", r"\u0024").replace("%", r"\u0025")
     text = ESCAPE.sub(_of_yaml, text)

@@ -6,11 +6,11 @@ Which kinds of parallelism, offloading and formats go together is in combination
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
 from nbtrain.base.text.terminal import nearest
-from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS, deepspeed_config
+from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS, collisions, derived_config
 from nbtrain.config.deepspeed.known_keys import UNKNOWN_KEY, key_problems, nearest_key
-from nbtrain.config.findings import findings_of, mistake
+from nbtrain.config.findings import mistake
+from nbtrain.config.parallel_section import ParallelConfig
 from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need
 from nbtrain.config.rules.layout import layers_fill_the_stages
 from nbtrain.config.rules.limits import hpz_partition, prescaled_gradients, problems_of
@@ -235,13 +235,10 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
             f"parallel.deepspeed_extra.{problem.key}",
             f"parallel.deepspeed_extra sets {problem.key}, which {problem.message}{own}",
         )
-    # Other rules report broken layouts and stages; deepspeed_config would report them a second time.
+    # Broken layouts and stages, which other rules report, have no derived configuration.
     reported = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
     if extra and not decided and not unknown and not inside and not reported:
-        try:
-            deepspeed_config(config)
-        except ConfigError as error:
-            yield from findings_of(error)
+        yield from collisions(config, derived_config(config))
 
 
 ZERO_RULES: tuple[Callable[[RunConfig], Problems], ...] = (

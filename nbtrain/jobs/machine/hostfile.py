@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from nbtrain.base.errors import ConfigError
-from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Cost, Finding
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import resolve
 from nbtrain.config.findings import finding_of
@@ -58,23 +58,26 @@ def hosts_of(config: RunConfig) -> list[str]:
             f"resources.nodes = {nodes}. Add machines, or lower nodes."
         )
     chosen = list(slots)[:nodes]
-    for name in chosen:
-        if slots[name] < config.ranks_per_node:
-            raise ConfigError(
-                f"{where}: {section.hostfile} lists {name} with slots={slots[name]}, and each machine needs "
-                f"{config.ranks_per_node} ranks. Raise its slots if it has the devices, or lower the ranks."
-            )
+    small = ", ".join(
+        f"{name} with slots={slots[name]}" for name in chosen if slots[name] < config.ranks_per_node
+    )
+    if small:
+        raise ConfigError(
+            f"{where}: {section.hostfile} lists {small}, and each machine needs {config.ranks_per_node} "
+            "ranks. Raise the slots if the machine has the devices, or lower the ranks."
+        )
     return chosen
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
-    """Return {name: slots} in the file's order. Raises ConfigError with the line that is wrong."""
+    """Return {name: slots} in the file's order. Raises ConfigError with every line that is wrong."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError(f"{path} cannot be read: {reason}.") from None
     found: dict[str, int] = {}
+    problems = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#"):
@@ -82,15 +85,18 @@ def read_hostfile(path: Path) -> dict[str, int]:
         match = LINE.fullmatch(text)
         if match is None:
             rule = f" A name has {HOST_RULE}." if re.match(r"\S+\s+slots=\d+", text) else ""
-            raise ConfigError(
-                f"{path}:{number}: {text[:80]!r} is no machine. A line is `name slots=8`: a name or an IPv4 "
-                f"address, and how many ranks it may have.{rule}"
-            )
-        if match[1] in found:
-            raise ConfigError(
-                f"{path}:{number}: {match[1]} is listed in an earlier line too. Remove one of them."
-            )
-        found[match[1]] = int(match[2])
+            words = f"{text[:80]!r} is no machine."
+            fix = "A line is `name slots=8`: a name or an IPv4 address, and how many ranks it may have."
+            problems.append((number, words, fix + rule))
+        elif match[1] in found:
+            problems.append((number, f"{match[1]} is listed in an earlier line too.", "Remove one of them."))
+        else:
+            found[match[1]] = int(match[2])
+    findings = (
+        Finding("error", "hostfile", "", f"{path}:{number}", words, fix, FATAL)
+        for number, words, fix in problems
+    )
+    refuse(findings, ConfigError)
     return found
 
 

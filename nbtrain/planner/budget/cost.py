@@ -10,11 +10,13 @@ about a third.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
@@ -169,7 +171,7 @@ def _read_user(path: Path) -> Located:
     if all(not line.strip() or line.lstrip().startswith("#") for line in lines):
         raise ConfigError(f"{display(path)}: the file is empty. Its form: {SHIPPED}.")
     table = read_yaml(path, display(path))
-    _check(table)
+    refuse(_problems(table), ConfigError)
     return table
 
 
@@ -188,31 +190,34 @@ def _price(table: Located, name: str | None, kind: str | None = None) -> Price |
     return Price(usual, min([*known, usual]), max([*known, usual]), value["currency"], value["date"], file)
 
 
-def _check(table: Located) -> None:
-    """Raise ConfigError for unknown keys and devices, and for prices that are not positive numbers."""
+def _problems(table: Located) -> Iterator[Finding]:
+    """Yield unknown keys and devices, and prices that are not positive numbers."""
     for key, value in table.value.items():
         place = table.where(key)
         if key not in PRICES:
-            raise ConfigError(f"{place}: no such key in a price table: {key}. Known: {', '.join(PRICES)}.")
-        if key == "per_device_hour":
+            yield _problem(place, key, f"no such key in a price table: {key}. Known: {', '.join(PRICES)}.")
+        elif key == "per_device_hour":
             if not isinstance(value, dict | None):
-                raise ConfigError(
-                    f"{place}: per_device_hour = {value!r} must be a mapping of devices, each with "
-                    f"its price. Its form: {SHIPPED}."
-                )
+                words = f"{key} = {value!r} must be a mapping of devices, each with its price."
+                yield _problem(place, key, words, f"Its form: {SHIPPED}.")
+                continue
             for name, offer in (value or {}).items():
-                _check_offer(table.where(f"{key}.{name}"), name, offer)
+                yield from _offer_problems(table.where(f"{key}.{name}"), name, offer)
         elif key == "per_kwh":
             if value is not None:
-                _check_number(place, key, value)
+                yield from _number_problems(place, key, value)
         elif not isinstance(value, str):
-            raise ConfigError(f'{place}: {key} = {value!r} is not text. Write it in quotes, e.g. "2026-05".')
+            yield _problem(
+                place, key, f"{key} = {value!r} is not text.", 'Write it in quotes, e.g. "2026-05".'
+            )
 
 
-def _check_offer(place: str | None, name: str, offer: Any) -> None:
+def _offer_problems(place: str | None, name: str, offer: Any) -> Iterator[Finding]:
+    key = f"per_device_hour.{name}"
     if name not in BY_NAME:
         nearest = ", ".join(nearest_device_names(name))
         hint = f" Nearest: {nearest}." if nearest else ""
+<<<<<<< HEAD
         raise ConfigError(
             f"{place}: no device is called {name}.{hint} `nbtrain schema` lists gpu_type's names."
         )
@@ -232,15 +237,34 @@ def _check_range(place: str | None, name: str, offer: Any, more: str = "") -> No
             f"{place}: {name} takes a mapping of {', '.join(_OFFER)}, each per device and hour{more}."
         )
     numbers = {key: value for key, value in offer.items() if value is not None}
+=======
+        fix = "`nbtrain schema` lists gpu_type's names."
+        yield _problem(place, key, f"no device is called {name}.{hint}", fix)
+        return
+    if not isinstance(offer, dict) or not offer or set(offer) - set(_OFFER):
+        words = f"{name} takes a mapping of {', '.join(_OFFER)}, each per device and hour."
+        yield _problem(place, key, words)
+        return
+    numbers = {part: value for part, value in offer.items() if value is not None}
+>>>>>>> 2ca79a3f (errors: report every broken rule of prices, generation, hostfiles, exports and parameters at once)
     if not numbers:
-        raise ConfigError(f"{place}: {name} has no price. Set usual, or low and high.")
-    for key, value in numbers.items():
-        _check_number(place, f"{name}.{key}", value)
-    if numbers.get("low", 0) > numbers.get("high", math.inf):
-        low, high = numbers["low"], numbers["high"]
-        raise ConfigError(f"{place}: {name}.low = {low} is more than high({high}). Exchange them.")
+        yield _problem(place, key, f"{name} has no price.", "Set usual, or low and high.")
+    wrong = [
+        problem
+        for part, value in numbers.items()
+        for problem in _number_problems(place, f"{name}.{part}", value)
+    ]
+    yield from wrong
+    low, high = numbers.get("low", 0), numbers.get("high", math.inf)
+    if not wrong and low > high:
+        yield _problem(place, key, f"{name}.low = {low} is more than high({high}).", "Exchange them.")
 
 
-def _check_number(place: str | None, key: str, value: Any) -> None:
+def _number_problems(place: str | None, key: str, value: Any) -> Iterator[Finding]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(f"{place}: {key} = {value!r} must be a number above 0, in the table's currency.")
+        words = f"{key} = {value!r} must be a number above 0, in the table's currency."
+        yield _problem(place, key, words)
+
+
+def _problem(place: str | None, key: str, message: str, fix: str = "") -> Finding:
+    return Finding("error", "prices", key, place or "", message, fix, FATAL)

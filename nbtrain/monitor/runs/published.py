@@ -10,13 +10,14 @@ gets a row at the end. Numbers are in the row's unit (docs/runs.md).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text import amounts
 from nbtrain.base.text.terminal import printable, shortened
 from nbtrain.config.yaml_source import Located, parse_yaml, read_yaml, show
@@ -46,7 +47,7 @@ class Published:
 
 
 def read_published(path: Path) -> list[Published]:
-    """Return the entries of a file. Raises ConfigError with the place of the first problem."""
+    """Return the entries of a file. Raises ConfigError with the place of every problem."""
     # read_yaml() refuses a path that is not a file.
     if path.is_file():
         _refuse_large(path.stat().st_size, path.name)
@@ -80,30 +81,47 @@ def _entries(located: Located, label: str) -> list[Published]:
         raise ConfigError(
             f"{label}: has {len(entries):,} entries; a comparison shows at most {MOST_ENTRIES}. Remove some."
         )
-    return [_entry(located, name, entries[name], label) for name in entries]
+    places = {name: located.where(name) or label for name in entries}
+    refuse(
+        (
+            problem
+            for name, figures in entries.items()
+            for problem in _problems(located, name, figures, places[name])
+        ),
+        ConfigError,
+    )
+    return [
+        Published(name, places[name], figures, _places(located, name, figures, places[name]))
+        for name, figures in entries.items()
+    ]
 
 
-def _entry(located: Located, name: str, figures: Any, label: str) -> Published:
-    place = located.where(name) or label
+def _places(located: Located, name: str, figures: dict[str, Any], place: str) -> dict[str, str]:
+    return {key: located.where(f"{name}.{key}") or place for key in figures}
+
+
+def _problems(located: Located, name: str, figures: Any, place: str) -> Iterator[Finding]:
+    """Yield the problems of one entry, whose name is written at `place`."""
     if not name.strip() or len(name) > MOST_NAME_CHARS:
-        raise ConfigError(
-            f"{place}: the name {shortened(name)!r} has {len(name)} characters; it must have 1 to "
-            f"{MOST_NAME_CHARS}."
+        words = (
+            f"the name {shortened(name)!r} has {len(name)} characters; it must have 1 to {MOST_NAME_CHARS}."
         )
+        yield Finding("error", "published", "", place, words, cost=FATAL)
     if not isinstance(figures, dict) or not 1 <= len(figures) <= MOST_FIGURES:
-        raise ConfigError(
-            f"{place}: {name} = {shortened(show(figures))} must be a mapping of 1 to {MOST_FIGURES} figures, "
-            "such as {samples/s: 59.7}."
+        words = (
+            f"{name} = {shortened(show(figures))} must be a mapping of 1 to {MOST_FIGURES} figures, such as "
         )
-    places = {key: located.where(f"{name}.{key}") or place for key in figures}
-    for key, value in figures.items():
+        yield Finding("error", "published", "", place, words + "{samples/s: 59.7}.", cost=FATAL)
+        return
+    for key, place_of_key in _places(located, name, figures, place).items():
+        value = figures[key]
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not is_number and not (isinstance(value, str) and 0 < len(value) <= MOST_TEXT_CHARS):
-            raise ConfigError(
-                f"{places[key]}: {key} = {shortened(show(value))} must be a finite number, or a text of 1 to "
+            words = (
+                f"{key} = {shortened(show(value))} must be a finite number, or a text of 1 to "
                 f"{MOST_TEXT_CHARS} characters in quotes."
             )
-    return Published(name, place, figures, places)
+            yield Finding("error", "published", key, place_of_key, words, cost=FATAL)
 
 
 def row_of(key: str, rows: Sequence[str], numbers: Sequence[bool], entry: Published) -> int | None:

@@ -8,10 +8,11 @@ A run has the labels that its newest job was submitted with, and over them the c
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.errors import ConfigError, JobError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.process.locks import flock_folder
 from nbtrain.base.run_directory.records import JobRecord, Record
 from nbtrain.base.run_directory.rundir import RunDir
@@ -89,7 +90,8 @@ def change_notes(
     """
     if not run.exists():
         raise JobError(f"{display(run.path)} is not a run: it has no run.json. {the_workspace()}")
-    _check(labels or {}, notes, archived)
+    problems = _problems(labels or {}, notes, archived)
+    refuse((Finding("error", "notes", key, "", words, cost=FATAL) for key, words in problems), ConfigError)
     run.jobs.mkdir(exist_ok=True)
     # The run's own lock is held as long as a job is active.
     descriptor = flock_folder(run.jobs, blocking=True)
@@ -144,29 +146,37 @@ def _submitted(run: RunDir) -> dict[str, str]:
     return load_resolved(run.config_yaml).all_labels
 
 
-def _check(labels: Mapping[str, str | None], notes: str | None, archived: bool | None) -> None:
+def _problems(
+    labels: Mapping[str, str | None], notes: str | None, archived: bool | None
+) -> Iterator[tuple[str, str]]:
+    """Yield (field, broken rule) for the user's additions to a run."""
     # A list of runs, which reads notes too, must not load the schema.
     from nbtrain.config.sections.labels import label_problem
 
     if not isinstance(labels, Mapping):
-        raise ConfigError(f"labels = {shortened(repr(labels))} must be a mapping, e.g. {{team: nlp}}.")
-    if problems := [words for key, value in labels.items() if (words := label_problem(key, value))]:
-        raise ConfigError("\n".join(problems))
+        yield "labels", f"labels = {shortened(repr(labels))} must be a mapping, e.g. {{team: nlp}}."
+    else:
+        for key, value in labels.items():
+            if words := label_problem(key, value):
+                yield f"labels.{key}", words
     if archived is not None and not isinstance(archived, bool):
-        raise ConfigError(f"archived = {shortened(repr(archived))} must be true or false.")
+        yield "archived", f"archived = {shortened(repr(archived))} must be true or false."
     if notes is None:
         return
     if not isinstance(notes, str):
-        raise ConfigError(f"notes = {shortened(repr(notes))} must be text.")
+        yield "notes", f"notes = {shortened(repr(notes))} must be text."
+        return
     if len(notes) > MOST_NOTES_CHARS:
-        raise ConfigError(
+        yield (
+            "notes",
             f"notes: has {len(notes):,} characters; the field takes at most {MOST_NOTES_CHARS:,}. "
-            "Shorten them, or put a longer text into a file of the run's notebooks/."
+            "Shorten them, or put a longer text into a file of the run's notebooks/.",
         )
     try:
         notes.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(
+        yield (
+            "notes",
             f"notes: character {error.start + 1} is half of a surrogate pair, which no UTF-8 file holds; "
-            "leave it out."
-        ) from None
+            "leave it out.",
+        )

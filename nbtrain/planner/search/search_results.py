@@ -6,12 +6,13 @@ found.why(3)        the decisions of the third, one by one
 found.use(3, "run.yaml")
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.printing.report import Block, Facts, Fold, InText, Items, Report, Result, Sentence, Table
 from nbtrain.base.text import amounts
 from nbtrain.planner.run_file import write_run
@@ -242,14 +243,19 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _check_setting(name: str, value: object) -> None:
-    """Raise ConfigError for a value that no layout has."""
-    if name in SETTINGS:
-        known = SETTINGS[name]
-        if not any(value == one and type(value) is type(one) for one in known):
-            raise ConfigError(f"{name} = {value!r} must be one of {', '.join(str(one) for one in known)}.")
-    elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} = {value!r} must be a whole number of at least 1.")
+def _setting_problems(wanted: Mapping[str, object], names: Iterable[str]) -> Iterator[Finding]:
+    """Yield the settings that a layout does not have, and values that no layout has."""
+    for name, value in wanted.items():
+        words, known = "", SETTINGS.get(name)
+        if name not in names:
+            words = f"why_not has no setting {name!r}; it has {', '.join(names)}."
+        elif known is not None:
+            if not any(value == choice and type(value) is type(choice) for choice in known):
+                words = f"{name} = {value!r} must be one of {', '.join(map(str, known))}."
+        elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            words = f"{name} = {value!r} must be a whole number of at least 1."
+        if words:
+            yield Finding("error", "why_not", name, "", words, cost=FATAL)
 
 
 def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:
@@ -271,10 +277,7 @@ def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:
         "offload_param": options.offload_param,
         "zero_hpz": options.hpz,
     }
-    if unknown := [name for name in wanted if name not in names]:
-        raise ConfigError(f"why_not has no setting {unknown[0]!r}; it has {', '.join(names)}.")
-    for name, value in wanted.items():
-        _check_setting(name, value)
+    refuse(_setting_problems(wanted, names), ConfigError)
     tensor, pipeline, ulysses, data, micro, *rest = (names | wanted).values()
     world = base.nodes * base.devices_per_node
     data = data or max(world // (tensor * pipeline * ulysses), 1)

@@ -93,7 +93,7 @@ def load_resolved(path: str | Path) -> RunConfig:
         )
     label = display(path.absolute())
     located = read_yaml(path, label)
-    config = validate(located, label)
+    config = _validated(located, label)
     missing = sorted({*dict(flatten(config.model_dump()))} - {*dict(flatten(located.value))})
     if missing:
         raise ConfigError(
@@ -309,8 +309,14 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def validate(located: Located, label: str) -> RunConfig:
-    """Validate a merged mapping against the schema. Raises ConfigError with every problem."""
-    located = with_default_names(located)
+    """Validate a merged mapping against the schema, with the default names of its dataset and tokenizer.
+
+    Raises ConfigError with every problem.
+    """
+    return _validated(with_default_names(located), label)
+
+
+def _validated(located: Located, label: str) -> RunConfig:
     problems = unknown_keys(located)
     try:
         config = RunConfig.model_validate(located.value)

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.rates import Rates
-from nbtrain.planner.time.step import StepTime, rank_parameters
+from nbtrain.planner.time.step import StepTime
 from nbtrain.planner.time.traffic import (
-    DTYPE_BYTES,
+    Collective,
+    block_traffic,
     boundary_bytes,
-    gradient_element,
-    muon_bytes,
+    data_traffic,
+    muon_traffic,
     ranks_together,
-    shared_groups_bytes,
-    traded_bytes,
 )
 
 DATA_KINDS = frozenset({"weights, forward", "weights, backward", "weights", "gradients"})
@@ -59,55 +58,39 @@ def between_machines(setup: Setup, rates: Rates, step: StepTime) -> BetweenMachi
 
 
 def _sent(setup: Setup, rates: Rates) -> dict[str, float]:
-    shape, tensor, stages = setup.shape, setup.tensor_parallel_size, setup.pipeline_parallel_size
-    per_node, micro = max(setup.devices_per_node, 1), setup.accumulation_steps
-    full, layers = setup.recompute == "full", shape.num_layers / stages
-    activations = DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * shape.hidden_size
+    per_node = max(setup.devices_per_node, 1)
+    blocks = setup.accumulation_steps * (setup.shape.num_layers / setup.pipeline_parallel_size)
 
-    def ring(size: int, stride: int, array_bytes: float, factor: float = 1.0) -> float:
-        """Return the bytes of a collective over a whole array; `factor` is 2 for an all-reduce."""
-        together = ranks_together(setup, rates, size, stride)
+    def ring(collective: Collective) -> float:
+        """Return the bytes of collectives that pass their whole array through every machine."""
+        size = collective.ranks
+        together = ranks_together(setup, rates, size, collective.stride)
         if together == size:
             return 0.0
-        return per_node / together * factor * (size - 1) / size * array_bytes
+        array = per_node / together * collective.factor * (size - 1) / size * collective.num_bytes
+        return collective.count * array
 
-    def all_to_all(size: int, stride: int, rank_bytes: float) -> float:
-        together = ranks_together(setup, rates, size, stride)
-        return per_node * (size - together) / size * rank_bytes
+    def all_to_all(collective: Collective) -> float:
+        size = collective.ranks
+        together = ranks_together(setup, rates, size, collective.stride)
+        return collective.count * (per_node * (size - together) / size * collective.num_bytes)
 
-    sums = (6 if full else 4) * ring(tensor, 1, activations, 2)
-    sums += (3 if full else 2) * ring(tensor, 1, shared_groups_bytes(setup))
-    ulysses, context = setup.ulysses_size, setup.context_parallel_size
-    chunks = DTYPE_BYTES[setup.dtype] * 2 * setup.tokens_per_micro_batch * shape.kv_width / tensor
+    block = block_traffic(setup)
     sent = {
-        "tensor-parallel sums": micro * layers * sums,
-        "Ulysses": micro * layers * (12 if full else 8) * all_to_all(ulysses, tensor, traded_bytes(setup)),
-        "ring attention": micro * layers * (3 + full) * ring(context, tensor, chunks * context),
+        "tensor-parallel sums": blocks * (ring(block.sums) + ring(block.shared_groups)),
+        "Ulysses": blocks * all_to_all(block.ulysses),
+        "ring attention": blocks * ring(block.ring),
         "pipeline": _pipeline(setup, rates),
-        "Muon": 2 * all_to_all(setup.data_axis_size * tensor, 1, muon_bytes(setup)),
+        "Muon": all_to_all(muon_traffic(setup)),
     }
-    if setup.data_axis_size == 1:
+    if (data := data_traffic(setup)) is None:
         return sent
-    zero, data = setup.zero_stage, setup.data_axis_size
-    sharing = setup.zero_size if zero else data
-    held = rank_parameters(setup)
-    trained = setup.adapter_parameters if setup.lora_rank else held
-    gradient = trained * gradient_element(setup)
-    weights = (held if zero == 3 else trained) * DTYPE_BYTES[setup.dtype]
-    if zero == 0:
-        return sent | {"gradients": ring(data, tensor, gradient, 2)}
-    times = micro if zero >= 2 and stages == 1 else 1
-    sent["gradients"] = times * ring(sharing, tensor, gradient)
-    if sharing < data:
-        sent["gradients"] += times * ring(data // sharing, tensor * sharing, gradient / sharing, 2)
-    if zero < 3:
-        return sent | {"weights": ring(sharing, tensor, weights)}
-    near = setup.hpz_size if setup.hpz_size > 1 else sharing
-    sent["weights, forward"] = (
-        times * ring(sharing, tensor, weights) * (0.5 if setup.quantized_weights else 1)
-    )
-    if stages == 1:
-        sent["weights, backward"] = times * ring(near, tensor, weights)
+    sent["gradients"] = ring(data.gradients) + (ring(data.between_copies) if data.between_copies else 0.0)
+    if data.weights is not None:
+        kind = "weights, forward" if setup.zero_stage == 3 else "weights"
+        sent[kind] = ring(data.weights)
+    if data.weights_backward is not None:
+        sent["weights, backward"] = ring(data.weights_backward)
     return sent
 
 

@@ -6,6 +6,7 @@ in compute.py, traffic.py and step.py; here they are written out with the number
 """
 
 import math
+from collections.abc import Sequence
 
 from nbtrain.planner.setup.engines import ENGINES, Engine
 from nbtrain.planner.setup.setup import Setup
@@ -13,16 +14,17 @@ from nbtrain.planner.setup.terms import Term
 from nbtrain.planner.time import compute
 from nbtrain.planner.time.fpdt import chunks_of, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_setup
-from nbtrain.planner.time.step import OVERLAPPED_TENSOR, estimate_step, rank_parameters
+from nbtrain.planner.time.step import OVERLAPPED_TENSOR, estimate_step
 from nbtrain.planner.time.traffic import (
-    DTYPE_BYTES,
+    Collective,
+    DataTraffic,
     Group,
+    block_traffic,
     boundary_bytes,
-    gradient_element,
+    data_traffic,
     group_of,
-    muon_bytes,
-    shared_groups_bytes,
-    traded_bytes,
+    muon_traffic,
+    trained_parameters,
 )
 
 _PTD = "arXiv:2104.04473, section 2.2"
@@ -94,43 +96,40 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
 
 def traffic(setup: Setup) -> list[Term]:
     """Return the bytes that one rank sends in a step, by kind; kinds that send nothing are omitted."""
-    shape, tensor, stages = setup.shape, setup.tensor_parallel_size, setup.pipeline_parallel_size
-    element, micro = DTYPE_BYTES[setup.dtype], setup.accumulation_steps
-    layers = shape.num_layers / stages
-    sent = element * setup.tokens_per_micro_batch * shape.hidden_size
-    full = setup.recompute == "full"
+    micro, stages = setup.accumulation_steps, setup.pipeline_parallel_size
+    layers = setup.shape.num_layers / stages
     found = []
 
     def term(kind: str, size: float, formula: str, source: str) -> None:
         if size:
             found.append(Term(f"traffic / {kind}", size, "bytes", formula, source))
 
-    sums = 6 if full else 4
+    def blocks_term(kind: str, collective: Collective, what: str, words: str, source: str) -> None:
+        """Add the term of collectives that each block of each micro batch makes."""
+        formula = f"{micro:,} x {layers:g} x {collective.count:g} {what} x {_share(collective)} x {words}"
+        term(kind, micro * layers * collective.sent_bytes, formula, source)
+
+    block = block_traffic(setup)
+    sums = block.sums
     term(
         "tensor",
-        micro * layers * sums * 2 * (tensor - 1) / tensor * sent,
-        f"{micro:,} micro batches x {layers:g} blocks x {sums} sums x 2 x {tensor - 1}/{tensor} x "
-        f"{sent:,} bytes",
+        micro * layers * sums.sent_bytes,
+        f"{micro:,} micro batches x {layers:g} blocks x {sums.count:g} sums x {_share(sums)} x "
+        f"{sums.num_bytes:,} bytes",
         _TENSOR,
     )
-    passes, packed = 3 if full else 2, shared_groups_bytes(setup)
-    term(
+    packed = f"{block.shared_groups.num_bytes:,.0f} bytes of query, key and value"
+    blocks_term(
         "shared groups of queries",
-        micro * layers * passes * (tensor - 1) / tensor * packed,
-        f"{micro:,} x {layers:g} x {passes} gathers and scatters x {tensor - 1}/{tensor} x {packed:,.0f} "
-        "bytes of query, key and value",
+        block.shared_groups,
+        "gathers and scatters",
+        packed,
         "nbtrain/parallel/query_groups.py",
     )
-    ulysses, ring = setup.ulysses_size, setup.context_parallel_size
-    exchanges, traded = 12 if full else 8, traded_bytes(setup)
-    term(
-        "Ulysses",
-        micro * layers * exchanges * (ulysses - 1) / ulysses * traded,
-        f"{micro:,} x {layers:g} x {exchanges} all-to-alls x {ulysses - 1}/{ulysses} x {traded:,.0f} bytes",
-        "arXiv:2309.14509, section 3",
-    )
+    traded = f"{block.ulysses.num_bytes:,.0f} bytes"
+    blocks_term("Ulysses", block.ulysses, "all-to-alls", traded, "arXiv:2309.14509, section 3")
     fpdt = chunks_of(setup)
-    forwards = 1 + full
+    forwards = 2 if setup.recompute == "full" else 1
     term(
         "host memory (FPDT)",
         micro * layers * (forwards * fpdt.forward_bytes + fpdt.backward_bytes),
@@ -138,21 +137,11 @@ def traffic(setup: Setup) -> list[Term]:
         f"{fpdt.backward_bytes:,.0f} backward) bytes of {fpdt.number} chunks, both ways",
         _FPDT,
     )
-    ranks = setup.data_axis_size * tensor
-    term(
-        "Muon",
-        2 * (ranks - 1) / ranks * muon_bytes(setup),
-        f"2 all-to-alls x {ranks - 1}/{ranks} x {muon_bytes(setup):,.0f} bytes of matrices",
-        "nbtrain/train/engine/muon.py",
-    )
-    chunk = element * 2 * setup.tokens_per_micro_batch * shape.kv_width / tensor
-    passes = 3 + full
-    term(
-        "ring attention",
-        micro * layers * passes * (ring - 1) * chunk,
-        f"{micro:,} x {layers:g} x {passes} x {ring - 1} passes x {chunk:,.0f} bytes of keys and values",
-        "arXiv:2310.01889, section 3",
-    )
+    muon = muon_traffic(setup)
+    matrices = f"{muon.count:g} all-to-alls x {_share(muon)} x {muon.num_bytes:,.0f} bytes of matrices"
+    term("Muon", muon.sent_bytes, matrices, "nbtrain/train/engine/muon.py")
+    passed = f"{block.ring.num_bytes:,.0f} bytes of keys and values"
+    blocks_term("ring attention", block.ring, "passes", passed, "arXiv:2310.01889, section 3")
     if stages > 1:
         boundary = boundary_bytes(setup)
         term(
@@ -161,42 +150,36 @@ def traffic(setup: Setup) -> list[Term]:
             f"2 directions x {micro:,} x {setup.virtual_stages} pieces x {boundary:,.0f} bytes",
             _PTD,
         )
-    data = setup.data_axis_size
-    if data > 1:
-        term("data", *_data_traffic(setup), _ZERO)
+    if (data := data_traffic(setup)) is not None:
+        # hpZ's second gather stays inside a machine.
+        gathers = [data.weights] if setup.hpz_size > 1 else [data.weights, data.weights_backward]
+        sent = [collective for collective in (data.gradients, data.between_copies, *gathers) if collective]
+        size = sum(collective.sent_bytes for collective in sent)
+        term("data", size, _data_formula(data, gathers, setup.zero_stage == 3), _ZERO)
     return found
 
 
-def _data_traffic(setup: Setup) -> tuple[float, str]:
-    """Return the bytes of data parallelism and ZeRO, and their formula."""
-    data, zero = setup.data_axis_size, setup.zero_stage
-    # Without HYBRID_SHARD, all ranks of the data axis share the state.
-    sharing = setup.zero_size if zero else data
-    weight = DTYPE_BYTES[setup.dtype] * (rank_parameters(setup) if zero == 3 else _trained(setup))
-    gradient = gradient_element(setup) * _trained(setup)
-    one_stage = setup.pipeline_parallel_size == 1
-    times = setup.accumulation_steps if zero >= 2 and one_stage else 1
-    if zero == 0:
-        size = 2 * gradient * (data - 1) / data
-        return size, f"all-reduce: 2 x {data - 1}/{data} x {gradient:,.0f} bytes"
-    share, words = (sharing - 1) / sharing, f"{sharing - 1}/{sharing}"
-    summed, more = _between_copies(gradient, sharing, data // sharing, times)
-    if zero < 3:
-        sent = f"{times:,} scatters x {gradient:,.0f} + 1 gather x {weight:,.0f} bytes"
-        return (times * gradient + weight) * share + summed, f"{words} x ({sent}){more}"
-    gathers = 1.0 + one_stage - (0.5 if setup.quantized_weights else 0)
-    # hpZ's second gather stays inside a machine.
-    gathers -= 1 if setup.hpz_size > 1 and one_stage else 0
-    sent = f"{gathers:g} gathers x {weight:,.0f} + 1 scatter x {gradient:,.0f} bytes"
-    return times * (gathers * weight + gradient) * share + summed, f"{words} x {times:,} x ({sent}){more}"
+def _share(collective: Collective) -> str:
+    """Format the share of an array that a rank sends: "2 x 3/4" for an all-reduce of four ranks."""
+    twice = "2 x " if collective.factor == 2 else ""
+    return f"{twice}{collective.ranks - 1}/{collective.ranks}"
 
 
-def _between_copies(gradient: float, sharing: int, copies: int, times: int) -> tuple[float, str]:
-    """Return the bytes, with their formula, that HYBRID_SHARD's replicas exchange to sum gradient shards."""
-    if copies == 1:
-        return 0.0, ""
-    size = times * 2 * (copies - 1) / copies * gradient / sharing
-    return size, f" + {times:,} x 2 x {copies - 1}/{copies} x {gradient / sharing:,.0f} bytes between copies"
+def _data_formula(data: DataTraffic, gathers: Sequence[Collective | None], with_zero_3: bool) -> str:
+    """Return the formula of the bytes of data parallelism and ZeRO."""
+    gradients, copies, weights = data.gradients, data.between_copies, data.weights
+    if weights is None:
+        return f"all-reduce: {_share(gradients)} x {gradients.num_bytes:,.0f} bytes"
+    times = gradients.count
+    more = ""
+    if copies is not None:
+        more = f" + {times:,} x {_share(copies)} x {copies.num_bytes:,.0f} bytes between copies"
+    if not with_zero_3:
+        sent = f"{times:,} scatters x {gradients.num_bytes:,.0f} + 1 gather x {weights.num_bytes:,.0f} bytes"
+        return f"{_share(gradients)} x ({sent}){more}"
+    number = sum(gather.count for gather in gathers if gather) / times
+    sent = f"{number:g} gathers x {weights.num_bytes:,.0f} + 1 scatter x {gradients.num_bytes:,.0f} bytes"
+    return f"{_share(gradients)} x {times:,} x ({sent}){more}"
 
 
 def _kernel(setup: Setup, engine: Engine) -> str:
@@ -269,12 +252,11 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
 
 
 def _tensor(setup: Setup, rates: Rates) -> str:
-    group = group_of(setup, rates, setup.tensor_parallel_size, 1)
-    sent = DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * setup.shape.hidden_size
+    sums = block_traffic(setup).sums
+    group = group_of(setup, rates, sums.ranks, sums.stride)
     shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else ENGINES[setup.engine].hidden_tensor)
-    sums = 6 if setup.recompute == "full" else 4
     hidden = "" if shown == 1 else f", {shown:.0%} not hidden"
-    return f"{sums} sums of {_megabytes(sent)} at {_gigabytes(group)}{hidden}"
+    return f"{sums.count:g} sums of {_megabytes(sums.num_bytes)} at {_gigabytes(group)}{hidden}"
 
 
 def _pieces(setup: Setup) -> str:
@@ -311,7 +293,7 @@ def _data(setup: Setup, rates: Rates) -> str:
 
 
 def _optimizer(setup: Setup, rates: Rates) -> str:
-    parameters = _trained(setup)
+    parameters = trained_parameters(setup)
     shared = f" / {setup.zero_size} ranks" if setup.zero_stage else ""
     if setup.offload_optimizer != "none":
         rate = rates.host_adam_parameters_per_second
@@ -323,11 +305,6 @@ def _optimizer(setup: Setup, rates: Rates) -> str:
     if products := compute.newton_schulz_seconds(setup, rates):
         words += f" + {products:.3g} s of Muon's {setup.muon_steps} Newton-Schulz iterations"
     return words
-
-
-def _trained(setup: Setup) -> int:
-    """Return the number of a rank's parameters that the optimizer steps: all, or the adapters."""
-    return setup.adapter_parameters if setup.lora_rank else rank_parameters(setup)
 
 
 def _layers(setup: Setup) -> str:

@@ -18,7 +18,6 @@ A pipeline of p stages and m micro batches takes m times its slowest stage and e
 
 from dataclasses import dataclass
 
-from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.planner.calibration.calibrated_step import calibrated_step
 from nbtrain.planner.memory.estimate import estimate
 from nbtrain.planner.memory.programs import habits_of
@@ -34,13 +33,14 @@ from nbtrain.planner.time.fpdt import chunk_seconds, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_setup
 from nbtrain.planner.time.traffic import (
     DTYPE_BYTES,
+    block_traffic,
     boundary_bytes,
-    gradient_element,
+    data_traffic,
     group_of,
-    muon_bytes,
+    muon_traffic,
+    rank_parameters,
     ring_latency,
-    shared_groups_bytes,
-    traded_bytes,
+    trained_parameters,
 )
 
 # Fraction of tensor-parallel traffic that is hidden on request: asynchronous tensor parallelism hides 50-70 %
@@ -118,23 +118,18 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
 
     # Tensor-parallel and sequence traffic of one block.
     tensor_wait = sequence_wait = 0.0
-    element = DTYPE_BYTES[setup.dtype]
-    sent = element * setup.tokens_per_micro_batch * shape.hidden_size
+    sent = block_traffic(setup)
     if tensor > 1:
-        group = group_of(setup, rates, tensor, 1)
         shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else engine.hidden_tensor)
-        tensor_wait = (6 if full else 4) * group.seconds(sent, 2) * shown
-        tensor_wait += (3 if full else 2) * group.seconds(shared_groups_bytes(setup)) * shown
-    if setup.context_parallel_size > 1:
-        ring = setup.context_parallel_size
-        group = group_of(setup, rates, ring, tensor)
-        chunks = element * 2 * setup.tokens_per_micro_batch * shape.kv_width / tensor
-        passed = (3 + full) * group.seconds(chunks * ring)
+        for collective in (sent.sums, sent.shared_groups):
+            tensor_wait += collective.count * collective.seconds(setup, rates) * shown
+    if sent.ring.ranks > 1:
+        passed = sent.ring.count * sent.ring.seconds(setup, rates)
         sequence_wait += max(passed - 3.5 * block.attention, 0.0)
-    if setup.ulysses_size > 1:
-        group = group_of(setup, rates, setup.ulysses_size, tensor)
+    if sent.ulysses.ranks > 1:
         pieces = number_of_chunks(setup)
-        sequence_wait += (12 if full else 8) * pieces * group.seconds(traded_bytes(setup) / pieces)
+        chunk = sent.ulysses._replace(num_bytes=sent.ulysses.num_bytes / pieces)
+        sequence_wait += chunk.count * pieces * chunk.seconds(setup, rates)
     chunks_wait = 0.0
     if setup.fpdt_chunk_tokens:
         chunks_wait = chunk_seconds(setup, rates, attention_seconds(setup, engine, rates))
@@ -159,14 +154,11 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
 
     per_stage = micro_batches * shape.num_layers / stages
     compute = per_stage * work + micro_batches * logits / stages
-    parameters = rank_parameters(setup)
-    trained = setup.adapter_parameters if setup.lora_rank else parameters
-    data = _data_seconds(
-        setup, rates, (parameters, trained), compute + per_stage * block.recompute, micro_batches
-    )
-    offload, host_step = _offload_seconds(setup, rates, parameters, trained)
-    stage = group_of(setup, rates, setup.data_axis_size * tensor, 1)
-    exchange = 2 * stage.seconds(muon_bytes(setup))
+    trained = trained_parameters(setup)
+    data = _data_seconds(setup, rates, compute + per_stage * block.recompute, micro_batches)
+    offload, host_step = _offload_seconds(setup, rates, rank_parameters(setup), trained)
+    muon = muon_traffic(setup)
+    exchange = muon.count * muon.seconds(setup, rates)
     return StepTime(
         compute=compute,
         recompute=per_stage * block.recompute,
@@ -188,59 +180,37 @@ def forward_seconds(step: StepTime) -> float:
     return work / 3 + step.host
 
 
-def rank_parameters(setup: Setup) -> int:
-    """Return the parameters of the fullest model-parallel rank, before ZeRO partitions them."""
-    layers, tensor = setup.layers_by_stage, setup.tensor_parallel_size
-    last = len(layers) - 1
-    if last == 0:
-        return count_layers(setup.shape, layers[0], True, True, tensor).total
-    ends = ((0, True, False), (last, False, True))
-    return max(count_layers(setup.shape, layers[at], first, end, tensor).total for at, first, end in ends)
-
-
-def _data_seconds(
-    setup: Setup, rates: Rates, parameters: tuple[int, int], compute: float, micro_batches: int
-) -> float:
-    """Return the seconds of data-parallel and ZeRO traffic that is not hidden; `parameters` of a rank: (all,
-    trained).
-    """
-    data = setup.data_axis_size
-    if data == 1:
+def _data_seconds(setup: Setup, rates: Rates, compute: float, micro_batches: int) -> float:
+    """Return the seconds of data-parallel and ZeRO traffic that is not hidden."""
+    sent = data_traffic(setup)
+    if sent is None:
         return 0.0
     engine, zero = ENGINES[setup.engine], setup.zero_stage
     if not setup.on_gpu:
         # Traffic and computation take turns on the same cores.
         compute = 0.0
-    sharing = setup.zero_size if zero else data
-    group = group_of(setup, rates, sharing, setup.tensor_parallel_size)
-    held, trained = parameters
-    weight = (held if zero == 3 else trained) * DTYPE_BYTES[setup.dtype]
-    gradient = trained * gradient_element(setup)
-    if zero == 0:
+    if sent.weights is None:
         hidden = engine.hidden_data * compute * 2 / 3 / micro_batches
-        return max(group.seconds(gradient, 2) - hidden, 0.0)
-    # A pipeline's programs gather and scatter once a step.
-    times = micro_batches if zero >= 2 and setup.pipeline_parallel_size == 1 else 1
+        return max(sent.gradients.seconds(setup, rates) - hidden, 0.0)
+    times = sent.gradients.count
     slower = 1 / engine.zero_share if setup.on_gpu else 1.0
-    scatter = times * slower * group.seconds(gradient)
-    if sharing < data:
-        # HYBRID_SHARD: every shard is summed over the groups that hold it.
-        copies = group_of(setup, rates, data // sharing, setup.tensor_parallel_size * sharing)
-        scatter += times * copies.seconds(gradient / sharing, 2)
-    gather = slower * group.seconds(weight)
+    scatter = times * slower * sent.gradients.seconds(setup, rates)
+    if sent.between_copies is not None:
+        scatter += times * sent.between_copies.seconds(setup, rates)
+    gather = slower * sent.weights.seconds(setup, rates)
     if zero < 3:
         hidden = engine.hidden_data * compute * times / micro_batches
         shown = gather + scatter - (hidden if engine.hides_gather else min(2 / 3 * hidden, scatter))
         return max(shown, 0.0)
-    again = gather
-    if setup.hpz_size > 1:
-        # Inside a machine there is no share of a network.
-        again = group_of(setup, rates, setup.hpz_size, setup.tensor_parallel_size).seconds(weight)
-    forward = gather * (0.5 if setup.quantized_weights else 1)
-    backward = again if setup.pipeline_parallel_size == 1 else 0.0
+    forward = gather * (sent.weights.count / times)
+    backward = 0.0
+    if sent.weights_backward is not None:
+        # hpZ gathers inside a machine, where there is no share of a network.
+        reached = 1.0 if setup.hpz_size > 1 else slower
+        backward = reached * sent.weights_backward.seconds(setup, rates)
     # A ring passes through every rank, for each collective of each block.
     blocks = setup.shape.num_layers / setup.pipeline_parallel_size
-    waits = 3 * blocks * engine.zero3_collectives * ring_latency(setup, rates, sharing)
+    waits = 3 * blocks * engine.zero3_collectives * ring_latency(setup, rates, sent.gradients.ranks)
     total = times * (forward + backward + waits) + scatter
     shown = max(total - engine.hidden_zero3 * compute * times / micro_batches, 0.0)
     return shown + times * _reallocation_seconds(setup)

@@ -21,7 +21,9 @@ section 7, arXiv:1909.08053 section 3, arXiv:2306.10209, arXiv:2309.14509.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.rates import Rates
@@ -76,6 +78,117 @@ def ranks_together(setup: Setup, rates: Rates, size: int, stride: int) -> int:
     if size * stride <= joined or setup.nodes == 1:
         return size
     return max(joined // stride, 1)
+
+
+class Collective(NamedTuple):
+    """A collective operation of ranks that are `stride` ranks apart."""
+
+    ranks: int
+    stride: int
+    num_bytes: float
+    """Bytes of the array; in an all-to-all, the bytes that a rank has for all ranks."""
+    factor: int = 1
+    """2 for an all-reduce, else 1."""
+    count: float = 1
+    """Number of such operations in a block of a micro batch (BlockTraffic), or in a step (DataTraffic)."""
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that one rank sends in all of them."""
+        return self.count * self.factor * (self.ranks - 1) / self.ranks * self.num_bytes
+
+    def seconds(self, setup: Setup, rates: Rates) -> float:
+        """Return the seconds of one of them."""
+        return group_of(setup, rates, self.ranks, self.stride).seconds(self.num_bytes, self.factor)
+
+
+class BlockTraffic(NamedTuple):
+    """Collectives of one block in one micro batch, forward and backward."""
+
+    sums: Collective
+    """Sums of activations over tensor-parallel ranks."""
+    shared_groups: Collective
+    """Gathers and scatters of query, key and value between tensor ranks that share groups of queries."""
+    ring: Collective
+    """Ring attention: keys and values that are passed on."""
+    ulysses: Collective
+    """All-to-alls of Ulysses."""
+
+
+def block_traffic(setup: Setup) -> BlockTraffic:
+    """Return the collectives of one block in one micro batch; those that a layout lacks have one rank or no
+    bytes.
+    """
+    tensor, ring = setup.tensor_parallel_size, setup.context_parallel_size
+    element, full = DTYPE_BYTES[setup.dtype], setup.recompute == "full"
+    tokens, shape = setup.tokens_per_micro_batch, setup.shape
+    passed = element * 2 * tokens * shape.kv_width / tensor
+    return BlockTraffic(
+        Collective(tensor, 1, element * tokens * shape.hidden_size, 2, 6 if full else 4),
+        Collective(tensor, 1, shared_groups_bytes(setup), count=3 if full else 2),
+        Collective(ring, tensor, passed * ring, count=3 + full),
+        Collective(setup.ulysses_size, tensor, traded_bytes(setup), count=12 if full else 8),
+    )
+
+
+class DataTraffic(NamedTuple):
+    """Collectives of data parallelism and ZeRO in one step."""
+
+    gradients: Collective
+    """Sum of the gradients, or their scatter with ZeRO."""
+    between_copies: Collective | None = None
+    """HYBRID_SHARD: sum of each shard of the gradients over the groups that hold it."""
+    weights: Collective | None = None
+    """ZeRO's gather of the weights: with ZeRO 3 before each forward pass, else after the step."""
+    weights_backward: Collective | None = None
+    """ZeRO 3's second gather, before the backward pass; a pipeline makes none."""
+
+
+def data_traffic(setup: Setup) -> DataTraffic | None:
+    """Return the collectives of data parallelism and ZeRO; None with one data-parallel rank."""
+    data, tensor, zero = setup.data_axis_size, setup.tensor_parallel_size, setup.zero_stage
+    if data == 1:
+        return None
+    trained = trained_parameters(setup)
+    gradient = trained * gradient_element(setup)
+    if zero == 0:
+        return DataTraffic(Collective(data, tensor, gradient, 2))
+    sharing, one_stage = setup.zero_size, setup.pipeline_parallel_size == 1
+    # A pipeline's programs gather and scatter once a step.
+    times = setup.accumulation_steps if zero >= 2 and one_stage else 1
+    copies = None
+    if sharing < data:
+        copies = Collective(data // sharing, tensor * sharing, gradient / sharing, 2, times)
+    weight = (rank_parameters(setup) if zero == 3 else trained) * DTYPE_BYTES[setup.dtype]
+    gradients = Collective(sharing, tensor, gradient, count=times)
+    if zero < 3:
+        return DataTraffic(gradients, copies, Collective(sharing, tensor, weight))
+    # qwZ halves the first gather, and hpZ keeps the second one inside a machine.
+    first = Collective(sharing, tensor, weight, count=times * (0.5 if setup.quantized_weights else 1))
+    near = setup.hpz_size if setup.hpz_size > 1 else sharing
+    return DataTraffic(
+        gradients, copies, first, Collective(near, tensor, weight, count=times) if one_stage else None
+    )
+
+
+def muon_traffic(setup: Setup) -> Collective:
+    """Return the all-to-alls of a step of Muon, over all ranks of a stage; without bytes with AdamW."""
+    return Collective(setup.data_axis_size * setup.tensor_parallel_size, 1, muon_bytes(setup), count=2)
+
+
+def rank_parameters(setup: Setup) -> int:
+    """Return the parameters of the fullest model-parallel rank, before ZeRO partitions them."""
+    layers, tensor = setup.layers_by_stage, setup.tensor_parallel_size
+    last = len(layers) - 1
+    if last == 0:
+        return count_layers(setup.shape, layers[0], True, True, tensor).total
+    ends = ((0, True, False), (last, False, True))
+    return max(count_layers(setup.shape, layers[at], first, end, tensor).total for at, first, end in ends)
+
+
+def trained_parameters(setup: Setup) -> int:
+    """Return the number of a rank's parameters that the optimizer steps: all, or the adapters."""
+    return setup.adapter_parameters if setup.lora_rank else rank_parameters(setup)
 
 
 def gradient_element(setup: Setup) -> float:

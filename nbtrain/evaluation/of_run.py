@@ -1,6 +1,5 @@
 """The questions that a run's model answers during training, from the files of `evaluation.tasks`."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,15 +24,11 @@ def tasks_of_run(config: RunConfig) -> list[Questions]:
     ]
 
 
-def task_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """Yield (field, problem, fix) for `evaluation.tasks`.
+def task_problems(config: RunConfig, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str, str]]:
+    """Yield (field, problem, fix) for `evaluation.tasks`, encoded with the run's tokenizer.
 
     Without a tokenizer only the lines are checked, because the missing tokenizer is reported elsewhere.
     """
-    tokenizer = None
-    if config.evaluation.tasks:
-        with contextlib.suppress(DataError):
-            tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
     names: dict[str, int] = {}
     for number, task in enumerate(config.evaluation.tasks):
         key, path = f"evaluation.tasks.{number}", resolve(task.path)

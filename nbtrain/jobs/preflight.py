@@ -406,7 +406,7 @@ def _problem_of_contents(config: RunConfig, data: RunData) -> str:
 def tasks_are_readable(launch: Launch) -> Iterator[Finding]:
     """Check that the files of evaluation.tasks exist and that every line is a valid question."""
     config = launch.config
-    for key, words, fix in task_problems(config):
+    for key, words, fix in task_problems(config, launch.data.tokenizer):
         yield mistake(config, key, f"{key} {words.rstrip('.')}.", fix)
 
 

@@ -20,6 +20,7 @@ from mypy import build, types
 from mypy.find_sources import create_source_list
 from mypy.fscache import FileSystemCache
 from mypy.options import Options
+from mypy.server.subexpr import get_subexpressions
 
 REPOSITORY = Path(__file__).parents[1]
 Place = tuple[int, int, int | None, int | None]
@@ -72,9 +73,10 @@ def modules(result: build.BuildResult) -> dict[str, Module]:
         if not name.startswith("nbtrain") or state.path is None:
             continue
         classes_at: dict[Place, tuple[str, ...]] = {}
-        for expression, kind in state.type_map().items():
+        for expression in get_subexpressions(result.files[name]):
             place = expression.line, expression.column, expression.end_line, expression.end_column
-            classes_at[place] = tuple(classes_of(kind))
+            if classes := tuple(classes_of(result.types.get(expression))):
+                classes_at[place] = classes
         module = Module(ast.parse(Path(state.path).read_text(encoding="utf-8")), classes_at)
         for node in module.tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

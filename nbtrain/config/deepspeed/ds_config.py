@@ -29,7 +29,6 @@ from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
 from nbtrain.config.arithmetic.parameters import count_stage_parameters, largest_parameter
 from nbtrain.config.findings import mistake
-from nbtrain.config.parallel_section import OffloadConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.parallel_section import OffloadConfig
 

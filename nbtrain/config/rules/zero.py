@@ -10,7 +10,6 @@ from nbtrain.base.text.terminal import nearest
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS, collisions, derived_config
 from nbtrain.config.deepspeed.known_keys import UNKNOWN_KEY, key_problems, nearest_key
 from nbtrain.config.findings import mistake
-from nbtrain.config.parallel_section import ParallelConfig
 from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need
 from nbtrain.config.rules.layout import layers_fill_the_stages
 from nbtrain.config.rules.limits import hpz_partition, prescaled_gradients, problems_of

@@ -217,36 +217,26 @@ def _offer_problems(place: str | None, name: str, offer: Any) -> Iterator[Findin
     if name not in BY_NAME:
         nearest = ", ".join(nearest_device_names(name))
         hint = f" Nearest: {nearest}." if nearest else ""
-<<<<<<< HEAD
-        raise ConfigError(
-            f"{place}: no device is called {name}.{hint} `nbtrain schema` lists gpu_type's names."
-        )
-    if isinstance(offer, dict) and offer.get(_SPOT) is not None:
-        _check_range(place, f"{name}.{_SPOT}", offer[_SPOT])
-        offer = {key: value for key, value in offer.items() if key != _SPOT}
-        if all(value is None for value in offer.values()):
-            return
-    elif isinstance(offer, dict):
-        offer = {key: value for key, value in offer.items() if key != _SPOT}
-    _check_range(place, name, offer, f"; {_SPOT} takes the same for spot machines")
-
-
-def _check_range(place: str | None, name: str, offer: Any, more: str = "") -> None:
-    if not isinstance(offer, dict) or not offer or set(offer) - set(_OFFER):
-        raise ConfigError(
-            f"{place}: {name} takes a mapping of {', '.join(_OFFER)}, each per device and hour{more}."
-        )
-    numbers = {key: value for key, value in offer.items() if value is not None}
-=======
         fix = "`nbtrain schema` lists gpu_type's names."
         yield _problem(place, key, f"no device is called {name}.{hint}", fix)
         return
+    if isinstance(offer, dict) and offer.get(_SPOT) is not None:
+        yield from _range_problems(place, f"{name}.{_SPOT}", offer[_SPOT])
+        offer = {part: value for part, value in offer.items() if part != _SPOT}
+        if all(value is None for value in offer.values()):
+            return
+    elif isinstance(offer, dict):
+        offer = {part: value for part, value in offer.items() if part != _SPOT}
+    yield from _range_problems(place, name, offer, f"; {_SPOT} takes the same for spot machines")
+
+
+def _range_problems(place: str | None, name: str, offer: Any, more: str = "") -> Iterator[Finding]:
+    key = f"per_device_hour.{name}"
     if not isinstance(offer, dict) or not offer or set(offer) - set(_OFFER):
-        words = f"{name} takes a mapping of {', '.join(_OFFER)}, each per device and hour."
+        words = f"{name} takes a mapping of {', '.join(_OFFER)}, each per device and hour{more}."
         yield _problem(place, key, words)
         return
     numbers = {part: value for part, value in offer.items() if value is not None}
->>>>>>> 2ca79a3f (errors: report every broken rule of prices, generation, hostfiles, exports and parameters at once)
     if not numbers:
         yield _problem(place, key, f"{name} has no price.", "Set usual, or low and high.")
     wrong = [

@@ -20,7 +20,6 @@ from nbtrain.config.arithmetic.networks import NETWORK_BY_NAME, gigabits
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.load import Overrides
 from nbtrain.config.load.edits import with_overrides
-from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.resources_section import ResourcesConfig
 from nbtrain.planner.budget.disk import estimate_disk

@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from nbtrain.base.errors import ConfigError, refuse
-from nbtrain.config.fields import ConfigModel
+from nbtrain.config.load.schema_errors import schema_finding
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.schema_errors import schema_finding
+from nbtrain.config.sections.fields import ConfigModel
 from nbtrain.config.yaml_source import Located, OverridePlace
 
 

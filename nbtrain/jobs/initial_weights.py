@@ -151,12 +151,14 @@ def other_ids(start: Start, config: RunConfig) -> str:
         return str(error).rstrip(".")
 
 
-def with_new_tokens(config: RunConfig, weights: InitialWeights | None = None) -> RunConfig:
+def with_new_tokens(
+    config: RunConfig, weights: InitialWeights | None = None, before: RunConfig | None = None
+) -> RunConfig:
     """Return the configuration with lora.trainable_token_indices filled in if the vocabulary has new rows.
 
-    `weights` are the run's, read if they are not given. A run that has a checkpoint keeps the indices that
-    its first submission recorded. If init_from cannot be opened, the configuration is returned unchanged:
-    preflight refuses it.
+    `weights` are the run's, and `before` is the configuration of its last submission; both are read if they
+    are not given. A run that has a checkpoint keeps the indices that its first submission recorded. If
+    init_from cannot be opened, the configuration is returned unchanged: preflight refuses it.
     """
     lora = config.lora
     if lora is None or lora.kind != "lora" or lora.trainable_token_indices is not None:
@@ -166,7 +168,9 @@ def with_new_tokens(config: RunConfig, weights: InitialWeights | None = None) ->
     weights = weights or read_initial_weights(config)
     if not weights.begins:
         run = RunDir.named(config.name)
-        known = load_resolved(run.config_yaml).lora if run.config_yaml.is_file() else None
+        if before is None and run.config_yaml.is_file():
+            before = load_resolved(run.config_yaml)
+        known = before.lora if before is not None else None
         ids = known.trainable_token_indices if known is not None else None
     elif weights.start is None:
         return config

@@ -32,8 +32,11 @@ class Launch:
 
 
 def read_launch(config: RunConfig, weights: InitialWeights | None = None) -> Launch:
-    """Read what the next job depends on; `weights` are the run's, if they have been opened already."""
-    weights = weights or read_initial_weights(config)
-    config = with_new_tokens(config, weights)
+    """Read what the next job depends on. `weights` are those of a Request, whose configuration is complete;
+    without them they are read, and the token rows that adapters train are filled in.
+    """
+    if weights is None:
+        weights = read_initial_weights(config)
+        config = with_new_tokens(config, weights)
     data = read_run_data(config)
     return Launch(config, weights, data, this_machine(), needs_of(config, data.dataset))

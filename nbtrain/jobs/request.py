@@ -119,5 +119,5 @@ def read_request(config: RunConfig, existing: RunFacts | None = None) -> Request
     """
     existing = existing or read_run(RunDir.named(config.name))
     weights = read_initial_weights(config, begins=existing.checkpoints.saved_step is None)
-    config = with_new_tokens(config, weights)
+    config = with_new_tokens(config, weights, existing.config)
     return Request(config, existing, _changes(existing, config), weights)

@@ -20,6 +20,7 @@ If several processes submit the same run at once, one job starts: the process th
 it, and the others return it, even if it has ended meanwhile.
 """
 
+import functools
 import logging
 import shlex
 import time
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nbtrain.base.errors import ConfigError, SubmitError
+from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.run_directory.observed_state import at_rest
@@ -53,11 +55,12 @@ from nbtrain.jobs.existing_run import (
 )
 from nbtrain.jobs.initial_weights import read_weights_again
 from nbtrain.jobs.job_files import make_folder, write_job
-from nbtrain.jobs.launch import read_launch
+from nbtrain.jobs.launch import Launch, read_launch
 from nbtrain.jobs.limits import refuse_over_limits, refuse_run_over_limits
 from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.preflight import preflight, preflight_in_allocation, refuse_to_start
 from nbtrain.jobs.request import Request, read_request, read_run, read_run_again
+from nbtrain.planner.plan import Plan
 from nbtrain.planner.plan import plan as make_plan
 
 logger = logging.getLogger(__name__)
@@ -129,10 +132,12 @@ def refuse_hopeless(config: RunConfig) -> None:
     """
     check_config(config)
     refuse_foreign(RunDir.named(config.name))
-    refuse_submission(request := read_request(config), is_not_finished, *CONTINUES)
-    launch = read_launch(request.config, request.weights)
-    refuse_to_start(launch, [finding for finding in preflight(launch) if finding.lacks != "data"])
-    refuse_over_limits(make_plan(launch.config, needs=launch.needs))
+    refuse_submission(request := read_request(config), is_not_finished)
+    _checked_launch(
+        request,
+        lambda launch: [finding for finding in preflight(launch) if finding.lacks != "data"],
+        same_data=False,
+    )
 
 
 def resume(
@@ -216,14 +221,13 @@ def _joined(request: Request, new_job: bool = False) -> JobDir | None:
         return _after_pause(request, active, new_job)
     refuse_submission(request, backend_is_the_same)
     _tell_changes(request, "is active")
-    _tell_silence(active)
+    _tell_silence(active, record)
     return active
 
 
-def _tell_silence(job: JobDir) -> None:
+def _tell_silence(job: JobDir, record: JobRecord | None) -> None:
     """Warn if the job's supervisor is on another host and has given no sign of life lately."""
-    record, written_at = JobRecord.read(job.job_json), job.job_json.stat().st_mtime
-    silent = time.time() - written_at
+    silent = time.time() - job.job_json.stat().st_mtime
     if record and record.supervisor and record.supervisor.elsewhere() and silent > SILENT_SECONDS:
         name, host = job.run.name, record.supervisor.host
         logger.warning(
@@ -245,10 +249,7 @@ def _after_pause(request: Request, job: JobDir, new_job: bool) -> JobDir | None:
     if not new_job:
         refuse_submission(request, pause_keeps_its_settings)
     # Every check runs before the paused job is ended for a new one.
-    launch = read_launch(request.config, request.weights)
-    refuse_submission(request, data=launch.data)
-    refuse_to_start(launch, preflight(launch))
-    refuse_over_limits(make_plan(launch.config, needs=launch.needs))
+    _checked_launch(request, preflight)
     sentence = f"resumed with other settings while it was paused: {'; '.join(map(str, request.changes))}"
     EventWriter(job, "submit").write("state", f"{sentence}. This job ends, and a new one follows")
     cancel(job)
@@ -282,6 +283,25 @@ def _quicker(request: Request) -> JobDir | None:
     return newest
 
 
+def _checked_launch(
+    request: Request,
+    checks: Callable[[Launch], list[Finding]],
+    started: bool = False,
+    same_data: bool = True,
+) -> tuple[Launch, Plan]:
+    """Read what the next job depends on, and plan it. Raises SubmitError if the run cannot or may not start.
+
+    `checks` finds the problems of the launch. `started` is True inside an allocation that has started. With
+    `same_data`, the dataset must be the one that the newest checkpoint was trained on.
+    """
+    launch = read_launch(request.config, request.weights)
+    refuse_submission(request, *CONTINUES, data=launch.data if same_data else None)
+    refuse_to_start(launch, checks(launch), started=started)
+    plan = make_plan(launch.config, needs=launch.needs)
+    refuse_over_limits(plan)
+    return launch, plan
+
+
 def _launch(
     request: Request,
     parent: str | None,
@@ -297,17 +317,15 @@ def _launch(
     priority. Without `reads_data`, the checks of data, weights and disk space are skipped.
     """
     run, known = request.run, request.existing.newest
-    launch = read_launch(request.config, request.weights)
-    refuse_submission(request, *CONTINUES, data=launch.data)
     if started and known and known.job_id > started[0].job_id:
         raise SubmitError(
             f"{display(run.path)}: its newest job is {known.job_id}, made after {started[0].job_id}, and "
             f"only the newest may train. To continue the run, {AGAIN}."
         )
-    problems = preflight_in_allocation(launch) if started else preflight(launch, reads_data)
-    refuse_to_start(launch, problems, started=started is not None)
-    plan = make_plan(launch.config, needs=launch.needs)
-    refuse_over_limits(plan)
+    checks: Callable[[Launch], list[Finding]] = functools.partial(preflight, reads_data=reads_data)
+    if started:
+        checks = preflight_in_allocation
+    launch, plan = _checked_launch(request, checks, started=started is not None)
     if launch.config.backend.kind == "local" and not launch.config.backend.share_devices:
         Queue().make()
     make_folder(run)

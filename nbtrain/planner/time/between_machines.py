@@ -68,12 +68,12 @@ def _sent(setup: Setup, rates: Rates) -> dict[str, float]:
         if together == size:
             return 0.0
         array = per_node / together * collective.factor * (size - 1) / size * collective.num_bytes
-        return collective.count * array
+        return collective.times * array
 
     def all_to_all(collective: Collective) -> float:
         size = collective.ranks
         together = ranks_together(setup, rates, size, collective.stride)
-        return collective.count * (per_node * (size - together) / size * collective.num_bytes)
+        return collective.times * (per_node * (size - together) / size * collective.num_bytes)
 
     block = block_traffic(setup)
     sent = {

@@ -106,7 +106,7 @@ def traffic(setup: Setup) -> list[Term]:
 
     def blocks_term(kind: str, collective: Collective, what: str, words: str, source: str) -> None:
         """Add the term of collectives that each block of each micro batch makes."""
-        formula = f"{micro:,} x {layers:g} x {collective.count:g} {what} x {_share(collective)} x {words}"
+        formula = f"{micro:,} x {layers:g} x {collective.times:g} {what} x {_share(collective)} x {words}"
         term(kind, micro * layers * collective.sent_bytes, formula, source)
 
     block = block_traffic(setup)
@@ -114,7 +114,7 @@ def traffic(setup: Setup) -> list[Term]:
     term(
         "tensor",
         micro * layers * sums.sent_bytes,
-        f"{micro:,} micro batches x {layers:g} blocks x {sums.count:g} sums x {_share(sums)} x "
+        f"{micro:,} micro batches x {layers:g} blocks x {sums.times:g} sums x {_share(sums)} x "
         f"{sums.num_bytes:,} bytes",
         _TENSOR,
     )
@@ -138,7 +138,7 @@ def traffic(setup: Setup) -> list[Term]:
         _FPDT,
     )
     muon = muon_traffic(setup)
-    matrices = f"{muon.count:g} all-to-alls x {_share(muon)} x {muon.num_bytes:,.0f} bytes of matrices"
+    matrices = f"{muon.times:g} all-to-alls x {_share(muon)} x {muon.num_bytes:,.0f} bytes of matrices"
     term("Muon", muon.sent_bytes, matrices, "nbtrain/train/engine/muon.py")
     passed = f"{block.ring.num_bytes:,.0f} bytes of keys and values"
     blocks_term("ring attention", block.ring, "passes", passed, "arXiv:2310.01889, section 3")
@@ -170,14 +170,14 @@ def _data_formula(data: DataTraffic, gathers: Sequence[Collective | None], with_
     gradients, copies, weights = data.gradients, data.between_copies, data.weights
     if weights is None:
         return f"all-reduce: {_share(gradients)} x {gradients.num_bytes:,.0f} bytes"
-    times = gradients.count
+    times = gradients.times
     more = ""
     if copies is not None:
         more = f" + {times:,} x {_share(copies)} x {copies.num_bytes:,.0f} bytes between copies"
     if not with_zero_3:
         sent = f"{times:,} scatters x {gradients.num_bytes:,.0f} + 1 gather x {weights.num_bytes:,.0f} bytes"
         return f"{_share(gradients)} x ({sent}){more}"
-    number = sum(gather.count for gather in gathers if gather) / times
+    number = sum(gather.times for gather in gathers if gather) / times
     sent = f"{number:g} gathers x {weights.num_bytes:,.0f} + 1 scatter x {gradients.num_bytes:,.0f} bytes"
     return f"{_share(gradients)} x {times:,} x ({sent}){more}"
 
@@ -256,7 +256,7 @@ def _tensor(setup: Setup, rates: Rates) -> str:
     group = group_of(setup, rates, sums.ranks, sums.stride)
     shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else ENGINES[setup.engine].hidden_tensor)
     hidden = "" if shown == 1 else f", {shown:.0%} not hidden"
-    return f"{sums.count:g} sums of {_megabytes(sums.num_bytes)} at {_gigabytes(group)}{hidden}"
+    return f"{sums.times:g} sums of {_megabytes(sums.num_bytes)} at {_gigabytes(group)}{hidden}"
 
 
 def _pieces(setup: Setup) -> str:

@@ -122,14 +122,14 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
     if tensor > 1:
         shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else engine.hidden_tensor)
         for collective in (sent.sums, sent.shared_groups):
-            tensor_wait += collective.count * collective.seconds(setup, rates) * shown
+            tensor_wait += collective.times * collective.seconds(setup, rates) * shown
     if sent.ring.ranks > 1:
-        passed = sent.ring.count * sent.ring.seconds(setup, rates)
+        passed = sent.ring.times * sent.ring.seconds(setup, rates)
         sequence_wait += max(passed - 3.5 * block.attention, 0.0)
     if sent.ulysses.ranks > 1:
         pieces = number_of_chunks(setup)
         chunk = sent.ulysses._replace(num_bytes=sent.ulysses.num_bytes / pieces)
-        sequence_wait += chunk.count * pieces * chunk.seconds(setup, rates)
+        sequence_wait += chunk.times * pieces * chunk.seconds(setup, rates)
     chunks_wait = 0.0
     if setup.fpdt_chunk_tokens:
         chunks_wait = chunk_seconds(setup, rates, attention_seconds(setup, engine, rates))
@@ -158,7 +158,7 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
     data = _data_seconds(setup, rates, compute + per_stage * block.recompute, micro_batches)
     offload, host_step = _offload_seconds(setup, rates, rank_parameters(setup), trained)
     muon = muon_traffic(setup)
-    exchange = muon.count * muon.seconds(setup, rates)
+    exchange = muon.times * muon.seconds(setup, rates)
     return StepTime(
         compute=compute,
         recompute=per_stage * block.recompute,
@@ -192,7 +192,7 @@ def _data_seconds(setup: Setup, rates: Rates, compute: float, micro_batches: int
     if sent.weights is None:
         hidden = engine.hidden_data * compute * 2 / 3 / micro_batches
         return max(sent.gradients.seconds(setup, rates) - hidden, 0.0)
-    times = sent.gradients.count
+    times = sent.gradients.times
     slower = 1 / engine.zero_share if setup.on_gpu else 1.0
     scatter = times * slower * sent.gradients.seconds(setup, rates)
     if sent.between_copies is not None:
@@ -202,7 +202,7 @@ def _data_seconds(setup: Setup, rates: Rates, compute: float, micro_batches: int
         hidden = engine.hidden_data * compute * times / micro_batches
         shown = gather + scatter - (hidden if engine.hides_gather else min(2 / 3 * hidden, scatter))
         return max(shown, 0.0)
-    forward = gather * (sent.weights.count / times)
+    forward = gather * (sent.weights.times / times)
     backward = 0.0
     if sent.weights_backward is not None:
         # hpZ gathers inside a machine, where there is no share of a network.

@@ -89,13 +89,13 @@ class Collective(NamedTuple):
     """Bytes of the array; in an all-to-all, the bytes that a rank has for all ranks."""
     factor: int = 1
     """2 for an all-reduce, else 1."""
-    count: float = 1
+    times: float = 1
     """Number of such operations in a block of a micro batch (BlockTraffic), or in a step (DataTraffic)."""
 
     @property
     def sent_bytes(self) -> float:
         """Bytes that one rank sends in all of them."""
-        return self.count * self.factor * (self.ranks - 1) / self.ranks * self.num_bytes
+        return self.times * self.factor * (self.ranks - 1) / self.ranks * self.num_bytes
 
     def seconds(self, setup: Setup, rates: Rates) -> float:
         """Return the seconds of one of them."""
@@ -125,9 +125,9 @@ def block_traffic(setup: Setup) -> BlockTraffic:
     passed = element * 2 * tokens * shape.kv_width / tensor
     return BlockTraffic(
         Collective(tensor, 1, element * tokens * shape.hidden_size, 2, 6 if full else 4),
-        Collective(tensor, 1, shared_groups_bytes(setup), count=3 if full else 2),
-        Collective(ring, tensor, passed * ring, count=3 + full),
-        Collective(setup.ulysses_size, tensor, traded_bytes(setup), count=12 if full else 8),
+        Collective(tensor, 1, shared_groups_bytes(setup), times=3 if full else 2),
+        Collective(ring, tensor, passed * ring, times=3 + full),
+        Collective(setup.ulysses_size, tensor, traded_bytes(setup), times=12 if full else 8),
     )
 
 
@@ -160,20 +160,20 @@ def data_traffic(setup: Setup) -> DataTraffic | None:
     if sharing < data:
         copies = Collective(data // sharing, tensor * sharing, gradient / sharing, 2, times)
     weight = (rank_parameters(setup) if zero == 3 else trained) * DTYPE_BYTES[setup.dtype]
-    gradients = Collective(sharing, tensor, gradient, count=times)
+    gradients = Collective(sharing, tensor, gradient, times=times)
     if zero < 3:
         return DataTraffic(gradients, copies, Collective(sharing, tensor, weight))
     # qwZ halves the first gather, and hpZ keeps the second one inside a machine.
-    first = Collective(sharing, tensor, weight, count=times * (0.5 if setup.quantized_weights else 1))
+    first = Collective(sharing, tensor, weight, times=times * (0.5 if setup.quantized_weights else 1))
     near = setup.hpz_size if setup.hpz_size > 1 else sharing
     return DataTraffic(
-        gradients, copies, first, Collective(near, tensor, weight, count=times) if one_stage else None
+        gradients, copies, first, Collective(near, tensor, weight, times=times) if one_stage else None
     )
 
 
 def muon_traffic(setup: Setup) -> Collective:
     """Return the all-to-alls of a step of Muon, over all ranks of a stage; without bytes with AdamW."""
-    return Collective(setup.data_axis_size * setup.tensor_parallel_size, 1, muon_bytes(setup), count=2)
+    return Collective(setup.data_axis_size * setup.tensor_parallel_size, 1, muon_bytes(setup), times=2)
 
 
 def rank_parameters(setup: Setup) -> int:

@@ -60,7 +60,7 @@ def test_a_sweep_runs_so_many_at_once_and_a_second_call_starts_nothing(sweep):
     """At most at_once runs are active, all succeed, and the sweep's page has each of them."""
     read, most, said = sweep(seeds=[1, 2], at_once=2), [], []
     turn = drive(read, command=(FAKE_RANK,), say=said.append, turn_done=lambda turn: most.append(turn.active))
-    assert set(turn.states.values()) == {SUCCEEDED} and max(most) == 2
+    assert set(turn.states.values()) == {SUCCEEDED} and max(most) <= 2
     assert sorted(said) == sorted(f"{run.name}: started" for run in read.runs)
     results = sweep_results("seeds")
     assert results.succeeded and [row.state for row in results.rows] == ["SUCCEEDED"] * 4
@@ -101,7 +101,7 @@ def test_a_run_of_another_owner_is_refused(sweep):
 def test_a_rule_stops_a_run_and_its_record_says_so(sweep, monkeypatch):
     """A run that cannot win is stopped with its reason in notes, events and results, and stays stopped."""
     read = sweep(
-        seeds=[1, 2], at_once=4, seconds=0.2, more="stop: {rule: median, after_tokens: 64, metric: loss}\n"
+        seeds=[1, 2], at_once=4, seconds=0.4, more="stop: {rule: median, after_tokens: 64, metric: loss}\n"
     )
     worst = read.runs[3].name
 
@@ -168,7 +168,7 @@ def test_everything_is_killed_and_the_machine_boots(sweep, workspace, wait_until
     """Six runs of which two are in the middle when every process is killed and the machine boots: the next
     call resumes these and starts the others, and all come to their ends.
     """
-    read = sweep(seeds=[1, 2, 3], at_once=2, seconds=0.1)
+    read = sweep(seeds=[1, 2, 3], at_once=2, seconds=0.2)
     arguments = [sys.executable, "-c", DRIVER, str(read.path), FAKE_RANK]
     with subprocess.Popen(arguments, cwd=workspace) as process:
         names = [run.name for run in read.runs[:2]]

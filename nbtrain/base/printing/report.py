@@ -123,7 +123,7 @@ class Report(Result, Block):
         without an empty line.
         """
         facts = [block for block in self.blocks if isinstance(block, Facts)]
-        names = [len(name) for block in facts for name, _ in block.pairs]
+        names = [terminal.columns(_cell_line(name)) for block in facts for name, _ in block.pairs]
         form = TextForm(columns, colors, max(names, default=0) + len(INDENT))
         lines = [terminal.printable(self.title)] if self.title else []
         follows = True
@@ -225,7 +225,8 @@ class Facts(Block):
     def lines(self, form: TextForm) -> list[str]:
         indent = INDENT if self.title else ""
         rows = [
-            f"{indent}{_cell_line(name):<{form.name_width}}{_cell_line(value)}" for name, value in self.pairs
+            f"{indent}{terminal.padded(_cell_line(name), form.name_width)}{_cell_line(value)}"
+            for name, value in self.pairs
         ]
         return _below(self.title, rows)
 

@@ -27,7 +27,7 @@ def fitted(rows: Rows, right: Collection[int] = (), width: int | None = None) ->
     words, the widest column first. If the words of a row need more room than there is, the table is divided
     into several with fewer columns, each of which begins with the first column.
     """
-    widths = [max(map(len, column)) for column in zip(*rows)]
+    widths = [max(map(terminal.columns, column)) for column in zip(*rows)]
     if width is None or _total(widths) <= width:
         return [_line(row, widths, right) for row in rows]
     room = width - _total(widths[:-1]) - len(GAP)
@@ -50,14 +50,14 @@ def _total(widths: Sequence[int]) -> int:
 
 def _line(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> str:
     cells = (
-        cell.rjust(width) if at in right else cell.ljust(width)
+        terminal.padded(cell, width, is_right=at in right)
         for at, (cell, width) in enumerate(zip(row, widths))
     )
     return GAP.join(cells).rstrip()
 
 
 def _longest_word(cell: str) -> int:
-    return max(map(len, cell.split()), default=0)
+    return max(map(terminal.columns, cell.split()), default=0)
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
@@ -74,7 +74,8 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[i
 def _broken(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> list[str]:
     """Return the lines of one row, with its cells wrapped between words."""
     cells = (
-        [cell] if len(cell) <= width else terminal.wrapped(cell, width) for cell, width in zip(row, widths)
+        [cell] if terminal.columns(cell) <= width else terminal.wrapped(cell, width)
+        for cell, width in zip(row, widths)
     )
     return [_line(parts, widths, right) for parts in zip_longest(*cells, fillvalue="")]
 

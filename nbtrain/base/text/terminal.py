@@ -1,10 +1,11 @@
-"""Text for a terminal: made printable, shortened, and wrapped to the terminal's width.
+"""Text for a terminal: made printable, measured in columns, shortened, and wrapped to the terminal's width.
 
 An escape sequence in a document or in the name of a file would colour, move or rename the terminal, and a
 mark of direction would show what follows backwards. HTML pages and JSON files have their own escapes.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable
 
 # Harmless characters that str.isprintable() calls unprintable: spaces of every width, and joiners.
@@ -38,11 +39,30 @@ def printable(text: str) -> str:
     )
 
 
+def columns(text: str) -> int:
+    """Return the columns that a printable text needs: 2 for a Chinese character, 0 for a combining accent."""
+    return len(text) if text.isascii() else sum(map(_character_columns, text))
+
+
+def padded(text: str, width: int, is_right: bool = False) -> str:
+    """Return the text with spaces added until it is `width` columns wide, on the left if `is_right`."""
+    space = " " * (width - columns(text))
+    return space + text if is_right else text + space
+
+
+def _character_columns(character: str) -> int:
+    if unicodedata.east_asian_width(character) in "WF":
+        return 2
+    return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf") else 1
+
+
 # A line's indentation, with the mark of a list item or with a title that ends in two spaces.
 HANGING = re.compile(r" *(?:- |\S+(?: \S+)* {2,})?")
 # A command in a message is wrapped only if it is longer than a line.
 COMMAND = re.compile(r"`[^`\n]+`")
 NO_BREAK = "\x00"
+# Stands for the second column of a wide character while a text is wrapped.
+SECOND_COLUMN = "\x01"
 QUOTE = "  | "
 
 
@@ -52,7 +72,7 @@ def folded(text: str, width: int | None) -> str:
     The rest of a line begins under the words after its list mark or its title, else two columns further in.
     Paths and other words that are longer than a line stay whole.
     """
-    if width is None or all(len(line) <= width for line in text.splitlines()):
+    if width is None or all(columns(line) <= width for line in text.splitlines()):
         return text
     return "\n".join(part for line in text.split("\n") for part in _folded_line(line, width))
 
@@ -62,28 +82,31 @@ def wrapped(text: str, width: int) -> list[str]:
     import textwrap
 
     kept = COMMAND.sub(lambda found: _unbroken(found[0], width), text)
+    if not kept.isascii():
+        kept = "".join(one + SECOND_COLUMN * (_character_columns(one) - 1) for one in kept)
     lines = textwrap.wrap(kept, max(width, 1), break_long_words=False, break_on_hyphens=False)
-    return [line.replace(NO_BREAK, " ") for line in lines]
+    return [line.replace(NO_BREAK, " ").replace(SECOND_COLUMN, "") for line in lines]
 
 
 def _folded_line(line: str, width: int) -> list[str]:
     # A quoted line of a document is not wrapped here; the terminal wraps it.
-    if len(line) <= width or line.startswith(QUOTE):
+    if columns(line) <= width or line.startswith(QUOTE):
         return [line]
     hanging = HANGING.match(line)
     assert hanging is not None  # every part of the pattern is optional
     start = hanging.end()
     indent = len(line) - len(line.lstrip(" "))
-    if start == indent or start > width // 2:
+    margin = columns(line[:start])
+    if start == indent or margin > width // 2:
         # No mark and no title, or a title after which too little room is left.
         start = indent
         first, *_ = wrapped(line[start:], width - start) or [""]
         rest = line[start + len(first) :].lstrip(" ")
         more = indent + 2 if indent else 0
         return [line[:start] + first, *(" " * more + part for part in wrapped(rest, width - more))]
-    first, *parts = wrapped(line[start:], width - start) or [""]
-    return [line[:start] + first, *(" " * start + part for part in parts)]
+    first, *parts = wrapped(line[start:], width - margin) or [""]
+    return [line[:start] + first, *(" " * margin + part for part in parts)]
 
 
 def _unbroken(command: str, width: int) -> str:
-    return command.replace(" ", NO_BREAK) if len(command) <= width else command
+    return command.replace(" ", NO_BREAK) if columns(command) <= width else command

@@ -82,3 +82,15 @@ def test_a_table_of_many_columns_is_divided():
         "key    run-4    run-5    run-6    run-7",
         "lr   0.00123  0.00123  0.00123  0.00123",
     ]
+
+
+def test_wide_characters_keep_the_columns_aligned():
+    """A Chinese character takes two columns of a terminal, and a combining accent none."""
+    rows = [("NAME", "NOTE"), ("唐诗", "12"), ("cafe\u0301", "7"), ("gpt-tiny", "345")]
+    assert fitted(rows, right={1}) == [
+        "NAME      NOTE",
+        "唐诗        12",
+        "cafe\u0301         7",
+        "gpt-tiny   345",
+    ]
+    assert fitted([("run", "唐诗 三百首"), ("b", "x")], width=11) == ["run  唐诗", "     三百首", "b    x"]

@@ -37,6 +37,7 @@ def test_errors_are_printable():
         ("  indented words are folded further", ["  indented words are", "    folded further"]),
         ("  - an item of a list of several", ["  - an item of a list", "    of several"]),
         ("rate  1,088 tokens a second here", ["rate  1,088 tokens a", "      second here"]),
+        ("rate  中文中文 中文中文 中文", ["rate  中文中文", "      中文中文 中文"]),
         ("a title too long to hang  words of it", ["a title too long to", "hang  words of it"]),
         ("see /a/path/that/no/terminal/can/break now", ["see", "/a/path/that/no/terminal/can/break", "now"]),
         ("type `nbtrain logs -f a` now", ["type", "`nbtrain logs -f a`", "now"]),

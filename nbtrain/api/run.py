@@ -166,11 +166,12 @@ class Run:
         """Report what the newest attempt restored from its checkpoint, unless it equals `said`. Return the
         report.
         """
-        from nbtrain.monitor.run.status_text import resume_lines
+        from nbtrain.base.printing.report import Report
+        from nbtrain.monitor.run.status_text import resume_report
 
         made = ResumeCertificate.read(self.job.resume_json)
         if made is not None and made != said:
-            say("\n".join(resume_lines(self.directory)))
+            say(str(Report("", resume_report(self.directory))))
         return made
 
     def wait_if(self, wait: str) -> None:

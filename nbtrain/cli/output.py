@@ -87,11 +87,8 @@ def _patterns() -> tuple[tuple[re.Pattern[str], Mapping[str, int]], ...]:
     from nbtrain.base.run_directory import jobstate
 
     states = {state: TONE_COLORS[jobstate.tone_of(state)] for state in jobstate.MEANING}
-    # The job page writes them like this, after the run's name in its first line.
-    phases = {state.capitalize(): color for state, color in states.items()}
     return (
         (re.compile(rf"\b({_any_of(states)})\b"), states),
-        (re.compile(rf"^\S+ ({_any_of(phases)})(?=: job )"), phases),
         # Phases of replicas and ranks, as table cells; the other cells are not coloured.
         (re.compile(r"  (Error|Gone|Failed)(?=  | \(|$)", re.M), {}),
         (re.compile(rf"^ *(?:- )?({_any_of(LEVELS)})(?=[:,]|  )", re.M), LEVELS),

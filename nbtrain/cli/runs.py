@@ -325,7 +325,7 @@ def runs(options: argparse.Namespace) -> None:
 
 def status(options: argparse.Namespace) -> None:
     """Show a run on one screen."""
-    from nbtrain.monitor.run.status_text import status_text
+    from nbtrain.monitor.run.status_text import status_report
 
     run = run_of(options)
     if run.directory.newest_job():
@@ -334,7 +334,7 @@ def status(options: argparse.Namespace) -> None:
     if options.json:
         show_json(run.view.describe().to_dict())
     else:
-        show(status_text(run.view))
+        show(status_report(run.view))
 
 
 def job(options: argparse.Namespace) -> None:

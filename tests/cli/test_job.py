@@ -19,7 +19,7 @@ def test_job_prints_its_page(workspace: Path, capsys: pytest.CaptureFixture) -> 
     picture = workspace / "resources.svg"
     assert cli.main(["job", "gpt-fake", "-o", str(picture)]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith(f"gpt-fake Succeeded: job {job.job.job_id} on backend local\n")
+    assert said.out.startswith(f"gpt-fake SUCCEEDED: job {job.job.job_id} on backend local\n")
     assert said.err == f"{picture}\n" and picture.read_text().startswith("<?xml")
     assert cli.main(["job", "gpt-fake", "--json", "--job", job.job.job_id]) == 0
     assert json.loads(capsys.readouterr().out)["conditions"][-1]["type"] == "Succeeded"

@@ -80,7 +80,7 @@ def test_the_rank_that_sleeps_is_named(suffered):
     restart = next(event for event in suffered.events if event["kind"] == "restart")
     assert re.fullmatch(
         rf"no progress for {HANG_SECONDS} s: rank 1 stopped: last heard of at step 9, \d+ s "
-        r"ago, in phase train, outside "
+        r"ago, while training, outside "
         r"any collective \(last: \w+ no. \d+ of ranks 0, 1\); rank 0 waits in \w+ no. \d+ of ranks 0, 1",
         restart["cause"],
     )

@@ -399,7 +399,7 @@ class Heartbeat(Stamped, RenewedRecord):
     time: float
     step: int
     phase: str
-    """One of PHASES."""
+    """A key of rank_phases.ACTIVITIES."""
     phase_since: float
     progress: TrainingProgress | None = None
     """Progress of the training; rank 0 only."""
@@ -418,10 +418,6 @@ class Heartbeat(Stamped, RenewedRecord):
 
 
 STACK_SIGNAL = signal.SIGUSR2
-
-PHASES = ("start", "build", "load", "train", "evaluate", "save", "test", "end")
-# Phase of a rank that was asked to stop and is stopping.
-LEAVING_PHASES = ("save", "end")
 
 
 @dataclass

@@ -8,6 +8,7 @@ the collective's other ranks that are not in it. Followed to the end, this leads
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nbtrain.base.run_directory.rank_phases import activity_of
 from nbtrain.base.run_directory.records import Collective, Heartbeat
 from nbtrain.jobs.machine import processes
 
@@ -124,7 +125,7 @@ def report(ranks: Iterable[Standstill]) -> str:
         text += f"; and {len(guilty) - 4} more"
     places: dict[tuple[bool, str], list[int]] = {}
     for rank in others:
-        where = f"in phase {rank.beat.phase} after step {rank.beat.step:,}" if rank.beat else "silent"
+        where = f"{activity_of(rank.beat.phase)} after step {rank.beat.step:,}" if rank.beat else "silent"
         where = f"in {_call(rank.collective)}" if rank.collective else where
         places.setdefault((rank.collective is not None, where), []).append(rank.rank)
     for (waiting, where), there in places.items():
@@ -135,15 +136,14 @@ def report(ranks: Iterable[Standstill]) -> str:
 
 
 def whereabouts(one: Standstill) -> str:
-    """Return `last heard of at step 6, 30 s ago, in phase train, outside any collective (last: ...)`.
+    """Return `last heard of at step 6, 30 s ago, while training, outside any collective (last: ...)`.
 
     It describes the last heartbeat, not where the rank stopped, which may be later.
     """
     if one.beat is None:
         return f"no heartbeat yet, for {one.still_seconds:.0f} s"
-    text = (
-        f"last heard of at step {one.beat.step:,}, {one.still_seconds:.0f} s ago, in phase {one.beat.phase}"
-    )
+    activity = activity_of(one.beat.phase)
+    text = f"last heard of at step {one.beat.step:,}, {one.still_seconds:.0f} s ago, while {activity}"
     last: Collective | None = one.beat.collective
     if last is not None:
         text += f", in {_call(last)}" if last.waiting else f", outside any collective (last: {_call(last)})"

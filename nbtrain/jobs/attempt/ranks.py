@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nbtrain.base.run_directory.records import LEAVING_PHASES, ExitRecord, Heartbeat
+from nbtrain.base.run_directory.rank_phases import LEAVING_PHASES
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat
 from nbtrain.jobs.attempt.backend import Launcher
 from nbtrain.jobs.attempt.hang import Standstill
 from nbtrain.jobs.attempt.phases import RECORD_SECONDS, time_is_over

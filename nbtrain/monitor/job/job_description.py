@@ -18,6 +18,7 @@ from typing import Any
 from nbtrain.base.findings import Finding
 from nbtrain.base.printing.report import Code, Facts, Findings, Report, Result, Sentence, Table
 from nbtrain.base.run_directory.jobstate import ACTIVE, RUNNING
+from nbtrain.base.run_directory.rank_phases import ERROR, GONE
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.usage import FIGURES
 from nbtrain.base.text import amounts
@@ -72,10 +73,9 @@ class RankRow:
 
     rank: int
     phase: str
-    """Pending, Running, Succeeded, Error or Gone. While the rank runs, `doing` contains the phase of its
-    heartbeat.
-    """
-    doing: str
+    """Phase of base/rank_phases.py, such as Running."""
+    activity: str
+    """What the rank does, such as "training", or how it ended."""
     attempt: int
     step: int | None
     compute_seconds: float | None
@@ -253,7 +253,7 @@ class JobDescription(Result, JobStatus):
         last = "LAST" if self.ended_at else "NOW"
         blocks = [
             Sentence(self.cause or ""),
-            Facts([(label, text) for label, text in basics(self) if label not in ("phase", "job")]),
+            Facts([(label, text) for label, text in basics(self) if label not in ("state", "job")]),
             Code(self.notes.strip(), "notes", wraps=True),
             Table(("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), conditions, "Conditions"),
             Table(FAULT_TITLES, fault_rows(self.spending), "Faults of the run"),
@@ -262,7 +262,7 @@ class JobDescription(Result, JobStatus):
             Findings([Finding("warning", "usage", "", "", warning) for warning in self.usage_warnings]),
             self._newest_events(num_events),
         ]
-        return Report(f"{self.name} {self.phase}: job {self.job_id} on backend {self.backend}", blocks)
+        return Report(f"{self.name} {self.state}: job {self.job_id} on backend {self.backend}", blocks)
 
     def _newest_events(self, num_events: int) -> Table:
         events = self.events[-num_events:] if num_events else []
@@ -290,7 +290,7 @@ def basics(page: JobDescription) -> list[list[str]]:
     """Return basic facts as [label, text]: state, scheduler, times, size and requests."""
     size = f"{page.ranks_text}, attempt {page.attempt}, {page.restarts_text}"
     rows = [
-        ("phase", page.phase + (f": {page.cause}" if page.cause else "")),
+        ("state", page.state + (f": {page.cause}" if page.cause else "")),
         ("job", f"{page.job_id} of run {page.run_id or '-'}, backend {page.backend}"),
         *page.place.items(),
         ("twin", page.twin),
@@ -392,16 +392,16 @@ def replica_rows(replica: Replica) -> list[tuple[str, ...]]:
             replica.message,
         )
     ]
-    ranks = [
-        row for row in replica.ranks if len(replica.ranks) <= MOST_RANKS or row.phase in ("Error", "Gone")
-    ]
+    ranks = [row for row in replica.ranks if len(replica.ranks) <= MOST_RANKS or row.phase in (ERROR, GONE)]
     for row in ranks:
-        doing = f" ({row.doing}, step {row.step or 0:,})" if row.doing else ""
+        step = "" if row.step is None else f"step {row.step:,}"
+        more = ", ".join(filter(None, (row.activity, step)))
+        phase = f"{row.phase} ({more})" if more else row.phase
         use = _pair(row.use) if len(replica.ranks) > 1 else ("", "")
-        rows.append((f"  rank {row.rank}", "", row.phase + doing, "", *use, row.message))
+        rows.append((f"  rank {row.rank}", "", phase, "", *use, row.message))
         failed = [end for end in row.earlier if end.failed]
         for end in failed[-MOST_EARLIER:]:
-            rows.append(("", "", f"  attempt {end.attempt}: Error", "", "", "", end.message))
+            rows.append(("", "", f"  attempt {end.attempt}: {ERROR}", "", "", "", end.message))
     if len(ranks) < len(replica.ranks):
         rows.append((f"  and {len(replica.ranks) - len(ranks)} more ranks", "", "", "", "", "", ""))
     return rows

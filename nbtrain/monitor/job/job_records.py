@@ -23,6 +23,16 @@ from nbtrain.base.run_directory.jobstate import (
     SUCCEEDED,
     SUSPENDED,
 )
+from nbtrain.base.run_directory.rank_phases import (
+    ERROR,
+    GONE,
+    NOT_STARTED,
+    RUNNING_RANK,
+    STOPPED,
+    SUCCEEDED_RANK,
+    WAITING_PHASES,
+    phase_of_rank,
+)
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.run_directory.usage import rank_subject
@@ -59,10 +69,6 @@ PHASES = {
     LOST: "Lost",
 }
 """Phase of a job's state on a cluster's job page."""
-ENDS = {"finished": "Succeeded"}
-"""Phase of a rank that ended normally. One that was told to leave is Stopped: its job may have failed."""
-WAITING_PHASES = ("Pending", "Starting")
-"""Phases of a rank that has not reported anything yet."""
 
 
 def describe_job(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobDescription:
@@ -89,7 +95,7 @@ def describe_job(run: RunDir, job_id: str | None = None, now: float | None = Non
     if config.resources.device == "gpu":
         requests["gpus"] = float(config.resources.gpus_per_node)
     parent = (run.record() or {}).get("parent")
-    codes = [row.exit_code for replica in replicas for row in replica.ranks if row.phase == "Error"]
+    codes = [row.exit_code for replica in replicas for row in replica.ranks if row.phase == ERROR]
     said_by_engine = reason_of_failure(job) or (engine or {}).get("ended_as")
     reason = (state in FAILURES and said_by_engine) or failure_reason(state, cause, codes)
     return JobDescription(
@@ -163,7 +169,7 @@ def _replicas(
         node, words, pod = measured.get(index), said.get(index, {}), pods.get(index)
         single = len(ranks_of[index]) == 1
         rows = [_rank(job, record, rank, logs, node, single, state) for rank in ranks_of[index]]
-        bad = [row for row in rows if row.phase == "Error"]
+        bad = [row for row in rows if row.phase == ERROR]
         seen = words.get("host") or (node.host if node else "") or _host(job, rows)
         # Until a rank reports, the pod is all that is known.
         waits = all(row.phase in WAITING_PHASES for row in rows)
@@ -227,21 +233,16 @@ def _rank(
     beat = Heartbeat.read(job.heartbeat(rank))
     attempt = max(beat.attempt if beat else 0, *logs.get(rank, [0]), 0)
     ended = ExitRecord.read(job.exit_record(rank, attempt))
-    code = None
+    phase, activity = phase_of_rank(state, record.attempt, beat, ended)
+    code, message = None, ""
     if ended is not None:
         end = _end(ended)
-        code, message, doing = end.exit_code, end.message, ended.outcome
-        phase = "Error" if end.failed else ENDS.get(ended.outcome, "Stopped")
-    elif beat is None:
-        phase, doing, message = (_phase_unheard(state) if state in ACTIVE else "Gone"), "", ""
-    else:
-        live = state in ACTIVE and beat.attempt == record.attempt and not beat.process.gone()
-        phase, doing, message = ("Running" if live else "Gone"), beat.phase, ""
+        code, message = end.exit_code, end.message
     before = (ExitRecord.read(job.exit_record(rank, number)) for number in range(attempt))
     return RankRow(
         rank=rank,
         phase=phase,
-        doing=doing,
+        activity=activity,
         attempt=attempt,
         step=ended.step if ended and ended.step is not None else beat.step if beat else None,
         compute_seconds=beat.compute_seconds if beat and beat.attempt == attempt else None,
@@ -251,11 +252,6 @@ def _rank(
         logs=[_log(job, job.log(rank, number), number) for number in logs.get(rank, [])],
         use=uses(node, "replica" if single else rank_subject(rank)),
     )
-
-
-def _phase_unheard(state: str) -> str:
-    """Return the phase of a rank of an active job that has not written anything yet."""
-    return PHASES[state] if PHASES[state] in WAITING_PHASES else "Pending"
 
 
 def _end(record: ExitRecord) -> RankEnd:
@@ -269,10 +265,10 @@ def _replica_phase(rows: list[RankRow], state: str) -> str:
     phases = {row.phase for row in rows}
     if state in ACTIVE and state not in (QUEUED, STARTING, RUNNING):
         return PHASES[state]
-    for phase in ("Error", "Running", "Starting", "Pending", "Gone", "Stopped"):
+    for phase in (ERROR, RUNNING_RANK, *reversed(WAITING_PHASES), GONE, NOT_STARTED, STOPPED):
         if phase in phases:
             return phase
-    return "Succeeded" if rows else PHASES.get(state, state)
+    return SUCCEEDED_RANK if rows else PHASES.get(state, state)
 
 
 def _host(job: JobDir, rows: list[RankRow]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nbtrain.base.run_directory.jobstate import ACTIVE, FAILURES
+from nbtrain.base.run_directory.rank_phases import ERROR
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.job.conditions import type_of
 from nbtrain.monitor.job.job_description import (
@@ -45,7 +46,7 @@ RANK_HEADS = (
         "replica",
         "host",
         "phase",
-        "doing",
+        "activity",
         "step",
         "computing",
         "attempt",
@@ -157,7 +158,7 @@ def _replica(replica: Replica) -> dict[str, Any]:
     use = [use_of_limit("cpu_cores", replica.use), use_of_limit("memory_bytes", replica.use), _gpus(replica)]
     newest = [_rank_logs(row)[:1] for row in replica.ranks[:MOST_IN_MENU]]
     return {
-        "kind": "bad" if replica.phase == "Error" else "",
+        "kind": "bad" if replica.phase == ERROR else "",
         "time": None,
         "cells": [*place, replica.phase, restarts, ranks, *use, replica.image or "", replica.message],
         "logs": [*(log for logs in newest for log in logs), *_own_logs(replica)],
@@ -181,14 +182,14 @@ def _rank(replica: Replica, row: RankRow) -> dict[str, Any]:
     failed = [f"attempt {end.attempt}: {end.message}" for end in row.earlier if end.failed]
     cells = [
         *(f"{row.rank}", replica.pod.pod if replica.pod else replica.name, replica.host or UNKNOWN),
-        *(row.phase, row.doing, "" if row.step is None else f"{row.step:,}"),
+        *(row.phase, row.activity, "" if row.step is None else f"{row.step:,}"),
         "" if row.compute_seconds is None else seconds_text(row.compute_seconds),
         f"{row.attempt}",
         "" if row.exit_code is None else f"{row.exit_code}",
         *(use_of_limit("cpu_cores", use), use_of_limit("memory_bytes", use)),
         "; ".join([*([row.message] if row.message else []), *failed[-MOST_EARLIER:]]),
     ]
-    kind = "bad" if row.phase == "Error" else ""
+    kind = "bad" if row.phase == ERROR else ""
     return {"kind": kind, "time": None, "cells": cells, "logs": _rank_logs(row)}
 
 

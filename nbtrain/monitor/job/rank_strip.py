@@ -8,6 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from nbtrain.base.run_directory.rank_phases import (
+    ERROR,
+    PENDING_RANK,
+    RUNNING_RANK,
+    STARTING_RANK,
+    SUCCEEDED_RANK,
+    RankPhase,
+)
 from nbtrain.monitor.job.job_description import JobDescription, RankRow, Replica, shown
 
 # A cell is a click target; with more ranks, the strip would be longer than the table.
@@ -15,12 +23,11 @@ MOST_CELLS = 1024
 # A value that is this fraction above or below the median has the full colour.
 FULL_FRACTION = 0.5
 TONES = {
-    "Running": "live",
-    "Succeeded": "good",
-    "Error": "bad",
-    "Pending": "wait",
-    "Starting": "wait",
-    "Suspended": "wait",
+    RUNNING_RANK: "live",
+    SUCCEEDED_RANK: "good",
+    ERROR: "bad",
+    PENDING_RANK: "wait",
+    STARTING_RANK: "wait",
 }
 """Tones of the phases of a rank; all others are calm."""
 
@@ -53,9 +60,9 @@ def seconds_text(value: float) -> str:
 
 
 def _cell(replica: Replica, row: RankRow, levels: dict[str, Any]) -> dict[str, Any]:
-    doing = f" ({row.doing})" if row.doing and row.phase == "Running" else ""
-    texts, shares = {"state": row.doing if row.phase == "Running" and row.doing else row.phase}, {}
-    words = [f"rank {row.rank}: {row.phase}{doing}"]
+    phase = RankPhase(row.phase, row.activity)
+    texts, shares = {"state": phase.short}, {}
+    words = [f"rank {row.rank}: {phase.words}"]
     if row.step is not None:
         words.append(f"step {row.step:,}")
     for key, (values, median, text) in levels.items():

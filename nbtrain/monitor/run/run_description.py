@@ -1,7 +1,7 @@
 """Description of a run: the one JSON object from which every view of a run draws.
 
     RunView.describe()  ->  RunDescription  ->  to_dict()      `nbtrain status --json`, REST, the panel
-                                            ->  status_text()  `nbtrain status`
+                                            ->  status_report()  `nbtrain status`
                                             ->  run_html()     the static picture
 
 It is the run's status (run_status.py) with what a list has no room for: curves, ranks, events, resources and
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from nbtrain.base.run_directory.rank_phases import ERROR, activity_of
 from nbtrain.base.run_directory.records import Heartbeat
 from nbtrain.base.text import amounts
 from nbtrain.monitor.job.job_description import JobStatus
@@ -51,7 +52,7 @@ def _step(seconds: float) -> str:
 
 PREDICTED = {"step": ("step time", _step), "memory": ("peak memory, rank 0", amounts.size)}
 """Label of a prediction's tile, and the format of its numbers."""
-RANK_HEADS = ("rank", "phase", "step", "pid", "CPU", "memory", "heartbeat", "last words")
+RANK_HEADS = ("rank", "phase", "activity", "step", "pid", "CPU", "memory", "heartbeat", "message")
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def _line(run: RunDescription) -> list[list[str]]:
             found.append(["", f"{100 * progress['fraction']:.1f} %"])
         if run.status.active and progress["phase"] not in ("train", None):
             since = amounts.elapsed(progress["phase_seconds"] or 0.0)
-            found.append(["phase", f"{progress['phase']}, {since}"])
+            found.append(["activity", f"{activity_of(progress['phase'])}, {since}"])
     if job:
         found.append(["elapsed", job.elapsed_text])
         if job.restarts:
@@ -310,18 +311,24 @@ def _use(run: RunDescription) -> list[tuple[str, str, str]]:
 
 
 def _rank(row: Mapping[str, Any], run: RunDescription) -> dict[str, Any]:
-    age = row["heartbeat_age_seconds"]
     cells = [
         str(row["rank"]),
         row["phase"],
+        row["activity"],
         "" if row["step"] is None else f"{row['step']:,}",
         "" if row["pid"] is None else str(row["pid"]),
         "" if row["cpu_cores"] is None else f"{row['cpu_cores']:.2f} cores",
         "" if row["memory_bytes"] is None else amounts.size(row["memory_bytes"]),
-        "" if age is None or not run.status.active else f"{amounts.elapsed(age)} ago",
+        heartbeat_text(row, run.status.active),
         row["message"],
     ]
-    return {"bad": row["stale"] or row["phase"] in ("failed", "killed"), "cells": cells}
+    return {"bad": row["stale"] or row["phase"] == ERROR, "cells": cells}
+
+
+def heartbeat_text(row: Mapping[str, Any], active: bool) -> str:
+    """Format the age of a rank's heartbeat; "" if its job has ended."""
+    age = row["heartbeat_age_seconds"]
+    return "" if age is None or not active else f"{amounts.elapsed(age)} ago"
 
 
 def _job_rows(run: RunDescription) -> list[list[str]]:

@@ -18,6 +18,7 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, LOST, RUNNING
 from nbtrain.base.run_directory.metrics import BY_NAME, name_of
 from nbtrain.base.run_directory.metrics import scalar as scalar_named
 from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.rank_phases import phase_of_rank
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.text import amounts
@@ -178,7 +179,7 @@ class RunView:
             "curves": curves,
             "reading": self.read_fraction(),
             "resources": resources,
-            "ranks": self._ranks(job, record, heartbeats, resources, now, status.active),
+            "ranks": self._ranks(job, record, heartbeats, resources, now, state),
             "failed_rank": _first_failed(job, record) if status.failed else None,
             "log": self._log(job, state),
             "events": [event_part(event) for event in in_sight(events, NUM_EVENTS)],
@@ -317,7 +318,7 @@ class RunView:
         heartbeats: dict[int, Heartbeat],
         resources: dict[str, Any] | None,
         now: float,
-        active: bool,
+        state: str,
     ) -> list[dict[str, Any]]:
         if job is None:
             return []
@@ -328,17 +329,13 @@ class RunView:
             attempt = heartbeat.attempt if heartbeat else (record.attempt if record else 0)
             ended = ExitRecord.read(job.exit_record(rank, attempt))
             age = heartbeat.seconds_since("time", now) if heartbeat else None
-            if ended is not None:
-                phase = ended.outcome
-            elif heartbeat is not None:
-                phase = "gone" if heartbeat.process.gone() else heartbeat.phase
-            else:
-                phase = "waiting" if active else "never started"
+            phase, activity = phase_of_rank(state, record.attempt if record else 0, heartbeat, ended)
             use = uses.get(str(rank)) or {}
-            stale = active and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS
+            stale = state in ACTIVE and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS
             row = {
                 "rank": rank,
                 "phase": phase,
+                "activity": activity,
                 "step": ended.step if ended and ended.step is not None else heartbeat and heartbeat.step,
                 "pid": heartbeat.process.pid if heartbeat else None,
                 "attempt": attempt,

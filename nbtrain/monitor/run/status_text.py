@@ -1,26 +1,30 @@
-"""A run as lines of text: progress, resume report, status."""
+"""A run on a terminal: its progress as a line, its status as a report."""
 
 import time
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.printing.report import INDENT, Block, Items, Report, Sentence, Table
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.jobstate import LOST, QUEUED, RESTARTING, STARTING, SUSPENDED
 from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.rank_phases import WAITING_PHASES, activity_of
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import NOT_USED, JobDir, RunDir
 from nbtrain.base.text import amounts
-from nbtrain.base.text.terminal import printable
 from nbtrain.monitor.job.conditions import in_sight
 from nbtrain.monitor.job.job_description import engine_words
 from nbtrain.monitor.logs.logs import log_path, read_log
 from nbtrain.monitor.logs.tracebacks import whose
+from nbtrain.monitor.run.run_description import RunDescription, heartbeat_text
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.status.run_status import RunStatus
 from nbtrain.monitor.status.status_records import lost_words, read_status
 
 STATUS_EVENTS = 8
+STATUS_RANKS = 16
+RANK_TITLES = ("RANK", "PHASE", "ACTIVITY", "STEP", "HEARTBEAT", "MESSAGE")
 # {state: (reason why there are no lines if the job has no cause, time when lines follow)}
 WAITING = {
     QUEUED: ("its supervisor has not started yet", "when it starts"),
@@ -55,8 +59,8 @@ def _progress(status: RunStatus) -> list[str]:
         parts.append(f"{status.mean_tokens_per_second:,.0f} tokens/s")
     if status.time_left:
         parts.append(f"{status.time_left} left")
-    if status.active and status.phase not in (None, "train"):
-        parts.append(str(status.phase))
+    if status.active and status.phase and status.phase != "train":
+        parts.append(activity_of(status.phase))
     return parts
 
 
@@ -116,7 +120,7 @@ def _engine_report(run: RunDir, status: RunStatus) -> dict[str, Any] | None:
     return files.read_json_unsynced(job.engine_json) if job and status.active else None
 
 
-def resume_lines(run: RunDir) -> list[str]:
+def resume_report(run: RunDir) -> list[Block]:
     """Return the newest job's resume report, and the newer checkpoints that it skipped, with the reasons.
 
     A skipped checkpoint is omitted once the run has a complete one at that step or later, because the next
@@ -129,17 +133,18 @@ def resume_lines(run: RunDir) -> list[str]:
     passed = [event for event in read_events(job) if NOT_USED in str(event.get("message"))]
     known = max(made.step, newest_checkpoint_step(run) or 0) if passed else made.step
     newer = (str(event["message"]) for event in passed if event.get("step", 0) > known)
-    return [str(made), *(f"  {message.rpartition('; ')[0]}" for message in dict.fromkeys(newer))]
+    skipped = [message.rpartition("; ")[0] for message in dict.fromkeys(newer)]
+    return [Sentence(str(made)), Items(skipped)]
 
 
-def status_text(view: RunView) -> str:
+def status_report(view: RunView) -> Report:
     """Return a run's status for one terminal screen: state, progress, ranks, last events."""
     description = view.describe()
-    status, job, ranks = description.status, description.job, description.ranks
-    lines, reasons = [" | ".join(_progress(status))], _reasons(view.run, status)
+    status, job = description.status, description.job
+    engine = engine_lines(view.run, status) if job else []
+    reasons = [reason for reason in _reasons(view.run, status) if not any(reason in line for line in engine)]
+    lines = [*reasons]
     if job:
-        engine = engine_lines(view.run, status)
-        lines += [f"  {reason}" for reason in reasons if not any(reason in line for line in engine)]
         heard = "last heard of after " if status.state == LOST else ""
         lines.append(
             f"job {job.job_id}: {job.ranks_text} on backend {job.backend}, "
@@ -147,25 +152,36 @@ def status_text(view: RunView) -> str:
         )
         lines += [f"cost: {description.cost}"] if description.cost else []
         lines += engine
-    else:
-        lines += [f"  {reason}" for reason in reasons]
-    lines += resume_lines(view.run)
-    if all(rank["phase"] == "waiting" for rank in ranks):
-        # None has been started: the job's own line says so.
-        ranks = []
-    for rank in ranks[:16]:
-        age = rank["heartbeat_age_seconds"]
-        seen = f", heard {amounts.elapsed(age)} ago" if age is not None and status.active else ""
-        words = f": {one_line(rank['message'])}" if rank["message"] else ""
-        step = "" if rank["step"] is None else f", step {rank['step']:,}"
-        lines.append(f"  rank {rank['rank']}: {rank['phase']}{step}{seen}{words}")
-    if len(ranks) > 16:
-        lines.append(f"  and {len(ranks) - 16} more ranks")
-    if description.events:
-        lines.append("last events (UTC):")
-        for event in in_sight(description.events, STATUS_EVENTS):
-            words = one_line(event["message"] or "")
-            lines.append(
-                f"  {amounts.utc(event['time'], '%H:%M:%S')} {event['kind']}{f': {words}' if words else ''}"
-            )
-    return printable("\n".join(lines))
+    blocks = [*map(Sentence, lines), *resume_report(view.run)]
+    return Report(" | ".join(_progress(status)), [*blocks, *_ranks(description), _last_events(description)])
+
+
+def _ranks(description: RunDescription) -> list[Block]:
+    ranks = description.ranks
+    if all(rank["phase"] in WAITING_PHASES for rank in ranks):
+        # None has reported: the job's own line says so.
+        return []
+    rows = [
+        (
+            str(rank["rank"]),
+            rank["phase"],
+            rank["activity"],
+            rank["step"],
+            heartbeat_text(rank, description.status.active),
+            one_line(rank["message"]),
+        )
+        for rank in ranks[:STATUS_RANKS]
+    ]
+    # A column without a value would be a title above nothing.
+    filled = [at for at in range(len(RANK_TITLES)) if any(row[at] not in ("", None) for row in rows)]
+    table = Table([RANK_TITLES[at] for at in filled], [[row[at] for at in filled] for row in rows], "Ranks")
+    more = len(ranks) - STATUS_RANKS
+    return [table, Sentence(f"{INDENT}and {more:,} more ranks")] if more > 0 else [table]
+
+
+def _last_events(description: RunDescription) -> Table:
+    rows = [
+        (amounts.utc(event["time"], "%H:%M:%S"), event["kind"], one_line(event["message"] or ""))
+        for event in in_sight(description.events, STATUS_EVENTS)
+    ]
+    return Table(("TIME (UTC)", "KIND", "MESSAGE"), rows, "Last events")

@@ -11,16 +11,17 @@ from typing import Any
 
 from nbtrain.base.printing.look import BLUE, GREEN, LINE, OLIVE, ORANGE, PINK, PURPLE, RED, TEAL
 from nbtrain.base.run_directory.jobstate import QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
+from nbtrain.base.run_directory.rank_phases import ACTIVITIES
 from nbtrain.base.text import amounts
 
 KINDS = {
     "waiting": "waiting",
-    "starting": "starting",
-    "building": "building the model",
-    "loading": "loading",
-    "training": "training",
-    "validating": "validating",
-    "saving": "saving",
+    "starting": ACTIVITIES["start"],
+    "building": ACTIVITIES["build"],
+    "loading": ACTIVITIES["load"],
+    "training": ACTIVITIES["train"],
+    "validating": ACTIVITIES["evaluate"],
+    "saving": ACTIVITIES["save"],
     "restarting": "restarting",
     "paused": "paused",
 }

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.rank_phases import ACTIVITIES
 from nbtrain.base.run_directory.records import (
-    PHASES,
     STACK_SIGNAL,
     Heartbeat,
     ProcessIdentity,
@@ -34,16 +34,6 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 1.0
 # A shorter phase has no event, which would say that it took 0.00 s.
 LEAST_EVENT_SECONDS = 0.005
-PHASE_WORDS = {
-    "start": "starting",
-    "build": "building the model",
-    "load": "loading the checkpoint",
-    "train": "training",
-    "evaluate": "the validation",
-    "save": "saving",
-    "test": "the test",
-    "end": "the end",
-}
 # A disk that is full or was remounted read-only also fails at the next checkpoint.
 
 
@@ -101,7 +91,7 @@ class HeartbeatWriter:
         """Run the body as a phase, and write an event with the seconds of the phase itself, unless it
         raises or is shorter than LEAST_EVENT_SECONDS.
         """
-        assert name in PHASES
+        assert name in ACTIVITIES
         outer, outer_inner = self._phase, self._inner_seconds
         started = time.monotonic()
         self._inner_seconds = 0.0
@@ -111,7 +101,7 @@ class HeartbeatWriter:
             yield
             own = time.monotonic() - started - self._inner_seconds
             if self.events is not None and own >= LEAST_EVENT_SECONDS:
-                words = f"{PHASE_WORDS[name]} took {own:.2f} s"
+                words = f"{ACTIVITIES[name]} took {own:.2f} s"
                 self.events.write("phase", words, phase=name, seconds=own, step=self.step)
         finally:
             self._inner_seconds = outer_inner + time.monotonic() - started

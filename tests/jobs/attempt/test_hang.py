@@ -44,7 +44,7 @@ def test_the_rank_outside_the_collective_is_named():
     ]
     assert [culprit.rank for culprit in culprits(everyone)] == [2]
     assert report(everyone) == (
-        "rank 2 stopped: last heard of at step 6, 30 s ago, in phase train, outside any collective (last: "
+        "rank 2 stopped: last heard of at step 6, 30 s ago, while training, outside any collective (last: "
         "all_reduce no. 12 of data_parallel ranks 0-3); ranks 0, 1, 3 wait in all_reduce no. 13 of "
         "data_parallel ranks 0-3"
     )
@@ -166,7 +166,7 @@ def test_a_stopped_process_is_reported(monkeypatch):
     """A process that SIGSTOP has stopped is reported, whatever state the other ranks are in."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     assert report([rank(0)]) == (
-        "rank 0 stopped: last heard of at step 6, 30 s ago, in phase train; its process is stopped by a "
+        "rank 0 stopped: last heard of at step 6, 30 s ago, while training; its process is stopped by a "
         "signal"
     )
 
@@ -221,12 +221,12 @@ def test_where_the_others_are_is_said_of_one_and_of_many(monkeypatch):
         rank(4, inside([0, 3, 4]), process=other),
     ]
     assert report(everyone) == (
-        "rank 0 stopped: last heard of at step 6, 30 s ago, in phase train; its process is stopped by a "
-        "signal; rank 1 is in phase save after step 6; rank 2 is silent; ranks 3, 4 wait in all_reduce no. "
+        "rank 0 stopped: last heard of at step 6, 30 s ago, while training; its process is stopped by a "
+        "signal; rank 1 is saving after step 6; rank 2 is silent; ranks 3, 4 wait in all_reduce no. "
         "13 of data_parallel ranks 0, 3, 4"
     )
     everyone = [rank(0), rank(1, process=other), rank(2, process=other)]
-    assert report(everyone).endswith("; ranks 1, 2 are in phase train after step 6")
+    assert report(everyone).endswith("; ranks 1, 2 are training after step 6")
 
 
 @pytest.mark.parametrize(("guilty", "more"), [(3, ""), (4, ""), (5, "; and 1 more"), (6, "; and 2 more")])
@@ -235,7 +235,7 @@ def test_of_many_culprits_four_are_described(guilty, more):
     described = min(guilty, 4)
     text = report(everyone)
     assert text.count(" stopped: ") == described and f"rank {described - 1} stopped: " in text
-    assert text.endswith(f"in phase train{more}; rank 9 is in phase train after step 6")
+    assert text.endswith(f"while training{more}; rank 9 is training after step 6")
 
 
 def test_nodes_that_are_all_gone_are_not_named():
@@ -257,7 +257,7 @@ def test_a_rank_that_cannot_even_write_is_reported():
     """
     everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1]), unwritten=29)]
     assert report(everyone).startswith(
-        "rank 1 stopped: last heard of at step 6, 30 s ago, in phase train, in all_reduce no. 13"
+        "rank 1 stopped: last heard of at step 6, 30 s ago, while training, in all_reduce no. 13"
     )
     assert "its process does not even write its heartbeat" in report(everyone)
 

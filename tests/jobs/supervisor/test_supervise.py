@@ -172,9 +172,9 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
     assert control.wait(job, 800)[0] == "SUCCEEDED"
     cause = next(event for event in read_events(job) if event["kind"] == "restart")["cause"]
     assert re.fullmatch(
-        r"no progress for 8 s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train; its "
+        r"no progress for 8 s: rank 1 stopped: last heard of at step 6, \d+ s ago, while training; its "
         r"process is stopped by a "
-        r"signal; rank 0 is in phase train after step 6",
+        r"signal; rank 0 is training after step 6",
         cause,
     )
 

@@ -28,7 +28,7 @@ def test_a_page_that_is_kept_is_not_given_after_the_jobs_end(
     first = page()
     job.one_step()
     assert page() == first
-    assert first["active"] and first["phase"] == "Running" and "ended" not in first
+    assert first["active"] and first["state"] == "RUNNING" and "ended" not in first
     job.finish("SUCCEEDED", "all tokens are done")
     last = page()
-    assert not last["active"] and last["phase"].startswith("Succeeded") and "ended" in last
+    assert not last["active"] and last["state"].startswith("SUCCEEDED") and "ended" in last

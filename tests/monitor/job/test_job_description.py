@@ -62,7 +62,7 @@ def failed(tmp_path: Path) -> FakeJob:
 
 
 TEXT = """\
-gpt-fake Error: job JOB on backend local
+gpt-fake FAILED: job JOB on backend local
 rank 1 failed
 
 submitted            MOMENT UTC
@@ -86,8 +86,8 @@ Replicas
   REPLICA   HOST  PHASE                      RESTARTS  CPU           MEMORY              MESSAGE
   worker 0  HOST  Error                   1         2.00 of 4.00  5.0 GiB of 8.0 GiB  rank 1: exit code 3: \
 RuntimeError: boom
-    rank 0        Stopped (stopped, step 9)            1.00          2.5 GiB             saved
-    rank 1        Error (failed, step 9)               1.00          2.5 GiB             exit code 3: \
+    rank 0        Stopped (on request, step 9)            1.00          2.5 GiB             saved
+    rank 1        Error (step 9)                       1.00          2.5 GiB             exit code 3: \
 RuntimeError: boom
                     attempt 0: Error                                                   exit code 137: \
 killed by SIGKILL

@@ -100,7 +100,7 @@ def test_the_strip_compares_each_rank_with_the_median(job: FakeJob) -> None:
         ["seconds", "computing time", "median 0.250 s, lowest 0.100 s (rank 0), highest 0.400 s (rank 1)"],
     ]
     first, second = strip["cells"]
-    assert first["words"] == "rank 0: Running (train), step 3, computes 0.100 s a step, 2.5 GiB of memory"
+    assert first["words"] == "rank 0: Running (training), step 3, computes 0.100 s a step, 2.5 GiB of memory"
     assert (first["tone"], first["levels"]["seconds"], first["levels"]["memory"]) == ("live", -1.0, 0.0)
     assert (second["tone"], second["message"]) == ("bad", "exit code 1: boom")
     assert second["texts"]["seconds"] == "0.400 s" and second["levels"]["seconds"] == 1.0

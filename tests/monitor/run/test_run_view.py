@@ -31,7 +31,7 @@ from nbtrain.monitor.metrics.series import Gaps
 from nbtrain.monitor.run import run_view
 from nbtrain.monitor.run.metrics_range import Asked, metrics
 from nbtrain.monitor.run.run_view import RunView
-from nbtrain.monitor.run.status_text import progress_line, resume_lines, status_text
+from nbtrain.monitor.run.status_text import progress_line, resume_report, status_report
 from nbtrain.monitor.status.status_records import read_status
 from tests.lab.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
@@ -79,8 +79,8 @@ def test_snapshot_of_a_running_job(run: RunDir) -> None:
     assert snapshot["curves"]["validation_loss"]["steps"] == [10, 20]
     assert snapshot["curves"]["learning_rate"]["values"][-1] == pytest.approx(5.5e-4, rel=1e-5)
     assert [(rank["rank"], rank["phase"], rank["step"]) for rank in snapshot["ranks"]] == [
-        (0, "train", 20),
-        (1, "train", 20),
+        (0, "Running", 20),
+        (1, "Running", 20),
     ]
     assert snapshot["ranks"][0]["memory_bytes"] > 0
     assert snapshot["resources"]["job"]["num_processes"] >= 1
@@ -107,8 +107,8 @@ def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
         "attempt 0 failed",
         "step 42",
     ]
-    lines = status_text(view).partition("last events (UTC):\n")[2].splitlines()
-    assert [line.split(": ")[1] for line in lines] == [
+    lines = str(status_report(view)).partition("Last events\n")[2].splitlines()[1:]
+    assert [line.split(maxsplit=2)[2].split(":")[0] for line in lines] == [
         "rank 1 was killed; 2 steps are lost",
         "attempt 0 failed",
         *(f"step {step}" for step in range(94, 100)),
@@ -140,7 +140,7 @@ def test_later_snapshots_follow_the_run(run: RunDir) -> None:
     assert snapshot["progress"]["eta_seconds"] is None
     assert snapshot["curves"]["loss"]["num_points"] == 10
     assert snapshot["resources"] is None
-    assert snapshot["ranks"][0]["phase"] == "finished"
+    assert snapshot["ranks"][0]["phase"] == "Succeeded"
     assert view.state == "SUCCEEDED"
     assert not view.active
     assert view.heartbeats()[0].progress.consumed_tokens == 10 * TOKENS_PER_STEP
@@ -174,7 +174,7 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     assert snapshot["state"] == "LOST"
     assert "died without a word while the job was RUNNING" in snapshot["cause"]
     assert not snapshot["active"]
-    assert snapshot["ranks"][0]["phase"] == "gone"
+    assert snapshot["ranks"][0]["phase"] == "Gone"
     resume = f"`nbtrain resume {run.name}` continues it"
     assert progress_line(run).endswith(f"the machine was restarted) | {resume}")
     assert describe_job(run).cause.endswith(f"the machine was restarted); {resume}")
@@ -198,7 +198,7 @@ def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:
     ExitRecord(2, 0, time.time(), None, 9, "killed", 1, "killed by SIGKILL").write(job.job.exit_record(2, 0))
     ranks = RunView(run).describe().to_dict()["ranks"]
     assert [rank["stale"] for rank in ranks] == [False, True, False]
-    assert (ranks[2]["phase"], ranks[2]["signal"], ranks[2]["message"]) == ("killed", 9, "killed by SIGKILL")
+    assert [ranks[2][key] for key in ("phase", "activity", "signal")] == ["Error", "killed by a signal", 9]
     job.finish("FAILED", "rank 2 was killed by SIGKILL")
 
 
@@ -206,7 +206,7 @@ def test_rank_that_has_not_spoken_waits(run: RunDir) -> None:
     """Before the first heartbeat, there is a row for each rank of the job, but no progress."""
     job = FakeJob(run, steps=10, world_size=2)
     snapshot = RunView(run).describe().to_dict()
-    assert [rank["phase"] for rank in snapshot["ranks"]] == ["waiting", "waiting"]
+    assert [rank["phase"] for rank in snapshot["ranks"]] == ["Pending", "Pending"]
     assert snapshot["progress"] is None
     job.finish("CANCELLED", "stopped before the first step")
 
@@ -413,27 +413,28 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     beat.progress.target_tokens = 2048
     beat.write(job.job.heartbeat(0))
     assert "tokens 2.05k/2.05k" in progress_line(run)
-    text = status_text(RunView(run))
+    text = str(status_report(RunView(run)))
     assert f"job {job.job.job_id}: 2 ranks on backend local, " in text
-    assert "  rank 1: train, step 2, heard 0 s ago" in text
+    assert "\n     1  Running  training     2  0 s ago" in text
     assert "resume from" not in text
     ResumeCertificate("data-exact", ["device"], 1, "a" * 64, 0.0).write(job.job.resume_json)
-    assert "\nresume from step 1 is data-exact, next batch aaaaaaaaaaaa: device\n" in status_text(
-        RunView(run)
-    )
+    resumed = "\nresume from step 1 is data-exact, next batch aaaaaaaaaaaa: device\n"
+    assert resumed in str(status_report(RunView(run)))
     # From another attempt, which resumed an older checkpoint, and from this one.
     job.events.write("warning", f"checkpoint global_step1 {NOT_USED}: a is missing; trying", step=1)
     job.events.write("warning", f"checkpoint global_step3 {NOT_USED}: b is missing; trying", step=3)
-    assert resume_lines(run)[1:] == ["  checkpoint global_step3 is not used: b is missing"]
-    assert "device\n  checkpoint global_step3 is not used: b is missing\n" in status_text(RunView(run))
+    assert resume_report(run)[1].items == ["checkpoint global_step3 is not used: b is missing"]
+    assert "device\n  - checkpoint global_step3 is not used: b is missing\n" in str(
+        status_report(RunView(run))
+    )
     # Saved again and complete: the skipped checkpoint is history.
     run.checkpoint(3).mkdir(parents=True)
-    assert len(resume_lines(run)) == 2
+    assert resume_report(run)[1].items
     files.write_json(run.checkpoint_manifest(3), {"schema_version": 2, "files": {}})
-    assert len(resume_lines(run)) == 1 and "device\n  checkpoint" not in status_text(RunView(run))
+    assert not resume_report(run)[1].items
     job.finish("FAILED", "rank 1 was killed by SIGKILL")
     assert progress_line(run).endswith(" tokens/s | rank 1 was killed by SIGKILL")
-    assert "state: FAILED: rank 1 was killed by SIGKILL" in status_text(RunView(run))
+    assert "  state    FAILED: rank 1 was killed by SIGKILL" in str(status_report(RunView(run)))
 
 
 def test_what_a_dead_rank_did_last_is_not_shown_as_going_on(run: RunDir) -> None:
@@ -447,7 +448,7 @@ def test_what_a_dead_rank_did_last_is_not_shown_as_going_on(run: RunDir) -> None
     beat.progress.consumed_samples, beat.progress.consumed_tokens = 2, 200
     beat.progress.samples_per_second = 30.0
     beat.write(job.job.heartbeat(0))
-    assert progress_line(run).endswith(" | 3,000 tokens/s | 8 min 48 s left | save")
+    assert progress_line(run).endswith(" | 3,000 tokens/s | 8 min 48 s left | saving")
     job.record.attempts = [AttemptRecord(1, time.time(), 1, 1)]
     job.record.write(job.job.job_json)
     assert "tokens/s" not in progress_line(run)
@@ -457,31 +458,29 @@ def test_what_a_dead_rank_did_last_is_not_shown_as_going_on(run: RunDir) -> None
     replace(beat, process=replace(beat.process, start_ticks=1)).write(job.job.heartbeat(0))
     line = progress_line(run)
     assert line.startswith("gpt-fake RUNNING | step 1/4 | tokens 200/")
-    assert not any(word in line for word in ("tokens/s", "left", "save"))
+    assert not any(word in line for word in ("tokens/s", "left", "saving"))
     progress = RunView(run).describe().to_dict()["progress"]
     assert {progress[key] for key in ("phase", "phase_seconds", "eta_seconds", "tokens_per_second")} == {None}
     job.tensorboard.close()
 
 
 STATUS = {
-    "QUEUED": "gpt-fake QUEUED\n  waits for 1 GPU; 0 are free\nJOBEVENT",
+    "QUEUED": "gpt-fake QUEUED\nwaits for 1 GPU; 0 are free\nJOBEVENT",
     "STARTING": "gpt-fake STARTING\nJOBEVENT",
-    "RUNNING": "PROGRESS | 0 s left\nJOB\nRANKS, heard 0 s agoEVENT",
-    "SUCCEEDED": "PROGRESS\n  all is done\nJOB\nRANKS: all is doneEVENT: all is done",
-    "FAILED": "PROGRESS\n  boom and more\nJOB\nRANKS: boom and moreEVENT: boom and more",
+    "RUNNING": "PROGRESS | 0 s left\nJOB\n0 Running training 2 0 s agoEVENT",
+    "SUCCEEDED": "PROGRESS\nall is done\nJOB\n0 Succeeded 2 all is doneEVENT all is done",
+    "FAILED": "PROGRESS\nboom and more\nJOB\n0 Error 2 boom and moreEVENT boom and more",
     "LOST": (
-        "PROGRESS\n  its supervisor (pid PID) died without a word while the job was RUNNING (killed, out of "
-        "memory, or the machine was restarted)\n  its ranks still run (step 2): `nbtrain cancel gpt-fake` "
-        "makes them save and exit, and `nbtrain resume gpt-fake` continues it\nJOB\nRANKSEVENT"
+        "PROGRESS\nits supervisor (pid PID) died without a word while the job was RUNNING (killed, out of "
+        "memory, or the machine was restarted)\nits ranks still run (step 2): `nbtrain cancel gpt-fake` "
+        "makes them save and exit, and `nbtrain resume gpt-fake` continues it\nJOB\n0 Gone training 2EVENT"
     ),
 }
 
 
 @pytest.mark.parametrize("state", STATUS)
 def test_status_is_tidy_in_every_state(run: RunDir, state: str) -> None:
-    """The status text has no trailing spaces, no empty lines and no message of several lines, whatever the
-    state.
-    """
+    """The status has no trailing spaces and no message of several lines, whatever the state."""
     job = FakeJob(run, steps=2)
     job.supervisor_events.path.unlink()
     causes = {"SUCCEEDED": "all is done", "FAILED": "boom\n  and more\n"}
@@ -500,12 +499,14 @@ def test_status_is_tidy_in_every_state(run: RunDir, state: str) -> None:
     job.record.write(job.job.job_json)
     job.supervisor_events.write("state", causes.get(state, ""))
     job.tensorboard.close()
-    text = status_text(RunView(run))
+    text = str(status_report(RunView(run)))
     text = re.sub(r"^gpt-fake [A-Z]+ \| step 2/2 .* tokens/s", "PROGRESS", text)
     text = re.sub(r"^job .*: 1 rank on backend local, .*, attempt 0, 0 restarts$", "JOB", text, flags=re.M)
-    text = re.sub(r"^  rank 0: (train|finished|failed), step 2", "RANKS", text, flags=re.M)
     text = re.sub(r"\d\d:\d\d:\d\d", "TIME", text).replace(f"pid {os.getpid()}", "pid PID")
-    assert text == STATUS[state].replace("EVENT", "\nlast events (UTC):\n  TIME state")
+    assert not any(line.endswith(" ") for line in text.splitlines())
+    words = "\n".join(" ".join(line.split()) for line in text.splitlines())
+    words = re.sub(r"\n\nRanks\nRANK [A-Z ]+", "", words)
+    assert words == STATUS[state].replace("EVENT", "\n\nLast events\nTIME (UTC) KIND MESSAGE\nTIME state")
 
 
 def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
@@ -549,7 +550,7 @@ def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
     beat = Heartbeat.read(job.job.heartbeat(0))
     beat.process = ProcessIdentity(os.getpid(), 1, beat.process.boot_id)
     beat.write(job.job.heartbeat(0))
-    assert RunView(run).describe().to_dict()["ranks"][0]["phase"] == "gone"
+    assert RunView(run).describe().to_dict()["ranks"][0]["phase"] == "Gone"
     job.finish("CANCELLED", "stopped")
 
 
@@ -570,7 +571,7 @@ def ends_and_durations(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[fl
         ends = {snapshot["job"]["ended_at"], snapshot["jobs"][-1]["ended_at"]}
         assert ends == {read_status(run, now + later).ended_at}
         words = dict(snapshot["shown"]["line"])["elapsed"]
-        assert words in status_text(RunView(run))
+        assert words in str(status_report(RunView(run)))
         found.append((*ends, snapshot["job"]["elapsed_seconds"], words))
     assert found[0] == found[1]
     return found[0][:2]
@@ -606,7 +607,7 @@ def test_a_lost_job_ended_at_its_last_heartbeat(
             os.utime(path, (moment - age, moment - age))
         later, longer = ends_and_durations(run, monkeypatch)
         assert (later, longer) == (pytest.approx(end + 40, abs=2), pytest.approx(elapsed + 40, abs=2))
-    assert ", last heard of after " in status_text(RunView(run))
+    assert ", last heard of after " in str(status_report(RunView(run)))
     assert RunView(run).state == "LOST"
 
 

@@ -272,7 +272,7 @@ export class Logs {
   whyEmpty(rank) {
     const row = this.run.view.snap.ranks.find((each) => String(each.rank) === rank);
     const first = this.choice.options[0].textContent;
-    const who = /^\d+$/.test(rank) ? `Rank ${rank}` : `The ${rank}`, phase = row ? ` (${row.phase})` : "";
+    const who = /^\d+$/.test(rank) ? `Rank ${rank}` : `The ${rank}`, phase = row ? ` (${row.phase}${row.activity ? `, ${row.activity}` : ""})` : "";
     const others = row && row.rank ? ` It logs only warnings and errors; see ${first} for the steps.` : "";
     return `${who} has logged nothing${phase}.${others}`;
   }

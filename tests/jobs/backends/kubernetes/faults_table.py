@@ -28,7 +28,7 @@ from nbtrain.base.run_directory.node_records import EngineWord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.control import cancel
 from nbtrain.monitor.run.run_view import RunView
-from nbtrain.monitor.run.status_text import status_text
+from nbtrain.monitor.run.status_text import status_report
 from tests.jobs.backends import fault_tables
 from tests.jobs.backends.fault_tables import Fault, Row, Tables, environment, plain_times
 from tests.jobs.backends.kubernetes.conftest import PLAIN
@@ -231,7 +231,9 @@ def server_silent(scene: Scene) -> Row:
         lambda: (said := EngineWord.read(scene.job.engine_json)) and not said.seen and said, "flag"
     )
     assert scene.status()[0] == RUNNING and word.state is not None
-    flag = next(line for line in status_text(RunView(scene.job.run)).splitlines() if "not seen now" in line)
+    flag = next(
+        line for line in str(status_report(RunView(scene.job.run))).splitlines() if "not seen now" in line
+    )
     scene.stub._faults.clear()
     assert scene.end()[0] == SUCCEEDED and scene.record.restarts == 0, scene.seen
     return Row(f"RUNNING, and next to it: {flag.strip()}", "0, the job continues", "nothing was lost")

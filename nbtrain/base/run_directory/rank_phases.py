@@ -1,0 +1,88 @@
+"""The phases of a rank, and the words with which text, HTML, JSON and the browser show them.
+
+A rank has one of the phases of a cluster's job page, and an activity:
+
+    Pending, Starting                  no heartbeat yet
+    Running      training, saving ...  the phase of its heartbeat, in words: ACTIVITIES
+    Succeeded                          the outcome of its exit record: OUTCOMES
+    Stopped      on request
+    Error        killed by a signal
+    Gone         training              its process ended without an exit record; its last activity
+    Not started                        its job ended before the rank began
+"""
+
+from typing import NamedTuple
+
+from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, STARTING
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat
+
+PENDING_RANK, STARTING_RANK, NOT_STARTED = "Pending", "Starting", "Not started"
+RUNNING_RANK, GONE = "Running", "Gone"
+SUCCEEDED_RANK, STOPPED, ERROR = "Succeeded", "Stopped", "Error"
+WAITING_PHASES = (PENDING_RANK, STARTING_RANK)
+"""Phases of a rank of an active job that has not reported anything yet."""
+
+ACTIVITIES = {
+    "start": "starting",
+    "build": "building the model",
+    "load": "loading",
+    "train": "training",
+    "evaluate": "validating",
+    "test": "testing",
+    "save": "saving",
+    "end": "shutting down",
+}
+"""{phase of a heartbeat: its words}."""
+LEAVING_PHASES = ("save", "end")
+"""Phases of a heartbeat in which a rank that was asked to stop is stopping."""
+OUTCOMES = {
+    "finished": (SUCCEEDED_RANK, ""),
+    "stopped": (STOPPED, "on request"),
+    "rollback": (STOPPED, "to resume from a checkpoint"),
+    "failed": (ERROR, ""),
+    "killed": (ERROR, "killed by a signal"),
+}
+"""{outcome of an exit record: (phase of the rank, how it ended)}."""
+
+
+class RankPhase(NamedTuple):
+    """The phase of a rank with its activity."""
+
+    phase: str
+    """One of the phases above, such as "Running"."""
+    activity: str
+    """What the rank does, such as "training", or how it ended; "" if the phase says it all."""
+
+    @property
+    def words(self) -> str:
+        """The phase with its activity: "Running (training)"."""
+        return f"{self.phase} ({self.activity})" if self.activity else self.phase
+
+    @property
+    def short(self) -> str:
+        """The activity of a running rank, and the phase of any other."""
+        return self.activity if self.phase == RUNNING_RANK and self.activity else self.phase
+
+
+def activity_of(phase: str) -> str:
+    """Return the words for a phase of a heartbeat; a phase of another version of nbtrain is returned as it
+    is.
+    """
+    return ACTIVITIES.get(phase, phase)
+
+
+def phase_of_rank(state: str, attempt: int, beat: Heartbeat | None, ended: ExitRecord | None) -> RankPhase:
+    """Return the phase of a rank, from its newest heartbeat and that attempt's exit record.
+
+    `state` and `attempt` are those of its job.
+    """
+    if ended is not None:
+        return RankPhase(*OUTCOMES.get(ended.outcome, (STOPPED, ended.outcome)))
+    active = state in ACTIVE
+    # The heartbeat of an earlier attempt says nothing about this one.
+    if beat is not None and (beat.attempt == attempt or not active):
+        live = active and not beat.process.gone()
+        return RankPhase(RUNNING_RANK if live else GONE, activity_of(beat.phase))
+    if active:
+        return RankPhase(STARTING_RANK if state == STARTING else PENDING_RANK, "")
+    return RankPhase(GONE if state == LOST else NOT_STARTED, "")

@@ -1,12 +1,32 @@
-"""Refusal of submissions whose plan exceeds a limit of the run or of its workspace."""
+"""Limits of a run and of its workspace: the refusal of a plan that exceeds one, and a shorter training."""
 
+import math
 from typing import TYPE_CHECKING
 
-from nbtrain.base.errors import SubmitError, refuse
+from nbtrain.base.errors import ConfigError, SubmitError, refuse
+from nbtrain.base.findings import Finding
+from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.schedule_section import given_unit
 
 if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
+
+# A proposed length is rounded down to this many digits.
+LENGTH_DIGITS = 2
+# The plan is not exactly proportional to the length: validation and checkpoints have their own intervals.
+SHRINKINGS = (1.0, 0.95, 0.8)
+
+
+def findings_over_limits(plan: "Plan") -> list[Finding]:
+    """Return a finding for each limit that refuses the plan: it is exceeded, or cannot be compared yet."""
+    from nbtrain.planner.lint.limits import limits_hold
+
+    return [
+        finding
+        for finding in plan.findings
+        if finding.rule == limits_hold.__name__ and finding.level == "error"
+    ]
 
 
 def refuse_over_limits(plan: "Plan") -> None:
@@ -14,11 +34,8 @@ def refuse_over_limits(plan: "Plan") -> None:
 
     Every way to start a job calls this: submit, resume, clone, import, the form, REST and a dry run.
     """
-    from nbtrain.planner.lint.limits import limits_hold
-
-    found = [finding for finding in plan.findings if finding.rule == limits_hold.__name__]
     heading = f"{plan.config.name} may not start: its plan is not within its limits."
-    refuse(found, SubmitError, heading, "Nothing was started and nothing written.")
+    refuse(findings_over_limits(plan), SubmitError, heading, "Nothing was started and nothing written.")
 
 
 def refuse_run_over_limits(config: RunConfig) -> None:
@@ -26,3 +43,38 @@ def refuse_run_over_limits(config: RunConfig) -> None:
     from nbtrain.planner.plan import plan
 
     refuse_over_limits(plan(config))
+
+
+def length_within_limits(plan: "Plan") -> tuple[str, int] | None:
+    """Return the field and value of a training length with which the run stays within its limits, such as
+    ("batch.train_tokens", 1900000000).
+
+    None if no shorter run does, for example because its checkpoints exceed disk_bytes. The length is checked
+    and planned before it is returned.
+    """
+    from nbtrain.planner.plan import plan as make_plan
+
+    config, exceeded = plan.config, [limit for limit in plan.limits if limit.refuses]
+    if not exceeded or any(not limit.planned for limit in exceeded):
+        return None
+    share = min(limit.most / limit.planned for limit in exceeded if limit.planned)
+    trial = config.batch.max_steps
+    name = "max_steps" if trial else f"train_{given_unit(config.batch, 'train')}"
+    now = getattr(config.batch, name)
+    for part in SHRINKINGS:
+        length = _rounded_down(now * share * part)
+        if length < 1:
+            return None
+        try:
+            shorter = load(config, {f"batch.{name}": length})
+        except ConfigError:
+            continue  # such as a warm-up that is longer than the training
+        if not findings_over_limits(make_plan(shorter)):
+            return f"batch.{name}", length
+    return None
+
+
+def _rounded_down(value: float) -> int:
+    digits = math.floor(math.log10(value)) + 1 if value >= 1 else 1
+    unit = 10 ** max(0, digits - LENGTH_DIGITS)
+    return int(value // unit) * unit

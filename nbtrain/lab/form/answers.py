@@ -22,6 +22,7 @@ from nbtrain.config.load import Overrides, find
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.findings import findings_here
+from nbtrain.jobs.limits import findings_over_limits
 from nbtrain.jobs.request import active_job
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import (
@@ -34,7 +35,12 @@ from nbtrain.lab.form.fields import (
     group_of,
     run_yamls,
 )
-from nbtrain.lab.form.problems import findings_by_key, problems_by_key, shortages_by_key
+from nbtrain.lab.form.problems import (
+    findings_by_key,
+    problems_by_key,
+    problems_of_limits,
+    shortages_by_key,
+)
 from nbtrain.lab.form.same_name import (
     free_name,
     name_taken,
@@ -182,8 +188,10 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
     mode, found = _mode(request), draft.assess()
     plan, twin = found.plan, mode == "twin"
     problems = problems_by_key(draft, found.problems, found.config)
+    over = [] if plan is None or twin else findings_over_limits(plan)
     if found.config and not problems and not twin:
         problems = problems_of_name(found.config, draft.clone_of)
+        problems += problems_of_limits(draft, plan) if plan else []
     # As in notebook 03, missing data is prepared first.
     unprepared = any(finding.lacks == "data" for finding in found.shortages)
     function, more = ("nb.twin", "") if twin else ("nb.submit", "prepared=False" if unprepared else "")
@@ -194,7 +202,9 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
         "words": TWIN_WORDS if twin else "",
         "problems": problems,
         "shortages": [] if twin else shortages_by_key(found.shortages),
-        "findings": findings_by_key([*findings_here(found.config), *plan.findings])
+        "findings": findings_by_key(
+            [*findings_here(found.config), *(one for one in plan.findings if one not in over)]
+        )
         if plan and found.config
         else [],
         "headline": plan.headline if plan else None,

@@ -1,14 +1,19 @@
 """Problems of a draft by field: the field that each belongs to, and the text that is shown there."""
 
+import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.findings import Finding
 from nbtrain.config.load import override_layer
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.limits import findings_over_limits, length_within_limits
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import every_field, field_at
+
+if TYPE_CHECKING:
+    from nbtrain.planner.plan import Plan
 
 # "override batch.max_steps=5", the place of a message that names no key.
 _OVERRIDE = re.compile(r"override (?P<key>[a-z_]+(\.[A-Za-z0-9_-]+)*)")
@@ -116,6 +121,28 @@ def _one_paragraph(text: str) -> str:
     words = " ".join(text.split())
     # Keys and paths keep their lower-case first letter.
     return words if re.match(r"\S+[._(/]\S", words) else words[:1].upper() + words[1:]
+
+
+def problems_of_limits(draft: Draft, plan: "Plan") -> list[dict[str, Any]]:
+    """Return the limits that refuse the plan, as problems_by_key() does, each with its ways out.
+
+    `ways` is [{key: text}, ...]: a shorter training, and a higher limit if it is the run's own.
+    """
+    problems = problems_by_key(draft, findings_over_limits(plan), plan.config)
+    length = length_within_limits(plan) if problems else None
+    limits = {f"limits.{limit.key}": limit for limit in plan.limits}
+    for problem in problems:
+        limit = limits[problem["key"]]
+        problem["ways"] = [{length[0]: str(length[1])}] if length else []
+        if limit.exceeded and not limit.by_workspace:
+            problem["ways"].append({problem["key"]: _just_above(limit.planned)})
+    return problems
+
+
+def _just_above(value: float) -> str:
+    """Return a number with at most three digits that is just above `value`, as a user would write it."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.floor(value / unit + 1) * unit:.12g}"
 
 
 def shortages_by_key(shortages: Iterable[Finding]) -> list[dict[str, Any]]:

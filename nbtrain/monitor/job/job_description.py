@@ -73,7 +73,7 @@ class RankRow:
 
     rank: int
     phase: str
-    """Phase of base/rank_phases.py, such as Running."""
+    """Phase of run_directory/rank_phases.py, such as Running."""
     activity: str
     """What the rank does, such as "training", or how it ended."""
     attempt: int

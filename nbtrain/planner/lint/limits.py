@@ -46,7 +46,8 @@ def limits_hold(subject: Subject) -> Iterator[Finding]:
                 f"Plan a smaller run, {fix}.",
             )
         elif limit.planned is None:
-            yield _finding(limit, f"{name} of {most} cannot be compared: {limit.why_unknown}.", limit.fix)
+            message = f"{name} ({most}) cannot be compared: {limit.why_unknown}."
+            yield _finding(limit, message, limit.fix)
 
 
 def _finding(limit: Limit, message: str, fix: str) -> Finding:

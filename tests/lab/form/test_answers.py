@@ -410,6 +410,30 @@ def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> No
     assert assessed(name="third")["may_submit"] and assessed(name="third")["taken"] is None
 
 
+def test_exceeded_limit_refuses_before_submit_and_has_ways_out(workspace: Path) -> None:
+    """A run whose plan exceeds a limit cannot be submitted; a shorter training that stays within the limit is
+    proposed, and a higher limit if it is the run's own.
+    """
+    [problem] = (found := assessed("gpt-125m", limits__gpu_hours="2"))["problems"]
+    assert problem["key"] == "limits.gpu_hours" and not found["may_submit"] and found["headline"]
+    assert re.match(
+        r"Is exceeded: all GPUs .* [\d.]+ GPU hours, and the limit is 2 GPU hours\.", problem["message"]
+    )
+    assert "limits.gpu_hours" not in [finding["key"] for finding in found["findings"]]
+    shorter, higher = problem["ways"]
+    [tokens], [limit] = shorter.values(), higher.values()
+    assert assessed("gpt-125m", limits__gpu_hours="2", batch__train_tokens=tokens)["may_submit"]
+    assert assessed("gpt-125m", limits__gpu_hours=limit)["may_submit"]
+    # A trial is shortened in its steps. A twin is not the run, and has its own plan.
+    [problem] = assessed("gpt-125m", limits__gpu_hours="2", batch__max_steps="4000")["problems"]
+    assert problem["ways"][0].keys() == {"batch.max_steps"}
+    assert assessed("gpt-125m", limits__gpu_hours="2", mode="twin")["may_submit"]
+    # The owner of the workspace's limits raises them; no training is short enough for its checkpoints.
+    (workspace / "limits.yaml").write_text("disk_bytes: 1000\n")
+    [problem] = assessed("gpt-125m")["problems"]
+    assert problem["ways"] == [] and "ask the owner of limits.yaml:1 to raise it" in problem["message"]
+
+
 def test_a_warning_whose_fix_is_one_value_carries_it(workspace: Path) -> None:
     """A warning contains the value that would fix it, for a button in the form. A run with learning rate 1000
     can still be submitted.

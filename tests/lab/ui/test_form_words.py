@@ -40,8 +40,8 @@ def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
 def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace: Path, browser: Any) -> None:
     """If gpt-tiny has been trained, New Run opens with the name gpt-tiny-2 and without an error.
 
-    A learning rate of 1000 causes a warning, with a button that sets the usual one. After Submit, the run is
-    opened.
+    A learning rate of 1000 causes a warning, with a button that sets the usual one; an exceeded limit
+    disables Submit, with a button that raises it. After Submit, the run is opened.
     """
     run_as_submitted("gpt-tiny").finish("SUCCEEDED", "all steps are done")
     routes: dict[str, Any] = {
@@ -75,7 +75,16 @@ def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace:
         assert "Ready" not in verdict.inner_text()
         found.get_by_role("button", name="Set lr_schedule.lr to 0.0001").click()
         found.get_by_text("often diverges").wait_for(state="detached")
-        page.get_by_role("button", name="Submit", exact=True).click()
+
+        # A run that exceeds a limit cannot be submitted.
+        submit = page.get_by_role("button", name="Submit", exact=True)
+        page.get_by_text("All fields (").click()
+        page.locator("[data-key='limits.disk_bytes'] input").fill("1000")
+        found.get_by_text("checkpoints and dataset need").wait_for()
+        assert submit.is_disabled() and "the limit is 1000 B" in found.inner_text()
+        found.get_by_role("button", name="Set limits.disk_bytes to ").click()
+        found.get_by_text("checkpoints and dataset need").wait_for(state="detached")
+        submit.click()
         page.wait_for_function("() => window.opened === 'gpt-tiny-2'")
 
         # That name is taken by now: the form that is opened next has another one.

@@ -22,7 +22,8 @@ function general(value) {
 }
 
 const trimmed = (text) => (text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text);
-const grouped = (text) => text.replace(/^-?\d+/, (digits) => digits.replace(/\B(?=(\d{3})+$)/g, ","));
+/** A number's text with commas: "1234.5" as "1,234.5". */
+export const grouped = (text) => text.replace(/^-?\d+/, (digits) => digits.replace(/\B(?=(\d{3})+$)/g, ","));
 
 /** Format 126638592 as "126.6M". */
 export function count(value) {

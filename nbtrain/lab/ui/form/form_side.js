@@ -1,5 +1,6 @@
 // The results of checking the form's values: fit, time and disk; all problems; changes; the rest of the plan.
 
+import { grouped } from "../charts/numbers.js";
 import { pairs } from "../elements/table.js";
 import { button, element } from "../elements/dom.js";
 
@@ -91,9 +92,10 @@ export class FormSide {
       const where = fields > 1 ? ` in ${counted(fields, "field")}` : "";
       this.verdict.textContent = `${counted(problems.length, "problem")}${where}`;
       const list = element("ul");
-      for (const { key, message } of problems) {
+      for (const { key, message, ways = [] } of problems) {
         const row = element("li");
         row.append(key ? this.link(key, element("b", "", key), ` ${message}`) : message);
+        for (const typed of ways) row.append(" ", this.setter(typed));
         if (key === "name" && taken) row.append(...this.otherNames(taken));
         list.append(row);
       }
@@ -142,10 +144,14 @@ export class FormSide {
   warning({ key, message, fix, typed }) {
     const row = element("p");
     row.append(key ? this.link(key, element("b", "", key), ` ${message}`) : message, " ");
-    const [[field, text] = []] = typed ? Object.entries(typed) : [];
-    if (field) row.append(button(`Set ${field} to ${text}`, "", () => this.use(typed, `${field} = ${text}`)));
-    else row.append(fix);
+    row.append(typed ? this.setter(typed) : fix);
     return row;
+  }
+
+  /** A button that sets one field; `typed` is {key: text}. */
+  setter(typed) {
+    const [[field, text]] = Object.entries(typed);
+    return button(`Set ${field} to ${grouped(text)}`, "", () => this.use(typed, `${field} = ${grouped(text)}`));
   }
 
   /** A link that scrolls to a field. */

@@ -4,8 +4,8 @@ The rules of config, the plan, the checks before a launch, the lint of foreign f
 return findings. base/errors.py raises them (refuse).
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from nbtrain.base.text import amounts
@@ -105,6 +105,13 @@ class Finding:
     def label(self) -> str:
         """Level and cost, e.g. "warning, costs 43 d"."""
         return f"{self.level}, {self.cost.text}" if self.cost.text else self.level
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Finding":
+        """Return the finding that to_dict() returned as `content`; other keys are ignored."""
+        known = {part.name: content[part.name] for part in fields(cls)}
+        cost = {part.name: content["cost"][part.name] for part in fields(Cost)}
+        return cls(**{**known, "cost": Cost(**cost)})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a JSON object; the cost is included as text."""

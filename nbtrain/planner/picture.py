@@ -6,7 +6,7 @@ matplotlib is imported when a picture is made, without pyplot: no display is nee
 import io
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.printing.look import BLUE, GREY, ORANGE, PARTS, RED, themed
+from nbtrain.base.printing.look import BLUE, GREY, MEMORY_COLORS, ORANGE, RED, themed
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_NAMES = (
-    *("weights", "gradients", "master_copy", "optimizer", "activations", "logits", "communication"),
-    *("pipeline", "workspace", "runtime", "reserve"),
-)
-COLORS = dict(zip(_NAMES, PARTS))
-# Parts that only host memory has.
-COLORS |= {"buffers": COLORS["communication"], "snapshot": COLORS["workspace"]}
 LARGEST_RATIO = 5
 MOST_BARS = 8
 SCHEDULE_POINTS = 400
@@ -72,7 +65,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
             if value:
                 is_named = stage == memory.stage
                 label = f"{part.replace('_', ' ')} {amounts.size(value)}" if is_named else None
-                axes.barh(row, value / unit, left=left, height=0.6, color=COLORS[part], label=label)
+                axes.barh(row, value / unit, left=left, height=0.6, color=MEMORY_COLORS[part], label=label)
                 left += value / unit
         if device is not None and has_line and left < device / unit:
             headroom = device / unit - left
@@ -83,7 +76,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
     # Parts that the fullest stage lacks, such as the last stage's logits, have no size in the legend.
     elsewhere = {part for stage in shown for part, value in by_stage[stage].items() if value}
     for part in sorted(elsewhere - {part for part, value in by_stage[memory.stage].items() if value}):
-        axes.barh(0, 0, color=COLORS[part], label=f"{part.replace('_', ' ')}, other stages")
+        axes.barh(0, 0, color=MEMORY_COLORS[part], label=f"{part.replace('_', ' ')}, other stages")
     if device is not None and has_line:
         _draw_limit(axes, device / unit, -0.5, len(shown) - 0.4)
         style = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}
@@ -117,7 +110,7 @@ def _draw_host(axes: "Axes", memory: MemoryEstimate, unit: int) -> None:
         if value:
             label = f"host: {part.replace('_', ' ')} {amounts.size(value)}"
             style: dict[str, Any] = {
-                "color": COLORS[part],
+                "color": MEMORY_COLORS[part],
                 "hatch": "////",
                 "edgecolor": "white",
                 "linewidth": 0,

@@ -257,7 +257,7 @@ def test_the_what_if_page_changes_the_network():
     assert ["waits for it", use.rows()["waits for it"]] in shown["rows"]
     bars = shown["networks"]
     assert [bar["label"] for bar in bars] == ["25 Gb/s", "100 Gb/s", "400 Gb/s", "3,200 Gb/s"]
-    assert sum(seconds for _, seconds in bars[0]["parts"]) == pytest.approx(use.step_seconds)
+    assert sum(seconds for _, seconds, _ in bars[0]["parts"]) == pytest.approx(use.step_seconds)
     assert bars[0]["total"].endswith(f"{use.waiting:.0%} waiting; hpZ saves {use.hpz.saved:.0%}")
     assert slow.changed("network", "assumed").network == "assumed"
     with pytest.raises(ConfigError, match="not in the network table"):

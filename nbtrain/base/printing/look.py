@@ -20,11 +20,34 @@ LINE_COLORS = 4
 DASHES = ("", "7 3", "2 3")
 """Dashes of a chart's lines, as in SVG: the first LINE_COLORS lines are solid, the next ones dashed."""
 RED = "#e04444"
-PARTS = (BLUE, "#5b93c4", "#6573c9", PURPLE, ORANGE, "#b8862b", GREEN, OLIVE, "#bc6c9b", GREY, LINE)
-"""Colors for the parts of a whole, such as the parts of memory; lab/widgets/what_if.js repeats them."""
-TIME_PARTS = (BLUE, "#5b93c4", LINE, ORANGE, PURPLE)
+MEMORY_COLORS = {
+    "weights": BLUE,
+    "gradients": "#5b93c4",
+    "master_copy": "#6573c9",
+    "optimizer": PURPLE,
+    "activations": ORANGE,
+    "logits": "#b8862b",
+    "communication": GREEN,
+    "buffers": GREEN,
+    "pipeline": OLIVE,
+    "workspace": "#bc6c9b",
+    "snapshot": "#bc6c9b",
+    "runtime": GREY,
+    "reserve": LINE,
+}
+"""Color of each part of memory; buffers and snapshot are parts of host memory alone."""
+TIME_COLORS = {
+    "compute": BLUE,
+    "recomputation": "#5b93c4",
+    "bubble": LINE,
+    "communication": GREEN,
+    "optimizer and host": PURPLE,
+}
+"""Color of each part of a step's time; a name that memory has too has the same color."""
 WORD_COLORS = {"good": GREEN, "tight": ORANGE, "bad": RED}
 BAR_HEIGHT_PIXELS = 6
+PAGE_PIXELS = 1000
+"""Largest width of an output with a frame or a bar; on a narrower page, the output is as wide as the page."""
 
 
 def line_look(number: int) -> dict[str, str]:
@@ -47,7 +70,7 @@ def progress_line(name: str, fraction: float | None, said: str) -> str:
     """Return a progress bar with its name and text below it; no bar if the total is unknown."""
     bar = progress_bar(fraction) if fraction is not None else ""
     words = f"<strong>{html.escape(name)}</strong> &nbsp; {html.escape(said)}"
-    return f'<div style="max-width:1000px;font-size:12px">{bar}<div>{words}</div></div>'
+    return f'<div style="max-width:{PAGE_PIXELS}px;font-size:12px">{bar}<div>{words}</div></div>'
 
 
 def themed(figure: Any) -> Any:

@@ -48,6 +48,8 @@ SHORT_CHARACTERS = 10
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: UTC)?")
 # Least width of the last column, which wraps its lines, on a narrow page.
 LAST_COLUMN = "min-width:160px"
+# Default of the largest width of bars with their labels.
+BARS_PIXELS = 640
 
 
 @dataclass(eq=False, repr=False)
@@ -440,6 +442,74 @@ class Picture(Block):
         return (
             f'<div><img alt="{escape(self.title)}" style="max-width:100%" '
             f'src="data:image/{kind};base64,{data}"/></div>'
+        )
+
+
+@dataclass(eq=False, repr=False)
+class Bar:
+    """A bar of Bars."""
+
+    label: str
+    parts: Sequence[tuple[float, str]]
+    """(size, color) of each part."""
+    total: str = ""
+    """Text after the bar."""
+
+
+@dataclass(eq=False, repr=False)
+class Bars(Block):
+    """Bars on one scale, whose parts have colors, and a legend below them."""
+
+    bars: Sequence[Bar]
+    legend: Sequence[tuple[str, str]]
+    """(name, color) of each part."""
+    title: str = ""
+    scale: float = 0.0
+    """Size of a full bar; 0 for the largest bar."""
+    max_pixels: int = BARS_PIXELS
+    """Largest width of the bars with their labels."""
+
+    def lines(self, form: TextForm) -> list[str]:
+        return Facts([(bar.label, bar.total) for bar in self.bars], self.title).lines(form)
+
+    def html(self) -> str:
+        scale = self.scale or max((sum(size for size, _ in bar.parts) for bar in self.bars), default=0.0)
+        if not scale:
+            return ""
+        # One table, so that all bars begin and end in one line, however long their labels are.
+        rows = "".join(self._row(bar, scale) for bar in self.bars)
+        wide = f"table-layout:auto;width:100%;max-width:{self.max_pixels}px;margin:2px 0"
+        table = f"border-collapse:collapse;{wide}"
+        one_line = "white-space:nowrap"
+        names = " &nbsp; ".join(
+            f'<span style="{one_line}"><span style="color:{color}">&#9632;</span> {escape(name)}</span>'
+            for name, color in self.legend
+        )
+        return (
+            f'{heading(self.title)}<table style="{table}"><tbody>{rows}</tbody></table>'
+            f'<div style="font-size:11px;margin-bottom:8px">{names}</div>'
+        )
+
+    def _row(self, bar: Bar, scale: float) -> str:
+        pieces = "".join(
+            f'<span style="display:inline-block;height:12px;width:{100 * size / scale:.3f}%;'
+            f'background-color:{color}"></span>'
+            for size, color in bar.parts
+            if size
+        )
+        track = "white-space:nowrap;overflow:hidden;height:12px;line-height:12px;font-size:0"
+        ground = "background-color:rgba(128,134,144,.3)"
+        text = "border:0;font-size:12px;text-align:left"
+        is_short = len(bar.total) <= 2 * SHORT_CHARACTERS
+        width = "white-space:nowrap;width:1px" if is_short else "white-space:normal;width:36%"
+        label = (
+            f'<td style="{text};padding:2px 8px 2px 0;white-space:nowrap;width:1px">{escape(bar.label)}</td>'
+        )
+        total = f'<td style="{text};padding:2px 0 2px 8px;{width}">{escape(bar.total)}</td>'
+        label, total = label if bar.label else "", total if bar.total else ""
+        return (
+            f'<tr style="{ROW}">{label}<td style="border:0;padding:2px 0">'
+            f'<div style="{track};{ground}">{pieces}</div></td>{total}</tr>'
         )
 
 

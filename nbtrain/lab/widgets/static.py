@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.printing.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
-from nbtrain.base.printing.report import Table, heading
+from nbtrain.base.printing.look import BLUE, GREEN, GREY, LINE, ORANGE, PAGE_PIXELS, RED, progress_bar
+from nbtrain.base.printing.report import Bar, Bars, Table, heading
 from nbtrain.base.text.amounts import moment, utc
 from nbtrain.lab.widgets.static_charts import beside, chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
@@ -62,7 +62,7 @@ def run_html(
     if pages is not None:
         made = (metrics_html(pages["metrics"]), plan_html(pages["plan"]), config_html(pages["config"]))
         parts += [heading(title) + part for title, part in zip(("Metrics", "Plan", "Config"), made) if part]
-    frame = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
+    frame = f"max-width:{PAGE_PIXELS}px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
     return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(parts)}</div>'
 
 
@@ -143,20 +143,10 @@ def _curves(run: RunDescription) -> str:
 
 def _life(life: Mapping[str, Any]) -> str:
     """Return the job's life as a bar over time, with the total time of each kind."""
-    whole = max(life["end"] - life["begin"], 1e-9)
-    spans = "".join(
-        f'<span style="display:inline-block;height:12px;width:{100 * (end - begin) / whole:.3f}%;'
-        f'background-color:{LIFE_COLORS[kind]}"></span>'
-        for kind, begin, end in life["spans"]
-    )
-    names = " &nbsp; ".join(
-        f'<span style="color:{LIFE_COLORS[kind]}">&#9632;</span> {html.escape(name)} '
-        f"<strong>{html.escape(words)}</strong>"
-        for kind, name, words in life["totals"]
-    )
-    bar = f'<div style="white-space:nowrap;overflow:hidden;line-height:12px">{spans}</div>'
-    legend = f'<div style="color:{GREY};font-size:11px">{names}</div>'
-    return heading(f"Life of the job, {utc(life['begin'])} to {utc(life['end'])} UTC") + bar + legend
+    bar = Bar("", [(end - begin, LIFE_COLORS[kind]) for kind, begin, end in life["spans"]])
+    legend = [(f"{name} {words}", LIFE_COLORS[kind]) for kind, name, words in life["totals"]]
+    title = f"Life of the job, {utc(life['begin'])} to {utc(life['end'])} UTC"
+    return Bars([bar], legend, title, max_pixels=PAGE_PIXELS).html()
 
 
 def _usage(charts: Sequence[Mapping[str, Any]]) -> str:

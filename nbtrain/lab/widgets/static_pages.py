@@ -4,7 +4,8 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from nbtrain.base.printing.report import Facts, Headline, Report, Table
+from nbtrain.base.findings import Finding
+from nbtrain.base.printing.report import Facts, Findings, Headline, Report, Table
 from nbtrain.lab.widgets.static_charts import charts_in_rows
 from nbtrain.monitor.metrics.metric_charts import drawn
 
@@ -25,11 +26,13 @@ def plan_html(page: Mapping[str, Any] | None) -> str:
     if not page:
         return ""
     words = [(name, word, page["kind"] if name == "fits" else "") for name, word in page["headline"].items()]
-    texts = [(one["label"], f"{one['message']} {one['fix']}") for one in page["findings"]]
-    findings = "".join(f"<li><b>{html.escape(label)}</b>: {html.escape(text)}</li>" for label, text in texts)
+    findings = Findings([Finding.from_dict(one) for one in page["findings"]], "Findings")
     tables = Report("", [Facts(table["rows"], table["title"]) for table in page["tables"]]).html()
-    listed = f"<ul>{findings}</ul>" if findings else ""
-    return Headline(words).html() + listed + FOLDED.format(words="All figures of the plan", content=tables)
+    return (
+        Headline(words).html()
+        + findings.html()
+        + FOLDED.format(words="All figures of the plan", content=tables)
+    )
 
 
 def config_html(page: Mapping[str, Any] | None) -> str:

@@ -2,10 +2,6 @@
 // comes from planner/search/what_if.py by the trait `shown`; here they are placed. A change goes to the kernel.
 
 const STYLE_ID = "nbtrain-what-if-style";
-// Of the parts of memory and of the parts of time, in their order; lab/widgets/what_if.py has the same.
-const COLORS = ["#1976d2", "#5b93c4", "#6573c9", "#9b6bd0", "#e8710a", "#b8862b", "#2e9e4f", "#8f8f18",
-  "#bc6c9b", "#777b82", "#8d939c"];
-const TIME_COLORS = ["#1976d2", "#5b93c4", "#8d939c", "#e8710a", "#9b6bd0"];
 const WAIT_MS = 40;
 
 const CSS = `
@@ -106,14 +102,15 @@ class Control {
   }
 }
 
-function bar(label, parts, colors, scale, total, limit) {
+/** `parts` are [name, value, color]. */
+function bar(label, parts, scale, total, limit) {
   const row = element("div", "w-bar"), track = element("div", "w-track");
   let left = 0;
-  for (const [name, value] of parts) {
+  for (const [name, value, color] of parts) {
     const piece = element("i");
     piece.style.left = `${(100 * left) / scale}%`;
     piece.style.width = `${(100 * value) / scale}%`;
-    piece.style.background = colors[name];
+    piece.style.background = color;
     piece.title = name;
     track.append(piece);
     left += value;
@@ -127,51 +124,47 @@ function bar(label, parts, colors, scale, total, limit) {
   return row;
 }
 
-function legend(names, colors, labels = {}) {
+/** `names` are [name, color]. */
+function legend(names) {
   const node = element("div", "w-legend");
-  for (const name of names) {
+  for (const [name, color] of names) {
     const entry = element("span"), mark = element("b");
-    mark.style.background = colors[name];
-    entry.append(mark, `${name.replaceAll("_", " ")}${labels[name] ? ` ${labels[name]}` : ""}`);
+    mark.style.background = color;
+    entry.append(mark, name.replaceAll("_", " "));
     node.append(entry);
   }
   return node;
 }
 
-function colored(names, colors) {
-  return Object.fromEntries(names.map((name, at) => [name, colors[at % colors.length]]));
-}
-
 function memory(found) {
-  const colors = colored(found.parts, COLORS);
-  const sum = (stage) => found.parts.reduce((whole, part) => whole + (stage.parts[part] || 0), 0);
+  const sum = (stage) => found.parts.reduce((whole, [part]) => whole + (stage.parts[part] || 0), 0);
   const scale = Math.max(found.device_bytes || 0, ...found.stages.map(sum)) * 1.03;
   const device = found.device_label ? `, against ${found.device_label} of ${found.device}` : "";
   const nodes = [element("div", "w-head", `Memory${device}`)];
   for (const stage of found.stages) {
-    const parts = found.parts.map((part) => [part, stage.parts[part] || 0]);
-    nodes.push(bar(stage.label, parts, colors, scale, stage.total, found.device_bytes));
+    const parts = found.parts.map(([part, color]) => [part, stage.parts[part] || 0, color]);
+    nodes.push(bar(stage.label, parts, scale, stage.total, found.device_bytes));
   }
-  return [...nodes, legend(found.parts, colors)];
+  return [...nodes, legend(found.parts)];
 }
 
 function time(found) {
   if (!found.length) return [element("div", "w-head", "Time: the GPU's rates are not known")];
-  const names = found.map(([name]) => name), colors = colored(names, TIME_COLORS);
   const whole = found.reduce((sum, [, seconds]) => sum + seconds, 0);
-  const labels = Object.fromEntries(found.map(([name, , share]) => [name, share]));
-  const row = bar("a step", found, colors, whole, `${Number(whole.toPrecision(3))} s`, null);
-  return [element("div", "w-head", "Time of a step"), row, legend(names, colors, labels)];
+  const parts = found.map(([name, seconds, , color]) => [name, seconds, color]);
+  const row = bar("a step", parts, whole, `${Number(whole.toPrecision(3))} s`, null);
+  const names = found.map(([name, , share, color]) => [`${name} ${share}`, color]);
+  return [element("div", "w-head", "Time of a step"), row, legend(names)];
 }
 
 function networks(found) {
   if (!found.length) return [];
-  const names = found[0].parts.map(([name]) => name), colors = colored(names, [TIME_COLORS[0], TIME_COLORS[3]]);
+  const names = found[0].parts.map(([name, , color]) => [name, color]);
   const sum = ({ parts }) => parts.reduce((whole, [, seconds]) => whole + seconds, 0);
   const scale = Math.max(...found.map(sum));
-  const bars = found.map(({ label, parts, total }) => bar(label, parts, colors, scale, total, null));
+  const bars = found.map(({ label, parts, total }) => bar(label, parts, scale, total, null));
   for (const row of bars) row.classList.add("w-wide");
-  return [element("div", "w-head", "The same step on other networks"), ...bars, legend(names, colors)];
+  return [element("div", "w-head", "The same step on other networks"), ...bars, legend(names)];
 }
 
 function render({ model, el }) {

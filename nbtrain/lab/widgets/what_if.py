@@ -5,8 +5,6 @@ decides which layouts are legal and computes their costs. Saved notebooks and pa
 as static HTML.
 """
 
-import html
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,11 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.printing.look import PARTS, TIME_PARTS
-from nbtrain.base.printing.report import DIM, Facts, Headline, Report, Sentence
+from nbtrain.base.printing.look import LINE, PAGE_PIXELS
+from nbtrain.base.printing.report import Bar, Bars, Facts, Headline, InNotebook, Report, Sentence
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.search.what_if import WhatIf
-
-BAR_PIXELS = 460
-# Computation has the same color as in the time bar, and waiting the color of communication.
-NETWORK_PARTS = (TIME_PARTS[0], TIME_PARTS[3])
 
 
 class WhatIfPage(anywidget.AnyWidget):
@@ -71,103 +65,60 @@ class WhatIfPage(anywidget.AnyWidget):
             self.answer = ["bad", str(error)]
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return bundle(self, static_html(self.shown), static_text(self.shown)), {}
+        return bundle(self, static_html(self.shown), str(report_of(self.shown))), {}
 
     def _ipython_display_(self) -> None:
         show(self._repr_mimebundle_()[0])
 
 
-def static_text(shown: dict[str, Any]) -> str:
-    """Return the page as a few lines of text."""
-    words = [Sentence(shown["layout"]), Headline(shown["words"])]
-    return str(Report(shown["title"], [*words, Facts(shown["rows"])]))
+def report_of(shown: dict[str, Any]) -> Report:
+    """Return the page without its controls' scripts, as text and as HTML."""
+    controls = Facts([(one["label"], _value(one["value"])) for one in shown["controls"]], "Layout")
+    blocks = [Sentence(shown["layout"]), Headline(shown["words"]), InNotebook(controls)]
+    bars = (_memory(shown["memory"]), _time(shown["time"]), _networks(shown["networks"]))
+    return Report(shown["title"], [*blocks, *filter(None, bars), Facts(shown["rows"])])
 
 
 def static_html(shown: dict[str, Any]) -> str:
     """Return the page as HTML without script and style sheet, which untrusted notebooks do not show."""
-    escape = html.escape
-    controls = "".join(
-        f"{escape(one['label'])} <strong>{escape(_value(one['value']))}</strong> &nbsp; "
-        for one in shown["controls"]
-    )
-    return (
-        f'<div style="max-width:900px;border:1px solid #9aa2ad;border-radius:8px;padding:10px 14px">'
-        f"<strong>{escape(shown['title'])}</strong><br>"
-        f'<span style="{DIM}">{escape(shown["layout"])}</span>'
-        f"{Headline(shown['words']).html()}"
-        f'<div style="font-size:12px">{controls}</div>'
-        f"{_memory(shown['memory'])}{_time(shown['time'])}{_networks(shown['networks'])}"
-        f"{Facts(shown['rows']).html()}</div>"
-    )
+    frame = f"max-width:{PAGE_PIXELS}px;border:1px solid {LINE};border-radius:8px;padding:10px 14px"
+    return f'<div style="{frame}">{report_of(shown).html()}</div>'
 
 
 def _value(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _memory(found: dict[str, Any]) -> str:
+def _memory(found: dict[str, Any]) -> Bars:
     device = found["device_bytes"]
-    scale = max(device or 0, *(sum(_sizes(found, stage)) for stage in found["stages"]))
-    bars = "".join(
-        _bar(stage["label"], _sizes(found, stage), scale, stage["total"], PARTS) for stage in found["stages"]
-    )
     against = f", against {found['device_label']} of {found['device']}" if device else ""
-    names = [part.replace("_", " ") for part in found["parts"]]
-    return _picture(f"Memory{against}", bars, names, PARTS)
+    bars = [
+        Bar(
+            stage["label"],
+            [(stage["parts"].get(part, 0), color) for part, color in found["parts"]],
+            stage["total"],
+        )
+        for stage in found["stages"]
+    ]
+    largest = max(sum(size for size, _ in bar.parts) for bar in bars)
+    legend = [(part.replace("_", " "), color) for part, color in found["parts"]]
+    return Bars(bars, legend, f"Memory{against}", max(device or 0, largest))
 
 
-def _sizes(found: dict[str, Any], stage: dict[str, Any]) -> list[float]:
-    return [stage["parts"].get(part, 0) for part in found["parts"]]
-
-
-def _time(found: list[list[Any]]) -> str:
+def _time(found: list[list[Any]]) -> Bars | None:
     if not found:
-        return ""
-    seconds = [part[1] for part in found]
-    bars = _bar("a step", seconds, sum(seconds), f"{sum(seconds):.3g} s", TIME_PARTS)
-    return _picture("Time of a step", bars, [f"{name} {share}" for name, _, share in found], TIME_PARTS)
+        return None
+    total = sum(seconds for _, seconds, *_ in found)
+    bar = Bar("a step", [(seconds, color) for _, seconds, _, color in found], f"{total:.3g} s")
+    return Bars([bar], [(f"{name} {share}", color) for name, _, share, color in found], "Time of a step")
 
 
-def _networks(found: list[dict[str, Any]]) -> str:
+def _networks(found: list[dict[str, Any]]) -> Bars | None:
     """Return a bar for each network, all on one scale: the step, and its part that waits."""
     if not found:
-        return ""
-    scale = max(sum(value for _, value in bar["parts"]) for bar in found)
-    bars = "".join(
-        _bar(bar["label"], [value for _, value in bar["parts"]], scale, bar["total"], NETWORK_PARTS)
-        for bar in found
-    )
-    names = [name for name, _ in found[0]["parts"]]
-    return _picture("The same step on other networks", bars, names, NETWORK_PARTS)
-
-
-def _picture(title: str, bars: str, names: list[str], colors: Sequence[str]) -> str:
-    legend = " &nbsp; ".join(
-        f'<span style="color:{colors[at % len(colors)]}">&#9632;</span> {html.escape(name)}'
-        for at, name in enumerate(names)
-    )
-    small = "font-size:11px"
-    return (
-        f'<div style="{small};{DIM};margin-top:8px">{html.escape(title)}</div>'
-        f"<div>{bars}</div>"
-        f'<div style="{small}">{legend}</div>'
-    )
-
-
-def _bar(label: str, values: list[float], scale: float, total: str, colors: Sequence[str]) -> str:
-    pieces = "".join(
-        f'<span style="display:inline-block;height:12px;width:{100 * value / scale:.2f}%;'
-        f'background-color:{colors[at % len(colors)]}"></span>'
-        for at, value in enumerate(values)
-        if value
-    )
-    track = (
-        f"flex:0 1 {BAR_PIXELS}px;min-width:0;height:12px;background-color:rgba(128,134,144,.3);"
-        "white-space:nowrap;font-size:0;overflow:hidden"
-    )
-    row = "display:flex;align-items:center;gap:8px;padding:1px 0;font-size:12px"
-    return (
-        f'<div style="{row}"><span style="flex:0 0 52px;white-space:nowrap">{html.escape(label)}</span>'
-        f'<div style="{track}">{pieces}</div>'
-        f'<span style="white-space:nowrap">{html.escape(total)}</span></div>'
-    )
+        return None
+    bars = [
+        Bar(bar["label"], [(value, color) for _, value, color in bar["parts"]], bar["total"]) for bar in found
+    ]
+    legend = [(name, color) for name, _, color in found[0]["parts"]]
+    return Bars(bars, legend, "The same step on other networks")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.printing.look import MEMORY_COLORS, TIME_COLORS
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import BY_NAME
 from nbtrain.config.arithmetic.divisors import divisors
@@ -424,7 +425,9 @@ def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:
         "device": memory.device,
         "device_bytes": memory.device_bytes,
         "device_label": amounts.size(memory.device_bytes) if memory.device_bytes else "",
-        "parts": [part for part in PARTS if any(parts.get(part) for _, parts in stages)],
+        "parts": [
+            [part, MEMORY_COLORS[part]] for part in PARTS if any(parts.get(part) for _, parts in stages)
+        ],
         "stages": [
             {
                 "label": f"stage {index}" if count > 1 else "each GPU",
@@ -437,11 +440,11 @@ def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:
 
 
 def time_bar(step: StepTime | None) -> list[list[Any]]:
-    """Return [part, seconds, text] for the parts of a step."""
+    """Return [part, seconds, text, color] for the parts of a step."""
     if step is None:
         return []
     found = [(name, sum(getattr(step, part) for part in parts)) for name, parts in TIMES.items()]
-    return [[name, seconds, f"{seconds / step.seconds:.1%}"] for name, seconds in found]
+    return [[name, seconds, f"{seconds / step.seconds:.1%}", TIME_COLORS[name]] for name, seconds in found]
 
 
 def network_bars(setup: Setup, rates: Rates | None) -> list[dict[str, Any]]:
@@ -455,7 +458,10 @@ def network_bars(setup: Setup, rates: Rates | None) -> list[dict[str, Any]]:
         total = f"{amounts.step(whole)}, {use.waiting:.0%} waiting"
         if use.hpz is not None:
             total += f"; hpZ saves {use.hpz.saved:.0%}"
-        parts = [["computation and the rest", whole - waiting], ["waits for the network", waiting]]
+        parts = [
+            ["computation and the rest", whole - waiting, TIME_COLORS["compute"]],
+            ["waits for the network", waiting, TIME_COLORS["communication"]],
+        ]
         found.append({"label": gigabits(use.nominal_bytes_per_second), "parts": parts, "total": total})
     return found
 

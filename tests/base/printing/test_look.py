@@ -7,6 +7,7 @@ import pytest
 
 from nbtrain.base.printing import look
 from nbtrain.base.printing.look import progress_bar, progress_line, themed
+from nbtrain.planner import memory
 
 WHITE, DARK, DARK_PANEL = "#ffffff", "#111111", "#212121"
 WHAT_IF = Path(look.__file__).parents[2] / "lab/widgets/what_if.js"
@@ -31,7 +32,8 @@ def test_words_of_a_figure_read_on_white_and_on_black() -> None:
     assert (contrast(WHITE, DARK)) ** 0.5 < 4.5
 
 
-COLORS = sorted({*look.SERIES, *look.PARTS, *look.TIME_PARTS, look.RED, look.LINE})
+PARTS = {*look.MEMORY_COLORS.values(), *look.TIME_COLORS.values()}
+COLORS = sorted({*look.SERIES, *PARTS, look.RED, look.LINE})
 
 
 @pytest.mark.parametrize("color", COLORS)
@@ -40,9 +42,14 @@ def test_lines_and_areas_read_on_every_ground(color: str) -> None:
     assert min(contrast(color, ground) for ground in (WHITE, DARK, DARK_PANEL)) >= 3.0, color
 
 
-def test_the_what_if_page_has_the_same_colours() -> None:
-    colors = re.findall(r"#[0-9a-f]{6}", WHAT_IF.read_text().partition("];")[0])
-    assert colors == list(look.PARTS)
+def test_a_part_has_one_colour_everywhere() -> None:
+    """A part of memory has the colour of the part of time with its name, and no page has colours of its
+    own.
+    """
+    both = look.MEMORY_COLORS.keys() & look.TIME_COLORS.keys()
+    assert both and all(look.MEMORY_COLORS[part] == look.TIME_COLORS[part] for part in both)
+    assert look.MEMORY_COLORS.keys() == {*memory.PARTS, *memory.HOST_PARTS}
+    assert not re.findall(r"#[0-9a-f]{6}", WHAT_IF.read_text().rpartition("`;\n")[2])
 
 
 def test_a_figure_has_no_ground_and_no_black() -> None:

@@ -7,7 +7,7 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
 from nbtrain.lab.widgets import mime
-from nbtrain.lab.widgets.what_if import WhatIfPage, static_html, static_text
+from nbtrain.lab.widgets.what_if import WhatIfPage, report_of, static_html
 from nbtrain.planner.search.what_if import what_if
 
 
@@ -83,7 +83,7 @@ def test_the_static_picture_has_every_figure(page: WhatIfPage, monkeypatch: pyte
     also shows the widget.
     """
     shown = page.shown
-    picture, text = static_html(shown), static_text(shown)
+    picture, text = static_html(shown), str(report_of(shown))
     bundle, _ = page._repr_mimebundle_()
     assert bundle == {"text/html": picture, "text/plain": text}
     for word, value, _ in shown["words"]:

@@ -254,7 +254,7 @@ def test_the_what_if_page_changes_the_network():
     assert slow.layout == page.layout
     shown = slow.shown()
     use = use_of(forty_billion(network="ethernet-25"))
-    assert ["waits for it", use.rows()["waits for it"]] in shown["rows"]
+    assert ["waiting for it", use.rows()["waiting for it"]] in shown["rows"]
     bars = shown["networks"]
     assert [bar["label"] for bar in bars] == ["25 Gb/s", "100 Gb/s", "400 Gb/s", "3,200 Gb/s"]
     assert sum(seconds for _, seconds, _ in bars[0]["parts"]) == pytest.approx(use.step_seconds)

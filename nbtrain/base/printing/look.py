@@ -76,8 +76,11 @@ def progress_line(name: str, fraction: float | None, said: str) -> str:
 def themed(figure: Any) -> Any:
     """Make a finished matplotlib figure transparent, with its text and axes in GREY, and return it."""
     figure.patch.set_alpha(0)
-    for text in [*figure.texts, *([figure._suptitle] if figure._suptitle else [])]:
+    legends = [text for legend in figure.legends for text in legend.get_texts()]
+    for text in [*figure.texts, *legends, *([figure._suptitle] if figure._suptitle else [])]:
         text.set_color(GREY)
+    for legend in figure.legends:
+        legend.get_frame().set(alpha=0)
     for axes in figure.axes:
         axes.patch.set_alpha(0)
         axes.tick_params(which="both", colors=GREY)

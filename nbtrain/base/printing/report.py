@@ -46,8 +46,12 @@ WRAPPED = "overflow-wrap:anywhere"
 SHORT_CHARACTERS = 10
 # So is a moment, as amounts.utc() formats it.
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: UTC)?")
+# A longer text in the last column has a row of its own, which is as wide as the table.
+LONG_CHARACTERS = 100
 # Least width of the last column, which wraps its lines, on a narrow page.
 LAST_COLUMN = "min-width:160px"
+# Least width of the first column, if it has a long name.
+FIRST_COLUMN = "min-width:110px"
 # Default of the largest width of bars with their labels.
 BARS_PIXELS = 640
 
@@ -308,10 +312,7 @@ class Table(Block):
             f'<th style="text-align:{side};{head};{DIM};{_rule()}">{escape(name)}</th>'
             for name, side in zip(self.heads, sides)
         )
-        rows = "".join(
-            f'<tr style="{ROW}">{"".join(self._cell(row, at, sides[at]) for at in range(len(row)))}</tr>'
-            for row in cells
-        )
+        rows = "".join(self._row(row, sides) for row in cells)
         above = f'<thead><tr style="{ROW}">{titles}</tr></thead>' if any(self.heads) else ""
         body = f'<table style="{TABLE}">{above}<tbody>{rows}</tbody></table>'
         return f'{heading(self.title)}<div style="{SCROLLED}">{body}</div>'
@@ -330,12 +331,25 @@ class Table(Block):
             own = [row[at] for row in cells if row[at]]
             yield bool(own) and all(map(is_number, own)) if column.is_right is None else column.is_right
 
+    def _row(self, row: Sequence[str], sides: Sequence[str]) -> str:
+        below = ""
+        if len(row) > 2 and len(row[-1]) > LONG_CHARACTERS:
+            wide = f"text-align:left;{CELL};padding-left:16px;{WRAPPED}"
+            # At most as wide as the window: a table that scrolls may be wider.
+            text = f'<div style="max-width:86vw">{escape(row[-1].strip())}</div>'
+            below = f'<tr style="{ROW}"><td colspan="{len(row)}" style="{wide}">{text}</td></tr>'
+            row = [*row[:-1], ""]
+        own = "".join(self._cell(row, at, sides[at]) for at in range(len(row)))
+        return f'<tr style="{ROW}">{own}</tr>{below}'
+
     def _cell(self, row: Sequence[str], at: int, side: str) -> str:
         is_last = at == len(row) - 1
         is_short = len(row[at]) <= SHORT_CHARACTERS or MOMENT.fullmatch(row[at]) is not None
         width = ";white-space:nowrap" if is_short or (self.wraps_last and not is_last) else ""
         if self.wraps_last and is_last and not is_short:
             width = f";{LAST_COLUMN}"
+        if at == 0 and not is_short and not width:
+            width = f";{FIRST_COLUMN}"
         indent = ";padding-left:16px" if row[at].startswith(" ") else ""
         return f'<td style="text-align:{side};{CELL}{width}{indent}">{escape(row[at].strip())}</td>'
 
@@ -446,6 +460,20 @@ class Picture(Block):
 
 
 @dataclass(eq=False, repr=False)
+class Pictures(Block):
+    """Pictures next to each other where the page has room, else below each other."""
+
+    pictures: Sequence[Picture]
+
+    def lines(self, form: TextForm) -> list[str]:
+        return []
+
+    def html(self) -> str:
+        beside = "display:inline-block;vertical-align:top;max-width:100%;margin:0 8px 6px 0"
+        return "".join(f'<div style="{beside}">{picture.html()}</div>' for picture in self.pictures)
+
+
+@dataclass(eq=False, repr=False)
 class Bar:
     """A bar of Bars."""
 
@@ -497,7 +525,7 @@ class Bars(Block):
             for size, color in bar.parts
             if size
         )
-        track = "white-space:nowrap;overflow:hidden;height:12px;line-height:12px;font-size:0"
+        track = "text-align:left;white-space:nowrap;overflow:hidden;height:12px;line-height:12px;font-size:0"
         ground = "background-color:rgba(128,134,144,.3)"
         text = "border:0;font-size:12px;text-align:left"
         is_short = len(bar.total) <= 2 * SHORT_CHARACTERS

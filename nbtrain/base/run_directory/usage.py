@@ -22,7 +22,25 @@ class Figure:
     unit: str
     meaning: str
 
+    @property
+    def label(self) -> str:
+        """The metric's name on screen, without its unit: "disk write"."""
+        if self.name in LABELS:
+            return LABELS[self.name]
+        words = self.name.removesuffix("_per_second").removesuffix("_bytes").split("_")
+        return " ".join("RDMA" if word == "rdma" else word for word in words)
 
+
+LABELS = {
+    "cpu_cores": "CPU",
+    "gpu_fraction": "utilization",
+    "gpu_memory_bytes": "memory",
+    "temperature_celsius": "temperature",
+    "power_watts": "power",
+    "sm_clock_mhz": "SM clock",
+    "tensor_fraction": "tensor core utilization",
+}
+"""Names on screen that do not follow from the metric's name; those of a GPU are shown after its number."""
 _TABLE = """
 cpu_cores                           | cores   | busy cores: 1.0 is one core at full load
 memory_bytes                        | bytes   | of a replica or rank: resident memory, shared pages

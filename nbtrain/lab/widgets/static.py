@@ -24,12 +24,14 @@ from nbtrain.monitor.status.run_status import RunStatus
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
 NUMBERS = "font-variant-numeric:tabular-nums"
-# (width, height) in pixels of the charts, the large one first.
-CHART_SIZES = ((552, 210), (270, 102), (270, 102))
+# (width, height) in pixels of the charts, the large one first; it is readable on a page of 420 pixels.
+CHART_SIZES = ((420, 210), (270, 102), (270, 102))
 MOST_ROWS = 32
 MOST_EVENTS = 20
 # Rows of a description that its job's page says in its own words.
 OF_JOB = ("backend", "command", "job")
+# Rows of a job's page that the head of the picture shows already.
+OF_HEAD = ("state",)
 
 
 def run_html(
@@ -52,7 +54,8 @@ def run_html(
     else:
         trained = [row for row in trained if row[0] not in OF_JOB]
         parts.append(_life(job["life"]))
-        parts.append(_table("Basic info", ("", ""), [*job["basics"], *trained]))
+        basics = [row for row in job["basics"] if row[0] not in OF_HEAD]
+        parts.append(_table("Basic info", ("", ""), [*basics, *trained]))
         parts += [_timed("Conditions", job["conditions"]), _timed("Events", job["events"], MOST_EVENTS)]
         parts += [_timed(title, job[title.lower()]) for title in ("Replicas", "Ranks")]
         parts.append(_usage(job["charts"]))

@@ -73,8 +73,8 @@ class WhatIfPage(anywidget.AnyWidget):
 
 def report_of(shown: dict[str, Any]) -> Report:
     """Return the page without its controls' scripts, as text and as HTML."""
-    controls = Facts([(one["label"], _value(one["value"])) for one in shown["controls"]], "Layout")
-    blocks = [Sentence(shown["layout"]), Headline(shown["words"]), InNotebook(controls)]
+    controls = ", ".join(f"{one['label']} {_value(one['value'])}" for one in shown["controls"])
+    blocks = [Sentence(shown["layout"]), Headline(shown["words"]), InNotebook(Sentence(controls))]
     bars = (_memory(shown["memory"]), _time(shown["time"]), _networks(shown["networks"]))
     return Report(shown["title"], [*blocks, *filter(None, bars), Facts(shown["rows"])])
 

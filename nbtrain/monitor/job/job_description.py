@@ -255,9 +255,14 @@ class JobDescription(Result, JobStatus):
             Sentence(self.cause or ""),
             Facts([(label, text) for label, text in basics(self) if label not in ("state", "job")]),
             Code(self.notes.strip(), "notes", wraps=True),
-            Table(("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), conditions, "Conditions"),
-            Table(FAULT_TITLES, fault_rows(self.spending), "Faults of the run"),
-            Table(REPLICA_TITLES, replicas, "Replicas"),
+            Table(
+                ("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"),
+                conditions,
+                "Conditions",
+                wraps_last=True,
+            ),
+            Table(FAULT_TITLES, fault_rows(self.spending), "Faults of the run", wraps_last=True),
+            Table(REPLICA_TITLES, replicas, "Replicas", wraps_last=True),
             Table(("REPLICA", "METRIC", last, "MEAN", "PEAK", "REQUEST", "LIMIT"), measured, "Resources"),
             Findings([Finding("warning", "usage", "", "", warning) for warning in self.usage_warnings]),
             self._newest_events(num_events),
@@ -277,7 +282,7 @@ class JobDescription(Result, JobStatus):
         heads = ("TIME (UTC)" if self.ended_at else "AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
         is_part = len(events) < len(self.events)
         title = f"Events, the last {len(events)} of {len(self.events)}" if is_part else "Events"
-        return Table(heads, rows, title)
+        return Table(heads, rows, title, wraps_last=True)
 
 
 def _plain(value: Any) -> Any:
@@ -428,7 +433,7 @@ def resource_rows(replica: Replica) -> list[tuple[str, ...]]:
             if use.peak is None:
                 continue
             figures = (use.newest, use.mean, use.peak, use.request, use.limit)
-            label = prefix + name.removesuffix("_per_second").removesuffix("_bytes").replace("_", " ")
+            label = prefix + (FIGURES[name].label if name in FIGURES else name.replace("_", " "))
             rows.append((replica.name, label, *(shown(name, value) for value in figures)))
     return rows
 

@@ -38,7 +38,7 @@ def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
     if state == LOST:
         return going_on
     first = "Remove the cause first. " if _NOT_TRIED_AGAIN.search(cause or "") else ""
-    return f"{first}The tab Logs begins with the last traceback, if there is one. {going_on}"
+    return f"{first}The logs show the last traceback, if there is one. {going_on}"
 
 
 # Policies that continue after a step of a kind, by the key that sets them (train/health/stability.py).

@@ -146,8 +146,8 @@ def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
     axes.set_ylim(bottom=0)
 
 
-def shown_figure(title: str, height: float) -> "Figure":
-    """Create an empty figure, 11 inches wide, that a notebook can show."""
+def shown_figure(title: str, height: float, width: float = 11.0) -> "Figure":
+    """Create an empty figure, with sizes in inches, that a notebook can show."""
     from matplotlib.figure import Figure
 
     class Shown(Figure):
@@ -158,7 +158,7 @@ def shown_figure(title: str, height: float) -> "Figure":
             self.savefig(buffer, format="png")
             return buffer.getvalue()
 
-    figure = Shown(figsize=(11, height), layout="constrained", dpi=100)
+    figure = Shown(figsize=(width, height), layout="constrained", dpi=100)
     figure.suptitle(title, fontsize=12)
     return figure
 

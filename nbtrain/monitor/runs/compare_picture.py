@@ -1,56 +1,94 @@
 """A comparison of runs for readers: overlaid curves with matplotlib, and tables."""
 
+import functools
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.printing.look import SERIES, themed
-from nbtrain.base.printing.report import Picture, Report, Sentence, Table
+from nbtrain.base.printing.look import SERIES, line_look, themed
+from nbtrain.base.printing.report import Block, Picture, Pictures, Report, Sentence, Table
 from nbtrain.base.run_directory.metrics import BY_NAME
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.run.pictures import scalars_of, shown_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWN = ("loss", "validation_loss", "tokens_per_second")
+# Sizes in inches: of the curves, of each run's name below them, and the width of a picture in a notebook.
+FIGURE_HEIGHT, LEGEND_HEIGHT, PICTURE_WIDTH = 2.7, 0.19, 2.9
+# Follows the best value of a row, as in the live page.
+BEST = " \u2605"
 
 
 def comparison_figure(runs: Sequence[RunDir]) -> "Figure | None":
     """Draw each metric of DRAWN over the steps, one line per run; None if no run has a point."""
     found = {run.name: scalars_of(run) for run in runs}
-    drawn = [name for name in DRAWN if any(name in series for series in found.values())]
-    if not drawn:
+    return _figure(found, _drawn(found), 11.0)
+
+
+def _drawn(found: Mapping[str, Mapping[str, Series]]) -> list[str]:
+    return [name for name in DRAWN if any(name in series for series in found.values())]
+
+
+def _figure(found: Mapping[str, Mapping[str, Series]], names: Sequence[str], width: float) -> "Figure | None":
+    """Draw these metrics next to each other, with the names of the runs below all of them."""
+    if not names:
         return None
-    figure = shown_figure("", 3.4)
-    for axes, name in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn):
+    figure = shown_figure("", FIGURE_HEIGHT + LEGEND_HEIGHT * len(found), width)
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names):
         for at, (run, series) in enumerate(found.items()):
-            if points := series.get(name):
-                marker = "o" if len(points.steps) < 20 else None
-                color = SERIES[at % len(SERIES)]
-                axes.plot(
-                    points.steps, points.values, color=color, label=run, linewidth=1.3, marker=marker, ms=3
-                )
+            look = line_look(at)
+            color, dash = SERIES[int(look["color"][1:])], look["dash"]
+            style: Any = (0, tuple(map(float, dash.split()))) if dash else "-"
+            points = series.get(name)
+            steps, values = (points.steps, points.values) if points else ([], [])
+            marker = "o" if 0 < len(steps) < 20 else None
+            axes.plot(
+                steps, values, color=color, linestyle=style, label=run, linewidth=1.3, marker=marker, ms=3
+            )
         axes.set_title(f"{name.replace('_', ' ')} ({BY_NAME[name].unit})", fontsize=10, loc="left")
         axes.set_xlabel("step", fontsize=9)
         axes.tick_params(labelsize=8)
         axes.grid(True)
-        axes.legend(fontsize=8, frameon=False)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False)
     return themed(figure)
 
 
 def comparison_report(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> Report:
     """Return the tables of compare.compared() below the curves."""
     figures, settings = tables["figures"], tables["settings"]
-    curves = Picture(lambda: _png(runs), f"curves of {', '.join(tables['names'])}")
-    shown = Table(figures["heads"], figures["rows"], "Results")
+    names = ", ".join(tables["names"])
+    read = functools.cache(lambda: {run.name: scalars_of(run) for run in runs})
+    curves = Pictures([Picture(functools.partial(_png, read, name), f"{name} of {names}") for name in DRAWN])
+    rows, has_best = [], False
+    for row, values, better in zip(figures["rows"], figures["values"], figures["better"]):
+        best = best_of(values, better)
+        marks = [BEST if best is not None and value == best else "" for value in values]
+        rows.append([row[0], *(f"{text}{mark}" for text, mark in zip(row[1:], marks))])
+        has_best = has_best or any(marks)
+    blocks: list[Block] = [curves, Table(figures["heads"], rows, "Results")]
+    if has_best:
+        blocks.append(Sentence(f"{BEST.strip()} marks the best value of a row."))
     if settings["rows"]:
-        return Report("", [curves, shown, Table(settings["heads"], settings["rows"], "Settings that differ")])
-    return Report("", [curves, shown, Sentence("The runs have the same settings.")])
+        return Report("", [*blocks, Table(settings["heads"], settings["rows"], "Settings that differ")])
+    return Report("", [*blocks, Sentence("The runs have the same settings.")])
 
 
-def _png(runs: Sequence[RunDir]) -> bytes:
-    if (figure := comparison_figure(runs)) is None:
+def best_of(values: Sequence[float | None], better: str) -> float | None:
+    """Return the best of the numbers, of which a "low" or "high" one is better; None if none stands out."""
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if not better or len(set(numbers)) < 2:
+        return None
+    return min(numbers) if better == "low" else max(numbers)
+
+
+def _png(read: Callable[[], dict[str, dict[str, Series]]], name: str) -> bytes:
+    found = read()
+    if (figure := _figure(found, [name] if name in _drawn(found) else [], PICTURE_WIDTH)) is None:
         return b""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")

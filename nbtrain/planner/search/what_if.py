@@ -487,5 +487,7 @@ def _rows(setup: Setup, memory: MemoryEstimate, step: StepTime | None) -> list[l
             rows.append(["MFU", f"{mfu:.0%} of {peak / 1e12:g} TFLOP/s in {setup.dtype}"])
         sent = step.tensor + step.sequence + step.pipeline + step.data
         rows.append(["bubble", f"{step.bubble / step.seconds:.1%} of a step"])
-        rows.append(["communication", f"{sent / step.seconds:.1%} of a step, that nothing hides"])
+        rows.append(
+            ["communication", f"{sent / step.seconds:.1%} of a step, not overlapped with computation"]
+        )
     return rows

@@ -91,8 +91,8 @@ class NetworkUse:
             sends += f", of which DeepSpeed's ZeRO reaches {self.program_share:.0%} ({self._share_source})"
         rows = {
             "network": self.network,
-            "a machine sends": sends,
-            "waits for it": f"{self.waiting:.0%} of a step, {amounts.step(self.waiting_seconds)} of "
+            "sent by a machine": sends,
+            "waiting for it": f"{self.waiting:.0%} of a step, {amounts.step(self.waiting_seconds)} of "
             f"{amounts.step(self.step_seconds)}",
         }
         if self.rule_of_thumb_bytes is not None:

@@ -94,7 +94,7 @@ killed by SIGKILL
 
 Resources
   REPLICA   METRIC        LAST        MEAN       PEAK        REQUEST  LIMIT
-  worker 0  cpu cores     2.00        1.10       2.00        -        4.00
+  worker 0  CPU           2.00        1.10       2.00        -        4.00
   worker 0  memory        5.0 GiB     2.8 GiB    5.0 GiB     6.0 GiB  8.0 GiB
   worker 0  disk read     0 B/s       0 B/s      0 B/s       -        -
   worker 0  disk write    0 B/s       0 B/s      0 B/s       -        -
@@ -260,8 +260,8 @@ def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
     assert page.replicas[1].logs[0].path.endswith("logs/node1.log")
     text = str(page)
     assert "engine Slurm job 4711: RUNNING (engine not seen now: no route)" in squeezed(text)
-    assert "worker 1  gpu 0, gpu fraction" in text
-    assert ">gpu 0, gpu fraction</td>" in page._repr_html_()
+    assert "worker 1  gpu 0, utilization" in text
+    assert ">gpu 0, utilization</td>" in page._repr_html_()
 
 
 def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> None:

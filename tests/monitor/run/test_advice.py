@@ -31,14 +31,14 @@ from tests.lab.widgets.fake_run import FakeJob
             "FAILED",
             "rank 0 failed: the disk is full",
             4,
-            "Remove the cause first. The tab Logs begins with the last traceback, if there is one. A resume "
+            "Remove the cause first. The logs show the last traceback, if there is one. A resume "
             "continues from the checkpoint of step 4; 3 steps since then are trained again.",
         ),
         (
             "FAILED",
             "rank 0 was killed by SIGKILL",
             None,
-            "The tab Logs begins with the last traceback, if there is one. No checkpoint was saved, so "
+            "The logs show the last traceback, if there is one. No checkpoint was saved, so "
             "Resume starts again at step 0.",
         ),
     ],

@@ -37,9 +37,9 @@ def test_an_active_run(job: FakeJob) -> None:
     assert tiles["throughput"][1] == "tokens/s"
     assert tiles["validation loss"][1].startswith("ppl ")
     assert any(label.startswith("CPU, of ") and label.endswith(" cores") for label in tiles)
-    assert [(row["bad"], row["cells"][:3]) for row in words["ranks"]["rows"]] == [
-        (False, ["0", "train", "20"]),
-        (False, ["1", "train", "20"]),
+    assert [(row["bad"], row["cells"][:4]) for row in words["ranks"]["rows"]] == [
+        (False, ["0", "Running", "training", "20"]),
+        (False, ["1", "Running", "training", "20"]),
     ]
     rows = dict(words["job"])
     assert rows["model"] == "4 layers, hidden 192, 6 heads, sequence 128, vocabulary 4,096"

@@ -261,7 +261,7 @@ class JobDescription(Result, JobStatus):
                 "Conditions",
                 wraps_last=True,
             ),
-            Table(FAULT_TITLES, fault_rows(self.spending), "Faults of the run", wraps_last=True),
+            Table(FAULT_TITLES, fault_rows(self.spending), "Faults of the run"),
             Table(REPLICA_TITLES, replicas, "Replicas", wraps_last=True),
             Table(("REPLICA", "METRIC", last, "MEAN", "PEAK", "REQUEST", "LIMIT"), measured, "Resources"),
             Findings([Finding("warning", "usage", "", "", warning) for warning in self.usage_warnings]),

@@ -6,12 +6,12 @@ from typing import Any
 
 from nbtrain.cli import completers
 from nbtrain.cli.output import show, show_json
-from nbtrain.cli.verbs import PICTURE_HELP, add_json, add_verb, check_picture, complete, save_picture
+from nbtrain.cli.verbs import add_json, add_picture, add_verb, check_picture, complete, save_picture
 
 
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
-    parser = add_verb(under, "compare", compare, "", "nbtrain compare gpt-a gpt-b -o curves.png")
+    parser = add_verb(under, "compare", compare, "", "nbtrain compare gpt-a gpt-b --picture curves.png")
     text = "The names, folders or YAMLs of 2 to 12 runs; of one run with --published."
     runs = parser.add_argument("runs", metavar="RUN", nargs="+", help=text)
     complete(runs, completers.runs)
@@ -19,8 +19,7 @@ def add_verbs(under: Any) -> None:
     text = "Add others' published figures as columns, from a YAML of names and figures."
     parser.add_argument("--published", type=Path, metavar="FILE", help=text)
     add_json(parser)
-    text = f"Draw the curves to FILE ({PICTURE_HELP})."
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    add_picture(parser, "Also draw the curves to FILE")
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -29,15 +28,15 @@ def compare(options: argparse.Namespace) -> None:
     from nbtrain.base.errors import DataError
     from nbtrain.monitor.runs.compare_picture import comparison_figure
 
-    if options.output:
-        check_picture(options.output)
+    if options.picture:
+        check_picture(options.picture)
     comparison = compared(options.runs, options.published)
     if options.json:
         show_json(comparison.tables)
     else:
         show(comparison)
-    if options.output:
+    if options.picture:
         figure = comparison_figure(comparison.runs)
         if figure is None:
-            raise DataError(f"{options.output} is not written: none of these runs has a curve yet.")
-        save_picture(figure, options.output)
+            raise DataError(f"{options.picture} is not written: none of these runs has a curve yet.")
+        save_picture(figure, options.picture)

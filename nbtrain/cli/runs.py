@@ -18,6 +18,7 @@ from nbtrain.cli.verbs import (
     Parser,
     add_json,
     add_overrides,
+    add_picture,
     add_verb,
     check_picture,
     complete,
@@ -107,8 +108,7 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("-n", "--events", type=int, default=20, metavar="N", help=text)
     parser.add_argument("--yaml", action="store_true", help="Print only the resolved YAML of the run.")
     add_json(parser, "Print JSON, with the curves of resources.")
-    text = f"Draw the use of resources over time to FILE ({PICTURE_HELP})."
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    add_picture(parser, "Also draw the job's life and its use of resources to FILE")
 
     parser = run_verb(
         under,
@@ -343,7 +343,7 @@ def job(options: argparse.Namespace) -> None:
 
     if options.events < 0:
         raise ConfigError(f"--events {options.events}: must be at least 0.")
-    check_picture(options.output)
+    check_picture(options.picture)
     page = run_of(options).job_page(options.job)
     if options.json:
         show_json(page.to_dict())
@@ -351,9 +351,9 @@ def job(options: argparse.Namespace) -> None:
         print(page.yaml, end="")
     else:
         show(page.as_report(options.events))
-    if options.output:
-        save_picture(usage_figure(page), options.output)
-        show(options.output, sys.stderr)
+    if options.picture:
+        save_picture(usage_figure(page), options.picture)
+        show(options.picture, sys.stderr)
 
 
 def logs(options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ def test_job_prints_its_page(workspace: Path, capsys: pytest.CaptureFixture) -> 
     job.one_step()
     job.finish("SUCCEEDED", "all tokens are done and saved")
     picture = workspace / "resources.svg"
-    assert cli.main(["job", "gpt-fake", "-o", str(picture)]) == 0
+    assert cli.main(["job", "gpt-fake", "--picture", str(picture)]) == 0
     said = capsys.readouterr()
     assert said.out.startswith(f"gpt-fake SUCCEEDED: job {job.job.job_id} on backend local\n")
     assert said.err == f"{picture}\n" and picture.read_text().startswith("<?xml")

@@ -97,7 +97,7 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         page.locator(".nbtrain-panel tr", has_text="StoppedOnRequest").first.wait_for()
         screenshot(page, "panel-overview")
         tabs.get_by_text("Logs", exact=True).click()
-        page.locator(".nbtrain-panel select[aria-label='which log']").select_option(label="rank 0")
+        page.locator(".nbtrain-panel select[aria-label='log to show']").select_option(label="rank 0")
         page.locator(".nbtrain-panel pre", has_text="step     1 |").wait_for()
 
         # The panel handles its keys: an arrow chooses an entry instead of moving to another cell.

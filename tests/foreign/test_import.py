@@ -205,7 +205,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
         (["--load=other"], "--load other and job.yaml:48: --save output/gpt-125m/model differ"),
         (
             ["--num-layers=$LAYERS"],
-            "--num-layers $LAYERS: $LAYERS is not decided here; write the value, or give model.num_",
+            "--num-layers $LAYERS: $LAYERS is not known here; write the value, or give model.num_",
         ),
         (["--recompute-granularity=full", "--recompute-method=block"], "only the method uniform has a field"),
         (
@@ -345,7 +345,7 @@ def test_a_value_from_outside_is_asked_for(flags, key, tmp_path):
     """If a value is passed to the script from outside, the error names the field to set instead."""
     with pytest.raises(ConfigError) as error:
         of_megatron_lm(tmp_path, flags)
-    asked = f"job.sh:1: X is not decided here (no file sets it); give X=..., or {key}=..."
+    asked = f"job.sh:1: X is not known here (no file sets it); give X=..., or {key}=..."
     assert asked in str(error.value).splitlines()
 
 
@@ -1041,7 +1041,7 @@ def script_of(tmp_path, lines: str, tail: str):
         ("a.sh:2: EXTRA is not decided", 'EXTRA=""\nfor f in $(ls); do EXTRA="$EXTRA $f"; done'),
         ("a.sh:1: EXTRA is not decided", "read -r EXTRA < extra.txt"),
         ("a.sh:1: EXTRA is not decided", "source ./settings.sh"),
-        ("a.sh:1: EXTRA is not decided here ($(cat f) is not run)", "EXTRA=$(cat f)"),
+        ("a.sh:1: EXTRA is not known here ($(cat f) is not run)", "EXTRA=$(cat f)"),
     ],
 )
 @pytest.mark.parametrize("tail", ["$EXTRA", "--data-path d/x_text_document $EXTRA"])

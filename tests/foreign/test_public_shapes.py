@@ -66,43 +66,43 @@ def test_an_assignment_has_the_scope_of_bash(lines):
     [
         (
             "TP=1\nsource override.sh",
-            "train.sh:2: TP is not decided here (override.sh, which is read there, may set",
+            "train.sh:2: TP is not known here (override.sh, which is read there, may set",
         ),
         (
             "TP=1\n. ./lib/sizes.sh",
-            "train.sh:2: TP is not decided here (sizes.sh, which is read there, may set it)",
+            "train.sh:2: TP is not known here (sizes.sh, which is read there, may set it)",
         ),
         (
             "x=1",
-            "train.sh:2: TP is not decided here (no file sets it); give TP=..., or parallel.tensor_",
+            "train.sh:2: TP is not known here (no file sets it); give TP=..., or parallel.tensor_",
         ),
         (
             "TP=$(python size.py)",
-            "train.sh:1: TP is not decided here ($(python size.py) is not run); give TP=...",
+            "train.sh:1: TP is not known here ($(python size.py) is not run); give TP=...",
         ),
         (
             "x=1\nTP=$1",
-            "train.sh:2: 1 is not decided here (no file sets it); give 1=..., or parallel.tensor_parallel",
+            "train.sh:2: 1 is not known here (no file sets it); give 1=..., or parallel.tensor_parallel",
         ),
         (
             "TP=1\nif [ -f big ]; then\n TP=8\nfi",
-            "train.sh:3: TP is not decided here (a condition decides it); give TP",
+            "train.sh:3: TP is not known here (a condition decides it); give TP",
         ),
         (
             "TP=1\n[ $SIZE = big ] && TP=8",
-            "train.sh:2: SIZE is not decided here (no file sets it), and decides TP; give",
+            "train.sh:2: SIZE is not known here (no file sets it), and decides TP; give",
         ),
         (
             "TP=1\nfor f in $(ls); do TP=$f; done",
-            "train.sh:2: TP is not decided here (a loop sets it); give TP=...",
+            "train.sh:2: TP is not known here (a loop sets it); give TP=...",
         ),
         (
             "TP=1\nwhile [ $# -gt 0 ]; do case $1 in --tp) TP=$2; shift;; esac; shift; done",
-            "TP is not decided here (the script's arguments decide it; without them it is 1); give TP=...",
+            "TP is not known here (the script's arguments decide it; without them it is 1); give TP=...",
         ),
         (
             "TP=${SLURM_NNODES:-1}",
-            "train.sh:1: SLURM_NNODES is not decided here (a scheduler sets it; without one, $",
+            "train.sh:1: SLURM_NNODES is not known here (a scheduler sets it; without one, $",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_flags_that_say_nothing_may_stay_undecided(tmp_path):
     found = imported(tmp_path, text.format(command, "--wandb-project x"))
     assert any("C gets nothing or --wandb-project x" in note.text for note in found.notes)
     with pytest.raises(
-        ConfigError, match=r"train\.sh:2: KEY is not decided here .* give KEY=\.\.\. or C=\.\.\."
+        ConfigError, match=r"train\.sh:2: KEY is not known here .* give KEY=\.\.\. or C=\.\.\."
     ):
         imported(tmp_path, text.format(command, "--swiglu"))
 
@@ -195,7 +195,7 @@ def test_ascends_script_follows_its_case_and_run_py(tmp_path):
     with pytest.raises(ConfigError) as error:
         imported(tmp_path, text)
     assert (
-        "train.sh:8: size is not decided here (the script's arguments decide it; without them it is 345M"
+        "train.sh:8: size is not known here (the script's arguments decide it; without them it is 345M"
         in (str(error.value))
     )
     for overrides, sizes in (

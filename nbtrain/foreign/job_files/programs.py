@@ -49,7 +49,7 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
     for flag, value in _values(flags, EXPERTS):
         words = f"{flag.text.partition('=')[0]} {value.text}: "
         if value.from_outside:
-            words += "is not decided here, and nbtrain trains dense models only. Write the number into the "
+            words += "is not known here, and nbtrain trains dense models only. Write the number into the "
             return flag.place, f"{words}script, or remove the flag."
         if value.text not in ("1", ""):
             words += "trains a mixture of experts, and nbtrain "

@@ -334,7 +334,7 @@ def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Lau
         roots = [root for unknown in launch.command.conditions for root in unknown.roots() if root.name]
         if roots:
             names = ", ".join(dict.fromkeys(f"{root.name}=..." for root in roots))
-            job.alternatives = f"{roots[0].place}: which of them runs is not decided here; give {names}."
+            job.alternatives = f"{roots[0].place}: which of them runs is not known here; give {names}."
 
 
 def _line(place: str) -> int:

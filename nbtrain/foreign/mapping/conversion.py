@@ -79,7 +79,7 @@ class Reading:
             self.fail(
                 key,
                 setting.place,
-                f"{setting.text}: {outside.from_outside} is not decided here; write the value, or give "
+                f"{setting.text}: {outside.from_outside} is not known here; write the value, or give "
                 f"{key}=...",
             )
         return True

@@ -23,7 +23,7 @@ class Unknown:
     place: str = ""
     """Place at which the value was lost, such as "train.sh:12"."""
     reason: str = ""
-    """Why it is not known, to follow "is not decided here"; "" if no file sets the variable."""
+    """Why it is not known, to follow "is not known here"; "" if no file sets the variable."""
     causes: tuple["Unknown", ...] = ()
     """Values that would decide this one, such as the variables of the condition around its assignment."""
     choices: tuple[str, ...] = ()
@@ -104,9 +104,9 @@ def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[
         shown = unknown.name or unknown.text
         reason = f" ({unknown.reason})" if unknown.reason else ""
         return unknown.place, (
-            f"{shown} is not decided here{reason}; give {given}"
+            f"{shown} is not known here{reason}; give {given}"
             if given
-            else f"{shown} is not decided here{reason}. Write its value into the script."
+            else f"{shown} is not known here{reason}. Write its value into the script."
         )
     root = named[0]
     reason = root.reason or "no file sets it"
@@ -117,7 +117,7 @@ def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[
     if len(decided) == 1:
         wanted += f" or {decided[0]}=..."
     instead = f", or {given}" if given else ""
-    return root.place, f"{root.name} is not decided here ({reason}){decides}; give {wanted}{instead}"
+    return root.place, f"{root.name} is not known here ({reason}){decides}; give {wanted}{instead}"
 
 
 # Most fields that a question names as alternatives to the variable that decides them.

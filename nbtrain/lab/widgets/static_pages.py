@@ -31,7 +31,7 @@ def plan_html(page: Mapping[str, Any] | None) -> str:
     return (
         Headline(words).html()
         + findings.html()
-        + FOLDED.format(words="All figures of the plan", content=tables)
+        + FOLDED.format(words="All numbers of the plan", content=tables)
     )
 
 

@@ -111,7 +111,7 @@ def conditions(
     state, cause, since, reason = final
     if state in MEANING and type_of(state) != current:
         # A job that its supervisor has paused says so in an event.
-        reason = "HeldByEngine" if state == SUSPENDED else reason
+        reason = "HeldByScheduler" if state == SUSPENDED else reason
         _enter(found, current, state, since, reason, cause or MEANING[state])
     elif reason and current in found:
         known = found[current]

@@ -312,7 +312,7 @@ def basics(page: JobDescription) -> list[list[str]]:
         ("image", page.image or ""),
         ("replicas", replicas_words(page)),
         ("restart policy", page.restart_policy),
-        ("engine", engine_words(page.engine, ended=page.ended_at is not None) if page.engine else ""),
+        ("scheduler", engine_words(page.engine, ended=page.ended_at is not None) if page.engine else ""),
         ("DeepSpeed's autotuner", page.autotuner or ""),
         ("archived", "not in `nbtrain runs` without --archived" if page.archived else ""),
         ("command", shlex.join(["python", *page.command, page.folder]) if page.command else ""),
@@ -354,10 +354,10 @@ def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended:
     """Return the scheduler's last report and whether it can be reached. After the job's end, it is not
     queried.
     """
-    engine, reason = said.get("engine") or "the engine", said.get("reason") or ""
+    engine, reason = said.get("engine") or "the scheduler", said.get("reason") or ""
     if ended and said.get("state") in ACTIVE - {RUNNING}:
         # The reason for waiting does not apply to a job that has ended.
-        return f"{engine}: not asked again since the job ended"
+        return f"{engine}: not queried since the job ended"
     if reason.startswith(engine):
         words = reason
     else:
@@ -365,9 +365,9 @@ def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended:
     if ended and said.get("state") in ACTIVE:
         words += " (its last report before the job's end)"
     elif said.get("seen") is False:
-        words += f" (engine not seen now: {said.get('trouble') or 'it does not answer'})"
+        words += f" (scheduler not reachable now: {said.get('trouble') or 'it does not answer'})"
     elif asked_seconds_ago >= OLD_WORD_SECONDS:
-        words += f" (asked {amounts.elapsed(asked_seconds_ago)} ago)"
+        words += f" (queried {amounts.elapsed(asked_seconds_ago)} ago)"
     return words
 
 

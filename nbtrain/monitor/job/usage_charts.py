@@ -1,6 +1,6 @@
 """A job's resources over time as charts, with lines, limits, ticks and all labels.
 
-The picture of `nbtrain job -o`, the panel and the static picture draw these charts without computing numbers.
+`nbtrain job --picture`, the panel and the static picture draw these charts without computing numbers.
 """
 
 import math

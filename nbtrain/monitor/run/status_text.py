@@ -72,7 +72,7 @@ def _reasons(run: RunDir, status: RunStatus) -> list[str]:
     if status.state == LOST and job:
         reasons.append(lost_words(job, time.time()))
     if (report := _engine_report(run, status)) and report.get("seen") is False:
-        reasons.append("engine not seen")
+        reasons.append("scheduler not reachable")
     return reasons
 
 

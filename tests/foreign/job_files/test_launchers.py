@@ -109,7 +109,7 @@ def test_a_launch_is_found_behind_what_starts_it(text):
     [
         (
             f"$LAUNCHER {TRAIN}",
-            "train.sh:1: LAUNCHER is not decided here (it holds the launcher); give LAUNCHER=..., or "
+            "train.sh:1: LAUNCHER is not known here (it holds the launcher); give LAUNCHER=..., or "
             "resources.nodes=... and resources.gpus_per_node=...",
         ),
         (
@@ -119,7 +119,7 @@ def test_a_launch_is_found_behind_what_starts_it(text):
         ),
         (
             "A=$(cat command.txt)\n$A",
-            "train.sh:1: A is not decided here ($(cat command.txt) is not run); give A=...",
+            "train.sh:1: A is not known here ($(cat command.txt) is not run); give A=...",
         ),
         (
             f"deepspeed --include worker-0@worker-1:0,2 {TRAIN}",
@@ -132,18 +132,18 @@ def test_a_launch_is_found_behind_what_starts_it(text):
         ),
         (
             f"N=${{WORLD_SIZE:-1}}\ntorchrun --nnodes $N --nproc_per_node 8 {TRAIN}",
-            "train.sh:1: WORLD_SIZE is not decided here (a scheduler sets it; without one, ${WORLD_SIZE:-1} "
+            "train.sh:1: WORLD_SIZE is not known here (a scheduler sets it; without one, ${WORLD_SIZE:-1} "
             "is 1); give WORLD_SIZE=..., or resources.nodes=...",
         ),
         (
             f"torchrun --nproc_per_node=gpu --nnodes 1 {TRAIN}",
-            "gpu is not decided here (it is the number of GPUs",
+            "gpu is not known here (it is the number of GPUs",
         ),
         ("echo torchrun pretrain_gpt.py", "train.sh: launches no training: no command of torchrun"),
         (
             f"if [ $P = a ]; then {T} {TRAIN}; else {T} {TRAIN} --seed 2; fi",
             "2 jobs in these files: train.sh:1 (pretrain_gpt.py), train.sh:1 (pretrain_gpt.py).\n"
-            "train.sh:1: which of them runs is not decided here; give P=...",
+            "train.sh:1: which of them runs is not known here; give P=...",
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_an_undecided_number_of_experts_is_no_mixture(tmp_path):
     """A number of experts that only the running shell knows is reported as undecided, and can be given."""
     path = tmp_path / "run.sh"
     path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {FLAGS} --num-experts $EXPERTS\n")
-    assert refusal(path).startswith("run.sh:1: --num-experts ${EXPERTS}: is not decided here")
+    assert refusal(path).startswith("run.sh:1: --num-experts ${EXPERTS}: is not known here")
     with pytest.raises(ConfigError, match="--num-experts 8: trains a mixture of experts"):
         import_files([path], ["EXPERTS=8"])
 

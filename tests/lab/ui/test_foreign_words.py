@@ -41,7 +41,7 @@ def test_the_list_of_runs(browser: Any, compact: bool) -> None:
         page.get_by_role("menuitem", name="Tags and notes").click()
         assert page.locator("form input").first.input_value() == f"{SCRIPT}={SCRIPT}"
         page.keyboard.press("Escape")
-        page.get_by_label("which tag").select_option(f"{SCRIPT}={SCRIPT}")
+        page.get_by_label("show runs by tag").select_option(f"{SCRIPT}={SCRIPT}")
         row.wait_for()
         assert_nothing_ran(page)
 

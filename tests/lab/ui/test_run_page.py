@@ -195,7 +195,7 @@ def test_settings_are_searched_filtered_and_cloned_with_another_value(job: FakeJ
         assert rows.locator("th", has_text="num_layers").count() == 1
         status = tree.get_by_role("status")
         assert status.inner_text() == f"{len(value['rows'])} settings"
-        filters = tree.get_by_label("which settings")
+        filters = tree.get_by_label("settings to show")
         assert filters.locator("option").all_inner_texts() == [
             "all settings",
             "only what overrides changed",
@@ -440,7 +440,7 @@ def test_the_logs_open_on_the_rank_that_failed(job: FakeJob, browser: Any) -> No
         browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
     ) as page:
         page.locator("pre", has_text="the words of rank 1").wait_for()
-        page.get_by_label("which log").select_option(label="rank 0")
+        page.get_by_label("log to show").select_option(label="rank 0")
         page.locator("pre", has_text="step    20 |").wait_for()
         page.get_by_role("tab", name="Overview").click()
         page.get_by_role("tab", name="Logs").click()
@@ -760,7 +760,7 @@ def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
         browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
     ) as page:
         page.locator("pre", has_text="step    20 |").wait_for()
-        page.get_by_label("which log").select_option(label="rank 1")
+        page.get_by_label("log to show").select_option(label="rank 1")
         page.get_by_text("Rank 1 has logged nothing (train).").wait_for()
 
 
@@ -807,9 +807,9 @@ def test_a_cell_of_the_strip_leads_to_its_ranks_log_curves_and_message(browser: 
         assert (cells.nth(36).inner_text(), cells.nth(37).inner_text()) == ("36", "!")
         boxes = cells.evaluate_all("(all) => all.map((node) => node.getBoundingClientRect().height)")
         assert min(boxes) >= 24
-        page.get_by_label("what the cells show").select_option("seconds")
+        page.get_by_label("color the cells by").select_option("seconds")
         assert page.locator(".nbt-strip-summary").inner_text() == "0.310 s"
-        page.get_by_label("what the cells show").focus()
+        page.get_by_label("color the cells by").focus()
         page.keyboard.press("Tab")
         below = "() => Number(document.activeElement.dataset.rank)"
         page.keyboard.press("ArrowDown")
@@ -883,7 +883,7 @@ def test_the_job_that_is_shown_follows_a_resume(job: FakeJob, browser: Any) -> N
         browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
     ) as page:
         page.locator("pre", has_text="step    20 |").wait_for()
-        choice = page.get_by_label("which job of the run")
+        choice = page.get_by_label("job to show")
         new = FakeJob(job.run, steps=40, world_size=2, start=20)
         new.one_step()
         assert new.job.job_id > old
@@ -891,7 +891,7 @@ def test_the_job_that_is_shown_follows_a_resume(job: FakeJob, browser: Any) -> N
         assert "step    20 |" not in page.locator("pre").inner_text()
         # The log and the pages of the new job are two requests.
         page.wait_for_function(
-            "(job) => document.querySelector('[aria-label=\"which job of the run\"]').value === job",
+            "(job) => document.querySelector('[aria-label=\"job to show\"]').value === job",
             arg=new.job.job_id,
         )
         older = page.locator(".nbt-older")
@@ -1109,7 +1109,7 @@ def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None
         since = page.locator("table[aria-label=conditions] th").first.inner_text()
         assert re.fullmatch(r"since, (UTC|GMT.*|[A-Z]+)", since)
         every = events.locator("tbody tr").count()
-        choice = page.get_by_label("events of which object")
+        choice = page.get_by_label("show events by object")
         names = choice.locator("option").all_inner_texts()
         assert names[0] == "all objects" and len(names) > 2
         column = events.locator("th").all_inner_texts().index("object")

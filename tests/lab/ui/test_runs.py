@@ -107,14 +107,14 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         words.fill("")
         page.get_by_role("button", name="team=vision").first.click()
         assert names(page) == ["gpt-0001", "gpt-0003"]
-        page.get_by_label("which tag").select_option("")
-        page.get_by_label("which states").select_option("ended")
+        page.get_by_label("show runs by tag").select_option("")
+        page.get_by_label("show runs by state").select_option("ended")
         assert names(page) == ["gpt-0001", "gpt-0002", "gpt-0003", "gpt-0004"]
         page.get_by_title("sort by Loss").click()
         assert names(page) == ["gpt-0003", "gpt-0002", "gpt-0001", "gpt-0004"]
         head = page.locator("th[data-column=loss]")
         assert head.get_attribute("aria-sort") == "ascending"
-        page.get_by_label("which states").select_option("")
+        page.get_by_label("show runs by state").select_option("")
 
         page.get_by_role("button", name="Actions of gpt-0001").click()
         page.get_by_role("menuitem", name="Tags and notes").click()
@@ -157,7 +157,7 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         page.get_by_role("button", name="Archive").click()
         page.get_by_text("Archived: 2 runs.").wait_for()
         page.get_by_text("2 runs, 1 active").wait_for()
-        page.get_by_label("which states").select_option("archived")
+        page.get_by_label("show runs by state").select_option("archived")
         page.locator("tr[data-run=gpt-0003]").wait_for()
         assert sorted(names(page)) == ["gpt-0003", "gpt-0004"]
 

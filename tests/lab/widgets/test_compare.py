@@ -63,7 +63,7 @@ def test_a_person_watches(runs, monkeypatch):
 def test_on_the_command_line(runs, tmp_path, capsys):
     """On the command line, the tables are printed as text or JSON, and the curves are saved as a picture."""
     picture = tmp_path / "curves.svg"
-    assert cli.main(["compare", "gpt-a", "gpt-b", "-o", str(picture)]) == 0
+    assert cli.main(["compare", "gpt-a", "gpt-b", "--picture", str(picture)]) == 0
     assert capsys.readouterr().out.startswith("Results\n  result ")
     assert picture.read_text().count("</svg>") == 1
     assert cli.main(["compare", "gpt-a", "gpt-b", "--json"]) == 0

@@ -59,7 +59,7 @@ def test_what_only_a_reader_knows_comes_last() -> None:
     ]
     assert (lost[-1].reason, lost[-1].message) == ("NoSignOfLife", "its supervisor died")
     held = conditions(STORY, 9.0, ("SUSPENDED", "Slurm job 7 is SUSPENDED", 99.0, None))[-1]
-    assert (held.type, held.reason) == ("Suspended", "HeldByEngine")
+    assert (held.type, held.reason) == ("Suspended", "HeldByScheduler")
     paused = conditions([*STORY, state(60, "SUSPENDED", "paused")], 9.0, ("SUSPENDED", "paused", 61.0, None))
     assert (paused[-1].reason, paused[-1].last_change) == ("PausedOnRequest", 60)
     failed = conditions([*STORY, state(60, "FAILED", "boom")], 9.0, ("FAILED", "boom", 61.0, "ExitCode137"))

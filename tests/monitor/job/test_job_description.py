@@ -259,7 +259,7 @@ def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
     assert page.replicas[1].gpus["gpu 0"].use["gpu_memory_bytes"].limit == 80 * GIB
     assert page.replicas[1].logs[0].path.endswith("logs/node1.log")
     text = str(page)
-    assert "engine Slurm job 4711: RUNNING (engine not seen now: no route)" in squeezed(text)
+    assert "scheduler Slurm job 4711: RUNNING (scheduler not reachable now: no route)" in squeezed(text)
     assert "worker 1  gpu 0, utilization" in text
     assert ">gpu 0, utilization</td>" in page._repr_html_()
 
@@ -341,11 +341,11 @@ def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
     }
     write_json(failed.job.path / "engine.json", word)
     lines = squeezed(str(describe_job(failed.run)))
-    assert "engine Slurm job 4 is RUNNING on n0 (its last report before the job's end)" in lines
+    assert "scheduler Slurm job 4 is RUNNING on n0 (its last report before the job's end)" in lines
     waits = {**word, "state": "QUEUED", "reason": "Slurm job 4 waits (None): Slurm says no reason"}
     write_json(failed.job.path / "engine.json", waits)
     text = str(describe_job(failed.run))
-    assert "engine Slurm job 4: not asked again since the job ended" in squeezed(text)
+    assert "scheduler Slurm job 4: not queried since the job ended" in squeezed(text)
     assert "(None)" not in text
 
 

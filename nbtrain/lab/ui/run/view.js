@@ -38,7 +38,7 @@ export class View {
     this.tabs = new Tabs(titles, (key) => this.opened(key));
     this.jobChoice = element("select");
     this.jobChoice.hidden = true;
-    this.jobChoice.setAttribute("aria-label", "which job of the run");
+    this.jobChoice.setAttribute("aria-label", "job to show");
     this.jobChoice.addEventListener("change", () =>
       run.chooseJob(this.jobChoice.selectedIndex > 0 ? this.jobChoice.value : ""),
     );

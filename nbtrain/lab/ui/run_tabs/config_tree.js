@@ -21,7 +21,7 @@ export class ConfigTree {
     Object.assign(this.find, { type: "search", placeholder: "Search settings" });
     this.find.setAttribute("aria-label", "search settings");
     this.filter = element("select");
-    this.filter.setAttribute("aria-label", "which settings");
+    this.filter.setAttribute("aria-label", "settings to show");
     for (const control of [this.find, this.filter]) control.addEventListener("input", () => this.paint());
     this.count = element("span", "nbt-empty");
     this.count.setAttribute("role", "status");

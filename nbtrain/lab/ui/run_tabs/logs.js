@@ -44,7 +44,7 @@ export class Logs {
     this.run = run;
     this.node = element("div", "nbt-logs");
     this.choice = element("select");
-    this.choice.setAttribute("aria-label", "which log");
+    this.choice.setAttribute("aria-label", "log to show");
     this.choice.addEventListener("change", () => {
       this.chosen = true;
       this.forget();

@@ -40,9 +40,9 @@ export class Overview {
     this.events.order = { column: 0, direction: -1 };
     this.events.filter = (row) => this.wanted(row);
     this.kind = element("select");
-    this.kind.setAttribute("aria-label", "which events");
+    this.kind.setAttribute("aria-label", "show events by type");
     this.object = element("select");
-    this.object.setAttribute("aria-label", "events of which object");
+    this.object.setAttribute("aria-label", "show events by object");
     this.find = element("input");
     Object.assign(this.find, { type: "search", placeholder: "Filter events" });
     this.find.setAttribute("aria-label", "filter events");

@@ -19,7 +19,7 @@ export class Strip {
     Object.assign(this, { run, rowOf, logsOf });
     this.node = element("section", "nbt-strip");
     this.measure = element("select");
-    this.measure.setAttribute("aria-label", "what the cells show");
+    this.measure.setAttribute("aria-label", "color the cells by");
     this.measure.addEventListener("change", () => this.paint());
     this.summary = element("span", "nbt-strip-summary");
     const tools = element("div", "nbt-tools");

@@ -35,7 +35,7 @@ export class RunsFrame {
     this.text.addEventListener("input", () => this.filtered());
     // Keep the notebook from handling the key.
     this.text.addEventListener("keydown", (event) => event.stopPropagation());
-    this.state = this.select("which states", () => {
+    this.state = this.select("show runs by state", () => {
       const archived = this.state.value === "archived";
       if (archived !== this.archived) {
         this.archived = archived;
@@ -46,7 +46,7 @@ export class RunsFrame {
     });
     this.archived = false;
     choices(this.state, STATE_GROUPS);
-    this.tag = this.select("which tag", () => this.filtered());
+    this.tag = this.select("show runs by tag", () => this.filtered());
     this.count = element("span", "nbt-word");
     this.tools.append(this.text, this.state, this.tag);
     if (this.compact) this.tools.append(this.sortChoice());
@@ -86,7 +86,7 @@ export class RunsFrame {
   }
 
   sortChoice() {
-    const node = this.select("in which order", () => this.sort(node.value));
+    const node = this.select("sort the runs", () => this.sort(node.value));
     choices(node, SORT_CHOICES);
     return node;
   }

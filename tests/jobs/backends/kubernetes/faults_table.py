@@ -232,7 +232,9 @@ def server_silent(scene: Scene) -> Row:
     )
     assert scene.status()[0] == RUNNING and word.state is not None
     flag = next(
-        line for line in str(status_report(RunView(scene.job.run))).splitlines() if "not seen now" in line
+        line
+        for line in str(status_report(RunView(scene.job.run))).splitlines()
+        if "not reachable now" in line
     )
     scene.stub._faults.clear()
     assert scene.end()[0] == SUCCEEDED and scene.record.restarts == 0, scene.seen

@@ -232,13 +232,13 @@ def controller_killed(scene: Scene) -> Row:
     state, _ = scene.status()
     assert state == RUNNING and _word(job).state == RUNNING, (state, _word(job))
     words = _status_text(job)
-    assert "not seen" in words, words
+    assert "not reachable" in words, words
     scene.cluster.start_controller()
     scene.until(lambda: _word(job).seen, "Slurm again")
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert scene.record.restarts == 0 and len(scene.record.attempts) == 1
     assert not scene.bad_states, scene.seen
-    flag = next(line for line in words.splitlines() if "not seen now" in line).strip()
+    flag = next(line for line in words.splitlines() if "not reachable now" in line).strip()
     return Row(
         f"RUNNING, and next to it: {flag}", "0, the job continues", "the job continues; nothing was lost"
     )

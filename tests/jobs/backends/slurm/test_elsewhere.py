@@ -163,7 +163,7 @@ def test_an_engine_that_did_not_answer_is_a_flag(
     assert cli.main(["status", "tiny"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("tiny RUNNING\n")
-    assert "Slurm job 12: RUNNING (engine not seen now: Unable to contact slurm controller)" in text
+    assert "Slurm job 12: RUNNING (scheduler not reachable now: Unable to contact slurm controller)" in text
 
 
 def test_a_running_job_is_reached_by_its_folder(

@@ -1035,12 +1035,12 @@ def script_of(tmp_path, lines: str, tail: str):
 @pytest.mark.parametrize(
     ("asked", "lines"),
     [
-        ("a.sh:1: EXTRA is not decided", 'if [ -f /etc/moe ]; then EXTRA="--num-experts 8"; fi'),
-        ("a.sh:1: MODE is not decided", '[ "$MODE" = moe ] && EXTRA="--num-experts 8"'),
-        ("a.sh:1: MODE is not decided", 'case $MODE in\nmoe) EXTRA="--num-experts 8";;\nesac'),
-        ("a.sh:2: EXTRA is not decided", 'EXTRA=""\nfor f in $(ls); do EXTRA="$EXTRA $f"; done'),
-        ("a.sh:1: EXTRA is not decided", "read -r EXTRA < extra.txt"),
-        ("a.sh:1: EXTRA is not decided", "source ./settings.sh"),
+        ("a.sh:1: EXTRA is not known", 'if [ -f /etc/moe ]; then EXTRA="--num-experts 8"; fi'),
+        ("a.sh:1: MODE is not known", '[ "$MODE" = moe ] && EXTRA="--num-experts 8"'),
+        ("a.sh:1: MODE is not known", 'case $MODE in\nmoe) EXTRA="--num-experts 8";;\nesac'),
+        ("a.sh:2: EXTRA is not known", 'EXTRA=""\nfor f in $(ls); do EXTRA="$EXTRA $f"; done'),
+        ("a.sh:1: EXTRA is not known", "read -r EXTRA < extra.txt"),
+        ("a.sh:1: EXTRA is not known", "source ./settings.sh"),
         ("a.sh:1: EXTRA is not known here ($(cat f) is not run)", "EXTRA=$(cat f)"),
     ],
 )

@@ -761,7 +761,7 @@ def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
     ) as page:
         page.locator("pre", has_text="step    20 |").wait_for()
         page.get_by_label("log to show").select_option(label="rank 1")
-        page.get_by_text("Rank 1 has logged nothing (train).").wait_for()
+        page.get_by_text("Rank 1 has logged nothing (Running, training).").wait_for()
 
 
 def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:

@@ -185,4 +185,6 @@ def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
 
 def cancelled_while_waiting(verdict: Verdict) -> Verdict:
     """Return the verdict of a job that was stopped between two attempts."""
-    return Verdict(CANCELLED, f"stopped on request while it waited to restart; before: {verdict.cause}")
+    return Verdict(
+        CANCELLED, f"stopped on request while it waited to restart after a failure: {verdict.cause}"
+    )

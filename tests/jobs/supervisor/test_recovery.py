@@ -120,7 +120,7 @@ def test_a_stop_while_waiting_is_obeyed(supervised):
     verdict = supervised.run()
     assert (verdict.state, verdict.cause) == (
         "CANCELLED",
-        "stopped on request while it waited to restart; before: rank 0 failed",
+        "stopped on request while it waited to restart after a failure: rank 0 failed",
     )
 
 
@@ -601,8 +601,8 @@ def test_a_deadline_ends_the_wait_for_a_restart(supervised):
     supervised.journal.record.stamps["started_at"].seconds -= 70
     supervised.verdicts = [failure()]
     assert supervised.run().cause == (
-        "deadline: backend.deadline_seconds = 60 have passed; stopped while it waited to restart; before: "
-        "rank 0 failed"
+        "deadline: backend.deadline_seconds = 60 have passed; stopped while it waited to restart after a "
+        "failure: rank 0 failed"
     )
 
 

@@ -79,7 +79,7 @@ export class FormSide {
       grid.append(part);
     }
     this.fill(this.plan, null, [grid]);
-    if (shortages.length) this.verdict.classList.add("nbf-tight");
+    if (shortages.length && !problems.length) this.verdict.classList.add("nbf-tight");
   }
 
   showFound({ problems, shortages, findings, words, unprepared, taken }) {
@@ -135,8 +135,8 @@ export class FormSide {
 
   /** Buttons for a name that another run has. */
   otherNames({ name, is_run: isRun, free }) {
-    const other = button(`Use the name ${free}`, "", () => this.use({ name: free }, `the name ${free}`));
-    const open = isRun && this.openRun ? [button(`Open ${name}`, "", () => this.openRun(name))] : [];
+    const other = button(`Use the name ${free}`, "", () => this.use({ name: free }, `the name ${free}`), "nbf-act");
+    const open = isRun && this.openRun ? [button(`Open ${name}`, "", () => this.openRun(name), "nbf-act")] : [];
     return [" ", other, ...open.flatMap((node) => [" ", node])];
   }
 
@@ -151,7 +151,8 @@ export class FormSide {
   /** A button that sets one field; `typed` is {key: text}. */
   setter(typed) {
     const [[field, text]] = Object.entries(typed);
-    return button(`Set ${field} to ${grouped(text)}`, "", () => this.use(typed, `${field} = ${grouped(text)}`));
+    return button(`Set ${field} to ${grouped(text)}`, "", () => this.use(typed, `${field} = ${grouped(text)}`),
+      "nbf-act");
   }
 
   /** A link that scrolls to a field. */

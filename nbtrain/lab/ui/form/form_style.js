@@ -84,12 +84,13 @@ export const FORM_CSS = `
 .nbt-root.nbtrain-form .nbf-found ul{margin:2px 0;padding:0;list-style:none}
 .nbtrain-form .nbf-found li{margin:3px 0}
 .nbtrain-form .nbf-findings p{font-size:12px;margin:4px 0}
-.nbt-root .nbf-found :is(li,p) button{display:inline;border:0;padding:0;text-align:left;white-space:normal;
+.nbt-root .nbf-found :is(li,p) button:not(.nbf-act){display:inline;border:0;padding:0;text-align:left;white-space:normal;
  color:inherit}
 .nbtrain-form .nbf-tables{display:grid;gap:2px 26px;align-items:start;
  grid-template-columns:repeat(auto-fit,minmax(min(360px,100%),1fr))}
 .nbt-root.nbtrain-form .nbf-plan th{white-space:nowrap}
 .nbt-root .nbf-found :is(li,p) button b{text-decoration:underline}
+.nbt-root .nbf-found .nbf-act{margin:2px 4px 2px 0}
 .nbtrain-form .nbf-foot{display:grid;gap:6px;min-width:0;margin-top:10px;padding-top:10px;
  border-top:1px solid var(--nbt-line);background:var(--nbt-bg)}
 .nbtrain-form code.nbf-line{display:block;padding:5px 9px;border-radius:5px;overflow-wrap:anywhere;

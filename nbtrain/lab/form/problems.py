@@ -134,7 +134,7 @@ def problems_of_limits(draft: Draft, plan: "Plan") -> list[dict[str, Any]]:
     for problem in problems:
         limit = limits[problem["key"]]
         problem["ways"] = [{length[0]: str(length[1])}] if length else []
-        if limit.exceeded and not limit.by_workspace:
+        if limit.planned is not None and limit.exceeded and not limit.by_workspace:
             problem["ways"].append({problem["key"]: _just_above(limit.planned)})
     return problems
 

@@ -51,7 +51,7 @@ class RankPhase(NamedTuple):
     phase: str
     """One of the phases above, such as "Running"."""
     activity: str
-    """What the rank does, such as "training", or how it ended; "" if the phase says it all."""
+    """Activity of the rank, such as "training", or how it ended; "" if the phase says it all."""
 
     @property
     def words(self) -> str:

@@ -75,7 +75,7 @@ class RankRow:
     phase: str
     """Phase of run_directory/rank_phases.py, such as Running."""
     activity: str
-    """What the rank does, such as "training", or how it ended."""
+    """Activity of the rank, such as "training", or how it ended."""
     attempt: int
     step: int | None
     compute_seconds: float | None

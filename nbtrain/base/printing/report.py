@@ -38,8 +38,6 @@ CELL = "padding:3px 14px 3px 0;vertical-align:top;font-size:12px;border:0"
 TABLE = "border-collapse:collapse;table-layout:auto;width:auto;margin:2px 0 10px 0;font-size:12px"
 # JupyterLab paints every second row of a table.
 ROW = "background-color:transparent"
-# A table that is wider than its page scrolls in its own frame.
-SCROLLED = "overflow-x:auto;max-width:100%"
 # Paths and other long words of a sentence are broken.
 WRAPPED = "overflow-wrap:anywhere"
 # A cell of at most this many characters, such as "74.2 GiB", is not wrapped.
@@ -315,7 +313,7 @@ class Table(Block):
         rows = "".join(self._row(row, sides) for row in cells)
         above = f'<thead><tr style="{ROW}">{titles}</tr></thead>' if any(self.heads) else ""
         body = f'<table style="{TABLE}">{above}<tbody>{rows}</tbody></table>'
-        return f'{heading(self.title)}<div style="{SCROLLED}">{body}</div>'
+        return f"{heading(self.title)}{framed(body, self.title or 'table')}"
 
     def markdown(self) -> list[str]:
         """Return the lines of a Markdown table; the cells may hold Markdown."""
@@ -425,7 +423,8 @@ class Code(Block):
             text = self.marked.sub(r"<mark>\g<0></mark>", text)
         space = "pre-wrap;overflow-wrap:anywhere" if self.wraps else "pre"
         style = f"font:12px/1.4 monospace;white-space:{space};overflow-x:auto;margin:2px 0 10px 0"
-        return f'{heading(self.title)}<pre style="{style}">{text}</pre>' if self.text else ""
+        focus = "" if self.wraps else ' tabindex="0"'
+        return f'{heading(self.title)}<pre style="{style}"{focus}>{text}</pre>' if self.text else ""
 
 
 @dataclass(eq=False, repr=False)
@@ -450,7 +449,7 @@ class Picture(Block):
         if not (image := self.draw()):
             return ""
         if self.has_tooltips:
-            return f'<div style="{SCROLLED}">{image.decode()}</div>'
+            return framed(image.decode(), self.title or "picture")
         kind = "png" if image.startswith(b"\x89PNG") else "svg+xml"
         data = base64.b64encode(image).decode()
         return (
@@ -591,6 +590,14 @@ def escape(text: str) -> str:
     import html
 
     return html.escape(text)
+
+
+def framed(body: str, name: str) -> str:
+    """Return a frame in which a table or picture wider than its page scrolls, also by the keyboard."""
+    return (
+        f'<div tabindex="0" role="group" aria-label="{escape(name)}" '
+        f'style="overflow-x:auto;max-width:100%">{body}</div>'
+    )
 
 
 def heading(title: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.printing.look import BLUE, GREEN, GREY, LINE, ORANGE, PAGE_PIXELS, RED, progress_bar
-from nbtrain.base.printing.report import Bar, Bars, Table, heading
+from nbtrain.base.printing.report import DIM, Bar, Bars, Table, heading
 from nbtrain.base.text.amounts import moment, utc
 from nbtrain.lab.widgets.static_charts import beside, chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
@@ -89,7 +89,7 @@ def _head(run: RunDescription) -> str:
         f'<div><span style="{pill}"><span style="color:{color}">&#9679;</span> '
         f"<strong>{html.escape(words)}</strong></span> "
         f'<strong style="font-size:15px">{html.escape(run.status.name)}</strong> '
-        f'<span style="color:{GREY}">{html.escape(about)}</span></div>'
+        f'<span style="{DIM}">{html.escape(about)}</span></div>'
     )
 
 
@@ -115,15 +115,15 @@ def _bar(run: RunDescription) -> str:
     color = BLUE if run.status.active else TONE_COLORS[shown["pill"][1]]
     pairs = ((html.escape(label), html.escape(value)) for label, value in shown["line"])
     words = " &nbsp; ".join(f"{label} <strong>{value}</strong>".strip() for label, value in pairs)
-    return f'{progress_bar(shown["fraction"], color)}<div style="color:{GREY};font-size:12px">{words}</div>'
+    return f'{progress_bar(shown["fraction"], color)}<div style="{DIM};font-size:12px">{words}</div>'
 
 
 def _figures(tiles: Sequence[Sequence[str]]) -> str:
     cells = [
         '<div style="display:inline-block;vertical-align:top;padding:2px 18px 2px 0">'
-        f'<span style="color:{GREY};font-size:11px">{html.escape(label)}</span><br>'
+        f'<span style="{DIM};font-size:11px">{html.escape(label)}</span><br>'
         f'<strong style="font-size:15px">{html.escape(value)}</strong> '
-        f'<span style="color:{GREY};font-size:11px">{html.escape(unit)}</span></div>'
+        f'<span style="{DIM};font-size:11px">{html.escape(unit)}</span></div>'
         for label, value, unit in tiles
     ]
     return f'<div style="margin:8px 0 4px 0">{"".join(cells)}</div>'
@@ -140,7 +140,7 @@ def _curves(run: RunDescription) -> str:
     marks = "".join(f"<div>{html.escape(mark['words'])}</div>" for mark in shown["marks"])
     large, small = beside(images[0], CHART_SIZES[0][0]), beside(images[1] + images[2], CHART_SIZES[1][0])
     return f'<div style="margin:4px 0">{large}{small}</div>' + (
-        f'<div style="color:{GREY};font-size:11px">{marks}</div>' if marks else ""
+        f'<div style="{DIM};font-size:11px">{marks}</div>' if marks else ""
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.printing.look import BLUE, DASHES, GREEN, GREY, LINE, ORANGE, RED, SERIES
+from nbtrain.base.printing.report import DIM
 from nbtrain.monitor.metrics.chart_data import smoothed
 
 COLORS = {"a": BLUE, "b": ORANGE} | {f"c{number}": color for number, color in enumerate(SERIES)}
@@ -41,17 +42,19 @@ def chart_image(
     lines = chart["lines"]
     data = base64.b64encode(chart_svg(chart, curves, width, height, marks).encode()).decode()
     names = "  ".join(
-        f'<span style="color:{COLORS[line["color"]]}">{_sample(line)}</span> {html.escape(line["label"])}'
+        f'<span style="color:{COLORS[line["color"]]}">{_sample(line)}</span> '
+        f'<span style="{DIM}">{html.escape(line["label"])}</span>'
         for line in lines
     )
     bounds = "".join(
-        f'  <span style="color:{BOUND_COLORS[one["word"]]}">&#9644;</span> {one["word"]}'
+        f'  <span style="color:{BOUND_COLORS[one["word"]]}">&#9644;</span> '
+        f'<span style="{DIM}">{one["word"]}</span>'
         for one in chart.get("bounds") or ()
     )
     title = f"<strong>{html.escape(chart['title'])}</strong>  " if chart.get("title") else ""
     said = html.escape(", ".join([*([chart["title"]] if title else []), *(line["label"] for line in lines)]))
     return (
-        f'<div style="color:{GREY};font-size:11px">{title}{names}{bounds}</div>'
+        f'<div style="font-size:11px">{title}{names}{bounds}</div>'
         f'<img alt="{said}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
     )
 

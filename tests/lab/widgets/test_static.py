@@ -138,7 +138,7 @@ def test_every_tab_of_the_panel_is_in_it(tmp_path: Path) -> None:
     page = report_html(RunView(job.run))
     pictures = re.findall(r"<strong>([^<]+)</strong>[^<]*<span[^>]*>[^<]*</span>[^<]*.*?<img alt", page)
     assert {"Loss", "Gradient norm", "Throughput"} <= set(pictures)
-    for words in ("Metrics", "Plan", "Config", "All figures of the plan", "Differences from its parent run"):
+    for words in ("Metrics", "Plan", "Config", "All numbers of the plan", "Differences from its parent run"):
         assert words in page
     assert "gpt-first" in page and "lr_schedule.lr" in page and "schema_version: 1" in page
     assert Tags(page).open == [] and not re.search(r"(src|href)=.(?!data:)", page)

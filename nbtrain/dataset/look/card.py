@@ -275,7 +275,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
             "minimum": float(lengths.min()),
             "median": float(np.median(lengths)),
             "mean": float(lengths.mean()),
-            "95 %": float(np.percentile(lengths, 95)),
+            "95th percentile": float(np.percentile(lengths, 95)),
             "maximum": float(lengths.max()),
         },
         histogram=_histogram(lengths),

@@ -37,7 +37,7 @@ def test_the_list_of_runs(browser: Any, compact: bool) -> None:
         row = page.locator("tr.nbt-run", has=page.get_by_text(SCRIPT, exact=True))
         row.wait_for()
         assert row.locator(".nbt-tag").inner_text() == f"{SCRIPT}={SCRIPT}"
-        row.locator(".nbt-more").click()
+        row.locator(".nbt-row-menu").click()
         page.get_by_role("menuitem", name="Tags and notes").click()
         assert page.locator("form input").first.input_value() == f"{SCRIPT}={SCRIPT}"
         page.keyboard.press("Escape")

@@ -150,6 +150,11 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
         page.locator("tr[data-run=gpt-0002]").wait_for(state="detached")
 
+        page.get_by_role("button", name="Compare all").click()
+        assert page.evaluate("window.compared") == ["gpt-0003", "gpt-0001", "gpt-0000", "gpt-0004"]
+        page.get_by_role("button", name="Clone gpt-0001").click()
+        assert page.evaluate("window.form") == {"clone": "gpt-0001"}
+        assert not page.get_by_role("button", name="Clone gpt-0000").is_visible()
         for name in ("gpt-0003", "gpt-0004"):
             page.get_by_label(f"Choose {name}").check()
         page.get_by_role("button", name="Compare").click()

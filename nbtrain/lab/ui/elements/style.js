@@ -68,14 +68,15 @@ const CSS = `
  position:absolute;right:1px;content:"\\25b4"}
 .nbt-root.nbt-root th[aria-sort=descending] button::after{content:"\\25be"}
 .nbt-root.nbt-root td.nbt-wide{white-space:normal;width:100%;overflow-wrap:anywhere;padding-right:0}
-.nbt-root.nbt-root .nbt-table td.nbt-wide{min-width:300px}
+.nbt-root.nbt-root .nbt-table td.nbt-wide{min-width:190px}
 .nbt-root.nbt-root td.nbt-act{white-space:nowrap;width:1px}
 .nbt-root.nbt-root tr:has(>td.nbt-act)>td{vertical-align:middle}
 .nbt-root .nbt-act button,.nbt-root .nbt-act .nbt-menu>summary{border:1px solid var(--nbt-line);
  border-radius:5px;padding:0 9px;line-height:20px;color:var(--nbt-fg)}
 .nbt-root.nbt-root .nbt-act .nbt-menu-list button{border:0}
 .nbt-root.nbt-root .nbt-tools h4{margin:0 6px 0 0}
-.nbt-root .nbt-tools .nbt-menu>summary{border:1px solid var(--nbt-line);border-radius:5px;padding:2px 10px}
+.nbt-root .nbt-tools .nbt-menu>summary{border:1px solid var(--nbt-line);border-radius:5px;padding:0 10px;line-height:22px;
+ color:var(--nbt-fg)}
 .nbt-root .nbt-act .nbt-menu-list{left:0;right:auto}
 .nbt-root .nbt-scroll{overflow-x:auto}
 .nbt-root .nbt-pager{display:flex;align-items:center;gap:8px;font-size:12px;color:var(--nbt-dim);
@@ -113,7 +114,7 @@ const CSS = `
 .nbt-root.nbt-root pre{padding:0;margin:0;font:11.5px/1.5 var(--nbt-mono);color:var(--nbt-fg);
  background:transparent;white-space:pre}
 
-.nbt-root .nbt-tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(132px,1fr));overflow:hidden}
+.nbt-root .nbt-tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));overflow:hidden}
 .nbt-root .nbt-tile{padding:7px 14px 8px;min-width:0;margin:0 -1px -1px 0;border:solid var(--nbt-line);
  border-width:0 1px 1px 0}
 .nbt-root .nbt-tile span{display:block;font-size:11px;color:var(--nbt-dim);white-space:nowrap;
@@ -226,6 +227,7 @@ const CSS = `
 .nbtrain-panel .nbt-charts .nbt-chart:first-child{grid-row:span 2}
 .nbtrain-panel .nbt-first-column{min-width:0}
 .nbtrain-panel .nbt-facts{min-width:0}
+.nbt-root.nbtrain-panel .nbt-facts .nbt-table td.nbt-wide{min-width:100px}
 .nbt-root .nbt-life-bar{display:flex;height:14px;border-radius:3px;overflow:hidden;background:var(--nbt-soft)}
 .nbt-root .nbt-life-bar span{flex:none;min-width:1px}
 .nbt-root .nbt-life-ends{display:flex;justify-content:space-between;gap:10px;font-size:11px;color:var(--nbt-dim)}
@@ -245,7 +247,9 @@ const CSS = `
 .nbtrain-panel .nbt-config-sections summary{cursor:pointer;min-height:24px;padding:2px 0;font-size:12px;color:var(--nbt-dim)}
 .nbtrain-panel .nbt-config-sections summary b{color:var(--nbt-fg);font-weight:600}
 .nbtrain-panel .nbt-config-sections details>table{margin-left:14px;width:calc(100% - 14px)}
-.nbt-root.nbtrain-panel .nbt-config-sections .nbt-pairs th{width:1px;min-width:190px;font-size:12px;vertical-align:middle}
+.nbtrain-panel .nbt-config-sections{max-width:900px}
+.nbt-root.nbtrain-panel .nbt-config-sections .nbt-pairs th{width:min(250px,40cqw);white-space:normal;
+ overflow-wrap:anywhere;font-size:12px;vertical-align:middle}
 .nbt-root.nbtrain-panel .nbt-config-sections code{font:11.5px/1.5 var(--nbt-mono);color:var(--nbt-fg);background:transparent}
 .nbt-root.nbtrain-panel .nbt-config-sections code.nbt-differs{font-weight:700}
 .nbtrain-panel .nbt-config-sections small{color:var(--nbt-dim);font-size:11px}
@@ -325,6 +329,8 @@ const CSS = `
  .nbtrain-panel .nbt-steps{gap:2px 14px}
  .nbtrain-panel .nbt-charts{grid-template-columns:minmax(0,1fr)}
  .nbtrain-panel .nbt-charts .nbt-chart:first-child{grid-row:auto}}
+@container (max-width:520px){.nbtrain-panel .nbt-head .nbt-actions{gap:4px}
+ .nbt-root.nbtrain-panel .nbt-head .nbt-actions button{padding:2px 6px}}
 
 @container (min-width:1000px){.nbtrain-panel .nbt-columns{display:grid;
   grid-template-columns:minmax(0,2fr) minmax(0,1fr)}

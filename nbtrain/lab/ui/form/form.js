@@ -15,6 +15,9 @@ const AGAIN_MS = 4000;
 // An idle kernel receives a change much sooner.
 const HEARD_MS = 2500;
 
+// The setting that a clone changes most often.
+const FIRST_OF_CLONE = "lr_schedule.lr";
+
 const POSTPONED = "Not submitted yet: the kernel is running a cell. When the cell finishes, the kernel submits "
   + "the values that the form had when you pressed Submit.";
 
@@ -446,6 +449,7 @@ class Form extends FormHeld {
       if (!done) return this.withoutLast();
       if (newer) this.keep();
       this.greet();
+      if (clone && !overrides && !newer) this.pages.begin(FIRST_OF_CLONE);
     });
   }
 

@@ -62,7 +62,7 @@ export class FormPages {
   makeTabs(groups) {
     this.search = element("input");
     this.search.type = "search";
-    this.search.placeholder = "Search names and descriptions";
+    this.search.placeholder = "Search all fields";
     this.search.setAttribute("aria-label", "search all fields");
     this.search.addEventListener("input", () => this.open());
     this.hits = element("span", "nbf-hits");
@@ -204,5 +204,13 @@ export class FormPages {
     if (!field) return;
     field.node.scrollIntoView({ block: "nearest" });
     field.control.focus({ preventScroll: true });
+  }
+
+  /** Focus an essential field with its value selected, so that typing replaces it. */
+  begin(key) {
+    const field = this.fields.get(`first ${key}`);
+    if (!field) return;
+    this.go(key);
+    field.control.select();
   }
 }

@@ -52,9 +52,9 @@ export class Metrics {
     this.smoothing = element("input");
     const attributes = { type: "range", min: "0", max: "0.99", step: "0.01", value: START_SMOOTHING };
     for (const [name, value] of Object.entries(attributes)) this.smoothing.setAttribute(name, value);
-    const said = element("output", "", String(START_SMOOTHING));
+    const said = element("output", "", START_SMOOTHING.toFixed(2));
     this.smoothing.addEventListener("input", () => {
-      said.textContent = this.smoothing.value;
+      said.textContent = Number(this.smoothing.value).toFixed(2);
       this.paint();
     });
     node.append(this.smoothing, said);

@@ -13,7 +13,7 @@ const EVENTS_ON_A_PAGE = 15;
 // A longer text of the basic info is shown in three lines.
 const LONG_TEXT = 160;
 // Minimum width of a tile, in pixels; a narrow panel has two tiles per row.
-const TILE_WIDTH = 132, NARROW_WIDTH = 220;
+const TILE_WIDTH = 130, NARROW_WIDTH = 220;
 // Rows of a snapshot that the job's page already has.
 const OF_JOB = ["backend", "command", "job"];
 

@@ -162,6 +162,7 @@ class RunsList extends RunsFrame {
     this.drawRows(inSight);
     this.drawHead();
     this.drawBar();
+    this.drawCompareAll();
     this.drawPager(begin, found.length);
     this.empty.hidden = found.length > 0;
     if (!found.length) this.drawEmpty();

@@ -7,7 +7,7 @@ import { RunMenu } from "./runs_menu.js";
 import { STATE_GROUPS } from "./runs_order.js";
 import { RUNS_CSS } from "./runs_style.js";
 import { addStyle } from "../elements/style.js";
-import { button, choices, element, zone } from "../elements/dom.js";
+import { button, choices, element, known, zone } from "../elements/dom.js";
 
 export const RUNS_ON_A_PAGE = 100;
 const RUNS_SORTED = { 1: "ascending", "-1": "descending" };
@@ -51,7 +51,11 @@ export class RunsFrame {
     this.tools.append(this.text, this.state, this.tag);
     if (this.compact) this.tools.append(this.sortChoice());
     this.tools.append(element("span", "nbt-room"), this.count);
+    this.compareAll = button("", "Curves, results and settings side by side",
+      () => this.host.openCompare(this.comparable().slice(0, MOST_COMPARED)));
+    this.compareAll.hidden = true;
     if (!this.compact) {
+      this.tools.append(this.compareAll);
       const about = "Save the runs that match the filter, with these columns";
       this.tools.append(this.columns.node, button("CSV", about, () => this.saveCsv()));
     }
@@ -135,6 +139,18 @@ export class RunsFrame {
     const chosen = this.shown.filter((name) => this.chosen.has(name)).length;
     this.all.checked = chosen > 0 && chosen === this.shown.length;
     this.all.indeterminate = chosen > 0 && chosen < this.shown.length;
+  }
+
+  /** The names of the runs that match the filter and have results, in the order of the list. */
+  comparable() {
+    return this.found.filter((run) => known(run.step)).map(({ name }) => name);
+  }
+
+  /** The button that compares the runs of the list, unless some are chosen: then their bar has Compare. */
+  drawCompareAll() {
+    const count = this.comparable().length;
+    this.compareAll.hidden = !this.host.openCompare || this.chosen.size > 0 || count < 2;
+    this.compareAll.textContent = count > MOST_COMPARED ? `Compare first ${MOST_COMPARED}` : "Compare all";
   }
 
   drawBar() {

@@ -34,10 +34,13 @@ export class RunRow {
     this.acts = element(list.compact ? "span" : "td", "nbt-row-acts");
     this.stop = button("Stop", "", () => list.act(this.run, { key: "stop", words: "Stop" }), "nbt-stop");
     this.stop.setAttribute("aria-label", `Stop ${name}`);
-    this.more = button("\u22ef", `Actions of ${name}`, () => list.menu.open(this.run, this.more), "nbt-more");
+    this.clone = button("Clone", "Open the form with this run's settings under a new name",
+      () => list.act(this.run, { key: "clone" }), "nbt-clone");
+    this.clone.setAttribute("aria-label", `Clone ${name}`);
+    this.more = button("\u22ef", `Actions of ${name}`, () => list.menu.open(this.run, this.more), "nbt-row-menu");
     this.more.setAttribute("aria-label", `Actions of ${name}`);
     this.more.setAttribute("aria-haspopup", "true");
-    this.acts.append(this.stop, " ", this.more);
+    this.acts.append(this.stop, ...(list.compact ? [] : [this.clone]), " ", this.more);
     this.node.append(pick, ...(list.compact ? this.compactCells() : [...this.fullCells(), this.acts]));
   }
 
@@ -104,6 +107,7 @@ export class RunRow {
     this.track.hidden = !(run.active && run.max_steps);
     this.fill.style.width = `${(100 * fraction).toFixed(1)}%`;
     this.stop.hidden = !run.active || !this.list.can("stop");
+    this.clone.hidden = run.active || !this.list.can("clone");
     this.stop.disabled = Boolean(busy) || run.asked === "stop";
     this.stop.title = run.queued ? "Remove the job from the queue."
       : "The ranks save a checkpoint at the next step and exit; Resume continues from it.";

@@ -50,10 +50,13 @@ export const RUNS_CSS = `
  overflow:hidden;min-width:70px}
 .nbtrain-runs .nbt-track i{display:block;height:100%;width:0;background:var(--nbt-a)}
 .nbt-root.nbtrain-runs .nbt-row-acts{padding-right:2px;text-align:right}
-.nbt-root.nbtrain-runs td.nbt-row-acts{position:sticky;right:0;background:var(--nbt-bg)}
+.nbt-root.nbtrain-runs td.nbt-row-acts{position:sticky;right:0;padding-left:8px;white-space:nowrap;background:var(--nbt-bg)}
+.nbt-root.nbtrain-runs tr.nbt-run:is(:hover,:focus-within) td.nbt-row-acts{
+ background:color-mix(in srgb,var(--nbt-soft) 40%,var(--nbt-bg))}
 .nbt-root.nbtrain-runs .nbt-row-acts button{padding:1px 8px;min-height:24px;min-width:24px}
 .nbt-root.nbtrain-runs .nbt-tools button,.nbt-root.nbtrain-runs .nbt-pager button{min-height:24px;min-width:24px}
-.nbt-root.nbtrain-runs .nbt-more{border-color:transparent}
+.nbt-root.nbtrain-runs .nbt-row-menu{border-color:transparent;color:var(--nbt-dim)}
+.nbt-root.nbtrain-runs .nbt-row-menu:hover{color:var(--nbt-fg)}
 .nbtrain-runs .nbt-extra{display:flex;flex-wrap:wrap;align-items:center;gap:6px 8px;padding:8px 12px;
  margin:2px 0 6px;
  border:1px solid var(--nbt-b);border-radius:6px;background:var(--nbt-bg);white-space:normal}
@@ -92,5 +95,5 @@ export const RUNS_CSS = `
 @container (max-width:720px){.nbtrain-runs:not(.nbt-own-columns) [data-column=eta_seconds]{display:none}
  .nbt-root.nbtrain-runs td,.nbt-root.nbtrain-runs th{padding-right:10px}}
 @container (max-width:640px){.nbtrain-runs:not(.nbt-own-columns) [data-column=created]{display:none}}
-@container (max-width:540px){.nbtrain-runs:not(.nbt-own-columns) [data-column=loss]{display:none}}
+@container (max-width:540px){.nbtrain-runs:not(.nbt-own-columns) [data-column=loss],.nbt-root.nbtrain-runs .nbt-row-acts .nbt-clone{display:none}}
 `;

@@ -156,7 +156,9 @@ def server_pid(base: str) -> int:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"jupyter_server" in words and any(base.split("/")[2].split(":")[1].encode() in w for w in words):
+        if {b"jupyter_server", b"jupyterlab"} & {*words} and any(
+            base.split("/")[2].split(":")[1].encode() in w for w in words
+        ):
             return int(path.parent.name)
     raise LookupError("the server's process is not found")
 

@@ -177,10 +177,10 @@ def plain_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @contextmanager
-def running_lab(root: Path, extended: bool = True, **more: str) -> Iterator[Lab]:
+def running_lab(root: Path, extended: bool = True, bundles: Path = BUNDLES, **more: str) -> Iterator[Lab]:
     """Run JupyterLab below `root`, with nbtrain's two extensions if `extended`, and stop it at the end.
 
-    `more` has environment variables for the server.
+    `bundles` is the folder of the labextension; `more` has environment variables for the server.
     """
     find_chromium()
     settings = root / "settings" / "@jupyterlab" / "apputils-extension"
@@ -200,7 +200,7 @@ def running_lab(root: Path, extended: bool = True, **more: str) -> Iterator[Lab]
         **more,
     }
     options = ["--expose-app-in-browser"]
-    options += [f"--LabApp.extra_labextensions_path={BUNDLES}"] * extended
+    options += [f"--LabApp.extra_labextensions_path={bundles}"] * extended
     with jupyter_server(root, "jupyterlab", *options, extended=extended, **variables) as (base, environment):
         yield Lab(base, root, root / "output", environment)
 

@@ -128,6 +128,7 @@ FINE_TUNING = (
 )
 IN_A_BROWSER = (
     "tests/end_to_end/test_browser.py",
+    "tests/end_to_end/test_first_visit.py",
     "tests/end_to_end/test_form_browser.py",
     "tests/end_to_end/test_labextension.py",
     "tests/end_to_end/test_outputs.py",

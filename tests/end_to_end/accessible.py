@@ -21,7 +21,6 @@ SETTINGS = ("package.json", "yarn.lock", ".yarnrc.yml")
 CACHE = REPOSITORY / ".cache" / "axe"
 SCRIPT = CACHE / "node_modules" / "axe-core" / "axe.min.js"
 INSTALL_SECONDS = 120.0
-BAD = ("serious", "critical")
 
 
 def axe_script() -> str:
@@ -69,7 +68,7 @@ SETTLE_MS = 500
 
 
 def findings(page: Any, script: str, within: Sequence[str]) -> list[str]:
-    """Return the serious and critical findings inside the elements `within`, one line per element."""
+    """Return the findings inside the elements `within`, one line per element."""
     size = page.viewport_size
     page.set_viewport_size({**size, "height": TALL_PIXELS})
     page.wait_for_timeout(SETTLE_MS)
@@ -100,7 +99,6 @@ def _findings(page: Any, script: str, within: Sequence[str]) -> list[str]:
         f"{one['impact']} {one['id']} at {' '.join(map(str, node['target']))}: "
         f"{' '.join((node.get('failureSummary') or one['help']).split())} [{node['html'][:160]}]"
         for one in found["violations"]
-        if one["impact"] in BAD
         for node in one["nodes"]
         if (str(node["target"][-1]), one["id"]) not in NOT_OURS
     ]

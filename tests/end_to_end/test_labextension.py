@@ -157,11 +157,7 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     """
     page.goto(lab.url("lab?reset"))
     page.locator(".jp-Launcher").wait_for()
-    page.keyboard.press("Control+Shift+C")
-    page.locator(".lm-CommandPalette-input").wait_for()
-    page.keyboard.type("Runs of nbtrain")
-    page.locator(".lm-CommandPalette-item.lm-mod-active", has_text="Runs of nbtrain").wait_for()
-    page.keyboard.press("Enter")
+    open_list(page)
     page.locator(f".nbtrain-Sidebar [data-run={ended}] .nbt-open").wait_for()
     press_until(page, "Tab", "show only runs that contain this text")
     page.keyboard.type(ended)
@@ -245,10 +241,22 @@ NEW_RUN = """(start) => window.jupyterapp.commands.addKeyBinding({
 })"""
 
 
+def open_list(page: Any) -> None:
+    """Open the list of runs in the sidebar from JupyterLab's palette of commands."""
+    page.keyboard.press("Control+Shift+C")
+    page.locator(".lm-CommandPalette-input").wait_for()
+    page.keyboard.type("Runs of nbtrain")
+    page.locator(".lm-CommandPalette-item.lm-mod-active", has_text="Runs of nbtrain").wait_for()
+    page.keyboard.press("Enter")
+    page.locator(".nbtrain-Sidebar .nbt-run").first.wait_for()
+
+
 @pytest.mark.soak
-def test_the_whole_life_of_a_run_by_the_keyboard_alone(lab: Lab, page: Any) -> None:
-    """New run, submit, watch, pause, resume, stop and undo, stop, and the question before deleting, of a real
-    run; the end of another run while the page is closed is reported when it is opened again."""
+def test_the_whole_life_of_a_run_by_the_keyboard_alone(lab: Lab, page: Any, ended: str) -> None:
+    """New run, submit, watch, pause, resume, stop and undo, stop, logs, compare and delete, of a real run.
+
+    The end of another run while the page is closed is reported when it is opened again.
+    """
     settings = [setting for setting in shlex.split(WATCHED) if not setting.startswith("name=")]
     settings.append("name=by-keys")
     command_line = [sys.executable, "-m", "nbtrain.cli", "prepare", "gpt-tiny", *settings]
@@ -285,11 +293,49 @@ def test_the_whole_life_of_a_run_by_the_keyboard_alone(lab: Lab, page: Any) -> N
     press_until(page, "Tab", "Do not wait")
     page.keyboard.press("Enter")
     run.locator("[data-state=CANCELLED]").wait_for()
-    press_until(page, "Shift+Tab", "Delete", most=400)
+
+    # Its log: a search, and the line that was found.
+    press_until(page, "Tab", "Overview", most=400)
+    press_until(page, "ArrowRight", "Logs")
+    press_until(page, "Tab", "search all logs")
+    page.keyboard.type("tokens/s")
+    page.keyboard.press("Enter")
+    run.locator("pre mark").first.wait_for()
+
+    # Compared with another run, which is hidden and shown again.
+    open_list(page)
+    press_until(page, "Tab", "Choose by-keys", most=400)
+    page.keyboard.press("Space")
+    press_until(page, "Tab", f"Choose {ended}")
+    page.keyboard.press("Space")
+    press_until(page, "Shift+Tab", "Compare")
+    page.keyboard.press("Enter")
+    compared = page.locator(".nbtrain-CompareView")
+    compared.locator("table[aria-label='results of the runs'] td").first.wait_for()
+    press_until(page, "Tab", f"Hide {ended}", most=400)
+    page.keyboard.press("Enter")
+    assert focused(page) == f"Show {ended}"
+    assert compared.locator("th", has_text=ended).count() == 0
+    page.keyboard.press("Enter")
+    compared.locator("th", has_text=ended).first.wait_for()
+
+    # Deleted, after the question.
+    open_list(page)
+    press_until(page, "Tab", "by-keys", most=400)
+    page.keyboard.press("Enter")
+    press_until(page, "Tab", "Delete", most=400)
     page.keyboard.press("Enter")
     assert focused(page) == "Cancel"
     page.keyboard.press("Enter")
     assert focused(page) == "Delete" and (lab.output / "by-keys" / "run.json").is_file()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert focused(page) == "Delete"
+    page.keyboard.press("Enter")
+    # The list takes the place of the run's page.
+    page.locator("#nbtrain-runs .nbtrain-RunsView tr.nbt-run").first.wait_for()
+    page.locator("#nbtrain-runs .nbtrain-RunsView tr[data-run=by-keys]").wait_for(state="detached")
+    assert not (lab.output / "by-keys").exists()
 
     with fake_job(lab, "gpt-notice", "--steps", "4000") as job:
         page.locator(".nbtrain-Status", has_text="nbtrain: 1 run").wait_for()
@@ -302,7 +348,7 @@ def test_the_whole_life_of_a_run_by_the_keyboard_alone(lab: Lab, page: Any) -> N
 
 @pytest.mark.soak
 def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str) -> None:
-    """axe-core finds nothing serious in the list, a run and the form, in both themes;
+    """axe-core finds nothing in the list, a run and the form, in both themes;
     test_look.py covers the rest.
     """
     script = axe_script()

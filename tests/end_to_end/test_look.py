@@ -5,15 +5,31 @@ folder NBTRAIN_SCREENSHOTS.
 """
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbconvert import HTMLExporter
+from traitlets.config import Config
 
 from tests.end_to_end.accessible import axe_script, findings
-from tests.end_to_end.jupyterlab import PATIENCE_SECONDS, REPOSITORY, Lab, fake_job
-from tests.end_to_end.stations import LIVE, STATIONS, Station, choose_theme, record_dataset, record_runs
+from tests.end_to_end.jupyterlab import PATIENCE_SECONDS, REPOSITORY, Lab, fake_job, write_notebook
+from tests.end_to_end.stations import (
+    CELLS,
+    LIVE,
+    OUTPUT,
+    STATIONS,
+    Station,
+    choose_theme,
+    record_dataset,
+    record_runs,
+)
+from tests.lab.test_export import CONFIG
+from tests.lab.ui.test_static_pages import CUT
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
 
@@ -47,10 +63,8 @@ def long_page(recorded: Lab, browser: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("station", STATIONS, ids=lambda station: station.name)
-def test_a_place_is_pictured_and_has_no_serious_finding(
-    station: Station, recorded: Lab, long_page: Any
-) -> None:
-    """No place scrolls horizontally, truncates text without a tooltip, or has a serious axe finding."""
+def test_a_place_is_pictured_and_has_no_finding(station: Station, recorded: Lab, long_page: Any) -> None:
+    """No place scrolls horizontally, truncates text without a tooltip, or has a finding of axe-core."""
     page, script, wrong = long_page, axe_script(), []
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.set_viewport_size({"width": 1400, "height": HEIGHT})
@@ -70,6 +84,41 @@ def test_a_place_is_pictured_and_has_no_serious_finding(
             wrong += [f"{theme} {width}: {words}" for words in overflowing(page, station)]
         if station.ours:
             wrong += [f"{theme}: {words}" for words in findings(page, script, station.ours)]
+    assert wrong == [], "\n".join(wrong)
+
+
+STATIC_WIDTHS = (420, 1012)
+# nbconvert's own cells scroll long lines of code.
+CUT_OUTPUT = CUT.replace("body *", ".jp-OutputArea-output *")
+
+
+@pytest.fixture(scope="module")
+def executed(recorded: Lab) -> Any:
+    """Run all cells of the stations in one notebook, without a browser."""
+    write_notebook(recorded, "static.ipynb", "import nbtrain as nb", *(line for line, _ in CELLS.values()))
+    path = recorded.root / "notebooks" / "static.ipynb"
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(path)]
+    done = subprocess.run(command, env=recorded.environment, cwd=path.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return nbformat.read(path, 4)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_static_page_is_pictured_and_has_no_finding(
+    theme: str, executed: Any, browser: Any, tmp_path: Path
+) -> None:
+    """In the HTML export of a notebook, nothing leaves the page at two widths, in both themes."""
+    exporter = HTMLExporter(config=Config(CONFIG), theme=theme.lower())
+    (tmp_path / "static.html").write_text(exporter.from_notebook_node(executed)[0])
+    page, script, wrong = browser.new_page(), axe_script(), []
+    page.goto((tmp_path / "static.html").as_uri())
+    for width in STATIC_WIDTHS:
+        page.set_viewport_size({"width": width, "height": HEIGHT})
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=str(PICTURES / f"static-{width}-{theme.lower()}.png"), full_page=True)
+        wrong += [f"{width}: cut: {words}" for words in page.evaluate(CUT_OUTPUT)]
+        wrong += [f"{width}: {words}" for words in findings(page, script, OUTPUT)]
+    page.close()
     assert wrong == [], "\n".join(wrong)
 
 

@@ -21,7 +21,8 @@ SINCE: dict[tuple[str, str, str], str] = {
     ("run-ahead", "fp32, ZeRO 1", "b70cf248266ef1df"): (
         "both lines belonged to DeepSpeed's mask of a bad norm, and the other waits to it and to DeepSpeed's "
         "throughput timer. train/engine/run_ahead.py replaced the mask and config/deepspeed.py turned the "
-        "timer off; the other three rows were measured after that"
+        "timer off; the other three rows were measured after that. On a CPU, a step of fp32 reads no number "
+        "from a tensor (tests/train/engine/test_run_ahead.py)"
     ),
     **{
         ("zeropp", case, "aad692629549a497"): (

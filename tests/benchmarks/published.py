@@ -138,6 +138,7 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?) ?-?(Gb/?s|Gbps|Gbit/s|GbE|GigE|Tb/s|Tbps|GB
 _GIGABITS = {"T": 1000, "G": 1}
 # Words for ZeRO++ and its three parts (arXiv:2306.10209).
 ZEROPP = re.compile(r"zero\+\+|zero-?pp\b", re.I)
+_WITHOUT_ZEROPP = r"baseline|(without|before) zero\+\+|zero(pp|\+\+)\S*-(zero-?3|z3|plain|off|base)\b"
 ZEROPP_PARTS = {"qwz": r"qwz|quantized.weight", "hpz": r"hpz", "qgz": r"qgz|quantized.gradient"}
 
 
@@ -402,7 +403,7 @@ def zeropp_of_case(case: dict[str, Any]) -> dict[str, Any]:
     found = {part for part, pattern in ZEROPP_PARTS.items() if re.search(pattern, words, re.I)}
     if not found and ZEROPP.search(words):
         found = set(ZEROPP_PARTS)
-    if parallel["zero"] != 3 or re.search(r"baseline|without zero\+\+", words, re.I):
+    if parallel["zero"] != 3 or re.search(_WITHOUT_ZEROPP, words, re.I):
         found = set()
     size = re.search(r"hpz(?:_partition)?(?:_size)?[ =:]*(\d+)", words, re.I)
     return {

@@ -103,6 +103,8 @@ def test_a_fabric_is_read_as_cards_of_a_machine_or_of_a_gpu(fabric, per_node, gi
         ({"note": "hpZ 8 and qwZ"}, (True, 8, False)),
         ({"parallel": {"zero": 3, "qgz": True}}, (False, 1, True)),
         ({"id": "zeropp-18b-baseline"}, (False, 1, False)),
+        ({"id": "zeropp-18b-zero3"}, (False, 1, False)),
+        ({"id": "zeropp-18b-64v100"}, (True, 16, True)),
         ({"note": "ZeRO++", "parallel": {"zero": 1}}, (False, 1, False)),
     ],
 )

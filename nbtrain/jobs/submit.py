@@ -89,7 +89,7 @@ def submit(
     check_config(config)
     refuse_foreign(RunDir.named(config.name))
     request = read_request(config)
-    if active := _joined(request):
+    if active := _joined(request, _keep_paused):
         return active
     # A job that was cut off or silent has been ended.
     request = read_request(config) if request.existing.active else request
@@ -172,7 +172,7 @@ def resume(
             f"{config.where('name')}: a run keeps its name on resume, and this one is {run.name}. `nbtrain "
             f"clone {run.name} {config.name}` makes a new run of it, which trains from the beginning."
         )
-    if active := _joined(read_request(config, existing), new_job=True):
+    if active := _joined(read_request(config, existing), _end_paused):
         return active
     if existing.active:
         # A paused job that was ended for a new one may have saved, or succeeded.
@@ -208,21 +208,27 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
     return with_overrides(config, {"mode": "full"})
 
 
-def _joined(request: Request, new_job: bool = False) -> JobDir | None:
+def _joined(request: Request, if_changed: Callable[[Request, JobDir], None]) -> JobDir | None:
     """Return the run's active job, warning about every change that it ignores; None if no job is active.
 
-    A paused job continues. If the request has other settings, a paused job is ended for a new one if
-    `new_job`, and refused otherwise. Raises SubmitError then, and for a job on another backend.
+    A paused job continues if its settings are unchanged; otherwise `if_changed` refuses the request, or ends
+    the job for a new one. Raises SubmitError, also for a job on another backend.
     """
     active, record = request.existing.active, request.existing.record
     if active is None or end_cut_off(active):
         return None
-    if asked_pause(active) or (record and at_rest(record)):
-        return _after_pause(request, active, new_job)
-    refuse_submission(request, backend_is_the_same)
-    _tell_changes(request, "is active")
-    _tell_silence(active, record)
-    return active
+    if not (asked_pause(active) or (record and at_rest(record))):
+        refuse_submission(request, backend_is_the_same)
+        _tell_changes(request, "is active")
+        _tell_silence(active, record)
+        return active
+    if not request.changes:
+        refuse_run_over_limits(request.config)
+        unpause(active)
+        return active
+    refuse_submission(request, *CONTINUES)
+    if_changed(request, active)
+    return None
 
 
 def _tell_silence(job: JobDir, record: JobRecord | None) -> None:
@@ -237,23 +243,18 @@ def _tell_silence(job: JobDir, record: JobRecord | None) -> None:
         )
 
 
-def _after_pause(request: Request, job: JobDir, new_job: bool) -> JobDir | None:
-    """Continue a paused job if its settings are unchanged. If they changed, end it if `new_job`, else raise
-    SubmitError.
-    """
-    if not request.changes:
-        refuse_run_over_limits(request.config)
-        unpause(job)
-        return job
-    refuse_submission(request, *CONTINUES)
-    if not new_job:
-        refuse_submission(request, pause_keeps_its_settings)
+def _keep_paused(request: Request, job: JobDir) -> None:
+    """Raise SubmitError for a submission with other settings than the paused job has."""
+    refuse_submission(request, pause_keeps_its_settings)
+
+
+def _end_paused(request: Request, job: JobDir) -> None:
+    """End a paused job, for a new job with other settings."""
     # Every check runs before the paused job is ended for a new one.
     _checked_launch(request, preflight)
     sentence = f"resumed with other settings while it was paused: {'; '.join(map(str, request.changes))}"
     EventWriter(job, "submit").write("state", f"{sentence}. This job ends, and a new one follows")
     cancel(job)
-    return None
 
 
 def _tell_changes(request: Request, why: str, before: RunConfig | None = None) -> None:

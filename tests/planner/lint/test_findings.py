@@ -887,7 +887,7 @@ SHIPPED = {
     },
     "warmup_is_long_enough": {"gpt-125m", "gpt-125m-2xdp", "gpt-125m-4xdp", "gpt-125m-zh"},
     "checkpoints_fit_the_disk": {"gpt-175b", "gpt-175b-3-5t"},
-    "saves_fit_interruptions": {"gpt-175b", "gpt-175b-3-5t"},
+    "saves_fit_interruptions": {"gpt-175b"},
     "tokens_match_a_published_length": {"gpt-175b", "gpt-345m-8xdp", "gpt-3-7b-2xdp-2xpp-2xtp"},
     # 4.2B to 5.1B tokens of the English Wikipedia, as the plan estimates them before it is downloaded.
     "dataset_is_not_repeated_too_often": {

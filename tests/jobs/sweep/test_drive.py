@@ -19,6 +19,7 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import to_yaml
+from nbtrain.config.load.edits import with_values
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.sweep import drive as driver
 from nbtrain.jobs.sweep.drive import drive, read_record
@@ -26,7 +27,6 @@ from nbtrain.jobs.sweep.results import sweep_results, write_page
 from nbtrain.jobs.sweep.stop_rule import TokenCurve
 from nbtrain.jobs.sweep.sweep_file import read_sweep, sweep_folder
 from nbtrain.jobs.sweep.sweep_plan import plan_sweep
-from nbtrain.planner.lint.remedies import with_changes
 from tests.jobs.conftest import FAKE_RANK
 
 SWEEP = """
@@ -92,7 +92,7 @@ def test_a_run_of_another_owner_is_refused(sweep):
     run = RunDir.named(read.runs[0].name)
     run.path.mkdir(parents=True)
     files.write_json(run.run_json, {"run_id": "r", "parent": None, "created_at": 1.0})
-    files.write_text(run.config_yaml, to_yaml(with_changes(read.runs[0].config, {"labels": {}})))
+    files.write_text(run.config_yaml, to_yaml(with_values(read.runs[0].config, {"labels": {}})))
     with pytest.raises(ConfigError, match="not of this sweep: seeds-lr-0-001-seed-1"):
         drive(read)
 

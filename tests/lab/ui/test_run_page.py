@@ -28,6 +28,9 @@ from tests.lab.widgets.fake_run import FakeJob, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 MOUNT = "ui.mount(root, {name: 'gpt-fake'})"
+# With the attempt, the log is read once: the job's page, which arrives later, names the same log.
+LOG_PLACE = "{tab: 'logs', rank: '0', attempt: 0}"
+MOUNT_LOG = f"ui.mount(root, {{name: 'gpt-fake', place: {LOG_PLACE}}})"
 
 
 @pytest.fixture
@@ -584,9 +587,7 @@ def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(
     fires the scroll event before the resize event.
     """
     job.job.log(0, 0).write_text("".join(f"step {step:5} | loss 3.0\n" for step in range(1, 201)))
-    with view_page(
-        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
-    ) as page:
+    with view_page(browser, routes_of(job.run), MOUNT_LOG) as page:
         page.locator("pre", has_text="step   200 |").wait_for()
         away = page.evaluate(
             """async () => {
@@ -620,7 +621,7 @@ def test_a_log_has_numbers_levels_and_lines_to_choose(job: FakeJob, browser: Any
     with job.job.log(0, 0).open("a") as stream:
         stream.write("\n".join(words) + "\n")
     host = "window.nbtrainHost = {linkTo: (names, place) => JSON.stringify([names, place])};"
-    mount = f"(() => {{ {host} return ui.mount(root, {{name: 'gpt-fake', place: {{tab: 'logs'}}}}); }})()"
+    mount = f"(() => {{ {host} return {MOUNT_LOG}; }})()"
     with view_page(browser, routes_of(job.run), mount) as page:
         page.context.grant_permissions(["clipboard-read"])
         lines = page.locator(".nbt-line")
@@ -693,9 +694,7 @@ def test_hits_of_a_search_are_marked_and_walked(job: FakeJob, browser: Any) -> N
     lines = [*[b"nan"] * 300, b"\xff\xfe", b" 50%|##  |\r100%|####|", b"the loss is \x1b[31mNaN\x1b[0m"]
     job.job.log(0, 0).write_bytes(b"\n".join(lines) + b"\n")
     job.job.log(1, 0).write_text("loss inf\n")
-    with view_page(
-        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
-    ) as page:
+    with view_page(browser, routes_of(job.run), MOUNT_LOG) as page:
         page.locator("pre", has_text="the loss is NaN").wait_for()
         field, current = page.get_by_label("search all logs"), page.locator("pre .nbt-current")
         page.get_by_label("regex").check()

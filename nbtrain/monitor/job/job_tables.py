@@ -60,6 +60,8 @@ FAILED_TYPES = frozenset(type_of(state) for state in FAILURES)
 """Types of the conditions that are shown as failures."""
 # Ranks of a replica whose logs are in its menu; all are in the table of ranks.
 MOST_IN_MENU = 32
+# Rows of basics() that every page of the run shows already, whichever job it shows.
+OF_RUN = ("cost of the run",)
 FIGURE_HEADS = ("replica", "metric", "newest", "mean", "peak", "request", "limit")
 
 
@@ -85,7 +87,7 @@ def job_tables(run: RunDir, job_id: str | None = None, now: float | None = None)
         "job_id": page.job_id,
         "active": page.state in ACTIVE,
         "jobs": _jobs(run, page),
-        "basics": basics(page),
+        "basics": [row for row in basics(page) if row[0] not in OF_RUN],
         "times": {"submitted": page.created_at} | ({"ended": page.ended_at} if page.ended_at else {}),
         "life": page.life,
         "conditions": conditions_shown(page),

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.run_directory.records import ExitRecord, Heartbeat
+from nbtrain.base.run_directory.records import AttemptRecord, ExitRecord, Heartbeat
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.monitor.job.job_description import basics
+from nbtrain.monitor.job.job_records import describe_job
 from nbtrain.monitor.job.job_tables import RANK_HEADS, REPLICA_HEADS, job_tables
 from tests.lab.widgets.fake_run import FakeJob, measure
 
@@ -85,6 +87,17 @@ def test_times_are_numbers_for_the_readers_zone(job: FakeJob) -> None:
     )
     job.finish("SUCCEEDED", "done")
     assert set(job_tables(job.run)["times"]) == {"submitted", "ended"}
+
+
+def test_the_cost_of_the_run_is_shown_once(job: FakeJob) -> None:
+    """A page of the run shows the job's facts next to its own, which have the cost already."""
+    begin = job.record.created_at
+    job.record.attempts = [AttemptRecord(0, begin, 2, 1, running_at=begin)]
+    job.record.write(job.job.job_json)
+    page = dict(basics(describe_job(job.run, now=begin + 3600)))
+    assert page["cost of the run"].startswith("2 process hours, goodput ")
+    shown = dict(job_tables(job.run, now=begin + 3600)["basics"])
+    assert page.keys() - shown.keys() == {"cost of the run"}
 
 
 def test_the_strip_compares_each_rank_with_the_median(job: FakeJob) -> None:

@@ -145,12 +145,14 @@ def _all_settings(runs: Sequence[Compared]) -> Iterator[list[str]]:
 
 def _scale(run: Compared) -> dict[str, Any]:
     """Return the factors that convert a run's tokens to model FLOPs, and its seconds to money."""
-    price = run.price
-    usual = price.usual if price else None
+    money, currency = None, None
+    if (price := run.price) and price.usual:
+        devices, currency = run.devices * price.devices_per_rank, price.currency
+        money = price.usual * devices / HOUR_SECONDS if devices else None
     return {
         "flops_per_token": model_flops_per_token(run.config) if run.config else None,
-        "money_per_second": usual * run.devices / HOUR_SECONDS if usual and run.devices else None,
-        "currency": price.currency if price and usual else None,
+        "money_per_second": money,
+        "currency": currency,
     }
 
 

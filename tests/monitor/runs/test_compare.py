@@ -185,6 +185,20 @@ def test_money_energy_and_mfu_follow_the_devices_that_ran(workspace):
     assert figures["MFU, mean of 100 steps"] == [f"{share:.1%}"] * 2
 
 
+def test_curves_over_cost_count_every_device_that_is_paid(workspace):
+    """If machines have more GPUs than ranks, curves and table count all of them. Only the table counts the
+    five seconds of the start.
+    """
+    on_gpu = {"resources.device": "gpu", "resources.gpu_type": "A100-SXM4-40GB", "precision.dtype": "bf16"}
+    runs = [made(workspace, name, on_gpu, [(2, 3600)], loss=2.5) for name in ("one", "two")]
+    cost = {"device_hours": 4.0, "price": {"usual": 1.5, "currency": "USD"}}
+    plan = {"world_size": 2, "duration": {"seconds": 3600.0}, "cost": cost}
+    runs[0].plan_json.write_text(json.dumps(plan))
+    found = compared(runs)
+    assert {row[0]: row[1] for row in found["figures"]["rows"]}["cost, USD"] == "6.01"
+    assert found["scales"]["one"]["money_per_second"] == pytest.approx(6.0 / 3600)
+
+
 def test_what_is_refused(workspace):
     one, two = RunDir.named("one"), RunDir.named("two")
     for runs, words in (

@@ -14,7 +14,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
 from nbtrain.base.run_directory.events import read_events
-from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, LOST, RUNNING
+from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, LOST, RUNNING, STARTING
 from nbtrain.base.run_directory.metrics import BY_NAME, name_of
 from nbtrain.base.run_directory.metrics import scalar as scalar_named
 from nbtrain.base.run_directory.observed_state import read_state
@@ -326,6 +326,9 @@ class RunView:
         rows = []
         for rank in range(record.world_size if record else len(heartbeats)):
             heartbeat = heartbeats.get(rank)
+            if heartbeat and record and state in (STARTING, RUNNING) and heartbeat.attempt < record.attempt:
+                # How the rank ended in an earlier attempt says nothing about this one.
+                heartbeat = None
             attempt = heartbeat.attempt if heartbeat else (record.attempt if record else 0)
             ended = ExitRecord.read(job.exit_record(rank, attempt))
             age = heartbeat.seconds_since("time", now) if heartbeat else None

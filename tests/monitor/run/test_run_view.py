@@ -202,6 +202,25 @@ def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:
     job.finish("FAILED", "rank 2 was killed by SIGKILL")
 
 
+def test_ranks_of_a_new_attempt_are_not_shown_as_failed(run: RunDir) -> None:
+    """After a restart, a rank without a heartbeat of the new attempt is Starting, whatever ended the earlier
+    one; while the job is still restarting, it shows how the rank ended.
+    """
+    job = FakeJob(run, steps=10, world_size=2)
+    job.one_step()
+    ExitRecord(1, 0, time.time(), None, 9, "killed", 1, "killed by SIGKILL").write(job.job.exit_record(1, 0))
+    job.record.attempt = 1
+    found = {}
+    for state in ("RESTARTING", "STARTING"):
+        job.record.state = state
+        job.record.write(job.job.job_json)
+        ranks = RunView(run).describe().to_dict()["ranks"]
+        found[state] = [(rank["phase"], rank["step"], rank["message"], rank["stale"]) for rank in ranks]
+    assert found["RESTARTING"][1] == ("Error", 1, "killed by SIGKILL", False)
+    assert found["STARTING"] == [("Starting", None, "", False)] * 2
+    job.finish("CANCELLED", "only a test")
+
+
 def test_rank_that_has_not_spoken_waits(run: RunDir) -> None:
     """Before the first heartbeat, there is a row for each rank of the job, but no progress."""
     job = FakeJob(run, steps=10, world_size=2)

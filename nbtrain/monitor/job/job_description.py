@@ -408,7 +408,8 @@ def replica_rows(replica: Replica) -> list[tuple[str, ...]]:
         for end in failed[-MOST_EARLIER:]:
             rows.append(("", "", f"  attempt {end.attempt}: {ERROR}", "", "", "", end.message))
     if len(ranks) < len(replica.ranks):
-        rows.append((f"  and {len(replica.ranks) - len(ranks)} more ranks", "", "", "", "", "", ""))
+        more = amounts.counted(len(replica.ranks) - len(ranks), "more rank")
+        rows.append((f"  and {more}", "", "", "", "", "", ""))
     return rows
 
 

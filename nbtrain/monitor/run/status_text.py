@@ -176,7 +176,7 @@ def _ranks(description: RunDescription) -> list[Block]:
     filled = [at for at in range(len(RANK_TITLES)) if any(row[at] not in ("", None) for row in rows)]
     table = Table([RANK_TITLES[at] for at in filled], [[row[at] for at in filled] for row in rows], "Ranks")
     more = len(ranks) - STATUS_RANKS
-    return [table, Sentence(f"{INDENT}and {more:,} more ranks")] if more > 0 else [table]
+    return [table, Sentence(f"{INDENT}and {amounts.counted(more, 'more rank')}")] if more > 0 else [table]
 
 
 def _last_events(description: RunDescription) -> Table:

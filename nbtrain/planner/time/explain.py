@@ -190,7 +190,7 @@ def _kernel(setup: Setup, engine: Engine) -> str:
     if shape.attn_softcap:
         half = "nbtrain's kernel for capped scores, causal half"
     elif setup.on_gpu:
-        half = f"flash attention {engine.flash_generation}, causal half"
+        half = f"flash attention {compute.flash_generation(setup, engine)}, causal half"
     else:
         half = "the causal half of all pairs"
     if not shape.window_layers:

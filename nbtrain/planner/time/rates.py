@@ -12,7 +12,7 @@ networks). Ramp: 43 % of the plateau at 4 MiB, 73 % at 8 MiB.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nbtrain.config.arithmetic.devices import BY_NAME, Device
@@ -108,7 +108,9 @@ SHARES = {
 # Shares of the datasheet that flash attention reaches over forward and backward, by generation of the kernel:
 # 1 (and Triton's) 124 TFLOP/s on an A100, 2: 190 on an A100 and 335 on an H100 (arXiv:2307.08691, section 4),
 # 3 (and cuDNN's): 600 on an H100 (arXiv:2407.08608, section 4); causal, heads of 128. On a B200, generation 2
-# has no instructions of its own and reaches 333 to 346 (Dao-AILab/flash-attention, issue 1589).
+# has no instructions of its own and reaches 333 to 346 (Dao-AILab/flash-attention, issue 1589). Cards of
+# compute capability 12 compute with Ampere's instructions and have its shares: forward, generation 2 reaches
+# 91 % of the peak of an RTX 5090 (gau-nernst, "Writing Speed-of-Light Flash Attention for 5090 in CUDA C++").
 _BLACKWELL_ATTENTION = {1: 0.13, 2: 0.15, 3: 0.55}
 _ATTENTION = {
     "Hopper": {1: 0.18, 2: 0.33, 3: 0.62},
@@ -133,12 +135,14 @@ def rates_of_setup(setup: Setup) -> Rates | None:
     """Return the rates of a setup's device and network; None if the device is not known."""
     if setup.device is None:
         return None
-    fabric = setup.fabric_bytes_per_second
     larger = setup.devices_per_node / setup.device.devices_per_node
-    if fabric is None and larger > 1:
+    if setup.fabric_bytes_per_second is None and larger > 1:
         # A machine with more devices has more network cards (DGX-2: 16 V100, 8 cards).
         fabric = larger * setup.device.network_bytes_per_second
-    return rates_of_device(setup.device, fabric, setup.fabric_reached)
+        rates = rates_of_device(setup.device, fabric, setup.fabric_reached)
+        machine = f"a machine with {setup.devices_per_node} {setup.device.name}"
+        return replace(rates, network=f"assumed for {machine}: {rates.network}")
+    return rates_of_device(setup.device, setup.fabric_bytes_per_second, setup.fabric_reached)
 
 
 def generation(device: Device) -> str:
@@ -179,7 +183,8 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
     matmul = {
         dtype: peak * narrow.get(dtype, shares.matmul) * capped for dtype, peak in device.peak_flops.items()
     }
-    kernels = _ATTENTION.get(kind, _ATTENTION_BEFORE)
+    is_card = device.compute_capability[0] == 12
+    kernels = _ATTENTION_BEFORE if is_card else _ATTENTION.get(kind, _ATTENTION_BEFORE)
     peak = device.peak("fp16") or max(device.peak_flops.values())
     pcie = device.link_bytes_per_second < _PCIE_BELOW
     link = device.link_bytes_per_second / 2 * (_PCIE_SHARE if pcie else shares.inside)

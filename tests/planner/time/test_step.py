@@ -403,6 +403,17 @@ def test_a_machine_with_more_devices_has_more_network_cards():
     )
     assert usual and twice
     assert twice.across.bytes_per_second == 2 * usual.across.bytes_per_second
+    assert usual.network.startswith("assumed for a usual machine with V100-32GB: 400 Gb/s")
+    assert twice.network.startswith("assumed for a machine with 16 V100-32GB: 800 Gb/s")
+
+
+@pytest.mark.parametrize("names", [("RTX-4090", "RTX-5090"), ("RTX-6000-Ada", "RTX-PRO-6000")])
+def test_a_newer_card_attends_faster_with_every_kernel(names):
+    """The cards of the generation of Blackwell have the instructions of earlier ones, unlike a B200."""
+    older, newer = (find_device(name) for name in names)
+    assert older and newer
+    before, after = rates_of_device(older).attention_flops, rates_of_device(newer).attention_flops
+    assert all(after[kernel] > before[kernel] for kernel in (1, 2, 3))
 
 
 def test_no_device_no_time():

@@ -265,10 +265,12 @@ _NVIDIA = (
         "H200-NVL", 141, 4800, (835.5, 60, 417.5, 1671), (9, 0), 128, 600, _ETHERNET,
         "H200 NVL datasheet 2024", "H200 NVL", bridge=900,
     ),
-    # The name has the 480 GB of the processor's memory. A machine has one device; NVLink connects machines.
+    # The name has the 480 or 120 GB of the processor's memory. A machine has one device; NVLink connects
+    # machines.
     _gpu(
         "GH200-96GB", 96, 4000, _H100, (9, 0), 900, 1000, 50,
-        "GH200 datasheet 2023, with HBM3; watts of processor and GPU", "GH200 480GB", devices_per_node=1,
+        "GH200 datasheet 2023, with HBM3; watts of processor and GPU", "GH200 (480|120)GB",
+        devices_per_node=1,
     ),
     _gpu(
         "GH200-144GB", 144, 4900, _H100, (9, 0), 900, 1000, 50,

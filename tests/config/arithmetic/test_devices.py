@@ -42,6 +42,7 @@ from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_devi
         ("NVIDIA A10G", "A10G"),
         ("NVIDIA H200 NVL", "H200-NVL"),
         ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("NVIDIA-GH200-120GB", "GH200-96GB"),
         ("NVIDIA GH200 144G HBM3e", "GH200-144GB"),
         ("NVIDIA B300 SXM6 AC", "B300"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000"),

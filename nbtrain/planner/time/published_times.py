@@ -98,8 +98,13 @@ PUBLISHED: dict[RunIdentity, PublishedTime] = {
 
 
 def published_time(config: RunConfig) -> PublishedTime | None:
-    """Return the published time of the run with this model, work and layout; None for any other run."""
+    """Return the published time of the run with this model, work and layout.
+
+    None for any other run, and for one that trains fewer tokens, evaluates only, or trains adapters.
+    """
     model, parallel = config.model, config.parallel
+    if config.mode != "full" or config.target_tokens != config.train_tokens or config.lora is not None:
+        return None
     if model.position_embedding_type != "learned_absolute" or parallel.ds_sequence_parallel_size > 1:
         return None
     return PUBLISHED.get(

@@ -40,8 +40,11 @@ def test_a_run_is_recognized_by_its_numbers():
     same = load("gpt-125m", ["name=mine", "resources.gpu_type=H100", "precision.dtype=bf16"])
     found = published_time(same)
     assert found is not None and found.run == "gpt-125m"
-    for override in ("batch.train_tokens=5e9", "batch.global_batch_size=512", "model.num_layers=10"):
+    others = ("batch.train_tokens=5e9", "batch.global_batch_size=512", "model.num_layers=10")
+    partial = ("batch.max_steps=10", "mode=perf", "mode=eval")
+    for override in (*others, *partial):
         assert published_time(load("gpt-125m", [override])) is None, override
+    assert published_time(load("gpt-125m", ["lora.rank=8"], check=False)) is None
     assert published_time(load("gpt-125m-zh")) is not None
     assert published_time(load("gpt-350m-4xdp")) is None
 

@@ -75,7 +75,10 @@ class CostEstimate:
         if not self.device_hours:
             return {}
         found = {"GPU hours": rounded(self.device_hours)}
-        if self.price is None:
+        if self.price is None and self.on_demand is not None:
+            where = display(user_prices())
+            found["money"] = f"no price of spot machines: put `spot` of the device into {where}"
+        elif self.price is None:
             found["money"] = f"no price: put the device into {display(user_prices())}"
         else:
             found["money"] = _money(self.device_hours, self.price)

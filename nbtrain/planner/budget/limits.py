@@ -4,10 +4,9 @@
 
 Of two limits the smaller one holds, so that a run can only tighten the workspace's. The limits of a workspace
 also hold in every workspace inside it, and for every run in its output directory, whichever workspace
-NBTRAIN_WORKSPACE names. A limit that the plan
-cannot compare refuses the run if the user can supply what is missing (the type of the GPU, a price), and is a
-warning otherwise (epochs before the data are known, energy of CPUs). CPU runs use no GPU hours and cost no
-money.
+NBTRAIN_WORKSPACE names. A limit that the plan cannot compare refuses the run if the user can supply what is
+missing (the type of the GPU, a price), and is a warning otherwise (epochs before the data are known, energy
+of CPUs). CPU runs use no GPU hours and cost no money.
 """
 
 import os
@@ -21,6 +20,7 @@ from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text import amounts
 from nbtrain.base.text.terminal import nearest
 from nbtrain.base.workspace import display, is_workspace, output_root, workspace
+from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load.schema_errors import schema_finding
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.limits_section import LimitsConfig
@@ -87,9 +87,11 @@ def limits_folders() -> list[Path]:
 
     The workspace, the folder of the output directory, and every workspace that encloses one of them: another
     workspace inside the team's, or another one that writes to the team's output directory, has the team's
-    limits too.
+    limits too, also if that directory is a link to another disk.
     """
-    first = (workspace(), output_root().resolve().parent)
+    output = output_root()
+    # realpath, because Path.resolve raises for a link that leads to itself.
+    first = (workspace(), output.parent, Path(os.path.realpath(output)).parent)
     above = (folder for start in first for folder in start.parents if is_workspace(folder))
     return list(dict.fromkeys((*first, *above)))
 
@@ -219,5 +221,12 @@ def _unknown(key: str, config: RunConfig) -> tuple[str, str]:
     if resources.device == "gpu" and resources.gpu_type is None:
         return "the plan does not know the GPU", "Set resources.gpu_type."
     if key == "money":
-        return f"there is no price for {resources.gpu_type}", f"Put it into {display(user_prices())}."
+        # The table has its own names: gpu_type may be the name that nvidia-smi or a node's label has.
+        device = find_device(resources.gpu_type)
+        name, prices = device.name if device else resources.gpu_type, display(user_prices())
+        if resources.capacity == "spot":
+            return f"there is no price of spot machines with {name}", (
+                f"Put per_device_hour.{name}.spot into {prices}."
+            )
+        return f"there is no price for {name}", f"Put it into {prices}."
     return "the plan has no time for this device", "Name a device of the table in resources.gpu_type."

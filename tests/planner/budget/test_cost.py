@@ -56,6 +56,8 @@ def test_what_costs_nothing_and_what_is_not_known():
     rare = cost("resources.gpu_type=L40S")
     assert rare.money is None and rare.energy_kwh
     assert rare.rows()["money"] == "no price: put the device into data/prices.yaml"
+    spot = cost("resources.capacity=spot")
+    assert spot.rows()["money"] == "no price of spot machines: put `spot` of the device into data/prices.yaml"
     unknown = cost("resources.gpu_type=null")
     assert (unknown.price, unknown.energy_kwh) == (None, None)
     assert estimate_cost(load("gpt-125m"), None).device_hours is None

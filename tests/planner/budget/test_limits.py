@@ -125,8 +125,15 @@ def test_a_workspace_inside_the_teams_has_its_limits(monkeypatch):
 def test_the_output_directory_of_a_team_has_its_limits(monkeypatch, tmp_path):
     """Another workspace that writes to the team's output directory has the limits next to it."""
     team("gpu_hours: 20000\n")
-    monkeypatch.setenv("NBTRAIN_OUTPUT", str(the_workspace() / "output"))
-    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    output, other = the_workspace() / "output", tmp_path / "other"
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(output))
+    other.mkdir()
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(other))
+    with pytest.raises(SubmitError, match="the limit is 20,000 GPU hours"):
+        refuse_run_over_limits(load(RUN))
+    # A link to another disk is still the team's output directory.
+    (tmp_path / "disk" / "output").mkdir(parents=True)
+    output.symlink_to(tmp_path / "disk" / "output")
     with pytest.raises(SubmitError, match="the limit is 20,000 GPU hours"):
         refuse_run_over_limits(load(RUN))
 
@@ -143,7 +150,7 @@ def test_a_limit_without_a_figure():
     nameless = load("gpt-125m", {"resources.gpu_type": None, "limits.gpu_hours": 10})
     with pytest.raises(SubmitError, match=r"the plan does not know the GPU\. Set resources\.gpu_type"):
         refuse_run_over_limits(nameless)
-    unpriced = load("gpt-125m", {"resources.gpu_type": "H20", "limits.money": 10})
+    unpriced = load("gpt-125m", {"resources.gpu_type": "NVIDIA H20", "limits.money": 10})
     with pytest.raises(SubmitError, match=r"there is no price for H20\. Put it into data/prices\.yaml"):
         refuse_run_over_limits(unpriced)
     prices = the_workspace() / "data" / "prices.yaml"
@@ -151,6 +158,10 @@ def test_a_limit_without_a_figure():
     prices.write_text("per_kwh: 0.0001\n")
     with pytest.raises(SubmitError, match=r"there is no price for H20\."):
         refuse_run_over_limits(unpriced)
+    spot = load("gpt-125m", {"resources.capacity": "spot", "limits.money": 10})
+    words = r"no price of spot machines with A100-40GB\. Put per_device_hour\.A100-40GB\.spot into data/"
+    with pytest.raises(SubmitError, match=words):
+        refuse_run_over_limits(spot)
     cpu = plan(load("gpt-tiny", {"limits": {"energy_kwh": 1, "money": 1, "gpu_hours": 1}}))
     refuse_over_limits(cpu)
     warned = [finding.key for finding in cpu.findings if finding.rule == "limits_hold"]

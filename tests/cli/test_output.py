@@ -95,7 +95,7 @@ def test_an_error_is_folded_with_its_name_in_red(terminal, workspace, monkeypatc
         ("RUNNING -> SUCCEEDED: all steps", {"RUNNING": "34", "SUCCEEDED": "32"}),
         ("gpt-a  LOST  1/2\ngpt-b  QUEUED  -", {"LOST": "31", "QUEUED": "33"}),
         ("gpt-a SUCCEEDED: job 2026 on backend local", {"SUCCEEDED": "32"}),
-        ("  worker 0  vm  Failed  0\n    rank 0  Succeeded (finished)  1", {"Failed": "31"}),
+        ("  worker 0  n1  Failed  0\n    rank 0  Succeeded (finished)  1", {"Failed": "31"}),
         ("fits: yes, 97% headroom", {"fits: yes": "32"}),
         ("device memory  1 GiB (A100): does not fit", {"does not fit": "31"}),
         ("  - warning, costs 3 d: set it\nnote: a\nerror: b", {"warning": "33", "note": "34", "error": "31"}),

@@ -494,11 +494,6 @@ class _Evaluator:
 
     def _simple(self, node: "Node", children: Sequence["Node"]) -> None:
         """Follow a simple command: assignments, words and redirections."""
-        if cut := _end_of_assignments(self.source, children):
-            # The parser takes the next line for the command of `X=$(...) 2> file`.
-            self._simple(node, children[:cut])
-            self._simple(children[cut], children[cut:])
-            return
         outer_stdin, outer_sink, outer_certain = self.stdin, self.sink, self.certain
         own = [child for child in children if child.type in ("file_redirect", "herestring_redirect")]
         written: list[tuple[str, bool]] = []
@@ -535,7 +530,10 @@ class _Evaluator:
                 else:
                     words += self._words_in_redirect(child)
             elif child.is_named and child.type not in _IGNORED:
-                words += self.expansion.words(child, *more)
+                # The * of `let N=A*B` multiplies: no file has such a name.
+                is_let = bool(words) and text_of(words[0]) == "let"
+                expand = self.expansion.texts if is_let else self.expansion.words
+                words += expand(child, *more)
         after = self.source.text[node.end_byte : node.end_byte + 200].decode(errors="replace")
         if match := re.match(r"[ \t]*\\[ \t]+(#)?", after):
             words.append((Run(" #" if match.group(1) else " ", place, True),))
@@ -1040,8 +1038,10 @@ class _Evaluator:
                 options = options | {name} if text[0] == "-" else options - {name}
         self.state.options = frozenset(options)
         if position < len(words):
-            ends = text_of(words[position]) == "--"
-            self.state.arguments = tuple(words[position + ends :])
+            end = text_of(words[position])
+            arguments = tuple(words[position + (end in ("-", "--")) :])
+            if arguments or end != "-":
+                self.state.arguments = arguments
         self._set_status(True)
 
     def _shift(self, words: list[Runs], place: str) -> None:
@@ -1731,6 +1731,8 @@ class _Evaluator:
     def substitute(self, source: Source, node: "Node") -> Runs:
         """Return what $( ... ) prints, without the line ends at its end."""
         text = source.of(node).strip()
+        for form in self.script.unread.values():
+            text = text.replace(f"${{{form.name}}}", form.text)
         place = source.place_of(node)
         shown = text if text.startswith("$(") else f"$({text[1:-1]})"
         outer_sink, outer_stdin, outer_state = self.sink, self.stdin, self.state
@@ -1862,19 +1864,6 @@ def _descriptor(source: Source, node: "Node", body: "Node | None") -> str:
         child.type == "file_redirect" and child.start_byte == body.end_byte for child in node.children
     )
     return text if follows and text.isdigit() and len(text) == 1 else ""
-
-
-def _end_of_assignments(source: Source, children: Sequence["Node"]) -> int:
-    """Return the number of children before the first line end among assignments and redirections; 0 if there
-    is none.
-    """
-    for at in range(1, len(children)):
-        if children[at - 1].type not in ("variable_assignment", "file_redirect"):
-            return 0
-        gap = source.slice(children[at - 1].end_byte, children[at].start_byte)
-        if "\n" in re.sub(r"\\\n", "", gap):
-            return at
-    return 0
 
 
 def _is_list(runs: Runs) -> bool:

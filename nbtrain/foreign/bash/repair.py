@@ -35,6 +35,11 @@ _PLACEHOLDER = re.compile(r"=<[A-Za-z][^<>|&;\n]*>")
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"\\]?)([A-Za-z_]\w*)\1")
 _SETS = re.compile(r":=|\+\+|--|(?<![=!<>])=(?![=~])")
 _ASSIGNMENT = re.compile(r"(?:(?<=[\s;&|({])|\A)[A-Za-z_]\w*\+?=")
+# The part of a line before an assignment that begins a statement, which may have other assignments before it.
+_BEGINS = re.compile(
+    r"(?:\A|[;&|({]|\b(?:then|do|else|elif|if|while|until)(?=[ \t]))[ \t]*"
+    r"(?:[A-Za-z_]\w*\+?=[^\s()]*[ \t]+)*\Z"
+)
 _REDIRECTIONS = re.compile(
     r"(?:[ \t]+\d?(?:>>?|&>>?)[ \t]*(?:&\d|[^\s;|&()<>]+))+(?=[ \t]*(?:[;)}#]|\|\||&&))"
 )
@@ -181,6 +186,10 @@ def _literals(text: str) -> Iterator[tuple[int, int]]:
 def _redirected_assignment(text: str, literals: list[tuple[int, int]]) -> Change | None:
     """Return a change that removes the redirection of an assignment without a command."""
     for match in _ASSIGNMENT.finditer(text):
+        line = text.rfind("\n", 0, match.start()) + 1
+        is_continued = text[max(line - 2, 0) : line] == "\\\n"
+        if is_continued or not _BEGINS.search(text[line : match.start()]):
+            continue  # an argument, such as X=1 of `echo X=1 > file`
         if any(first <= match.start() < last for first, last in literals):
             continue
         at = match.end()
@@ -270,7 +279,7 @@ def _statements(text: str) -> Iterator[tuple[int, int]]:
     start = 0
     while start < len(text):
         end = _end_of_line(text, start)
-        while end is not None and re.search(r"(?:&&|\|)[ \t]*\n\Z", text[start:end]):
+        while end is not None and end < len(text) and re.search(r"(?:&&|\|)[ \t]*\n\Z", text[start:end]):
             end = _end_of_line(text, end)
         if end is None:
             return

@@ -128,7 +128,7 @@ def parse(source: Source) -> Tree:
     """Return the tree of a text. A form of bash that the parser does not read is written in another form, or
     replaced by a name (repair.py). Raises BashSyntaxError, with the line, for text that is not bash.
     """
-    root = _parser().parse(source.text).root_node
+    source, root = _with_ended_assignments(source)
     error = _first_error(root)
     tree = Tree(source, root) if error is None else _repaired(source)
     if tree is None:
@@ -136,6 +136,44 @@ def parse(source: Source) -> Tree:
         raise _syntax_error(source, error)
     _check_depth(tree.root, tree.source)
     return tree
+
+
+def _with_ended_assignments(source: Source) -> "tuple[Source, Node]":
+    """Return a source and its root in which `X=$(...) 2> file` ends at its line: the parser takes the next
+    line for its command. The redirection, which changes no value, becomes spaces.
+    """
+    while True:
+        root = _parser().parse(source.text).root_node
+        spans = list(_redirections_before_a_line(source, root))
+        if not spans:
+            return source, root
+        text = bytearray(source.text)
+        for start, end in spans:
+            text[start:end] = re.sub(rb"[^\n]", b" ", text[start:end])
+        source = Source(bytes(text), source.segments)
+
+
+def _redirections_before_a_line(source: Source, root: "Node") -> Iterator[tuple[int, int]]:
+    """Yield the spans of redirections between assignments and the line after them."""
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        pending += node.children
+        if node.type != "command":
+            continue
+        redirections: list[tuple[int, int]] = []
+        assigns = False
+        for child, following in itertools.pairwise(node.children):
+            if child.type == "file_redirect":
+                redirections.append((child.start_byte, child.end_byte))
+            elif child.type == "variable_assignment":
+                assigns = True
+            elif child.type != "comment":
+                break
+            gap = source.text[child.end_byte : following.start_byte].replace(b"\\\n", b"")
+            if assigns and redirections and (b"\n" in gap or child.type == "comment"):
+                yield from redirections
+                break
 
 
 def _repaired(source: Source) -> Tree | None:
@@ -157,7 +195,9 @@ def _repaired(source: Source) -> Tree | None:
         source = source.replaced(change.start, change.end, change.text.encode("latin-1"))
         root = _parser().parse(text.encode("latin-1")).root_node
         if _first_error(root) is None:
-            return Tree(source, root, tuple(unread))
+            ended, root = _with_ended_assignments(source)
+            if _first_error(root) is None:
+                return Tree(ended, root, tuple(unread))
     return None
 
 

@@ -156,6 +156,14 @@ def last(text: str) -> list[str]:
         ("N=$(nvidia-smi) 2>/dev/null\nTP=4\nrun $TP", ["run", "4"]),
         ("y=$(echo 4) 2>/dev/null || y=3; run $y", ["run", "4"]),
         ("y=$(echo 4) 2>/dev/null\n", []),
+        # The parser takes the line after a redirected assignment for its command.
+        ("x=1\nN=$(nvidia-smi) 2>/dev/null\nif true; then x=2; fi\nrun $x", ["run", "2"]),
+        ("x=1; x=$(echo 4) 2> f # why\nrun $x", ["run", "4"]),
+        ("2> f x=4\nfor i in 1; do y=$x; done\nrun $y", ["run", "4"]),
+        ("x=4 2> f\ncase $x in 4) run a ;; esac", ["run", "a"]),
+        ("z=${y~~}; x=4 2> f; y=5 2> f\nif true; then run $x $y; fi", ["run", "4", "5"]),
+        ("for i in 1; { :; }\ny=$(echo x=5 >&2; echo 3)\nrun $y", ["run", "3"]),
+        ("for i in 1; { :; }\necho x=5 > f; y=$(cat f)\nrun $y", ["run", "x=5"]),
         ("! ((1)) || x=4\nrun $x", ["run", "4"]),
         ('x=1; unset -f x; unset N; run $x "${N[*]}" "${N[@]}"', ["run", "1", ""]),
         # Options of set.
@@ -164,6 +172,8 @@ def last(text: str) -> list[str]:
         ("set -e; x=$(false; echo 1); (set +e; false; true); run $x", ["run", "1"]),
         ("set -f; run *.bin", ["run", "*.bin"]),
         ("set -ex -- a b\nrun $2 $#", ["run", "b", "2"]),
+        ("set -- a b; set -; x=$1; set - c; run $x $1 $#", ["run", "a", "c", "1"]),
+        ("n=7; let x=n*2 y=n/2; run $x $y", ["run", "14", "3"]),
         # A quoted pattern, and one that is not a word of a command, names no files.
         ('x=*.a; y=b?; [[ $x == *.a ]] && run "$x" \'*\' a\\*b "$y"', ["run", "*.a", "*", "a*b", "b?"]),
         ("x=a\nx[$N]=b\nrun ${x[0]}", ["run", "${x}"]),
@@ -260,6 +270,16 @@ def test_a_form_that_is_not_read_costs_its_statement_alone(form):
         assert [word.text for word in job.flags] == [word.text for word in expected.flags]
     script = read_script(f"a=1\n{form}\nrun\n", "a.sh")
     assert all(remark.place == "a.sh:2" for remark in script.remarks)
+
+
+def test_a_substitution_is_shown_as_the_script_writes_it():
+    """No message has the name that stands for a form which the parser does not read."""
+    assert last("x=$(echo ${y~~} 3)\nrun $x") == ["run", "$(echo ${y~~} 3)"]
+
+
+def test_a_script_that_ends_in_a_continued_line_is_read_to_its_end():
+    """The search for statements ends with the text, whatever its last line continues."""
+    assert last("fi\nrun\nrun a && \\\n") == ["run a &&"]
 
 
 def test_texts_that_bash_does_not_read_stay_what_they_are():

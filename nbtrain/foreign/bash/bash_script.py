@@ -367,8 +367,7 @@ class _Evaluator:
                         "bash_is_read",
                         "",
                         form.place,
-                        f"nbtrain does not read this form of bash: {form.shown}. What it sets is "
-                        "not decided.",
+                        f"nbtrain does not read this form of bash: {form.shown}. What it sets is not known.",
                         "Write it in another form if it sets a value of the training.",
                         Cost(words="values that have to be given by hand"),
                     )

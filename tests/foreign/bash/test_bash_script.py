@@ -160,6 +160,7 @@ def last(text: str) -> list[str]:
         ("x=1\nN=$(nvidia-smi) 2>/dev/null\nif true; then x=2; fi\nrun $x", ["run", "2"]),
         ("x=1; x=$(echo 4) 2> f # why\nrun $x", ["run", "4"]),
         ("2> f x=4\nfor i in 1; do y=$x; done\nrun $y", ["run", "4"]),
+        ("x=4 2> f\n((y = x + 1))\nrun $y", ["run", "5"]),
         ("x=4 2> f\ncase $x in 4) run a ;; esac", ["run", "a"]),
         ("z=${y~~}; x=4 2> f; y=5 2> f\nif true; then run $x $y; fi", ["run", "4", "5"]),
         ("for i in 1; { :; }\ny=$(echo x=5 >&2; echo 3)\nrun $y", ["run", "3"]),

@@ -92,6 +92,8 @@ def test_a_jupyterlab_shows_the_sidebar_the_run_and_the_widget(
         page.locator(".jp-Launcher").wait_for()
         assert f"jupyterlab=={page.evaluate('window.jupyterapp.version')}" == packages[0]
         section = page.locator(".jp-Launcher-section", has=page.get_by_text("nbtrain", exact=True))
+        # JupyterLab draws the sections one after another.
+        section.locator(".jp-LauncherCard").nth(3).wait_for()
         tiles = [text.strip() for text in section.locator(".jp-LauncherCard").all_inner_texts()]
         assert tiles == ["New Run", "Runs", "TensorBoard", "Try a model"]
         page.locator(SIDEBAR_TAB).click()

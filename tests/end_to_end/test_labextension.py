@@ -60,6 +60,8 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
     with fake_job(lab, "gpt-sidebar", "--steps", "4000") as job:
         open_lab(page, lab)
         section = page.locator(".jp-Launcher-section", has=page.get_by_text("nbtrain", exact=True))
+        # JupyterLab draws the sections one after another.
+        section.locator(".jp-LauncherCard").nth(3).wait_for()
         tiles = [text.strip() for text in section.locator(".jp-LauncherCard").all_inner_texts()]
         assert tiles == ["New Run", "Runs", "TensorBoard", "Try a model"]
         assert page.locator(".jp-LauncherCard", has_text="TensorBoard").count() == 1

@@ -626,6 +626,8 @@ def test_a_log_has_numbers_levels_and_lines_to_choose(job: FakeJob, browser: Any
         page.context.grant_permissions(["clipboard-read"])
         lines = page.locator(".nbt-line")
         page.locator("pre", has_text="DEBUG x").wait_for()
+        # The end of the log is drawn before its beginning has been read.
+        lines.nth(25).wait_for()
         kinds = lines.evaluate_all(
             "(all) => all.slice(19).map((node) => [node.dataset.line, node.className])"
         )

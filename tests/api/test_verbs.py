@@ -307,7 +307,7 @@ def test_wait_prints_what_a_resume_kept_and_passed_over(run, capsys):
     run.wait()
     assert capsys.readouterr().out.splitlines() == [
         "resume from step 4 is bit-exact",
-        "  checkpoint global_step8 is not used: a; b is missing",
+        "  - checkpoint global_step8 is not used: a; b is missing",
         "mine SUCCEEDED",
     ]
 

@@ -160,8 +160,8 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
         ),
         (
             "hosta slots=2\nhostb slots=1\n",
-            "machines lists hostb with slots=1, and each machine needs 2 ranks. Raise its slots if it has "
-            "the devices, or lower the ranks.",
+            "machines lists hostb with slots=1, and each machine needs 2 ranks. Raise the slots if the "
+            "machine has the devices, or lower the ranks.",
         ),
         (
             "hosta slots=2\nhostc slots=2\n",

@@ -468,7 +468,7 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
             "check_parameters": (), "compare": (["no-such-run", "b"],), "plan_picture": ("gpt-tiny",),
             "deepspeed_config": ("gpt-tiny",), "export_run": ("no-such-run", "no-such-program"),
             "export": ("no-such-run", "dir"), "import_model": ("no-such-folder", "name"),
-                "new": ("mine", "no-such-text"),
+            "new": ("mine", "no-such-text"), "sweep": ("no-such-sweep.yaml",),
         }}
         answer = {{}}
         for name in nb.__all__:

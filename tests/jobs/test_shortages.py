@@ -115,10 +115,8 @@ def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_
     wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
     turn()
     state, cause = control.wait(job, 800)
-    assert (state, cause) == (
-        "FAILED",
-        "the run directory is on a read-only disk; a rank wrote no exit record",
-    )
+    # What follows depends on which of the launcher and the ranks notices it first.
+    assert state == "FAILED" and cause.startswith("the run directory is on a read-only disk; ")
     assert JobRecord.read(job.job_json).state == "RUNNING"
     # Writable again, the run resumes from its checkpoint as usual.
     turn_back()

@@ -86,6 +86,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(
 
 def test_a_program_that_prints_without_end_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output is not kept on a disk or in memory beyond the part in which the last line is searched."""
+    monkeypatch.setattr(preemption_notice, "TIMEOUT_SECONDS", 600.0)
     asked = PreemptionNotice(["yes"], 60.0)
     asked.look()
     while len(asked._output) < preemption_notice.OUTPUT_BYTES:

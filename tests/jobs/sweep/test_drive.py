@@ -3,9 +3,9 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,11 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.process.locks import flock_folder
-from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
+from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.edits import with_values
-from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.sweep import drive as driver
 from nbtrain.jobs.sweep.drive import drive, read_record
 from nbtrain.jobs.sweep.results import sweep_results, write_page
@@ -143,19 +142,25 @@ DRIVER = (
 
 
 def kill_everything(workspace: Path) -> None:
-    """Kill -9 the driver, supervisors, wrappers and ranks of all runs of a workspace."""
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        words = " ".join(process.info["cmdline"] or [])
-        if str(workspace) in words and process.pid != os.getpid() and "pytest" not in words:
+    """Kill -9 all processes of the runs of a workspace, until none is left."""
+
+    def running() -> list[psutil.Process]:
+        # A process that has ended and was not waited for has no command line.
+        everyone = psutil.process_iter(["cmdline"])
+        return [process for process in everyone if str(workspace) in " ".join(process.info["cmdline"] or [])]
+
+    while left := running():
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
+                process.kill()
+        time.sleep(0.02)
 
 
 def as_before_a_boot(run: RunDir) -> None:
     """Change the boot id in a job's records, as if the machine had booted since."""
     job = run.newest_job()
     record = JobRecord.read(job.job_json)
-    if record.supervisor is not None:
+    if record is not None and record.supervisor is not None:
         record.supervisor = replace(record.supervisor, boot_id="an earlier one")
         record.write(job.job_json)
     for path in job.heartbeats():
@@ -182,7 +187,7 @@ def test_everything_is_killed_and_the_machine_boots(sweep, workspace, wait_until
         process.kill()
         kill_everything(workspace)
     there = [name for name in (run.name for run in read.runs) if RunDir.named(name).path.is_dir()]
-    cut = [name for name in there if status_of(RunDir.named(name).newest_job())[0] in {*ACTIVE, "LOST"}]
+    cut = [name for name in there if driver.state_of(name) in {*ACTIVE, LOST}]
     assert set(names) <= set(there) and cut
     for name in cut:
         as_before_a_boot(RunDir.named(name))

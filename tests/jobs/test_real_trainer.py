@@ -8,6 +8,7 @@ In the main test, one run has two jobs. Tests marked `soak` interrupt a run in e
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -88,6 +89,7 @@ def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
     rank = wait_until(lambda: stopped(orphaned.heartbeat(1)), "rank 1 is stopped")
     os.kill(JobRecord.read(orphaned.job_json).supervisor.pid, signal.SIGKILL)
     wait_until(lambda: read_state(orphaned, time.time())[0] == "LOST", "LOST")
+    wait_until(lambda: is_asked_to_leave(rank), "rank 1 is asked to leave")
     os.kill(rank, signal.SIGCONT)
     wait_until(lambda: not processes.marked_pids([orphaned.job_id]), "the ranks' leaving")
     left = ExitRecord.read(orphaned.exit_record(0, 0))
@@ -107,6 +109,12 @@ def stopped(heartbeat: Path) -> int:
     beat = Heartbeat.read(heartbeat)
     is_stopped = beat and psutil.Process(beat.process.pid).status() == psutil.STATUS_STOPPED
     return beat.process.pid if is_stopped else 0
+
+
+def is_asked_to_leave(pid: int) -> bool:
+    """Return whether a stopped process gets a SIGTERM once it continues."""
+    [pending] = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(pending, 16) >> signal.SIGTERM - 1 & 1)
 
 
 @pytest.mark.soak

@@ -77,7 +77,7 @@ def sweep_folder(name: str) -> Path:
     return workspace() / "sweeps" / name
 
 
-def read_sweep(path: Path, only: Sequence[str] | None = None) -> Sweep:
+def read_sweep(path: Path) -> Sweep:
     """Read a sweep's file and load each of its runs.
 
     Raises ConfigError with every problem of the file; the settings of the runs are checked by the rules of
@@ -104,7 +104,16 @@ def write_sweep(contents: Mapping[str, Any]) -> Path:
 
     Raises ConfigError for mistakes; then nothing is written.
     """
-    text = yaml.safe_dump(dict(contents), sort_keys=False)
+    for key in contents:
+        if not isinstance(key, str):
+            raise ConfigError(f"sweep: the key {key!r} must be text.")
+    try:
+        text = yaml.safe_dump(dict(contents), sort_keys=False)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"sweep: {error.args[-1]!r} cannot be written to YAML. Use numbers, text, lists and dicts, e.g. "
+            "values.tolist() for an array."
+        ) from None
     config = _checked(Located(dict(contents)), "sweep")
     path = sweep_folder(config.sweep) / "sweep.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,21 +197,32 @@ def _settings(config: SweepConfig) -> Iterator[dict[str, Any]]:
 
 
 def run_name(sweep: str, settings: Mapping[str, Any]) -> str:
-    """Return the name of a run: the sweep's name and the varied settings; their hash if that is too long."""
+    """Return the name of a run: the sweep's name and the varied settings, or a hash of them if that name is
+    too long or does not show a value exactly.
+    """
     lasts = [key.rpartition(".")[2] for key in settings]
     parts = []
     for key, last in zip(settings, lasts):
         word = last if lasts.count(last) == 1 else key
         parts.append(_slug(f"{word}-{_text(settings[key])}"))
     name = "-".join([sweep, *parts])
-    if len(name) <= MOST_NAME_CHARS and valid_name(name):
+    exact = all(map(_is_exact, settings.values()))
+    if exact and len(name) <= MOST_NAME_CHARS and valid_name(name):
         return name
-    text = repr(sorted((key, _text(value)) for key, value in settings.items()))
+    text = repr((sweep, sorted((key, str(value)) for key, value in settings.items())))
     return f"{sweep[: MOST_NAME_CHARS - 9].rstrip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _is_exact(value: Any) -> bool:
+    """Return whether a name shows a value exactly: it has six digits, no minus and no plus."""
+    text = _text(value)
+    if text.startswith("-") or "+" in text:
+        return False
+    return not isinstance(value, float) or float(text) == value
 
 
 def _slug(text: str) -> str:

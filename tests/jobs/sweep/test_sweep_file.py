@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.jobs.sweep.sweep_file import read_sweep, run_name
+from nbtrain.jobs.sweep.sweep_file import read_sweep, run_name, write_sweep
 
 SEEDS = list(range(30))
 
@@ -42,6 +42,21 @@ def test_a_name_stays_and_is_a_folders():
     name = run_name("a-sweep-with-a-name-of-forty-characters-", long)
     assert len(name) <= 53 and name == run_name("a-sweep-with-a-name-of-forty-characters-", long)
     assert name != run_name("a-sweep-with-a-name-of-forty-characters-", {**long, "model.key0": "y"})
+
+
+def test_different_values_have_different_names():
+    """A value that a name cannot show exactly is hashed."""
+    values = [1, -1, 1e10, 1e-10, 0.00123456, 0.001234561]
+    assert len({run_name("a", {"lr_schedule.lr": value}) for value in values}) == len(values)
+
+
+@pytest.mark.parametrize(
+    "contents", [{"sweep": "a", 1: 2}, {"sweep": "a", "run": "gpt-tiny", "grid": {"model.seed": {1, 2}.copy}}]
+)
+def test_contents_that_are_not_yaml_are_refused(workspace, contents):
+    with pytest.raises(ConfigError, match=r"must be text|cannot be written to YAML"):
+        write_sweep(contents)
+    assert not (workspace / "sweeps").exists()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def sweep(
     if not path.is_file():
         raise ConfigError(f"{file}: there is no such file. A sweep is a YAML; docs/sweeps.md shows one.")
     read = read_sweep(path)
-    planned = plan_sweep(read)
+    planned = plan_sweep(read, at_once)
     if dry_run:
         return planned
     planned.refuse()

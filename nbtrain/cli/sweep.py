@@ -1,6 +1,7 @@
 """`nbtrain sweep FILE`: many runs of one YAML with other settings, planned, driven and compared."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ def sweep(options: argparse.Namespace) -> int:
 
     if options.dry_run and options.status:
         raise ConfigError("--dry-run and --status exclude each other: choose one.")
+    if options.dry_run and options.output:
+        raise ConfigError("--dry-run trains nothing, so there is no loss to draw: leave out --output.")
+    if options.status and (options.again or options.at_once is not None):
+        raise ConfigError("--status starts nothing: leave out --again and --at-once.")
     if options.output:
         check_picture(options.output)
     # A path on the command line is relative to the current folder.
@@ -52,7 +57,7 @@ def sweep(options: argparse.Namespace) -> int:
         found: Any = sweep_status(name)
     else:
         found = run_sweep(name, dry_run=options.dry_run, at_once=options.at_once, again=options.again)
-    if options.json and isinstance(found, SweepResults):
+    if options.json:
         show_json(found.to_dict())
     else:
         show(found)
@@ -65,5 +70,7 @@ def sweep(options: argparse.Namespace) -> int:
         save_picture(figure, options.output)
     if options.status:
         return 0
-    show(f"The page of the sweep: {display(sweep_folder(found.name) / 'page.html')}")
+    # With --json, stdout holds the JSON alone.
+    stream = sys.stderr if options.json else sys.stdout
+    show(f"The page of the sweep: {display(sweep_folder(found.name) / 'page.html')}", stream)
     return 0 if found.succeeded else JobFailed.exit_code

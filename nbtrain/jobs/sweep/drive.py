@@ -7,27 +7,30 @@ records. So it can be killed and started again at any moment, on the same or ano
 and what it does:
 
     a run without a job                          submits it, if fewer than at_once are active
-    LOST: its processes are gone                 resumes it from its newest checkpoint
+    LOST: its processes are gone                 resumes it from its newest checkpoint; leaves it if it is
+                                                 LOST again without a new one
     FAILED or CANCELLED                          leaves it; resumes it once with `again`
     active                                       waits; the stop rule may stop it
     paused by a user                             waits, and counts it as active
-    SUCCEEDED                                    done
+    SUCCEEDED, or stopped by the rule            done
+    DAMAGED: a record cannot be read             leaves it
 """
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.base.errors import ConfigError, JobError, NbtrainError
+from nbtrain.base.errors import ConfigError, JobError, NbtrainError, RecordError
 from nbtrain.base.process.locks import flock_folder
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.jobstate import (
     ACTIVE,
     CANCELLED,
+    DAMAGED,
     FAILED,
-    FAILURES,
     LOST,
     NO_JOB,
 )
@@ -39,7 +42,7 @@ from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.control import cancel
 from nbtrain.jobs.submit import TRAINER, resume, submit
-from nbtrain.jobs.sweep.stop_rule import read_curve, verdict
+from nbtrain.jobs.sweep.stop_rule import TokenCurve, read_curve, verdict
 from nbtrain.jobs.sweep.sweep_file import LABEL, Sweep, SweepRun, sweep_folder
 from nbtrain.monitor.status.notes import change_notes, notes_of
 
@@ -74,9 +77,8 @@ class Turn:
     states: dict[str, str]
     errors: dict[str, str] = field(default_factory=dict)
     """Why a run could not be submitted, by its name."""
-
-    def count(self, *states: str) -> int:
-        return sum(state in states for state in self.states.values())
+    stopped: Collection[str] = ()
+    """Names of the runs that the stop rule has stopped."""
 
     @property
     def active(self) -> int:
@@ -84,8 +86,8 @@ class Turn:
 
     @property
     def to_start(self) -> int:
-        """Number of runs that are still to be submitted."""
-        return sum(state == NO_JOB and name not in self.errors for name, state in self.states.items())
+        """Number of runs that are still to be submitted or resumed."""
+        return sum(self.is_to_start(name) for name in self.states)
 
     @property
     def words(self) -> str:
@@ -94,8 +96,12 @@ class Turn:
         ended = len(self.states) - self.active - waiting
         parts = [f"{ended} of {len(self.states)} ended", f"{self.active} active"]
         parts += [f"{waiting} to start"] if waiting else []
-        bad = self.count(*FAILURES) + len(self.errors)
+        bad = sum(state == FAILED or name in self.errors for name, state in self.states.items())
         return ", ".join([*parts, f"{bad} failed"] if bad else parts)
+
+    def is_to_start(self, name: str) -> bool:
+        """Return whether a run is submitted or resumed as soon as fewer than at_once are active."""
+        return self.states[name] in (NO_JOB, LOST) and name not in self.errors and name not in self.stopped
 
 
 def drive(
@@ -147,19 +153,27 @@ def _drive(
     record.write(sweep_folder(sweep.name) / "sweep.json")
     retried: set[str] = set()
     errors: dict[str, str] = {}
+    lost_at: dict[str, int | None] = {}
+    curves: dict[str, tuple[str, TokenCurve]] = {}
+
+    def may_retry(turn: Turn, name: str) -> bool:
+        is_left = name not in retried and name not in errors and name not in turn.stopped
+        return again and is_left and turn.states[name] in (FAILED, CANCELLED)
+
     while True:
-        turn = Turn({run.name: state_of(run.name) for run in sweep.runs}, errors)
+        turn = Turn({run.name: state_of(run.name) for run in sweep.runs}, errors, record.stopped)
         for run in sweep.runs:
             if turn.active >= at_once:
                 break
             state, name = turn.states[run.name], run.name
-            resumes = state == LOST
-            if again and state in (FAILED, CANCELLED) and name not in retried and name not in record.stopped:
+            if may_retry(turn, name):
                 retried.add(name)
-                resumes = True
-            if name in errors or not (resumes or state == NO_JOB):
+            elif not turn.is_to_start(name):
                 continue
+            resumes = state != NO_JOB
             try:
+                if state == LOST:
+                    _refuse_lost_again(name, lost_at)
                 if resumes:
                     resume(RunDir.named(name), command=command)
                 else:
@@ -171,30 +185,36 @@ def _drive(
                 continue
             turn.states[name] = state_of(name)
             say(f"{name}: {'resumed' if resumes else 'started'}")
-        _stop(sweep, turn, record, say)
+        _stop(sweep, turn, record, curves, say)
         turn_done(turn)
-        if not turn.active and not _startable(turn, record, again, retried):
+        if not turn.active and not turn.to_start and not any(may_retry(turn, name) for name in turn.states):
             return turn
         time.sleep(POLL_SECONDS)
 
 
-def _startable(turn: Turn, record: SweepRecord, again: bool, retried: set[str]) -> bool:
-    """Return whether the next turn has a run to start."""
-    for name, state in turn.states.items():
-        if name in turn.errors:
-            continue
-        if state in (NO_JOB, LOST):
-            return True
-        if again and state in (FAILED, CANCELLED) and name not in retried and name not in record.stopped:
-            return True
-    return False
+def _refuse_lost_again(name: str, lost_at: dict[str, int | None]) -> None:
+    """Raise JobError if a run is LOST again and has saved nothing since it was resumed; `lost_at` has the
+    checkpoint steps of the runs that were resumed.
+    """
+    saved = newest_checkpoint_step(RunDir.named(name))
+    if name in lost_at and lost_at[name] == saved:
+        raise JobError(
+            "its processes are gone again, and it has saved no checkpoint since it was resumed. `nbtrain "
+            f"logs {name}` may say why. Run the sweep again to resume it once more."
+        )
+    lost_at[name] = saved
 
 
 def state_of(name: str) -> str:
-    """Return the state of a run's newest job; NO_JOB before the first."""
+    """Return the state of a run's newest job; NO_JOB before the first, and DAMAGED if its record cannot be
+    read.
+    """
     run = RunDir.named(name)
     newest = run.newest_job() if run.path.is_dir() else None
-    return status_of(newest)[0] if newest is not None else NO_JOB
+    try:
+        return status_of(newest)[0] if newest is not None else NO_JOB
+    except RecordError:
+        return DAMAGED
 
 
 def refuse_other_runs(sweep: Sweep) -> None:
@@ -219,33 +239,46 @@ def refuse_other_runs(sweep: Sweep) -> None:
         )
 
 
-def _stop(sweep: Sweep, turn: Turn, record: SweepRecord, say: Say) -> None:
-    """Stop the active runs that the rule rules out. The reason is written before the run is stopped."""
+def _stop(
+    sweep: Sweep, turn: Turn, record: SweepRecord, kept: dict[str, tuple[str, TokenCurve]], say: Say
+) -> None:
+    """Stop the active runs that the rule rules out. The reason is written before the run is stopped.
+
+    `kept` has the state and the curve of each run from the turn before, so that a run that has ended is not
+    read again.
+    """
     rule = sweep.config.stop
     if rule is None:
         return
-    curves = {
-        name: read_curve(RunDir.named(name), rule.metric)
-        for name, state in turn.states.items()
-        if state != NO_JOB
-    }
+    for name, state in turn.states.items():
+        if state != NO_JOB and (state in ACTIVE or name not in kept or kept[name][0] != state):
+            kept[name] = state, read_curve(RunDir.named(name), rule.metric)
+    curves = {name: curve for name, (_, curve) in kept.items()}
     for name, state in turn.states.items():
         if state not in ACTIVE:
             continue
         reason = record.stopped.get(name) or verdict(rule, curves, name)
         if not reason:
             continue
-        run = RunDir.named(name)
-        if name not in record.stopped:
-            record.stopped[name] = reason
-            record.write(sweep_folder(sweep.name) / "sweep.json")
-            told = f"Stopped by the sweep {sweep.name} ({rule.rule}): {reason}."
-            notes = notes_of(run).notes
-            change_notes(run, notes=f"{notes}\n{told}".strip())
-            newest = run.newest_job()
-            assert newest is not None
-            EventWriter(newest, "sweep").write("stop_rule", told)
-            say(f"{name}: stopped, because {reason}")
-        newest = run.newest_job()
-        if newest is not None:
-            turn.states[name] = cancel(newest)[0]
+        try:
+            turn.states[name] = _stop_run(sweep, name, reason, record, say)
+        except NbtrainError as error:
+            # It may still save. The next turn tries again.
+            say(f"{name}: {error}")
+
+
+def _stop_run(sweep: Sweep, name: str, reason: str, record: SweepRecord, say: Say) -> str:
+    """Stop a run, write the reason if that was not done before, and return the run's state."""
+    run = RunDir.named(name)
+    newest = run.newest_job()
+    if newest is None:
+        return NO_JOB
+    if name not in record.stopped:
+        assert sweep.config.stop is not None
+        record.stopped[name] = reason
+        record.write(sweep_folder(sweep.name) / "sweep.json")
+        told = f"Stopped by the sweep {sweep.name} ({sweep.config.stop.rule}): {reason}."
+        EventWriter(newest, "sweep").write("stop_rule", told)
+        say(f"{name}: stopped, because {reason}")
+        change_notes(run, notes=f"{notes_of(run).notes}\n{told}".strip())
+    return cancel(newest)[0]

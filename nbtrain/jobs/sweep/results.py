@@ -4,6 +4,7 @@ sweep_results(name) -> SweepResults          from the runs' records; 50 runs in 
 """
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, workspace
 from nbtrain.jobs.sweep.drive import read_record
 from nbtrain.jobs.sweep.sweep_file import SEED_KEYS, sweep_folder
+from nbtrain.monitor.metrics.finite_json import finite
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
 from nbtrain.monitor.status.spending import short
 from nbtrain.monitor.status.status_records import listed_status
@@ -42,20 +44,21 @@ class SweepRow:
     """The run's cost from summary.json; {} before its end."""
     stopped: str
     """Why the sweep has stopped the run; "" if it has not."""
+    metric: str = "validation_loss"
+    """Metric that the sweep's runs are compared by: "loss" if none of them has a validation loss."""
 
     @property
     def value(self) -> float | None:
-        """Validation loss, or the training loss of a run without validation; None before the first."""
-        if self.status is None:
-            return None
-        loss = self.status.validation_loss
-        return self.status.loss if loss is None else loss
+        """Newest value of the metric; None before the first, and if it is not finite."""
+        loss = getattr(self.status, self.metric, None)
+        return loss if loss is not None and math.isfinite(loss) else None
 
     @property
     def state(self) -> str:
         if self.status is None:
             return "to start"
-        return "stopped by the rule" if self.stopped and not self.status.active else self.status.state
+        is_stopped = self.stopped and not self.status.active and self.status.state != SUCCEEDED
+        return "stopped by the rule" if is_stopped else self.status.state
 
     def to_dict(self) -> dict[str, Any]:
         status = self.status
@@ -142,19 +145,21 @@ class SweepResults(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the results as a JSON object."""
         best = self.best
-        return {
-            "name": self.name,
-            "varied": list(self.varied),
-            "runs": [row.to_dict() for row in self.rows],
-            "best": None if best is None else {"settings": best.settings, "mean": best.mean},
-        }
+        return finite(
+            {
+                "name": self.name,
+                "varied": list(self.varied),
+                "runs": [row.to_dict() for row in self.rows],
+                "best": None if best is None else {"settings": best.settings, "mean": best.mean},
+            }
+        )
 
     def as_report(self) -> Report:
         """Return the best setting, the table of runs, the table of settings, and curves in HTML."""
         blocks: list[Block] = [Sentence(self._summary())]
         if best := self.best:
             blocks.append(Sentence(f"Best: {best.words}, {self._loss_words(best)}."))
-        blocks.append(Picture(lambda: picture_of(self), f"validation loss of the sweep {self.name}"))
+        blocks.append(Picture(lambda: picture_of(self), f"loss of the sweep {self.name}"))
         ordered = [row for setting in self.settings for row in setting.runs]
         blocks.append(Table(("RUN", *self.varied, *HEADS), [self._row(row) for row in ordered], "Runs"))
         if len(self.settings) < len(self.rows):
@@ -207,14 +212,16 @@ def sweep_results(name: str) -> SweepResults:
         there = f"Sweeps: {', '.join(known)}." if known else "`nbtrain sweep FILE` starts one."
         raise JobError(f"{display(sweep_folder(name))}: there is no such sweep. {there}")
     now, rows = time.time(), []
-    for run_name, settings in zip(record.runs, record.settings):
-        run = RunDir.named(run_name)
-        status = listed_status(run.path.parent, run_name, now) if run.path.is_dir() else None
+    runs = [RunDir.named(run_name) for run_name in record.runs]
+    found = [listed_status(run.path.parent, run.name, now) if run.path.is_dir() else None for run in runs]
+    is_validated = any(status is not None and status.validation_loss is not None for status in found)
+    metric = "validation_loss" if is_validated else "loss"
+    for run, status, settings in zip(runs, found, record.settings):
         cost: dict[str, Any] = {}
         # The run's own page names a damaged summary.
         with contextlib.suppress(RecordError):
             cost = (files.read_json(run.summary_json) or {}).get("cost") or {}
-        rows.append(SweepRow(run_name, settings, status, cost, record.stopped.get(run_name, "")))
+        rows.append(SweepRow(run.name, settings, status, cost, record.stopped.get(run.name, ""), metric))
     varied = list(dict.fromkeys(key for settings in record.settings for key in settings))
     return SweepResults(name, varied, rows)
 
@@ -246,24 +253,25 @@ def picture_of(results: SweepResults) -> bytes:
 
 
 def sweep_figure(results: SweepResults) -> "Figure | None":
-    """Draw the loss of each setting by tokens: the mean over its seeds, and a band from the lowest to the
-    highest; None before the first point.
+    """Draw the validation loss of each setting by tokens: the mean over its seeds, and a band from the lowest
+    to the highest; the training loss if no run has a validation loss, and None before the first point.
     """
     from nbtrain.base.printing.look import SERIES, themed
     from nbtrain.jobs.sweep.stop_rule import read_curve
     from nbtrain.monitor.run.pictures import shown_figure
 
+    for metric in ("validation_loss", "loss"):
+        read = {row.name: read_curve(RunDir.named(row.name), metric) for row in results.rows}
+        if any(curve.tokens for curve in read.values()):
+            break
+    else:
+        return None
     figure = shown_figure("", 4.0)
     axes = figure.subplots()
-    drawn = False
     for at, setting in enumerate(results.settings):
-        curves = [read_curve(RunDir.named(row.name), "validation_loss") for row in setting.runs]
-        if not any(curve.tokens for curve in curves):
-            curves = [read_curve(RunDir.named(row.name), "loss") for row in setting.runs]
-        curves = [curve for curve in curves if curve.tokens]
+        curves = [read[row.name] for row in setting.runs if read[row.name].tokens]
         if not curves:
             continue
-        drawn = True
         color, style = SERIES[at % len(SERIES)], ("-", "--", ":")[at // len(SERIES) % 3]
         longest = max(curves, key=lambda curve: curve.tokens[-1]).tokens
         points = [
@@ -277,10 +285,8 @@ def sweep_figure(results: SweepResults) -> "Figure | None":
         if len(curves) > 1:
             low, high = [min(values) for values in kept], [max(values) for values in kept]
             axes.fill_between(tokens, low, high, color=color, alpha=0.2, linewidth=0)
-    if not drawn:
-        return None
     axes.set_xlabel("tokens", fontsize=9)
-    axes.set_ylabel("validation loss", fontsize=9)
+    axes.set_ylabel(metric.replace("_", " "), fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(True)
     axes.legend(fontsize=8, frameon=False)

@@ -5,6 +5,7 @@ The limits of the workspace hold for each run and for all of them together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import stops
@@ -26,6 +27,8 @@ class SweepPlan(Result):
 
     sweep: Sweep
     plans: Sequence[Plan]
+    at_once: int
+    """Number of runs that are active at the same time."""
 
     @property
     def totals(self) -> dict[str, float]:
@@ -68,6 +71,20 @@ class SweepPlan(Result):
                 f"the sweep {self.sweep.name} exceeds limits:\n{lines}\nTake fewer runs or shorter ones."
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plans as a JSON object."""
+        runs = [
+            {"name": run.name, "settings": dict(run.settings), "plan": planned.to_dict()}
+            for run, planned in zip(self.sweep.runs, self.plans)
+        ]
+        return {
+            "name": self.sweep.name,
+            "at_once": self.at_once,
+            "runs": runs,
+            "totals": self.totals,
+            "problems": self.problems,
+        }
+
     def as_report(self) -> Report:
         """Return a row for each run, the sums, and the limits that they exceed."""
         rows = [self._row(run, planned) for run, planned in zip(self.sweep.runs, self.plans)]
@@ -93,12 +110,13 @@ class SweepPlan(Result):
         )
 
     def _sums(self) -> dict[str, str]:
-        seconds = [planned.duration.seconds for planned in self.plans]
-        at_once = min(self.sweep.config.at_once, len(self.plans))
+        seconds = [run.duration.seconds for run in self.plans if run.duration.seconds is not None]
+        at_once = min(self.at_once, len(self.plans))
         rows = {}
-        if all(one is not None for one in seconds):
-            total = sum(one or 0.0 for one in seconds)
-            rows["time"] = f"about {amounts.duration(total / at_once)} with {at_once} at once"
+        if len(seconds) == len(self.plans):
+            # The sweep does not end before its longest run.
+            total = max(sum(seconds) / at_once, *seconds)
+            rows["time"] = f"about {amounts.duration(total)} with {at_once} at once"
         words = {key: amount_of(key, value) for key, value in self.totals.items() if value}
         currency = next((planned.cost.price.currency for planned in self.plans if planned.cost.price), "")
         if "money" in words:
@@ -106,6 +124,7 @@ class SweepPlan(Result):
         return rows | {key.replace("_", " ").removesuffix(" bytes"): text for key, text in words.items()}
 
 
-def plan_sweep(sweep: Sweep) -> SweepPlan:
-    """Plan every run of a sweep."""
-    return SweepPlan(sweep, [plan(with_new_tokens(run.config)) for run in sweep.runs])
+def plan_sweep(sweep: Sweep, at_once: int | None = None) -> SweepPlan:
+    """Plan every run of a sweep; `at_once` replaces the file's."""
+    plans = [plan(with_new_tokens(run.config)) for run in sweep.runs]
+    return SweepPlan(sweep, plans, at_once or sweep.config.at_once)

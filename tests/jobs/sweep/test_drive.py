@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,16 +17,18 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.process.locks import flock_folder
 from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, SUCCEEDED
-from nbtrain.base.run_directory.records import Heartbeat, JobRecord
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.cli.__main__ import main
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.edits import with_values
 from nbtrain.jobs.sweep import drive as driver
 from nbtrain.jobs.sweep.drive import drive, read_record
-from nbtrain.jobs.sweep.results import sweep_results, write_page
+from nbtrain.jobs.sweep.results import SweepResults, SweepRow, sweep_results, write_page
 from nbtrain.jobs.sweep.stop_rule import TokenCurve
 from nbtrain.jobs.sweep.sweep_file import read_sweep, sweep_folder
 from nbtrain.jobs.sweep.sweep_plan import plan_sweep
+from nbtrain.monitor.status.run_status import RunStatus
 from tests.jobs.conftest import FAKE_RANK
 
 SWEEP = """
@@ -119,6 +122,57 @@ def test_a_rule_stops_a_run_and_its_record_says_so(sweep, monkeypatch):
     results = sweep_results("seeds")
     assert results.succeeded and reason in str(results)
     assert drive(read, again=True, command=(FAKE_RANK,)).states[worst] == "CANCELLED"
+
+
+def test_a_lost_run_is_resumed_until_it_saves_nothing_more(sweep, monkeypatch):
+    """A run that is LOST each time is resumed again only after a new checkpoint; one that the rule has
+    stopped is not resumed at all.
+    """
+    read, resumed, saved = sweep(seeds=[1, 2]), [], iter([None, 5, 5])
+    lost, stopped, *ended = (run.name for run in read.runs)
+    monkeypatch.setattr(driver, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "state_of", lambda name: SUCCEEDED if name in ended else LOST)
+    monkeypatch.setattr(driver, "newest_checkpoint_step", lambda run: next(saved))
+    monkeypatch.setattr(driver, "resume", lambda run, command: resumed.append(run.name))
+    sweep_folder("seeds").mkdir(parents=True)
+    record = driver.SweepRecord("seeds", "", [], [], {stopped: "above the bound"})
+    record.write(sweep_folder("seeds") / "sweep.json")
+    words = []
+    turn = drive(read, turn_done=lambda turn: words.append(turn.words))
+    assert resumed == [lost, lost] and list(turn.errors) == [lost]
+    assert words == ["3 of 4 ended, 0 active, 1 to start"] * 2 + ["4 of 4 ended, 0 active, 1 failed"]
+
+
+def test_a_run_whose_record_is_damaged_is_left(sweep):
+    """A damaged record does not end the sweep; the results name the run."""
+    name = sweep().runs[0].name
+    job = RunDir.named(name).job("20260101-000000-aaaa")
+    job.path.mkdir(parents=True)
+    job.job_json.write_text("{")
+    assert driver.state_of(name) == "DAMAGED"
+
+
+def test_the_best_setting_has_the_lowest_finite_validation_loss():
+    """A loss that is NaN is none, and a training loss is not compared with validation losses."""
+
+    def row(lr, loss, validation_loss, metric="validation_loss"):
+        progress = TrainingProgress(10, 10, loss=loss, validation_loss=validation_loss)
+        status = RunStatus(f"run-{lr}", SUCCEEDED, None, 1, 0.0, progress=progress)
+        return SweepRow(status.name, {"lr_schedule.lr": lr}, status, {}, "", metric)
+
+    rows = [row(0.1, math.nan, math.nan), row(0.2, 3.0, 3.2), row(0.3, 2.0, None)]
+    results = SweepResults("a", ["lr_schedule.lr"], rows)
+    assert results.best.settings == {"lr_schedule.lr": 0.2} and results.to_dict()["best"]["mean"] == 3.2
+    assert results.to_dict()["runs"][0]["loss"] is None
+    assert SweepResults("a", [], [row(0.1, 2.5, None, "loss")]).best.mean == 2.5
+
+
+def test_the_json_of_a_plan_is_json(sweep, capsys):
+    """--dry-run --json prints nothing but JSON, with the number of active runs that was asked for."""
+    path = sweep(seeds=[1, 2]).path
+    assert main(["sweep", str(path), "--dry-run", "--json", "--at-once", "3"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["at_once"] == 3 and len(printed["runs"]) == 4 and printed["problems"] == []
 
 
 def test_limits_hold_for_the_sum(sweep, workspace):

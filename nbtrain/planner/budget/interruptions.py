@@ -15,7 +15,9 @@ order estimate of the optimum checkpoint interval for restart dumps", Future Gen
 (2006), doi:10.1016/j.future.2004.11.016.
 
 A spot machine that gives notice (backend.preemption_notice) is left after a save, so that such an
-interruption costs one save and a restart and repeats no step.
+interruption costs one save and a restart and repeats no step. While the run waits for new spot machines
+(resources.spot_wait_minutes), it has none that could be taken away: W seconds of waiting after each
+interruption multiply T by 1 + W / M, and no more.
 """
 
 import math
@@ -59,18 +61,28 @@ class Segment:
     variance: float
 
 
-def segment_time(seconds: float, restart_seconds: float, mean_between_seconds: float) -> Segment:
+def segment_time(
+    seconds: float, restart_seconds: float, mean_between_seconds: float, waiting_seconds: float = 0.0
+) -> Segment:
     """Return mean and variance of the time until `seconds` have passed without an interruption.
 
-    The mean is M x exp(R / M) x (exp(seconds / M) - 1). A restart that is interrupted begins again. Both are
-    infinite beyond MOST_EXPONENT: such a segment practically never ends.
+    The mean is (M + W) x exp(R / M) x (exp(seconds / M) - 1). Each interruption is followed by
+    `waiting_seconds` W in which nothing can be interrupted, and by a restart, which begins again if it is
+    interrupted. Both are infinite beyond MOST_EXPONENT: such a segment practically never ends.
     """
     between = mean_between_seconds
     if (seconds + restart_seconds) / between > MOST_EXPONENT:
         return Segment(math.inf, math.inf)
-    restart_mean, restart_square = _until_uninterrupted(restart_seconds, 0.0, 0.0, between)
-    mean, square = _until_uninterrupted(seconds, restart_mean, restart_square, between)
+    again, again_square = _pause(restart_seconds, waiting_seconds, between)
+    mean, square = _until_uninterrupted(seconds, again, again_square, between)
     return Segment(mean, max(0.0, square - mean * mean))
+
+
+def _pause(restart_seconds: float, waiting_seconds: float, between: float) -> tuple[float, float]:
+    """Return the first two moments of the time from an interruption to the end of the restart after it."""
+    wait = waiting_seconds
+    mean, square = _until_uninterrupted(restart_seconds, wait, wait * wait, between)
+    return wait + mean, wait * wait + 2 * wait * mean + square
 
 
 def _until_uninterrupted(
@@ -83,9 +95,10 @@ def _until_uninterrupted(
     success, failure = math.exp(-ratio), -math.expm1(-ratio)
     if not failure:
         return seconds, seconds * seconds
-    # Moments of the time of an interruption that comes before `seconds`; for small ratios it is uniform.
-    if ratio < 1e-5:
-        lost, lost_square = seconds / 2, seconds * seconds / 3
+    # Moments of the time of an interruption that comes before `seconds`. For small ratios their series,
+    # because the differences below would lose all digits.
+    if ratio < 1e-3:
+        lost, lost_square = seconds * (1 / 2 - ratio / 12), seconds * seconds * (1 / 3 - ratio / 12)
     else:
         lost = between - seconds * success / failure
         rest = success * (seconds * seconds + 2 * seconds * between + 2 * between * between)
@@ -236,29 +249,35 @@ class _Work:
         """
         segments, rest = divmod(self.steps, interval)
         sizes = [(segments, interval), (1 if rest else 0, rest)]
-        restart = self.restart_seconds + self.waiting_seconds
+        restart = self.restart_seconds + self.lost_save_seconds
         mean = variance = 0.0
         for count, steps in sizes:
             if not count:
                 continue
             seconds = steps * self.step_seconds + self.save_seconds
             if per_second:
-                one = segment_time(seconds, restart + self.lost_save_seconds, 1 / per_second)
+                one = segment_time(seconds, restart, 1 / per_second, self.waiting_seconds)
                 mean, variance = mean + count * one.mean, variance + count * one.variance
             else:
                 mean += count * seconds
-        pause = self.save_seconds + self.lost_save_seconds + restart
+        if noticed_per_second and restart * noticed_per_second > MOST_EXPONENT:
+            return Segment(math.inf, math.inf)
         if noticed_per_second:
-            expected = noticed_per_second * mean
-            mean, variance = mean + expected * pause, variance + expected * pause * pause
+            expected, save = noticed_per_second * mean, self.save_seconds
+            pause, square = _pause(restart, self.waiting_seconds, 1 / noticed_per_second)
+            mean += expected * (save + pause)
+            variance += expected * (save * save + 2 * save * pause + square)
         return Segment(mean, variance)
 
     def best_interval(self, per_second: float) -> int:
-        """Return the interval in steps with the shortest expected time, at most the whole run."""
+        """Return the interval in steps with the shortest expected time: at most the whole run, and no shorter
+        than a save in the background, because one save follows the other.
+        """
         if not per_second:
             return self.steps
         exact = best_training_seconds(self.save_seconds, 1 / per_second) / self.step_seconds
-        candidates = {min(max(rounded, 1), self.steps) for rounded in (math.floor(exact), math.ceil(exact))}
+        least = max(1, math.ceil(self.lost_save_seconds / self.step_seconds))
+        candidates = {min(max(number, least), self.steps) for number in (math.floor(exact), math.ceil(exact))}
         return min(sorted(candidates), key=lambda interval: self.time(interval, per_second).mean)
 
 
@@ -281,6 +300,8 @@ def estimate_interruptions(
     saves = -(-steps // checkpoint.save_interval_steps)
     stall = duration.parts.get("checkpoints", 0.0) / saves
     step_seconds = (duration.seconds - stall * saves) / steps
+    if not checkpoint.async_save and checkpoint.local_dir is None:
+        stall = duration.save_seconds  # the measured one, if there is one
     restart_seconds, restart_basis = _restart(config, duration, disk)
     work = _Work(
         steps,
@@ -295,13 +316,15 @@ def estimate_interruptions(
     taken = max(0.0, per_day / DAY_SECONDS - failures) if gives_notice else 0.0
     sudden = per_day / DAY_SECONDS - taken
     time = work.time(checkpoint.save_interval_steps, sudden, taken)
+    # Only machines that are there are interrupted.
+    used = _paid(work).time(checkpoint.save_interval_steps, sudden, taken)
     best = work.best_interval(sudden)
     low, high = _band(time, work.time(checkpoint.save_interval_steps, 0.0).mean)
     return Interruptions(
         per_day=per_day,
         basis=basis,
-        expected=per_day * time.mean / DAY_SECONDS,
-        expected_sudden=sudden * time.mean,
+        expected=per_day * used.mean / DAY_SECONDS,
+        expected_sudden=sudden * used.mean,
         gives_notice=gives_notice,
         save_interval_steps=checkpoint.save_interval_steps,
         best_save_interval_steps=best,

@@ -424,7 +424,7 @@ def saves_fit_interruptions(subject: Subject) -> Iterator[Finding]:
             repeated = amounts.elapsed(interval * expected.step_seconds / 2)
             why = f"each of them repeats {repeated} on average"
         said += (
-            f"The run expects about {expected.expected_sudden:,.0f} interruptions before which it cannot "
+            f"The run expects about {rounded(expected.expected_sudden)} interruptions before which it cannot "
             f"save ({expected.basis}), and {why}. With {best:,} steps it is expected to end "
             f"{amounts.elapsed(lost)} earlier (Daly 2006)."
         )

@@ -14,6 +14,7 @@ from nbtrain.config.load import load
 from nbtrain.planner.budget.cost import read_prices, user_prices
 from nbtrain.planner.budget.interruptions import (
     GPU_HOURS_PER_FAILURE,
+    _Work,
     best_training_seconds,
     measured_restart_seconds,
     segment_time,
@@ -34,28 +35,60 @@ def test_the_best_interval_is_dalys(between_minutes, best_minutes):
     assert best == pytest.approx(best_minutes, rel=0.008)
 
 
-def simulated(seconds: float, restart: float, between: float, rng: random.Random) -> float:
+def simulated(seconds: float, restart: float, between: float, waiting: float, rng: random.Random) -> float:
     """Return the time until `seconds` have passed without an interruption, with drawn interruptions."""
     total, wanted = 0.0, seconds
     while (until := rng.expovariate(1 / between)) < wanted:
-        total += until
+        total += until + waiting
         # An interruption of the restart begins it again; only after the whole restart is the segment tried.
         while (until := rng.expovariate(1 / between)) < restart:
-            total += until
+            total += until + waiting
         total += restart
     return total + wanted
 
 
-@pytest.mark.parametrize(("seconds", "restart", "between"), [(10, 5, 20), (60, 10, 30), (6, 1, 60)])
-def test_time_and_variance_are_those_of_a_simulation(seconds, restart, between):
-    """The mean is Daly's equation 20, and mean and variance are those of 20,000 drawn segments."""
+@pytest.mark.parametrize(
+    ("seconds", "restart", "between", "waiting"), [(10, 5, 20, 0), (60, 10, 30, 0), (6, 1, 60, 90)]
+)
+def test_time_and_variance_are_those_of_a_simulation(seconds, restart, between, waiting):
+    """The mean is Daly's equation 20, and mean and variance are those of 20,000 drawn segments. Nothing is
+    interrupted while the run waits for machines.
+    """
     rng = random.Random(7)
-    times = [simulated(seconds, restart, between, rng) for _ in range(20_000)]
-    found = segment_time(seconds, restart, between)
-    by_hand = between * math.exp(restart / between) * math.expm1(seconds / between)
+    times = [simulated(seconds, restart, between, waiting, rng) for _ in range(20_000)]
+    found = segment_time(seconds, restart, between, waiting)
+    by_hand = (between + waiting) * math.exp(restart / between) * math.expm1(seconds / between)
     assert found.mean == pytest.approx(by_hand, rel=1e-9)
     assert statistics.fmean(times) == pytest.approx(found.mean, rel=0.03)
     assert statistics.pstdev(times) == pytest.approx(math.sqrt(found.variance), rel=0.1)
+
+
+def test_notice_is_that_of_a_simulation():
+    """Interruptions with notice cost a save and a restart, which may be interrupted too, and wait."""
+    rng, times = random.Random(7), []
+    for _ in range(20_000):
+        total, done = 0.0, 0.0
+        while (done := done + (until := rng.expovariate(1 / 20))) < 101:
+            total += until + 1 + 3
+            while (until := rng.expovariate(1 / 20)) < 5:
+                total += until + 3
+            total += 5
+        times.append(total + 101 - done + until)
+    found = _Work(100, 1.0, 1.0, 0.0, 5.0, 3.0).time(100, 0.0, 1 / 20)
+    assert statistics.fmean(times) == pytest.approx(found.mean, rel=0.03)
+    assert statistics.pstdev(times) == pytest.approx(math.sqrt(found.variance), rel=0.1)
+
+
+def test_the_variance_of_rare_interruptions_has_its_digits():
+    """An interruption in 100,000 segments lasts on average half a segment: the variance is seconds^2 / 3 of
+    these few.
+    """
+    assert segment_time(100, 0, 1e7).variance == pytest.approx(100 * 100 / 3 * 1e-5, rel=1e-3)
+
+
+def test_saves_in_the_background_follow_each_other():
+    """No interval is shorter than a save in the background, however little it holds the training up."""
+    assert _Work(1000, 1.0, 0.0, 40.0, 60.0, 0.0).best_interval(1 / 3600) == 40
 
 
 def test_a_segment_longer_than_the_machines_last_never_ends():
@@ -128,6 +161,9 @@ def test_waiting_for_spot_machines_delays_and_is_not_paid():
     later = plan(load("gpt-13b-4xdp-4xpp", [*spot, "resources.spot_wait_minutes=60"])).interruptions
     assert now is not None and later is not None
     assert later.seconds > now.seconds and later.spot_money == pytest.approx(now.spot_money)
+    # Eight interruptions of an hour each, and none while there are no machines.
+    assert later.expected == pytest.approx(now.expected)
+    assert later.seconds - now.seconds == pytest.approx(3600 * now.expected)
 
 
 def test_spot_prices_of_the_user(workspace):

@@ -10,6 +10,7 @@ loaded and the last step that was reached; their time is their share of the atte
 Prices and energy are those of the plan at the submission (plan.json).
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -223,8 +224,10 @@ def _attempts(
         end = attempt.ended_at or (following.started_at if following else until)
         reached = attempt.reached_step
         if reached is None and attempt is record.attempts[-1]:
-            beat = Heartbeat.read(job.heartbeat(0))
-            reached = beat.step if beat is not None and beat.attempt == attempt.attempt else None
+            # Without a readable heartbeat, the attempt counts as one that has reached no step.
+            with contextlib.suppress(RecordError):
+                beat = Heartbeat.read(job.heartbeat(0))
+                reached = beat.step if beat is not None and beat.attempt == attempt.attempt else None
         begin = attempt.started_at
         step = attempt.first_step or 0
         devices = per_rank * attempt.world_size

@@ -151,6 +151,17 @@ def test_a_running_job_is_counted_until_now(run):
     assert found.faults == []
 
 
+def test_a_damaged_heartbeat_hides_no_cost(run):
+    """A heartbeat of an earlier job that cannot be read hides its steps, and not the cost of the run."""
+    events = [state(1010, "STARTING"), state(1020, "RUNNING")]
+    attempt = AttemptRecord(0, 1010, 2, 1, running_at=1020, ended_at=1110, cause="killed")
+    record = written(run, 1, [attempt], events, 1110, "FAILED")
+    beat = run.job(record.job_id).heartbeat(0)
+    beat.parent.mkdir(parents=True, exist_ok=True)
+    beat.write_text("{")
+    assert run_spending(run, now=9999).paid_seconds == pytest.approx(100)
+
+
 def test_without_events_attempts_are_counted(run):
     """A job whose events were deleted is counted by its attempts; a run without a job has paid nothing."""
     assert run_spending(run, now=1.0).goodput is None

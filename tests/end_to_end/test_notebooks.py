@@ -486,7 +486,7 @@ def test_a_few_steps_are_profiled(trial, tmp_path):
 @pytest.mark.soak
 def test_a_sweep_in_batch(trial, tmp_path):
     """12_sweep plans, trains and compares two runs; a second execution trains nothing again."""
-    given = {"run": "gpt-tiny", "sweep": "seen", "values": "1e-3 2e-3", "overrides": SMALL, "steps": 12}
+    given = {"run": "gpt-tiny", "sweep": "seen", "values": "0.001 2e-3", "overrides": SMALL, "steps": 12}
     shown = texts(execute("12_sweep", tmp_path / "out.ipynb", **given))
     assert "Plan of the sweep seen: 2 runs" in shown and "seen-lr-0-001-seed-1" in shown
     assert "2 of 2 runs ended" in shown and "Best: lr_schedule.lr=" in shown

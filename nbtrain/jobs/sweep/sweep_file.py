@@ -102,12 +102,14 @@ def read_sweep(path: Path) -> Sweep:
 def write_sweep(contents: Mapping[str, Any]) -> Path:
     """Write a sweep that is given as a mapping to sweep.yaml in its folder, and return the path.
 
-    Raises ConfigError for mistakes; then nothing is written.
+    A text in a list of the grid is a value as on the command line: "8" is the number 8. Raises ConfigError for mistakes; then nothing is written.
     """
     for key in contents:
         if not isinstance(key, str):
             raise ConfigError(f"sweep: the key {key!r} must be text.")
     try:
+        if isinstance(grid := contents.get("grid"), Mapping):
+            contents = {**contents, "grid": {key: _typed(values) for key, values in grid.items()}}
         text = yaml.safe_dump(dict(contents), sort_keys=False)
     except yaml.YAMLError as error:
         raise ConfigError(
@@ -119,6 +121,13 @@ def write_sweep(contents: Mapping[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, text)
     return path
+
+
+def _typed(values: Any) -> Any:
+    """Return a list of the grid with its texts read as YAML."""
+    if not isinstance(values, list | tuple):
+        return values
+    return [yaml.safe_load(value) if isinstance(value, str) else value for value in values]
 
 
 def name_in(path: Path) -> str:

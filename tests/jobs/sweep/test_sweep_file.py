@@ -50,6 +50,15 @@ def test_different_values_have_different_names():
     assert len({run_name("a", {"lr_schedule.lr": value}) for value in values}) == len(values)
 
 
+def test_texts_in_a_mapping_are_values_as_on_the_command_line(tiny, workspace):
+    """The notebook splits its parameter into words."""
+    tiny()
+    words = {"lr_schedule.lr": "0.001 2e-3".split(), "model.seed": ["1"]}
+    runs = read_sweep(write_sweep({"sweep": "a", "run": "tiny.yaml", "grid": words})).runs
+    assert [run.config.lr_schedule.lr for run in runs] == [0.001, 0.002]
+    assert {run.config.model.seed for run in runs} == {1}
+
+
 @pytest.mark.parametrize(
     "contents", [{"sweep": "a", 1: 2}, {"sweep": "a", "run": "gpt-tiny", "grid": {"model.seed": {1, 2}.copy}}]
 )

@@ -274,15 +274,17 @@ def _faults(
             if following.spans is not attempt.spans:
                 down += _within(following.spans, DOWN, attempt.end, running)
                 waited += _within(following.spans, UNPAID, attempt.end, running)
-        if record.cause is None and not lost:
+        is_recorded = record.ended_at is not None
+        if record.cause is None and is_recorded and not lost:
             continue  # a pause or a stop that was asked for, which lost nothing
-        hours = attempt.devices * (repeated + down) / HOUR_SECONDS
+        restarted = following or attempt
+        hours = (attempt.devices * repeated + restarted.devices * down) / HOUR_SECONDS
         found.append(
             Fault(
                 attempt.job_id,
                 record.attempt,
                 attempt.end,
-                record.cause or "stopped",
+                record.cause or ("stopped" if is_recorded else "its supervisor was gone"),
                 lost,
                 repeated,
                 down,

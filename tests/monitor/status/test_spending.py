@@ -126,7 +126,7 @@ def test_a_job_that_follows_a_failed_one(run):
     written(run, 1, [failed], first, 1120, "FAILED")
     second = [state(5010, "STARTING"), state(5030, "RUNNING")]
     resumed = AttemptRecord(
-        0, 5010, 1, 1, 60, running_at=5030, resumed_from_step=60, ended_at=5070, reached_step=100
+        0, 5010, 2, 1, 60, running_at=5030, resumed_from_step=60, ended_at=5070, reached_step=100
     )
     assert run_spending(run, now=2000).faults[0].lost_steps == 100, "no checkpoint was saved"
     written(run, 2, [resumed], second, 5070)
@@ -139,7 +139,19 @@ def test_a_job_that_follows_a_failed_one(run):
         10,
     )
     assert found.goodput == pytest.approx((100 - 40 + 40) / (110 + 60))
+    # The steps were trained on one device and the restart held two.
+    assert fault.device_hours == pytest.approx((40 + 2 * 20) / 3600)
     assert found.money is None and found.energy_kwh is None
+
+
+def test_a_lost_job_says_so(run):
+    """An attempt whose end was never recorded is a fault, also if it has lost no step."""
+    lost = AttemptRecord(0, 1010, 2, 1, running_at=1020, reached_step=50)
+    written(run, 1, [lost], [state(1010, "STARTING"), state(1020, "RUNNING")], 1120, "FAILED")
+    resumed = AttemptRecord(0, 2010, 2, 1, 50, running_at=2030, resumed_from_step=50, ended_at=2070)
+    written(run, 2, [resumed], [state(2010, "STARTING"), state(2030, "RUNNING")], 2070)
+    (fault,) = run_spending(run, now=9999).faults
+    assert (fault.cause, fault.lost_steps, fault.down_seconds) == ("its supervisor was gone", 0, 20)
 
 
 def test_a_running_job_is_counted_until_now(run):

@@ -73,7 +73,11 @@ def sweep_status(name: str) -> "SweepResults":
 
 
 def _prepare(run: "SweepRun") -> None:
-    """Prepare the data of a run, which runs with the same data share."""
+    """Prepare the data of a run; runs with the same data share it. Raises SubmitError for a run that cannot
+    start, whatever its data is.
+    """
     from nbtrain.dataset.prepare.prepare import prepare
+    from nbtrain.jobs.submit import refuse_hopeless
 
+    refuse_hopeless(run.config)
     prepare(run.config)

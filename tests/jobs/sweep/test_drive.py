@@ -169,10 +169,10 @@ def test_the_best_setting_has_the_lowest_finite_validation_loss():
 
 def test_the_json_of_a_plan_is_json(sweep, capsys):
     """--dry-run --json prints nothing but JSON, with the number of active runs that was asked for."""
-    path = sweep(seeds=[1, 2]).path
+    path = sweep().path
     assert main(["sweep", str(path), "--dry-run", "--json", "--at-once", "3"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["at_once"] == 3 and len(printed["runs"]) == 4 and printed["problems"] == []
+    assert printed["at_once"] == 3 and len(printed["runs"]) == 2 and printed["problems"] == []
 
 
 def test_limits_hold_for_the_sum(sweep, workspace):

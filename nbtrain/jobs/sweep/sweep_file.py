@@ -102,7 +102,8 @@ def read_sweep(path: Path) -> Sweep:
 def write_sweep(contents: Mapping[str, Any]) -> Path:
     """Write a sweep that is given as a mapping to sweep.yaml in its folder, and return the path.
 
-    A text in a list of the grid is a value as on the command line: "8" is the number 8. Raises ConfigError for mistakes; then nothing is written.
+    A text in a list of the grid is a value as on the command line: "8" is the number 8. Raises ConfigError
+    for mistakes; then nothing is written.
     """
     for key in contents:
         if not isinstance(key, str):

@@ -53,7 +53,7 @@ def test_different_values_have_different_names():
 def test_texts_in_a_mapping_are_values_as_on_the_command_line(tiny, workspace):
     """The notebook splits its parameter into words."""
     tiny()
-    words = {"lr_schedule.lr": "0.001 2e-3".split(), "model.seed": ["1"]}
+    words = {"lr_schedule.lr": ["0.001", "2e-3"], "model.seed": ["1"]}
     runs = read_sweep(write_sweep({"sweep": "a", "run": "tiny.yaml", "grid": words})).runs
     assert [run.config.lr_schedule.lr for run in runs] == [0.001, 0.002]
     assert {run.config.model.seed for run in runs} == {1}

@@ -242,11 +242,6 @@ def end(process: subprocess.Popen, timeout_seconds: float = TIMEOUT_SECONDS) -> 
             process.wait()
 
 
-def train(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> str:
-    """Train the run to its end and return the log."""
-    return wait(start(run, data_home, ranks, **environment), run)
-
-
 class ForkedRuns:
     """Trains runs without torchrun, on ranks that are forked from a process that has loaded DeepSpeed."""
 

@@ -45,9 +45,9 @@ def sweep(options: argparse.Namespace) -> int:
     if options.dry_run and options.status:
         raise ConfigError("--dry-run and --status exclude each other: choose one.")
     if options.dry_run and options.output:
-        raise ConfigError("--dry-run trains nothing, so there is no loss to draw: leave out --output.")
+        raise ConfigError("--dry-run trains nothing, and --output draws a loss. Omit --output.")
     if options.status and (options.again or options.at_once is not None):
-        raise ConfigError("--status starts nothing: leave out --again and --at-once.")
+        raise ConfigError("--status starts nothing. Omit --again and --at-once.")
     if options.output:
         check_picture(options.output)
     # A path on the command line is relative to the current folder.

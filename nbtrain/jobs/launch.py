@@ -32,7 +32,7 @@ class Launch:
 
 
 def read_launch(config: RunConfig, weights: InitialWeights | None = None) -> Launch:
-    """Read what the next job depends on. `weights` are those of a Request, whose configuration is complete;
+    """Read what the next job depends on. `weights` come from a Request, whose configuration is complete;
     without them they are read, and the token rows that adapters train are filled in.
     """
     if weights is None:

@@ -25,7 +25,7 @@ tests.gpu --wheels DIR` installs missing packages from a folder of wheels, for t
 
 Each measured value stands next to today's plan, which `make docs` computes again. A row is marked old if the
 plan was another one when the row was measured, or if the code that the row is about has changed since; what
-has changed is said below the table. An old row keeps its result until it is measured again."""
+has changed is listed below the table. An old row keeps its result until it is measured again."""
 
 
 @dataclass

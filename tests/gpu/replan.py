@@ -1,7 +1,7 @@
 """Today's plan of measured cases, and what has changed since a case was measured.
 
 A row keeps the plan of the code that it was measured with. The page shows today's plan next to it, so that
-nobody takes an old plan for the current one. Measured values are never changed.
+an old plan is not mistaken for the current one. Measured values are never changed.
 """
 
 from collections.abc import Collection, Mapping

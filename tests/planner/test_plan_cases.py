@@ -29,7 +29,7 @@ def test_three_quarters_of_the_published_speeds_are_met():
 
 
 def test_runs_outside_the_cases_are_planned_as_well():
-    """Of the runs that are not among the cases, 85 % of the speeds and every peak are within 20 %."""
+    """For runs outside the cases, 85 % of the speeds and every peak are within 20 %."""
     outside = published.load_outside()
     rows = plan_speed.rows(outside)
     assert sum(row.met for row in rows) / len(rows) > 0.85

@@ -44,7 +44,7 @@ WRAPPED = "overflow-wrap:anywhere"
 SHORT_CHARACTERS = 10
 # So is a moment, as amounts.utc() formats it.
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: UTC)?")
-# A longer text in the last column has a row of its own, which is as wide as the table.
+# A longer text in the last column gets a separate row, which is as wide as the table.
 LONG_CHARACTERS = 100
 # Least width of the last column, which wraps its lines, on a narrow page.
 LAST_COLUMN = "min-width:160px"

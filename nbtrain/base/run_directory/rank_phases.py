@@ -32,7 +32,7 @@ ACTIVITIES = {
     "save": "saving",
     "end": "shutting down",
 }
-"""{phase of a heartbeat: its words}."""
+"""Text of each phase of a heartbeat."""
 LEAVING_PHASES = ("save", "end")
 """Phases of a heartbeat in which a rank that was asked to stop is stopping."""
 OUTCOMES = {
@@ -74,7 +74,7 @@ def activity_of(phase: str) -> str:
 def phase_of_rank(state: str, attempt: int, beat: Heartbeat | None, ended: ExitRecord | None) -> RankPhase:
     """Return the phase of a rank, from its newest heartbeat and that attempt's exit record.
 
-    `state` and `attempt` are those of its job.
+    `state` and `attempt` belong to its job.
     """
     if ended is not None:
         return RankPhase(*OUTCOMES.get(ended.outcome, (STOPPED, ended.outcome)))

@@ -40,7 +40,7 @@ LABELS = {
     "sm_clock_mhz": "SM clock",
     "tensor_fraction": "tensor core utilization",
 }
-"""Names on screen that do not follow from the metric's name; those of a GPU are shown after its number."""
+"""Names on screen that do not follow from the metric's name; for a GPU they follow its number."""
 _TABLE = """
 cpu_cores                           | cores   | busy cores: 1.0 is one core at full load
 memory_bytes                        | bytes   | of a replica or rank: resident memory, shared pages

@@ -9,7 +9,7 @@ is not in the table has no peak, so that there is no MFU rather than a guessed o
 find_device also takes the names that nvidia-smi and the labels of Kubernetes' nodes have. Device plugins make
 labels of the driver's names: NVIDIA's GPU feature discovery puts "-" for a space and adds "-SHARED" to a GPU
 that pods share (nvidia.com/gpu.product), AMD's node labeller puts "_" (amd.com/gpu.product-name). Google's
-labels are names of their own (_LABELS).
+labels are separate names (_LABELS).
 
 Kinds of one GPU that differ in speed have separate rows: an A100 on PCIe sends 64 GB/s, the A100 of an
 HGX board 600. A name without a form factor (A100-80GB, H100) is the SXM module. Rows of AMD and Huawei are

@@ -16,8 +16,8 @@ class StopRule(ConfigModel):
     """When a run that cannot win is stopped. It saves first, and is not started again."""
 
     rule: Literal["median", "bound"]
-    """median: its metric is above the median of the other runs at as many tokens, of which there must be
-    three; bound: its metric is above `bound`.
+    """median: its metric is above the median of the other runs at the same number of tokens, if at least
+    three have trained that many. bound: its metric is above `bound`.
     """
     metric: Literal["validation_loss", "loss"] = "validation_loss"
     """Metric that the rule compares; lower is better."""

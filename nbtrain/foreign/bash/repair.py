@@ -63,7 +63,7 @@ class Repair:
     """Finds the parts of one text that the parser refuses.
 
     `refuses(text)` tells whether the parser refuses a text. Characters are bytes (latin-1), so that
-    positions are those of the parser.
+    positions are the parser's.
     """
 
     def __init__(self, refuses: Callable[[str], bool], new_name: Callable[[], str]):
@@ -140,7 +140,7 @@ class Repair:
         return None
 
     def _statement(self, text: str) -> Change | None:
-        """Return a change that replaces a statement which the parser refuses alone: one on lines of its own,
+        """Return a change that replaces a statement which the parser refuses alone: one on separate lines,
         or else the smallest compound command.
         """
         lines = list(_statements(text))
@@ -262,7 +262,7 @@ def _end_of_line(text: str, start: int) -> int | None:
 
 
 def _is_simple(text: str) -> bool:
-    """Return whether a statement without its quotes is no part of a compound command or a `case`."""
+    """Return whether a statement without its quotes is not a part of a compound command or a `case`."""
     return not _COMPOUND.search(text) and text.count(")") <= text.count("(")
 
 

@@ -85,7 +85,7 @@ class Tree:
             raise ConfigError(f"{found}: must be {rule}.") from None
 
     def _merged(self, node: yaml.MappingNode, depth: int = 0) -> dict[str, yaml.Node]:
-        """Return the values of a mapping, with those of the mappings that its << names. Its own values win
+        """Return the values of a mapping, and of the mappings that its << names. Its own values win
         over theirs, and an earlier mapping over a later one.
         """
         own: dict[str, yaml.Node] = {}

@@ -2,9 +2,9 @@
 
     drive(sweep) -> {name: state}
 
-The driver keeps no state of its own but the sentences of stopped runs (sweep.json): each turn reads the runs'
-records. So it can be killed and started again at any moment, on the same or another machine. What it finds,
-and what it does:
+Each turn reads the runs' records. The driver itself keeps only the reasons of stopped runs (sweep.json), so
+that it can be killed and started again at any moment, on the same or another machine. What it does with a
+run, by its state:
 
     a run without a job                          submits it, if fewer than at_once are active
     LOST: its processes are gone                 resumes it from its newest checkpoint; leaves it if it is

@@ -49,7 +49,7 @@ class SweepRun:
 
     name: str
     settings: Mapping[str, Any]
-    """The settings that the sweep varies, without those of all runs."""
+    """The settings that the sweep varies; `overrides`, which every run has, are not included."""
     config: RunConfig
 
 

@@ -32,7 +32,7 @@ class SweepPlan(Result):
 
     @property
     def totals(self) -> dict[str, float]:
-        """Sums over all runs, by the names of limits; a figure that a plan does not know is left out."""
+        """Sums over all runs, by the names of limits; a figure that a plan does not know is omitted."""
         known: dict[str, list[float | None]] = {
             "gpu_hours": [plan.cost.device_hours for plan in self.plans],
             "money": [

@@ -2,12 +2,12 @@
 
     run_spending(RunDir, now)  ->  Spending      device hours, money, energy, goodput, and the faults
 
-A job pays for its devices from its start to its end, except while it is queued or paused; the spans are those
-of life.py. Goodput is the share of the paid time that became steps of the final model: training, without the
-steps that were trained again after a fault. These are the steps between the checkpoint that the next attempt
-loaded and the last step that was reached; their time is their share of the attempt's training time.
+A job pays for its devices from its start to its end, except while it is queued or paused; life.py gives the
+spans. Goodput is the share of the paid time that became steps of the final model: training, without the
+steps that were trained again after a fault. The repeated steps lie between the checkpoint that the next
+attempt loaded and the last step that was reached; their time is their share of the attempt's training time.
 
-Prices and energy are those of the plan at the submission (plan.json).
+Prices and energy come from the plan that was made at the submission (plan.json).
 """
 
 import contextlib
@@ -276,7 +276,7 @@ def _faults(
                 waited += _within(following.spans, UNPAID, attempt.end, running)
         is_recorded = record.ended_at is not None
         if record.cause is None and is_recorded and not lost:
-            continue  # a pause or a stop that was asked for, which lost nothing
+            continue  # a requested pause or stop, which lost nothing
         restarted = following or attempt
         hours = (attempt.devices * repeated + restarted.devices * down) / HOUR_SECONDS
         found.append(

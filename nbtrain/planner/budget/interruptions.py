@@ -147,7 +147,7 @@ class Interruptions:
     save_seconds: float
     """Seconds for which a save holds the training up."""
     lost_save_seconds: float
-    """Further seconds until a save is on the disk, while the training goes on."""
+    """Further seconds until a save is on the disk, while the training continues."""
     restart_seconds: float
     restart_basis: str
     undisturbed_seconds: float
@@ -167,11 +167,6 @@ class Interruptions:
     break_even_per_day: float | None = None
     """Interruptions a day above which spot machines cost more than those on demand; None if not known."""
     currency: str = ""
-
-    @property
-    def lost_fraction(self) -> float:
-        """Share of the expected time that trains nothing new."""
-        return 1 - self.undisturbed_seconds / self.seconds if math.isfinite(self.seconds) else 1.0
 
     def rows(self) -> dict[str, str]:
         """Return the rows of the plan's section Interruptions."""
@@ -241,7 +236,7 @@ class _Work:
     lost_save_seconds: float
     restart_seconds: float
     waiting_seconds: float
-    """Seconds between an interruption and machines being there again, which nobody pays for."""
+    """Seconds from an interruption until there are machines again; this time is not paid."""
 
     def time(self, interval: int, per_second: float, noticed_per_second: float = 0.0) -> Segment:
         """Return the time of the run. `noticed_per_second` are interruptions announced early enough to save;

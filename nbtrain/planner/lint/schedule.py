@@ -394,7 +394,7 @@ def checkpoints_are_few(subject: Subject) -> Iterator[Finding]:
     if fraction <= USUAL_PAUSE_FRACTION or interval >= config.train_steps:
         return
     if subject.interruptions is not None and interval >= subject.interruptions.best_save_interval_steps:
-        return  # rarer saves would repeat more steps than they spare
+        return  # saving less often would cost more in repeated steps than it saves
     yield finding_of(
         config,
         "checkpoints_are_few",

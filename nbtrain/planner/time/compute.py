@@ -165,7 +165,7 @@ def flash_generation(setup: Setup, engine: Engine) -> int:
 def ring_imbalance(setup: Setup, engine: Engine) -> float:
     """Return how many times an average rank's attention the slowest rank of a ring computes.
 
-    Of c chunks in order, the last rank sees c - 1 whole chunks and half of its own; the average is c / 2.
+    Of c chunks in order, the last rank sees c - 1 whole chunks and half of one; the average is c / 2.
     """
     ranks = setup.context_parallel_size
     return 1.0 if engine.balanced_ring else 2 - 1 / ranks

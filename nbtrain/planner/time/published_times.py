@@ -46,7 +46,7 @@ class PublishedTime:
     run: str
     """Name of the example's file."""
     seconds: float | None
-    """Published time, rounded by its authors; None if they left it blank."""
+    """Published time, rounded by its authors; None if they published none."""
     devices: str
     gpu_type: str = ""
     """Kind of GPU that it was measured on, a name of config/arithmetic/devices.py; "" if not known."""

@@ -108,7 +108,7 @@ SHARES = {
 # Shares of the datasheet that flash attention reaches over forward and backward, by generation of the kernel:
 # 1 (and Triton's) 124 TFLOP/s on an A100, 2: 190 on an A100 and 335 on an H100 (arXiv:2307.08691, section 4),
 # 3 (and cuDNN's): 600 on an H100 (arXiv:2407.08608, section 4); causal, heads of 128. On a B200, generation 2
-# has no instructions of its own and reaches 333 to 346 (Dao-AILab/flash-attention, issue 1589). Cards of
+# uses none of the new instructions and reaches 333 to 346 (Dao-AILab/flash-attention, issue 1589). Cards of
 # compute capability 12 compute with Ampere's instructions and have its shares: forward, generation 2 reaches
 # 91 % of the peak of an RTX 5090 (gau-nernst, "Writing Speed-of-Light Flash Attention for 5090 in CUDA C++").
 _BLACKWELL_ATTENTION = {1: 0.13, 2: 0.15, 3: 0.55}

@@ -205,7 +205,7 @@ def _data_seconds(setup: Setup, rates: Rates, compute: float, micro_batches: int
     forward = gather * (sent.weights.times / times)
     backward = 0.0
     if sent.weights_backward is not None:
-        # hpZ gathers inside a machine, where there is no share of a network.
+        # hpZ gathers inside a machine, so the network's share does not apply.
         reached = 1.0 if setup.hpz_size > 1 else slower
         backward = reached * sent.weights_backward.seconds(setup, rates)
     # A ring passes through every rank, for each collective of each block.

@@ -251,7 +251,7 @@ def test_a_value_that_only_the_shell_knows_is_not_decided(script):
     ],
 )
 def test_set_e_ends_the_script_at_a_command_that_fails(script):
-    """What follows a command that certainly fails is not run, and the command is named."""
+    """Commands after one that certainly fails are not run, and the failing command is named."""
     read = read_script(f"set -e\n{script}\nrun a\n", "a.sh")
     assert [command.words[0].text for command in read.commands] == []
     assert read.failed[0].startswith("a.sh:")

@@ -263,7 +263,7 @@ def test_ulysses_and_ring_attention_send_less_than_tensor_ranks():
 
 @pytest.mark.parametrize(("engine", "times"), [("torchtitan", 2 - 1 / 4), ("megatron-core", 1)])
 def test_a_ring_without_balanced_chunks_waits_for_its_last_rank(engine, times):
-    """Of four chunks in order, the last rank sees three and a half, twice the average less a quarter."""
+    """The last rank of four chunks in order sees three and a half, twice the average less a quarter."""
     found = step(engine=engine, context_parallel_size=4)
     products = PRODUCT_SECONDS - 3.5 * ATTENTION
     assert found.compute == pytest.approx((products + times * 3.5 * ATTENTION) / 4, rel=1e-12)

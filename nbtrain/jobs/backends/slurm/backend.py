@@ -488,7 +488,7 @@ class SlurmLauncher(RemoteLauncher):
 
     def missing(self) -> str:
         """Return the nodes whose agents do not report and may still come back: an attempt starts the agents
-        of a step that has ended, and those of a step that Slurm has kept for SILENT_STEP_SECONDS.
+        of a step that has ended, and the agents of a step that Slurm has kept for SILENT_STEP_SECONDS.
         """
         if self._agents is None or self._agents.poll() is not None:
             return ""

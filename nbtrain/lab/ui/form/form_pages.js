@@ -50,7 +50,7 @@ export class FormPages {
     const backend = this.form.text("backend.kind");
     if (backend === this.backend) return;
     this.backend = backend;
-    // The fields are placed anew: the one that was changed keeps the focus and its place on the page.
+    // The fields are placed again: the one that was changed keeps the focus and its place on the page.
     const { page } = this.tabs, { activeElement } = document, { scrollTop } = page;
     const focused = page.contains(activeElement);
     this.open();

@@ -1,7 +1,7 @@
 """Print the functions that a function may call, directly or not: every function of nbtrain on any branch, by
 file.
 
-    python -m tests.call_path nbtrain.jobs.submit.submit
+    python -m tests.call_path nbtrain.jobs.submission.submit.submit
 
 Names are resolved through the imports of a file, and methods through mypy's type of the expression before the
 dot. A call of a base class's method may also call the methods that override it. A function that is passed as
@@ -183,7 +183,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "functions", nargs="*", default=["nbtrain.jobs.submit.submit", "nbtrain.api.verbs.plan"]
+        "functions", nargs="*", default=["nbtrain.jobs.submission.submit.submit", "nbtrain.api.verbs.plan"]
     )
     arguments = parser.parse_args()
     calls = Calls(checked())

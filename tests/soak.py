@@ -228,7 +228,7 @@ PARTS = (
         _evidence(
             (
                 *ENGINE,
-                "nbtrain.jobs.submit",
+                "nbtrain.jobs.submission.submit",
                 "nbtrain.dataset.prepare.prepare",
                 "nbtrain.exchange.export_model",
                 "nbtrain.checkpoint.pretrained.__main__",
@@ -247,7 +247,7 @@ PARTS = (
             (
                 *ENGINE,
                 "nbtrain.jobs.new_run",
-                "nbtrain.jobs.submit",
+                "nbtrain.jobs.submission.submit",
                 "nbtrain.dataset.prepare.prepare",
                 "nbtrain.dataset.look.baselines",
             ),
@@ -267,7 +267,7 @@ PARTS = (
             (
                 *ENGINE,
                 "nbtrain.cli.__main__",
-                "nbtrain.jobs.submit",
+                "nbtrain.jobs.submission.submit",
                 "nbtrain.dataset.prepare.prepare",
                 "nbtrain.proof.prove",
                 "nbtrain.exchange.export_model",
@@ -336,7 +336,7 @@ PARTS = (
         "real jobs killed, cancelled, limited, measured and evaluated, each resumed to its end",
         _pytest("--soak", "tests/jobs/test_real_trainer.py"),
         _evidence(
-            (*ENGINE, "nbtrain.jobs.submit"),
+            (*ENGINE, "nbtrain.jobs.submission.submit"),
             ("tests/jobs/test_real_trainer.py", "tests/jobs/conftest.py"),
             OUTSIDE_ENGINE,
         ),
@@ -348,7 +348,7 @@ PARTS = (
         _evidence(
             (
                 *ENGINE,
-                "nbtrain.jobs.submit",
+                "nbtrain.jobs.submission.submit",
                 "nbtrain.jobs.node.__main__",
                 "nbtrain.jobs.backends.slurm.backend",
             ),
@@ -368,7 +368,7 @@ PARTS = (
         _evidence(
             (
                 *ENGINE,
-                "nbtrain.jobs.submit",
+                "nbtrain.jobs.submission.submit",
                 "nbtrain.jobs.node.agent",
                 "nbtrain.jobs.backends.hosts.backend",
             ),
@@ -389,7 +389,7 @@ PARTS = (
         _evidence(
             (
                 "nbtrain.train.calibration.network",
-                "nbtrain.jobs.calibrate_network",
+                "nbtrain.jobs.calibration.calibrate_network",
                 "nbtrain.jobs.backends.hosts.backend",
                 "nbtrain.jobs.backends.slurm.backend",
             ),
@@ -404,7 +404,7 @@ PARTS = (
         _evidence(
             (
                 *ENGINE,
-                "nbtrain.jobs.submit",
+                "nbtrain.jobs.submission.submit",
                 "nbtrain.jobs.node.agent",
                 "nbtrain.jobs.backends.hosts.backend",
             ),
@@ -442,7 +442,7 @@ PARTS = (
         _evidence(
             (
                 *ENGINE,
-                "nbtrain.jobs.submit",
+                "nbtrain.jobs.submission.submit",
                 "nbtrain.jobs.node.__main__",
                 "nbtrain.jobs.backends.kubernetes.backend",
             ),
@@ -471,7 +471,7 @@ PARTS = (
         _pytest("--soak", "tests/jobs/backends/kubernetes/test_pods.py"),
         _evidence(
             (
-                "nbtrain.jobs.submit",
+                "nbtrain.jobs.submission.submit",
                 "nbtrain.jobs.node.__main__",
                 "nbtrain.jobs.supervisor.__main__",
                 "nbtrain.jobs.backends.kubernetes.backend",
@@ -565,7 +565,7 @@ PARTS = (
         "real jobs stopped, killed, failed, on a full disk: what the browser says of them is what is saved",
         _pytest("--soak", "tests/end_to_end/test_no_false_word.py"),
         _evidence(
-            (*ENGINE, "nbtrain.jobs.submit", "nbtrain.lab.server.extension", "nbtrain.api.run"),
+            (*ENGINE, "nbtrain.jobs.submission.submit", "nbtrain.lab.server.extension", "nbtrain.api.run"),
             ("tests/end_to_end/test_no_false_word.py", "tests/end_to_end/claims.py", UI_BUNDLE),
             ("nbtrain.corpus", "nbtrain.cli"),
         ),

@@ -70,8 +70,8 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     """
     from nbtrain.config.findings import findings_of
     from nbtrain.foreign.job_files.read import is_foreign
-    from nbtrain.jobs.findings import findings_here
-    from nbtrain.jobs.initial_weights import findings_of_weights, with_new_tokens
+    from nbtrain.jobs.checks.this_machine import findings_here
+    from nbtrain.jobs.request.initial_weights import findings_of_weights, with_new_tokens
     from nbtrain.planner.plan import plan
 
     if any(isinstance(source, str | Path) and is_foreign(source) for source in runs):

@@ -78,7 +78,7 @@ class NotLaunched(Result):
 
 def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:
     """Return a NotLaunched for these shortages, or for a dry run; placeholders are listed first."""
-    from nbtrain.jobs.dry_run import request_text
+    from nbtrain.jobs.submission.dry_run import request_text
 
     shortages = [finding.text for finding in placeholders_of(config)] + shortages
 

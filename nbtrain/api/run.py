@@ -284,7 +284,7 @@ class Run:
 
     def cancel(self, now: bool = False) -> None:
         """Ask the newest job to save and exit; with `now`, kill it without saving."""
-        from nbtrain.jobs.control import cancel
+        from nbtrain.jobs.control.control import cancel
 
         cancel(self.job, now=now)
 
@@ -296,7 +296,7 @@ class Run:
         The job continues. Raises JobError if the job is not active, saves nothing, or has not saved in that
         time.
         """
-        from nbtrain.jobs.control import request_save
+        from nbtrain.jobs.control.control import request_save
 
         return request_save(self.job, None if wait_seconds is None else number("wait_seconds", wait_seconds))
 
@@ -306,7 +306,7 @@ class Run:
 
         Raises JobError while a job is active.
         """
-        from nbtrain.jobs.control import clean
+        from nbtrain.jobs.control.control import clean
 
         return clean(self.directory, dry_run=not yes)
 
@@ -348,7 +348,7 @@ class Run:
 
     def pause(self) -> None:
         """Make the newest job save and release its devices; resume() continues the same job."""
-        from nbtrain.jobs.control import pause
+        from nbtrain.jobs.control.control import pause
 
         pause(self.job)
 
@@ -357,7 +357,7 @@ class Run:
 
         A paused job continues as the same job, unless `overrides` change a setting.
         """
-        from nbtrain.jobs.submit import resume
+        from nbtrain.jobs.submission.submit import resume
 
         return Run(resume(self.directory, overrides).run)
 
@@ -375,7 +375,7 @@ class Run:
 
     def clone(self, name: str, overrides: Overrides = None) -> RunConfig:
         """Copy this run's configuration to a new run with another name, ready to be submitted."""
-        from nbtrain.jobs.clone import clone
+        from nbtrain.jobs.submission.clone import clone
 
         return clone(self.directory, name, overrides)
 
@@ -385,7 +385,7 @@ class Run:
         Raises JobError while a job is active, or if other run YAMLs use files of the run, unless `force` is
         set.
         """
-        from nbtrain.jobs.delete import delete, survey
+        from nbtrain.jobs.control.delete import delete, survey
 
         if not yes:
             return f"{survey(self.directory, force)}\nNothing was deleted; yes=True deletes it."

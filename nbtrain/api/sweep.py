@@ -77,7 +77,7 @@ def _prepare(run: "SweepRun") -> None:
     start, whatever its data is.
     """
     from nbtrain.dataset.prepare.prepare import prepare
-    from nbtrain.jobs.submit import refuse_hopeless
+    from nbtrain.jobs.submission.submit import refuse_hopeless
 
     refuse_hopeless(run.config)
     prepare(run.config)

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from nbtrain.dataset.look.inspect import Inspection
     from nbtrain.dataset.prepare.prepare import PrepareReport
     from nbtrain.foreign.importing import Imported
-    from nbtrain.jobs.calibrate import Calibrated
-    from nbtrain.jobs.calibrate_network import CalibratedNetwork
+    from nbtrain.jobs.calibration.calibrate import Calibrated
+    from nbtrain.jobs.calibration.calibrate_network import CalibratedNetwork
     from nbtrain.jobs.new_run import NewRun
     from nbtrain.jobs.queue.listing import QueueList
     from nbtrain.lab.widgets.launcher import LaunchForm
@@ -118,7 +118,7 @@ def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "
 
 def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
     """Plan a run before it starts: parameters, tokens, memory by part, time and disk."""
-    from nbtrain.jobs.initial_weights import with_new_tokens
+    from nbtrain.jobs.request.initial_weights import with_new_tokens
     from nbtrain.planner.plan import plan as make_plan
 
     return make_plan(with_new_tokens(load(run, overrides)))
@@ -160,16 +160,16 @@ def calibrate(
     seconds, and 60 with `network`.
     """
     if network is not None:
-        from nbtrain.jobs.calibrate_network import DEFAULT_SECONDS as USUAL
-        from nbtrain.jobs.calibrate_network import calibrate_network
+        from nbtrain.jobs.calibration.calibrate_network import DEFAULT_SECONDS as USUAL
+        from nbtrain.jobs.calibration.calibrate_network import calibrate_network
 
         return calibrate_network(
             load(network, overrides), number("seconds", USUAL if seconds is None else seconds)
         )
     if overrides:
         raise ConfigError("overrides are settings of a run: name the run with network=.")
-    from nbtrain.jobs.calibrate import DEFAULT_SECONDS
-    from nbtrain.jobs.calibrate import calibrate as measure
+    from nbtrain.jobs.calibration.calibrate import DEFAULT_SECONDS
+    from nbtrain.jobs.calibration.calibrate import calibrate as measure
 
     return measure(number("seconds", DEFAULT_SECONDS if seconds is None else seconds))
 
@@ -215,11 +215,11 @@ def submit(
     data is refused; with prepared=False it is prepared first. `dry_run` names a file for Slurm's batch
     script, the Kubernetes manifest or the commands for hosts, and nothing is submitted.
     """
-    from nbtrain.jobs.existing_run import is_not_finished, refuse_submission, was_trained_with
+    from nbtrain.jobs.checks.existing_run import is_not_finished, refuse_submission, was_trained_with
     from nbtrain.jobs.queue.after_boot import start_after_boot
-    from nbtrain.jobs.request import read_request
-    from nbtrain.jobs.submit import refuse_hopeless
-    from nbtrain.jobs.submit import submit as submit_job
+    from nbtrain.jobs.request.request import read_request
+    from nbtrain.jobs.submission.submit import refuse_hopeless
+    from nbtrain.jobs.submission.submit import submit as submit_job
 
     if finished not in ("refuse", "open"):
         raise SubmitError(f'finished = {finished!r} must be "refuse" or "open".')
@@ -227,7 +227,7 @@ def submit(
         raise SubmitError(f'too_small = {too_small!r} must be "refuse" or "explain".')
     config = load(run, overrides)
     if dry_run is not None:
-        from nbtrain.jobs.dry_run import dry_run as write_request
+        from nbtrain.jobs.submission.dry_run import dry_run as write_request
 
         return write_request(config, Path(resolve(dry_run)))
     start_after_boot(say=print)
@@ -273,8 +273,8 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
         )
     if mode == "twin":
         return twin(run, submitted=True)
-    from nbtrain.jobs.launch import read_launch
-    from nbtrain.jobs.preflight import preflight
+    from nbtrain.jobs.checks.preflight import preflight
+    from nbtrain.jobs.request.launch import read_launch
 
     config = load(run)
     if dry_run or placeholders_of(config):

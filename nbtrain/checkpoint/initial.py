@@ -14,15 +14,15 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.text.amounts import count
 from nbtrain.base.workspace import display, resolve
-from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint import reshape
-from nbtrain.checkpoint.folder_weights import PIECE_ELEMENTS
-from nbtrain.checkpoint.four_bits import load_four_bits
-from nbtrain.checkpoint.live_run import LiveRun
-from nbtrain.checkpoint.masters import MadeWhole, Weights
-from nbtrain.checkpoint.opened import refuse_changed, weights_of
-from nbtrain.checkpoint.peft_adapters import read_adapters
-from nbtrain.checkpoint.store import MASTER, WHOLE, StoredParameter
+from nbtrain.checkpoint.files import manifest as manifests
+from nbtrain.checkpoint.live.live_run import LiveRun
+from nbtrain.checkpoint.weights.folder_weights import PIECE_ELEMENTS
+from nbtrain.checkpoint.weights.four_bits import load_four_bits
+from nbtrain.checkpoint.weights.masters import MadeWhole, Weights
+from nbtrain.checkpoint.weights.opened import refuse_changed, weights_of
+from nbtrain.checkpoint.weights.peft_adapters import read_adapters
+from nbtrain.checkpoint.weights.store import MASTER, WHOLE, StoredParameter
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import OF_VOCABULARY, trained_rows_of
 from nbtrain.parallel.agreement import gather_objects

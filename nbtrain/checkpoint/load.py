@@ -2,7 +2,7 @@
 
 choose  the newest complete folder; incomplete ones are skipped, with an event
 load    checks that it fits the run -> same layout: DeepSpeed's own load, bit for bit; another layout:
-        reshape.py -> random state -> the resume report (certificate.py)
+        reshape.py -> random state -> the resume report (live/resume_report.py)
 """
 
 import dataclasses
@@ -14,12 +14,13 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.run_directory.checkpoint_files import newest_whole
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.rundir import NOT_USED, RunDir
-from nbtrain.checkpoint import certificate, reshape
-from nbtrain.checkpoint import manifest as manifests
-from nbtrain.checkpoint.describe import architecture, layout
-from nbtrain.checkpoint.live_run import LiveRun, TrainState
+from nbtrain.checkpoint import reshape
+from nbtrain.checkpoint.files import manifest as manifests
+from nbtrain.checkpoint.live import resume_report
+from nbtrain.checkpoint.live.describe import architecture, layout
+from nbtrain.checkpoint.live.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.rollbacks import pass_bad_samples
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.rules.resume import misfits
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.parallel.agreement import broadcast_object, gather_objects
@@ -119,7 +120,7 @@ def layout_changes(live: LiveRun, manifest: dict[str, Any]) -> list[str]:
     """Return the differences between the layouts of checkpoint and run; [] if DeepSpeed can load the
     checkpoint.
     """
-    words = certificate.layout_words(manifest["layout"], layout(live.config))
+    words = resume_report.layout_words(manifest["layout"], layout(live.config))
     before, now = manifest["padded_vocab_size"], live.config.padded_vocab_size
     return words + ([f"padded vocabulary: {before:,} -> {now:,}"] if before != now else [])
 
@@ -169,7 +170,7 @@ def _load_reshaped(live: LiveRun, folder: Path) -> dict[str, Any]:
 def _certify(live: LiveRun, manifest: dict[str, Any], state: TrainState, reseeded: bool, source: str) -> None:
     # Samples that a rollback skips change the next batch.
     data = pass_bad_samples(live.run, state.data)
-    made = certificate.certify(
+    made = resume_report.certify(
         manifest, live.config, layout(live.config), live.world.device, live.next_batch_sha256(data), reseeded
     )
     made.source, made.attempt = source, live.attempt

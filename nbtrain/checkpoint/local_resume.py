@@ -24,14 +24,14 @@ from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.records import Rollback
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
-from nbtrain.checkpoint import certificate
-from nbtrain.checkpoint.copier import copy_file, lower_priority
-from nbtrain.checkpoint.describe import layout
+from nbtrain.checkpoint.files.copier import copy_file, lower_priority
+from nbtrain.checkpoint.files.local_disk import LocalDisk, Part, note_local, note_resumed
+from nbtrain.checkpoint.files.writer import Described
+from nbtrain.checkpoint.live import resume_report
+from nbtrain.checkpoint.live.describe import layout
 from nbtrain.checkpoint.load import choose
-from nbtrain.checkpoint.local_disk import LocalDisk, Part, note_local, note_resumed
 from nbtrain.checkpoint.save import make_room, publish_manifest
-from nbtrain.checkpoint.store import OPTIMIZER_FILE
-from nbtrain.checkpoint.writer import Described
+from nbtrain.checkpoint.weights.store import OPTIMIZER_FILE
 from nbtrain.parallel.agreement import broadcast_object, gather_objects
 from nbtrain.parallel.startup import World
 
@@ -283,7 +283,7 @@ def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
     trains = config.mode == "full"
     same = (
         trains
-        and not certificate.layout_words(manifest["layout"], layout(config))
+        and not resume_report.layout_words(manifest["layout"], layout(config))
         and manifest["padded_vocab_size"] == config.padded_vocab_size
     )
     folder = run.checkpoint(step)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.text import amounts
-from nbtrain.checkpoint.copier import copy_file, lower_priority
-from nbtrain.checkpoint.live_run import LiveRun
-from nbtrain.checkpoint.local_disk import LocalDisk, Part, note_local
-from nbtrain.checkpoint.writer import BackgroundSave, CheckpointWriter, Described
+from nbtrain.checkpoint.files.copier import copy_file, lower_priority
+from nbtrain.checkpoint.files.local_disk import LocalDisk, Part, note_local
+from nbtrain.checkpoint.files.writer import BackgroundSave, CheckpointWriter, Described
+from nbtrain.checkpoint.live.live_run import LiveRun
 from nbtrain.parallel.agreement import broadcast_object, gather_objects
 
 

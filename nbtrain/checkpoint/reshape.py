@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors, local_elements
-from nbtrain.checkpoint.masters import Weights
-from nbtrain.checkpoint.store import MASTER, CheckpointStore, TensorPart, moments_of
+from nbtrain.checkpoint.live.live_parts import base_optimizer, live_shape, live_tensors, local_elements
+from nbtrain.checkpoint.weights.masters import Weights
+from nbtrain.checkpoint.weights.store import MASTER, CheckpointStore, TensorPart, moments_of
 from nbtrain.model.gpt_pipe import canonical_parameters, trained_parameters
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.tensor import partition_dim

@@ -1,7 +1,7 @@
 """Saves checkpoints: DeepSpeed writes the state of the engine, and our manifest makes it valid.
 
     check of the disk space -> DeepSpeed's files, hashed while written -> manifest.json -> latest
-        -> prune (manifest.py)
+        -> prune (files/manifest.py)
 
 With checkpoint.async_save the state is copied to host memory; files and manifest follow in the background
 (writer.py). With checkpoint.local_dir the files are written to the node's own disk first and are copied to
@@ -22,12 +22,12 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint import describe
-from nbtrain.checkpoint import manifest as manifests
-from nbtrain.checkpoint.live_run import LiveRun, TrainState
-from nbtrain.checkpoint.local_disk import LocalDisk
+from nbtrain.checkpoint.files import manifest as manifests
+from nbtrain.checkpoint.files.local_disk import LocalDisk
+from nbtrain.checkpoint.files.writer import SHARES, BackgroundSave, CheckpointWriter, Described
+from nbtrain.checkpoint.live import describe
+from nbtrain.checkpoint.live.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.local_save import LocalPart, NodeSaves
-from nbtrain.checkpoint.writer import SHARES, BackgroundSave, CheckpointWriter, Described
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import NOTHING, SAVE, broadcast_object, gather_objects

@@ -32,10 +32,10 @@ from nbtrain.base.process.answers import answer_request
 from nbtrain.base.process.signals import hear_signals
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION
-from nbtrain.checkpoint.manifest import whole_step
-from nbtrain.checkpoint.store import CheckpointStore
-from nbtrain.checkpoint.torch_files import write_file
+from nbtrain.checkpoint.files.manifest import whole_step
+from nbtrain.checkpoint.files.torch_files import write_file
+from nbtrain.checkpoint.live.describe import UNIVERSAL_CHECKPOINT_VERSION
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.model.names import OF_VOCABULARY, is_adapter, piped_name
 

@@ -64,8 +64,8 @@ def why_not(config: "RunConfig") -> str:
     """Return why notebook 03 did not launch the run. The notebook itself shows the reason and ends without an
     error.
     """
-    from nbtrain.jobs.launch import read_launch
-    from nbtrain.jobs.preflight import preflight
+    from nbtrain.jobs.checks.preflight import preflight
+    from nbtrain.jobs.request.launch import read_launch
 
     found = "".join(f"\n  - {problem}" for problem in preflight(read_launch(config)))
     return f"{config.name} was not launched, so there is nothing to watch or to generate from.{found}"

@@ -174,8 +174,8 @@ def calibrate(options: argparse.Namespace) -> None:
     """Measure this machine."""
     from nbtrain.api import verbs as api
     from nbtrain.base.errors import ConfigError
-    from nbtrain.jobs.calibrate import DEFAULT_SECONDS
-    from nbtrain.jobs.calibrate import calibrate as measure
+    from nbtrain.jobs.calibration.calibrate import DEFAULT_SECONDS
+    from nbtrain.jobs.calibration.calibrate import calibrate as measure
 
     check_picture(options.picture)
     result: Any

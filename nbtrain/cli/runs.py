@@ -254,7 +254,7 @@ def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
     A run that was already active keeps its settings. If the user `wanted` other settings, the code is
     SubmitError's.
     """
-    from nbtrain.jobs.changes import typed_changes
+    from nbtrain.jobs.request.changes import typed_changes
 
     kept = bool(typed_changes(run.config, wanted))
     if not options.json:
@@ -436,7 +436,7 @@ def _rank_of(text: str | None, run: Any) -> int | str | None:
 
 def cancel(options: argparse.Namespace) -> None:
     """Stop a run's job."""
-    from nbtrain.jobs.control import advice_to_resume
+    from nbtrain.jobs.control.control import advice_to_resume
 
     run = run_of(options)
     run.stop(now=options.now)
@@ -446,7 +446,7 @@ def cancel(options: argparse.Namespace) -> None:
 
 def pause(options: argparse.Namespace) -> None:
     """Pause the job of a run."""
-    from nbtrain.jobs.control import pause as pause_job
+    from nbtrain.jobs.control.control import pause as pause_job
 
     run = run_of(options)
     state, cause = pause_job(run.job)
@@ -512,8 +512,8 @@ def clean(options: argparse.Namespace) -> None:
 def delete(options: argparse.Namespace) -> None:
     """Delete a run after confirmation."""
     from nbtrain.base.text import amounts
-    from nbtrain.jobs.delete import delete as delete_run
-    from nbtrain.jobs.delete import survey
+    from nbtrain.jobs.control.delete import delete as delete_run
+    from nbtrain.jobs.control.delete import survey
 
     run = run_of(options)
     show(survey(run.directory, options.force))

@@ -1,7 +1,7 @@
 """Fault injection: the format of NBTRAIN_FAULTS in backend.env.
 
-Read before launch (jobs/preflight.py) and by the ranks (train/health/faults.py), so that an order that no
-rank understands starts none.
+Read before launch (jobs/checks/preflight.py) and by the ranks (train/health/faults.py), so that an order that
+no rank understands starts none.
 """
 
 import json

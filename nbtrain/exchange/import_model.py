@@ -41,7 +41,7 @@ from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.origin import ids_in
 from nbtrain.corpus.tokenizer.prepare import take_over
 from nbtrain.exchange.from_megatron import converted
-from nbtrain.jobs.initial_weights import other_ids
+from nbtrain.jobs.request.initial_weights import other_ids
 from nbtrain.planner.run_file import not_written, run_text, target_of
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.folder import SUFFIX

@@ -42,7 +42,7 @@ from nbtrain.base.process.signals import hear_signals
 from nbtrain.base.run_directory.checkpoint_files import in_work
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import counted
-from nbtrain.checkpoint.manifest import whole_step
+from nbtrain.checkpoint.files.manifest import whole_step
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.generation import Generation
 from nbtrain.config.load import load_resolved

@@ -1,8 +1,8 @@
 """Loads a run's model for generation from a checkpoint of any layout, and shards it across the ranks here.
 
-Each rank reads its own part of every weight by canonical name (checkpoint/store.py), whatever layout wrote
-it. On a CPU the weights are fp32 unless bf16 is requested, and their layout suits products with few rows
-(packed.py); on a GPU they keep the format of training.
+Each rank reads its own part of every weight by canonical name (checkpoint/weights/store.py), whatever layout
+wrote it. On a CPU the weights are fp32 unless bf16 is requested, and their layout suits products with few
+rows (packed.py); on a GPU they keep the format of training.
 """
 
 import dataclasses
@@ -13,10 +13,10 @@ import torch
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
-from nbtrain.checkpoint.manifest import whole_step
-from nbtrain.checkpoint.merged import MergedWeights
-from nbtrain.checkpoint.opened import open_checkpoint
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.files.manifest import whole_step
+from nbtrain.checkpoint.weights.merged import MergedWeights
+from nbtrain.checkpoint.weights.opened import open_checkpoint
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.origin import end_ids

@@ -45,8 +45,8 @@ def config_page(run: RunDir, readable: Callable[[Path], object] = lambda path: p
     """
     from nbtrain.config.load import flatten, load_resolved
     from nbtrain.config.yaml_source import show, spelled
-    from nbtrain.jobs.changes import changes_between
-    from nbtrain.jobs.origins import read_origins
+    from nbtrain.jobs.request.changes import changes_between
+    from nbtrain.jobs.submission.origins import read_origins
     from nbtrain.lab.form.fields import every_field
 
     value: dict[str, Any] = {"yaml": run.config_yaml.read_text(encoding="utf-8"), "parent": None}

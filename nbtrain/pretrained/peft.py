@@ -9,8 +9,8 @@ Rows of tokens are in peft_tokens.py.
 GPT-2 has one module for all three (attn.c_attn). Its adapter is written with three times the rank, each third
 for its own rows; an adapter trained by peft, whose first matrix is shared by all rows, is read three times.
 
-This module does not use torch, so that both sides can import it. checkpoint/peft_adapters.py reads the
-tensors, and checkpoint/pretrained/adapters.py writes them.
+This module does not use torch, so that both sides can import it. checkpoint/weights/peft_adapters.py reads
+the tensors, and checkpoint/pretrained/adapters.py writes them.
 """
 
 import math

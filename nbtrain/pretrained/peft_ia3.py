@@ -6,7 +6,7 @@
 GPT-2 has a single module for queries, keys and values. Its vector is written with 1 for the queries, and a
 vector trained by peft must have 1 there.
 
-This module does not use torch; checkpoint/peft_vectors.py reads and writes the tensors.
+This module does not use torch; checkpoint/weights/peft_vectors.py reads and writes the tensors.
 """
 
 from pathlib import Path

@@ -6,7 +6,7 @@
 The numbers are the rows themselves, in the order of the ids, not differences from the base's rows (peft
 0.21.2, tuners/trainable_tokens/layer.py). A tied output layer follows the embedding.
 
-This module does not use torch; checkpoint/peft_adapters.py reads the tensors, and
+This module does not use torch; checkpoint/weights/peft_adapters.py reads the tensors, and
 checkpoint/pretrained/adapters.py writes them.
 """
 

@@ -27,9 +27,9 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.existing_run import HARMLESS_ENTRIES, refuse_foreign
-from nbtrain.jobs.job_files import write_identity
-from nbtrain.jobs.request import active_job
+from nbtrain.jobs.checks.existing_run import HARMLESS_ENTRIES, refuse_foreign
+from nbtrain.jobs.request.request import active_job
+from nbtrain.jobs.submission.job_files import write_identity
 from nbtrain.proof.small_sections import NUM_DOCUMENTS
 
 # A key of run.json that marks a folder as a twin, which may be deleted and created again.

@@ -6,7 +6,7 @@
         assert ended.exit_codes == [0, 0, 0, 0]
 
 train/twin/fork_server.py is the server, and says when forking is safe. These runs have no supervisor, because
-a user waits for them; real runs use jobs/submit.py.
+a user waits for them; real runs use jobs/submission/submit.py.
 """
 
 import json

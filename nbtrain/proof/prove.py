@@ -24,10 +24,10 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare
-from nbtrain.jobs.control import wait
+from nbtrain.jobs.control.control import wait
 from nbtrain.jobs.machine.build_tools import has_compiler
 from nbtrain.jobs.machine.environment import package_version, rank_variables
-from nbtrain.jobs.submit import submit
+from nbtrain.jobs.submission.submit import submit
 from nbtrain.proof.folder import abandon, alone, end_job, new_job, renew, write_prompts
 from nbtrain.proof.fork_client import Ended, ForkServer, Launch
 from nbtrain.proof.report import (

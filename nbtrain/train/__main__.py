@@ -78,7 +78,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
 
     with heartbeat.phase("start"):
         # torch takes seconds to import, so the first heartbeat is written before.
-        from nbtrain.checkpoint.torch_files import written_bytes
+        from nbtrain.checkpoint.files.torch_files import written_bytes
         from nbtrain.parallel import startup
         from nbtrain.train.build import refuse_unsupported
         from nbtrain.train.health.collectives import CollectiveWatch

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint.live_run import LiveRun, TrainState
+from nbtrain.checkpoint.files.local_disk import LocalDisk
+from nbtrain.checkpoint.live.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.load import load
-from nbtrain.checkpoint.local_disk import LocalDisk
 from nbtrain.checkpoint.local_resume import Start, choose_start
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.checkpoint.save import Saver
-from nbtrain.checkpoint.store import DTYPES
+from nbtrain.checkpoint.weights.store import DTYPES
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.schema import RunConfig

@@ -13,7 +13,7 @@ import torch
 
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.text.amounts import counted
-from nbtrain.checkpoint.live_run import LiveRun
+from nbtrain.checkpoint.live.live_run import LiveRun
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import OpenDataset
 from nbtrain.dataset.of_run import open_dataset

@@ -157,7 +157,7 @@ def predicted_seconds(contender: Contender, calibration: Any) -> float:
 
 def contest(options: argparse.Namespace) -> list[tuple[str, float, float, float]]:
     """Calibrate, then return (name, predicted, measured, spread) of every run."""
-    from nbtrain.jobs.calibrate import calibrate
+    from nbtrain.jobs.calibration.calibrate import calibrate
     from nbtrain.planner.calibration.calibration import Calibration
     from tests.train import launch
 

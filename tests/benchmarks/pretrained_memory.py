@@ -134,7 +134,7 @@ def rank(answer: str, config_file: str) -> None:
 
     die_with_parent()
     from nbtrain.checkpoint import reshape
-    from nbtrain.checkpoint.folder_weights import PIECE_ELEMENTS, FolderWeights
+    from nbtrain.checkpoint.weights.folder_weights import PIECE_ELEMENTS, FolderWeights
     from nbtrain.parallel import startup
     from nbtrain.parallel.groups import ParallelGroups
     from nbtrain.pretrained.model import open_model

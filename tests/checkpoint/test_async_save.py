@@ -11,7 +11,7 @@ import torch
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from tests.train import launch
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from nbtrain.base.run_directory.checkpoint_files import (
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint import manifest as manifests
+from nbtrain.checkpoint.files import manifest as manifests
 from tests.train import launch
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import torch
 
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import ResumeCertificate
-from nbtrain.checkpoint.store import CheckpointStore
-from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.checkpoint.weights.model_weights import load_model_weights
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load_resolved
 from tests.train import launch

@@ -7,8 +7,8 @@ import torch
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint import universal
-from nbtrain.checkpoint.store import CheckpointStore
-from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.checkpoint.weights.model_weights import load_model_weights
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load_resolved
 from nbtrain.model.gpt import build_model
 from tests.train import launch

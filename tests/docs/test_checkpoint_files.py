@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from nbtrain.base import files
-from nbtrain.checkpoint.manifest import payload
-from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.checkpoint.files.manifest import payload
+from nbtrain.checkpoint.weights.model_weights import load_model_weights
 from nbtrain.config.load import load, load_resolved
 from nbtrain.model.gpt import build_model
 from nbtrain.model.names import is_adapter

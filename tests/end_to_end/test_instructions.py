@@ -18,7 +18,7 @@ import torch
 import nbtrain as nb
 from nbtrain.api.run import open_run
 from nbtrain.base import files
-from nbtrain.checkpoint.opened import open_checkpoint
+from nbtrain.checkpoint.weights.opened import open_checkpoint
 from nbtrain.config.load import load_resolved
 from nbtrain.dataset.look.baselines import baselines
 from nbtrain.inference.loaded import load

@@ -25,9 +25,9 @@ from nbtrain.base.run_directory.records import Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.dataset.prepare.prepare import prepare
-from nbtrain.jobs import control
+from nbtrain.jobs.control import control
 from nbtrain.jobs.machine import processes
-from nbtrain.jobs.submit import submit
+from nbtrain.jobs.submission.submit import submit
 from nbtrain.monitor.runs.runs import shorter
 from tests.end_to_end.claims import check_claims, newest_whole
 from tests.end_to_end.jupyterlab import (

@@ -22,7 +22,7 @@ from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.exchange.import_model import FETCHED, NOT_FETCHED, find_tokenizer, import_model
-from nbtrain.jobs.initial_weights import problems_of_weights, read_initial_weights
+from nbtrain.jobs.request.initial_weights import problems_of_weights, read_initial_weights
 from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.start import open_start
 from tests.pretrained.small import write_small_folder

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.launch import read_launch
-from nbtrain.jobs.preflight_tools import extensions_can_be_built
+from nbtrain.jobs.checks.preflight_tools import extensions_can_be_built
+from nbtrain.jobs.request.launch import read_launch
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
 from tests.gpu.parity import FORMATS, overrides_of
 from tests.gpu.tolerance import allowed, difference

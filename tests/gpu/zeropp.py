@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.launch import read_launch
-from nbtrain.jobs.preflight_tools import extensions_can_be_built
+from nbtrain.jobs.checks.preflight_tools import extensions_can_be_built
+from nbtrain.jobs.request.launch import read_launch
 from nbtrain.parallel.startup import prepare_deepspeed
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
 from tests.gpu.parity import FORMATS, overrides_of

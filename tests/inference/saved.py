@@ -13,7 +13,8 @@ from nbtrain.base import files
 from nbtrain.base.run_directory.checkpoint_files import SCHEMA_VERSION
 from nbtrain.base.run_directory.rundir import RunDir, new_run_id
 from nbtrain.base.workspace import tokenizer_dir
-from nbtrain.checkpoint import describe, manifest
+from nbtrain.checkpoint.files import manifest
+from nbtrain.checkpoint.live import describe
 from nbtrain.config.load import load, to_yaml
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference.loaded import model_of

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load_resolved
 from nbtrain.inference.engine import Engine
 from nbtrain.inference.loaded import fill, model_of

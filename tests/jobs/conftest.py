@@ -16,7 +16,7 @@ from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.machine import processes
-from nbtrain.jobs.submit import submit
+from nbtrain.jobs.submission.submit import submit
 from nbtrain.monitor.runs.runs import list_runs
 
 FAKE_RANK = str(Path(__file__).parent / "fake_rank.py")

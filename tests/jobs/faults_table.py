@@ -29,8 +29,8 @@ from nbtrain.base.run_directory.records import Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load, to_yaml
 from nbtrain.dataset.prepare.prepare import prepare
-from nbtrain.jobs import control
-from nbtrain.jobs.submit import resume, submit
+from nbtrain.jobs.control import control
+from nbtrain.jobs.submission.submit import resume, submit
 from tests.parity.sources import FAULTS as EVIDENCE
 from tests.parity.sources import stamp
 
@@ -337,7 +337,7 @@ def _submit_inside(config: Any, folder: Path, group: str) -> JobDir:
         "import os, pathlib, sys\n"
         "pathlib.Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
         "from nbtrain.config.load import load_resolved\n"
-        "from nbtrain.jobs.submit import submit\n"
+        "from nbtrain.jobs.submission.submit import submit\n"
         "print(submit(load_resolved(sys.argv[2])).job_id)\n"
     )
     command = [sys.executable, "-c", script, group, str(yaml)]

@@ -15,7 +15,7 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import Rollback
-from nbtrain.jobs import control
+from nbtrain.jobs.control import control
 from tests.jobs import faults_table
 from tests.jobs.faults_table import BEGIN, DOCUMENT, END, FAULTS, Fault, at, suffer
 

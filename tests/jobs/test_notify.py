@@ -17,9 +17,9 @@ from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.sections.notify_section import NotifyConfig
-from nbtrain.jobs.launch import read_launch
+from nbtrain.jobs.checks.preflight import SHARED_CHECKS, notification_is_possible
 from nbtrain.jobs.notify import notify
-from nbtrain.jobs.preflight import SHARED_CHECKS, notification_is_possible
+from nbtrain.jobs.request.launch import read_launch
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.supervise import send_notifications
 

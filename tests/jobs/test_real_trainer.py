@@ -22,9 +22,9 @@ from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import to_yaml
-from nbtrain.jobs import control
+from nbtrain.jobs.control import control
 from nbtrain.jobs.machine import processes
-from nbtrain.jobs.submit import resume, submit
+from nbtrain.jobs.submission.submit import resume, submit
 from tests.train import launch
 
 pytestmark = pytest.mark.slow

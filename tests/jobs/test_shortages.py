@@ -14,8 +14,8 @@ from nbtrain.base.hardware.cgroup import cgroup_file
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import ExitRecord, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.jobs import control
 from nbtrain.jobs.attempt.reserve import RESERVED_BYTES, Reserve
+from nbtrain.jobs.control import control
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("quick_torchrun")]
 
@@ -53,7 +53,7 @@ def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
     """If the disk becomes full during training, the job ends as FAILED with that cause, and its records are
     complete.
     """
-    from nbtrain.jobs import submit as submitting
+    from nbtrain.jobs.submission import submit as submitting
 
     config = fake([{"step": 7, "do": "fill"}], steps=1000, backend={"disk_wait_seconds": 0.5})
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(small_disk))
@@ -155,7 +155,7 @@ def test_out_of_memory_is_no_plain_kill(fake, memory_group, workspace, tiny_data
         "import os, pathlib, sys\n"
         "pathlib.Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
         "from nbtrain.config.load import load_resolved\n"
-        "from nbtrain.jobs.submit import submit\n"
+        "from nbtrain.jobs.submission.submit import submit\n"
         "print(submit(load_resolved(sys.argv[2]), command=(sys.argv[3],)).job_id)\n"
     )
     from nbtrain.config.load import to_yaml

@@ -14,7 +14,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load_resolved, to_yaml
 from tests.parity.cases import STEPS, Case
 from tests.parity.runner import Job, RunFailed, Runner, contents, values

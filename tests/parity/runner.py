@@ -20,8 +20,8 @@ import torch
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint.store import CheckpointStore
-from nbtrain.checkpoint.torch_files import load_file
+from nbtrain.checkpoint.files.torch_files import load_file
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, state_bytes
 from nbtrain.config.load import load_resolved
 from nbtrain.proof.fork_client import Ended, ForkServer, Launch

@@ -41,7 +41,7 @@ class Evidence:
 PARITY = Evidence(
     REPOSITORY / "docs" / "evidence" / "parity.md",
     "make parity",
-    ("nbtrain.train.__main__", "nbtrain.checkpoint.store"),
+    ("nbtrain.train.__main__", "nbtrain.checkpoint.weights.store"),
     (
         "tests/parity/autotp.py",
         "tests/parity/cases.py",

@@ -10,7 +10,7 @@ import torch
 
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity.cases import LLAMA
 from tests.train import launch

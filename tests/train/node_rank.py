@@ -7,7 +7,7 @@ import resource
 import time
 
 from nbtrain.checkpoint import local_save
-from nbtrain.checkpoint import writer as checkpoint_writer
+from nbtrain.checkpoint.files import writer as checkpoint_writer
 from nbtrain.train.__main__ import main as train_main
 
 

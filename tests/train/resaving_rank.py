@@ -11,7 +11,7 @@ from pathlib import Path
 from deepspeed.accelerator import get_accelerator
 
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint.live_run import TrainState
+from nbtrain.checkpoint.live.live_run import TrainState
 from nbtrain.config.load import load_resolved
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.parallel import startup

@@ -4,7 +4,7 @@ import resource
 import time
 from pathlib import Path
 
-from nbtrain.checkpoint import writer as checkpoint_writer
+from nbtrain.checkpoint.files import writer as checkpoint_writer
 from nbtrain.train.__main__ import main as train_main
 
 

@@ -9,7 +9,7 @@ import torch
 
 from nbtrain.base.run_directory.evaluation_files import EvaluationRecord, evaluation_files
 from nbtrain.base.run_directory.events import read_events
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.monitor.run.pictures import training_curves
 from nbtrain.monitor.run.run_view import RunView

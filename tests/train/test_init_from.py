@@ -10,10 +10,10 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.run_directory.events import read_events
-from nbtrain.checkpoint.folder_weights import FolderWeights
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.folder_weights import FolderWeights
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.jobs.initial_weights import read_initial_weights, record_initial
+from nbtrain.jobs.request.initial_weights import read_initial_weights, record_initial
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.pretrained.model import open_model
 from tests.pretrained import made

@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
-from nbtrain.checkpoint.opened import open_checkpoint
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.opened import open_checkpoint
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load_resolved
 from nbtrain.inference.loaded import fill, model_of
 from nbtrain.model.gpt import GPT

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset

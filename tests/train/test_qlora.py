@@ -8,8 +8,8 @@ import itertools
 import pytest
 import torch
 
-from nbtrain.checkpoint.opened import open_checkpoint
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.opened import open_checkpoint
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
 from nbtrain.exchange.export_model import export_model
 from nbtrain.inference.loaded import fill, model_of

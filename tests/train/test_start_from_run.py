@@ -10,10 +10,10 @@ import torch
 from nbtrain.base import files
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.events import read_events
-from nbtrain.checkpoint.opened import RunWeights
-from nbtrain.checkpoint.store import CheckpointStore, TensorPart
+from nbtrain.checkpoint.weights.opened import RunWeights
+from nbtrain.checkpoint.weights.store import CheckpointStore, TensorPart
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.initial_weights import read_initial_weights, record_initial
+from nbtrain.jobs.request.initial_weights import read_initial_weights, record_initial
 from nbtrain.model.names import OF_VOCABULARY
 from tests.train import launch
 from tests.train.layouts import HALF, Place, layout

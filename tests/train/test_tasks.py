@@ -10,7 +10,7 @@ import torch
 from nbtrain.base.run_directory.evaluation_files import EvaluationRecord, evaluation_files
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.workspace import tokenizer_dir
-from nbtrain.checkpoint.opened import open_checkpoint
+from nbtrain.checkpoint.weights.opened import open_checkpoint
 from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.evaluation.of_run import tasks_of_run

@@ -14,8 +14,8 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import ControlRequest, Heartbeat
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint import manifest as manifests
-from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.checkpoint.files import manifest as manifests
+from nbtrain.checkpoint.weights.model_weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model

@@ -472,7 +472,7 @@ class Rollback(Record):
 
 @dataclass
 class ResumeCertificate(Record):
-    """resume.json: how exactly a resume continues from its checkpoint (checkpoint/certificate.py)."""
+    """resume.json: how exactly a resume continues from its checkpoint (checkpoint/live/resume_report.py)."""
 
     kind: str
     """bit-exact: as if never interrupted; data-exact: the same batches, other rounding; changed: neither."""

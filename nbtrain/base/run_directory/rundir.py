@@ -72,7 +72,8 @@ from nbtrain.base.text.terminal import nearest
 from nbtrain.base.workspace import check_name, display, output_root
 
 SCHEMA_VERSION = 1
-# File in a checkpoint folder, written last (checkpoint/manifest.py): without it the folder does not count.
+# File in a checkpoint folder, written last (checkpoint/files/manifest.py): without it the folder does not
+# count.
 MANIFEST = "manifest.json"
 JOB_ID_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 # Text in rank 0's event about a checkpoint that a resume skips, between its name and the reason.

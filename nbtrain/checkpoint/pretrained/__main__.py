@@ -25,7 +25,6 @@ from nbtrain.base.process.answers import answer_request
 from nbtrain.base.process.signals import hear_signals
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.merged import MergedWeights
 from nbtrain.checkpoint.pretrained.adapters import check_adapters, write_adapters
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.convert import convert
@@ -38,6 +37,7 @@ from nbtrain.checkpoint.pretrained.export import (
 from nbtrain.checkpoint.pretrained.gguf_file import GGUFFile
 from nbtrain.checkpoint.pretrained.plain import PlainModel
 from nbtrain.checkpoint.pretrained.plain_gguf import PlainGGUF
+from nbtrain.checkpoint.weights.merged import MergedWeights
 from nbtrain.config.load import load_resolved
 from nbtrain.pretrained.folder import SINGLE
 from nbtrain.pretrained.megatron import find_tree

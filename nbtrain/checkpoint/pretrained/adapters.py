@@ -1,6 +1,6 @@
 """Adapters of a checkpoint, written as a folder of `peft`, and compared with what was written.
 
-pretrained/peft.py maps the names; checkpoint/peft_adapters.py reads such a folder.
+pretrained/peft.py maps the names; checkpoint/weights/peft_adapters.py reads such a folder.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ import torch
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.peft_adapters import read_adapters
 from nbtrain.checkpoint.pretrained.files import write_file
 from nbtrain.checkpoint.pretrained.ia3 import write_vectors
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.peft_adapters import read_adapters
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.names import adapters_of
 from nbtrain.pretrained.peft import (

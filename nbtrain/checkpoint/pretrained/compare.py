@@ -15,9 +15,9 @@ from torch import nn
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.folder_weights import PIECE_ELEMENTS
 from nbtrain.checkpoint.pretrained.plain import PlainModel
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.weights.folder_weights import PIECE_ELEMENTS
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig

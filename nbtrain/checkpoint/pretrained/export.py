@@ -16,12 +16,12 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.run_directory.checkpoint_files import in_work
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.folder_weights import FolderWeights
-from nbtrain.checkpoint.manifest import whole_step
-from nbtrain.checkpoint.opened import open_checkpoint, weights_of
+from nbtrain.checkpoint.files.manifest import whole_step
 from nbtrain.checkpoint.pretrained.files import write_file, write_sharded
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
-from nbtrain.checkpoint.store import DTYPES
+from nbtrain.checkpoint.weights.folder_weights import FolderWeights
+from nbtrain.checkpoint.weights.opened import open_checkpoint, weights_of
+from nbtrain.checkpoint.weights.store import DTYPES
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.folder import OWN
 from nbtrain.pretrained.model import open_model

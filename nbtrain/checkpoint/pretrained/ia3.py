@@ -1,6 +1,6 @@
 """Vectors of IA3 of a checkpoint, written as a folder of `peft`.
 
-pretrained/peft_ia3.py maps the names; checkpoint/peft_vectors.py reads such a folder.
+pretrained/peft_ia3.py maps the names; checkpoint/weights/peft_vectors.py reads such a folder.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.checkpoint.pretrained.files import write_file
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from nbtrain.pretrained.peft_ia3 import rescaled_modules, settings_of, shapes_of

@@ -27,9 +27,9 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.files.torch_files import DAMAGED, load_file
 from nbtrain.checkpoint.pretrained.files import NAMES
-from nbtrain.checkpoint.store import MASTER, StoredParameter
-from nbtrain.checkpoint.torch_files import DAMAGED, load_file
+from nbtrain.checkpoint.weights.store import MASTER, StoredParameter
 from nbtrain.pretrained.families import Described
 from nbtrain.pretrained.megatron import MegatronTree, fields_of_arguments, whole_number
 from nbtrain.pretrained.model import model_section

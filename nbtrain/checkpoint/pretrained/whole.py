@@ -13,9 +13,9 @@ import torch
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.masters import Weights
 from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
-from nbtrain.checkpoint.store import MASTER, CheckpointStore
+from nbtrain.checkpoint.weights.masters import Weights
+from nbtrain.checkpoint.weights.store import MASTER, CheckpointStore
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.pretrained.tensors import Piece, TensorMap
 

@@ -3,7 +3,8 @@
 Each rule yields findings: where the value was set, what was found, the rule with its numbers, what to change.
 Rules of the layout are in layout.py, of attention in attention.py, of ZeRO, number formats and DeepSpeed's
 keys in zero.py, of combinations in combinations.py, and of the data section in data.py.
-Nothing here looks at a file, a device or the network: checks that need the machine are in jobs/preflight.py.
+Nothing here looks at a file, a device or the network: checks that need the machine are in
+jobs/checks/preflight.py.
 Runs that may be launched but will disappoint are in planner/lint/. Without these rules most mistakes would
 surface minutes later, on GPUs already taken, as a reshape error or a hang; the worst would train wrongly
 without a message.

@@ -4,9 +4,9 @@ A checkpoint binds the architecture, the tokenizer, the number format, the order
 all steps. Everything else may change on resume and is reported, also the layout
 (checkpoint/reshape.py).
 
-    submit        refuses a changed field that is bound (jobs/existing_run.py)
+    submit        refuses a changed field that is bound (jobs/checks/existing_run.py)
     trainer       refuses a checkpoint whose manifest shows another value of a bound field (load.py)
-    certificate   says whether changed fields leave every number as it was (checkpoint/certificate.py)
+    certificate   says whether changed fields leave every number as it was (checkpoint/live/resume_report.py)
 """
 
 import re

@@ -182,7 +182,7 @@ class BackendConfig(ConfigModel):
     """Whether a restart counts the usable devices and uses as many data-parallel ranks as fit on them, with
     the same global batch size. On kind: hosts it asks every machine, and continues without those that do not
     answer. On device: cpu an operator sets the number of devices of one machine
-    (nbtrain.jobs.control.ask_devices).
+    (nbtrain.jobs.control.control.ask_devices).
     """
     env: dict[Word, EnvironmentText] = {}
     """Environment variables of every rank. Some variables that nbtrain sets itself are refused; for others,

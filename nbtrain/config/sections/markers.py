@@ -5,7 +5,7 @@
     compile: Annotated[bool, SameMathematics()] = False
 
 A field without a marker may change when a run is resumed, and the resume report names it.
-config/rules/resume.py reads Binds, SameMathematics and WithoutEffect; checkpoint/describe.py,
+config/rules/resume.py reads Binds, SameMathematics and WithoutEffect; checkpoint/live/describe.py,
 pretrained/fit.py and the model's GPTConfig read Architecture; config/rules/backends.py reads SbatchOption.
 """
 

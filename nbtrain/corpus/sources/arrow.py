@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from nbtrain.base.errors import DataError
 from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
+from nbtrain.corpus.files.folder import unreadable
+from nbtrain.corpus.files.json_line import not_utf8
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import SourcePart, Tally, Texts
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.files import FileReader
-from nbtrain.corpus.sources.folder import unreadable
-from nbtrain.corpus.sources.json_line import not_utf8
 from nbtrain.corpus.sources.keys import RecordNotes, RefusedKeys, record_policy
 from nbtrain.corpus.sources.shapes import way_forward
 

@@ -27,9 +27,9 @@ import orjson
 from pydantic import BaseModel
 
 from nbtrain.base.workspace import display
+from nbtrain.corpus.files.json_line import keys_of, kind_of
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
-from nbtrain.corpus.sources.json_line import keys_of, kind_of
 from nbtrain.corpus.sources.keys import (
     ANSWER_NAMES,
     EARLIER_TURNS,

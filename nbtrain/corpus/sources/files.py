@@ -21,12 +21,13 @@ from typing import Any, ClassVar
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve
-from nbtrain.corpus import compression, heap
-from nbtrain.corpus.compression import open_bytes, packing_of_file
+from nbtrain.corpus import heap
+from nbtrain.corpus.files import compression, file_kinds, folder
+from nbtrain.corpus.files.choice import Choice, counted_splits
+from nbtrain.corpus.files.compression import open_bytes, packing_of_file
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import SourcePart
-from nbtrain.corpus.sources import base, file_kinds, folder
-from nbtrain.corpus.sources.choice import Choice, counted_splits
+from nbtrain.corpus.sources import base
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Any
 from nbtrain.base.errors import DataError
 from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display, resolve
+from nbtrain.corpus.files.file_kinds import ARROW
+from nbtrain.corpus.files.folder import is_file, is_folder, unreadable
 from nbtrain.corpus.sources import arrow
-from nbtrain.corpus.sources.file_kinds import ARROW
-from nbtrain.corpus.sources.folder import is_file, is_folder, unreadable
 
 
 class OpenArrow(arrow.OpenTable):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Container, Iterator
 from functools import cached_property
 from typing import Any
 
+from nbtrain.corpus.files import json_line
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
-from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.keys import KeyPolicy, RecordNotes, RefusedKeys, holds_value, record_policy
 from nbtrain.corpus.sources.record_files import RecordFileReader
 from nbtrain.corpus.sources.shapes import way_forward

@@ -19,9 +19,9 @@ from typing import Any
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-from nbtrain.corpus import compression
+from nbtrain.corpus.files import compression
+from nbtrain.corpus.files.file_kinds import suffix_of
 from nbtrain.corpus.records import SourcePart
-from nbtrain.corpus.sources.file_kinds import suffix_of
 from nbtrain.corpus.sources.files import line_pieces, open_lines, stream_pieces
 
 READ_BYTES = 1 << 18

@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
+from nbtrain.corpus.files import json_line
+from nbtrain.corpus.files.file_kinds import RECORDS
 from nbtrain.corpus.records import SourcePart, Tally, Texts
-from nbtrain.corpus.sources import json_line
-from nbtrain.corpus.sources.file_kinds import RECORDS
 from nbtrain.corpus.sources.files import FileReader
 from nbtrain.corpus.sources.json_array import open_records, record_pieces
 from nbtrain.corpus.sources.keys import KeyCounter, RecordNotes, record_policy

@@ -19,8 +19,8 @@ from typing import Any, Literal
 import orjson
 
 from nbtrain.config.sections.sources import TEXT_KINDS
+from nbtrain.corpus.files.file_kinds import split_of
 from nbtrain.corpus.records import MOST_KEYS, Tally
-from nbtrain.corpus.sources.file_kinds import split_of
 
 Use = Literal["used", "refused", "counted"]
 

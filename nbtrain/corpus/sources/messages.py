@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
+from nbtrain.corpus.files.json_line import kind_of
 from nbtrain.corpus.sources.instructions import BrokenExample
-from nbtrain.corpus.sources.json_line import kind_of
 
 ASSISTANT = "assistant"
 # Keys of an object that is a question with its answer.

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from nbtrain.corpus.files.file_kinds import COLUMNS
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.sources import arrow
-from nbtrain.corpus.sources.file_kinds import COLUMNS
 
 MAGIC = b"PAR1"
 LARGEST_BATCH_ROWS = 8192

@@ -15,10 +15,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from nbtrain.corpus.files.json_line import keys_of, kind_of
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources.chat import ChatReader, Turn, nodes_of
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
-from nbtrain.corpus.sources.json_line import keys_of, kind_of
 from nbtrain.corpus.sources.keys import MESSAGES_NAMES, RecordNotes, holds_value
 from nbtrain.corpus.sources.messages import ASSISTANT, holds_messages, is_message, messages_of
 from nbtrain.corpus.sources.record_files import RecordFileReader

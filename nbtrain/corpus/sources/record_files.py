@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import orjson
 
 from nbtrain.base.workspace import display
+from nbtrain.corpus.files import json_line
+from nbtrain.corpus.files.file_kinds import COLUMNS, RECORDS
+from nbtrain.corpus.files.json_line import not_utf8
 from nbtrain.corpus.records import SourcePart, Tally
-from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.arrow import check_columns, check_once
-from nbtrain.corpus.sources.file_kinds import COLUMNS, RECORDS
 from nbtrain.corpus.sources.files import FileReader
 from nbtrain.corpus.sources.json_array import open_records, record_pieces
-from nbtrain.corpus.sources.json_line import not_utf8
 from nbtrain.corpus.sources.parquet import OpenParquet, is_parquet
 
 

@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nbtrain.corpus.sources.file_kinds import COLUMNS, suffix_of
+from nbtrain.corpus.files.file_kinds import COLUMNS, suffix_of
+from nbtrain.corpus.files.json_line import record_of
 from nbtrain.corpus.sources.json_array import open_records
-from nbtrain.corpus.sources.json_line import record_of
 from nbtrain.corpus.sources.parquet import OpenParquet
 
 LOOKED_AT_RECORDS = 200

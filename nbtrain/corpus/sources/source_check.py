@@ -12,8 +12,8 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import spelled
+from nbtrain.corpus.files.json_line import keys_of
 from nbtrain.corpus.sources.base import open_source
-from nbtrain.corpus.sources.json_line import keys_of
 from nbtrain.corpus.sources.record_kind import first_records, source_of
 
 PLAIN = ("jsonl", "parquet")

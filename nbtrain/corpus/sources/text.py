@@ -6,9 +6,9 @@ from pathlib import Path
 
 from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display
+from nbtrain.corpus.files.file_kinds import TEXTS, stands_beside_data, suffix_of
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import files
-from nbtrain.corpus.sources.file_kinds import TEXTS, stands_beside_data, suffix_of
 
 LOOKED_AT_BYTES = 16 << 20
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from nbtrain.corpus.files import json_line
 from nbtrain.corpus.records import SourcePart, Tally, TokenIds
-from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.keys import (
     TOKEN_COUNT,
     TOKEN_VALUES,

@@ -17,10 +17,10 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.text.addresses import redacted
 from nbtrain.base.workspace import display, resolve
 from nbtrain.corpus import sentences
+from nbtrain.corpus.files.folder import is_file
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import MOST_TEMPLATES, SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
-from nbtrain.corpus.sources.folder import is_file
 from nbtrain.corpus.wiki import dump
 from nbtrain.corpus.wiki.article.walker import Walker
 from nbtrain.corpus.wiki.templates.call import Wiki

@@ -22,18 +22,17 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, resolve, typed_path
 from nbtrain.config.sections.data_section import CleaningConfig
 from nbtrain.config.sections.sources import Source, address_problem
-from nbtrain.corpus import compression
 from nbtrain.corpus.documents import dedup
 from nbtrain.corpus.documents.cleaning import Cleaner
 from nbtrain.corpus.documents.corpus import Corpus, SourceCounts, cleaned
 from nbtrain.corpus.documents.text_sample import text_of
+from nbtrain.corpus.files import compression, folder
+from nbtrain.corpus.files.choice import Choice
+from nbtrain.corpus.files.file_kinds import COLUMNS, RECORDS, stands_beside_data, suffix_of
+from nbtrain.corpus.files.json_line import keys_of
 from nbtrain.corpus.records import Tally
-from nbtrain.corpus.sources import folder
 from nbtrain.corpus.sources.base import SourceReader, open_source
-from nbtrain.corpus.sources.choice import Choice
-from nbtrain.corpus.sources.file_kinds import COLUMNS, RECORDS, stands_beside_data, suffix_of
 from nbtrain.corpus.sources.hf_dataset import OpenArrow
-from nbtrain.corpus.sources.json_line import keys_of
 from nbtrain.corpus.sources.record_kind import first_records, source_of
 from nbtrain.corpus.survey.language import language_of
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-from nbtrain.corpus import compression
+from nbtrain.corpus.files import compression
 
 READ_BYTES = 1 << 20
 # A page of Wikipedia has at most 2 MiB of wikitext; without a limit a damaged file would fill the memory.

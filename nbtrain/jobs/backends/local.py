@@ -139,7 +139,7 @@ class LocalBackend(SupervisedHere):
     """Runs jobs as processes of this machine."""
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
-        """Check that the queue can give the run its devices; preflight.py checks the rest."""
+        """Check that the queue can give the run its devices; jobs/checks/preflight.py checks the rest."""
         if config.backend.share_devices:
             return
         try:

@@ -27,7 +27,7 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
     if not text or job.job_json.is_file():
         return True
     # An agent of another job does not need them.
-    from nbtrain.jobs.submit import prepare_job
+    from nbtrain.jobs.submission.submit import prepare_job
 
     config = from_one_line(text, RUN_YAML)
     if number == 0:
@@ -57,7 +57,7 @@ def prepared_in_allocation(job: JobDir) -> str:
     if not text:
         return ""
     from nbtrain.jobs.attempt.backend import backend_of
-    from nbtrain.jobs.submit import prepare_job
+    from nbtrain.jobs.submission.submit import prepare_job
 
     config = from_one_line(text, RUN_YAML)
     # A requeued allocation, or the same file started twice, finds the job already written.

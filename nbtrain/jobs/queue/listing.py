@@ -15,7 +15,7 @@ from nbtrain.base.text import amounts
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.sections.backend_section import MOST_PRIORITY
-from nbtrain.jobs.control import ask_priority
+from nbtrain.jobs.control.control import ask_priority
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket, devices
 
 CAUSE_LENGTH = 100

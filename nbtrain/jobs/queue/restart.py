@@ -97,7 +97,7 @@ def start_again(ticket: Ticket) -> str:
 def go_on(run_dir: str, job_id: str) -> None:
     """Resume the run of a ticket. Raises the errors of resume()."""
     from nbtrain.base.run_directory.records import JobRecord
-    from nbtrain.jobs.submit import resume
+    from nbtrain.jobs.submission.submit import resume
 
     run = RunDir(Path(run_dir))
     job = run.job(job_id)

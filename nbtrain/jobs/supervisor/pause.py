@@ -15,7 +15,7 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.jobstate import CANCELLED, SUSPENDED
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.attempt.verdict import Verdict
-from nbtrain.jobs.control import asked_pause
+from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, LOOK_SECONDS, PAUSE, REQUEST, Asked
 

@@ -20,7 +20,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.reserve import FULL
 from nbtrain.jobs.attempt.verdict import Verdict
-from nbtrain.jobs.control import asked_pause, asked_priority
+from nbtrain.jobs.control.control import asked_pause, asked_priority
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.machine.device_needs import gpus_of_hosts_job, needs_of
 from nbtrain.jobs.machine.environment import HELD_CORES, HELD_GPUS, variables_to_keep

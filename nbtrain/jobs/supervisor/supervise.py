@@ -52,7 +52,7 @@ from nbtrain.jobs.attempt.backend import Backend, Launcher, backend_of
 from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, PREEMPTED, Verdict
-from nbtrain.jobs.control import asked_devices, asked_pause
+from nbtrain.jobs.control.control import asked_devices, asked_pause
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.node.sampler import Sampler
 from nbtrain.jobs.notify import notify

@@ -39,9 +39,9 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt.backend import status_of
-from nbtrain.jobs.changes import changes_between
-from nbtrain.jobs.control import cancel
-from nbtrain.jobs.submit import TRAINER, resume, submit
+from nbtrain.jobs.control.control import cancel
+from nbtrain.jobs.request.changes import changes_between
+from nbtrain.jobs.submission.submit import TRAINER, resume, submit
 from nbtrain.jobs.sweep.stop_rule import TokenCurve, read_curve, verdict
 from nbtrain.jobs.sweep.sweep_file import LABEL, Sweep, SweepRun, sweep_folder
 from nbtrain.monitor.status.notes import change_notes, notes_of

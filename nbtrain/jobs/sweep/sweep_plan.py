@@ -11,7 +11,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import stops
 from nbtrain.base.printing.report import Facts, Report, Result, Sentence, Table
 from nbtrain.base.text import amounts
-from nbtrain.jobs.initial_weights import with_new_tokens
+from nbtrain.jobs.request.initial_weights import with_new_tokens
 from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun
 from nbtrain.planner.budget.cost import rounded
 from nbtrain.planner.budget.limits import amount_of, workspace_limits

@@ -21,9 +21,9 @@ from nbtrain.base.workspace import bundled, display, output_root, workspace
 from nbtrain.config.load import Overrides, find
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.attempt.backend import status_of
-from nbtrain.jobs.findings import findings_here
-from nbtrain.jobs.limits import findings_over_limits
-from nbtrain.jobs.request import active_job
+from nbtrain.jobs.checks.limits import findings_over_limits
+from nbtrain.jobs.checks.this_machine import findings_here
+from nbtrain.jobs.request.request import active_job
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import (
     GROUPS,
@@ -147,7 +147,7 @@ def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
     If a job of the run is already active, the answer has its state as "joined", and as "not_applied" the
     changes that the job does not get.
     """
-    from nbtrain.jobs.submit import submit
+    from nbtrain.jobs.submission.submit import submit
 
     # Load the file again: it may have changed since the form read it.
     draft = _draft(request, anywhere)
@@ -227,8 +227,8 @@ def _draft(request: Request, anywhere: bool) -> Draft:
 
 
 def _as_clone(draft: Draft) -> None:
-    """Give a clone the first free name and its run's labels, and change mode eval to full, as jobs/clone.py
-    does.
+    """Give a clone the first free name and its run's labels, and change mode eval to full, as
+    jobs/submission/clone.py does.
     """
     if not draft.clone_of:
         return

@@ -234,8 +234,8 @@ class Draft:
 
     def assess(self) -> Assessment:
         """Load, check and plan the run, and check this machine for it, in about 20 ms."""
-        from nbtrain.jobs.launch import read_launch
-        from nbtrain.jobs.preflight import preflight
+        from nbtrain.jobs.checks.preflight import preflight
+        from nbtrain.jobs.request.launch import read_launch
         from nbtrain.planner.plan import plan
 
         unreadable = [*self.unreadable.values()]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base.findings import Finding
 from nbtrain.config.load import override_layer
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.limits import findings_over_limits, length_within_limits
+from nbtrain.jobs.checks.limits import findings_over_limits, length_within_limits
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import every_field, field_at
 

@@ -13,9 +13,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.jobs.changes import Change, typed_changes
-from nbtrain.jobs.control import asked_pause
-from nbtrain.jobs.existing_run import (
+from nbtrain.jobs.checks.existing_run import (
     CONTINUES,
     Check,
     a_checkpoint_is_complete,
@@ -26,7 +24,9 @@ from nbtrain.jobs.existing_run import (
     pause_keeps_its_settings,
     training_is_the_same,
 )
-from nbtrain.jobs.request import Request, read_request
+from nbtrain.jobs.control.control import asked_pause
+from nbtrain.jobs.request.changes import Change, typed_changes
+from nbtrain.jobs.request.request import Request, read_request
 from nbtrain.lab.form.fields import field_at
 
 LONGEST_STEM = 48

@@ -41,7 +41,7 @@ class StopHandler(ActionHandler):
     """
 
     async def post(self, name: str) -> None:
-        from nbtrain.jobs.control import cancel
+        from nbtrain.jobs.control.control import cancel
 
         view, now = await self.view(name), self.body(now=bool).get("now", False)
         job = self.need_job(view, "stop")
@@ -57,7 +57,7 @@ class PauseHandler(ActionHandler):
     """POST run/<name>/pause: the job saves and releases its devices; resume continues it."""
 
     async def post(self, name: str) -> None:
-        from nbtrain.jobs.control import pause
+        from nbtrain.jobs.control.control import pause
 
         view = await self.view(name)
         job = self.need_job(view, "pause")
@@ -68,7 +68,7 @@ class ResumeHandler(ActionHandler):
     """POST run/<name>/resume {"overrides"?}: a new job from the newest checkpoint, or the paused one."""
 
     async def post(self, name: str) -> None:
-        from nbtrain.jobs.submit import resume
+        from nbtrain.jobs.submission.submit import resume
 
         view, overrides = await self.view(name), self.body(overrides=dict).get("overrides")
         job, notes = await self.library(resume, view.run, overrides)
@@ -92,8 +92,8 @@ class CloneHandler(ActionHandler):
 
 
 def _clone(run: RunDir, name: str, overrides: Any, start: bool) -> str | None:
-    from nbtrain.jobs.clone import clone
-    from nbtrain.jobs.submit import submit
+    from nbtrain.jobs.submission.clone import clone
+    from nbtrain.jobs.submission.submit import submit
 
     config = clone(run, name, overrides)
     return submit(config).job_id if start else None

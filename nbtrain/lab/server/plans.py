@@ -50,7 +50,7 @@ def _check(request: dict[str, Any]) -> dict[str, Any]:
     from nbtrain.base.findings import stops
     from nbtrain.config.findings import findings_of
     from nbtrain.config.load import load
-    from nbtrain.jobs.initial_weights import with_new_tokens
+    from nbtrain.jobs.request.initial_weights import with_new_tokens
     from nbtrain.lab.form.answers import overrides_of, run_of
     from nbtrain.planner.plan import plan
 

@@ -166,7 +166,7 @@ class RunHandler(NbtrainHandler):
         """DELETE run/<name>?confirm=<name>&force=: delete the run with all its files. Refused while a job is
         active.
         """
-        from nbtrain.jobs.delete import delete
+        from nbtrain.jobs.control.delete import delete
 
         run = await self.read(run_of, name)
         confirmed, force = self.get_argument("confirm", ""), self.switch("force") or False

@@ -120,7 +120,7 @@ class RunPanel(anywidget.AnyWidget):
             except NbtrainError as error:
                 self.send({"kind": "job", "error": str(error)})
         elif content.get("kind") == "stop":
-            from nbtrain.jobs.control import cancel
+            from nbtrain.jobs.control.control import cancel
 
             if (job := self.view.job) is not None:
                 # A thread, because the function waits for the end of the job and the kernel must not.

@@ -110,7 +110,7 @@ class RunTable(anywidget.AnyWidget):
             self._stop(content.get("name"))
 
     def _stop(self, name: Any) -> None:
-        from nbtrain.jobs.control import cancel
+        from nbtrain.jobs.control.control import cancel
 
         if name not in [row["name"] for row in self.rows]:
             return

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbtrain.checkpoint.live_parts import LiveTensor
+from nbtrain.checkpoint.live.live_parts import LiveTensor
 from nbtrain.config.arithmetic.flops import newton_schulz_flops
 from nbtrain.model.names import DECAY, MATRICES, optimizer_group
 from nbtrain.parallel.groups import Group

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors, misplaced
+from nbtrain.checkpoint.live.live_parts import base_optimizer, live_shape, live_tensors, misplaced
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.gpt_pipe import canonical_parameters

@@ -50,7 +50,7 @@ PATCHES = (
         "its writers compute no hashes, leave partial files under their final names, "
         "and none writes in the background on CPU",
         "tests/checkpoint/test_async_save.py::test_a_run_that_saves_in_the_background_is_the_same_run",
-        "nbtrain/checkpoint/writer.py",
+        "nbtrain/checkpoint/files/writer.py",
         _write_our_way,
     ),
     Patch(

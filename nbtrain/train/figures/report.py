@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nbtrain.base.text import amounts
-from nbtrain.checkpoint.live_run import TrainState
+from nbtrain.checkpoint.live.live_run import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import to_yaml

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from nbtrain.checkpoint.store import DTYPES
+from nbtrain.checkpoint.weights.store import DTYPES
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.flops import hardware_flops_per_token, model_flops_per_token
 from nbtrain.config.schema import RunConfig

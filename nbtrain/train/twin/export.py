@@ -10,7 +10,7 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.checkpoint.weights.model_weights import load_model_weights
 from nbtrain.config.load import load_resolved
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nbtrain.base.workspace import tokenizer_dir
-from nbtrain.checkpoint.opened import open_checkpoint
-from nbtrain.checkpoint.peft_adapters import PeftAdapters
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.adapters import check_adapters, write_adapters
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights.opened import open_checkpoint
+from nbtrain.checkpoint.weights.peft_adapters import PeftAdapters
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
 from nbtrain.exchange import export_model as exporting
 from nbtrain.exchange.export_model import export_model

@@ -11,17 +11,17 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
-from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.plain import PlainModel
-from nbtrain.checkpoint.store import CheckpointStore
-from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.checkpoint.weights.folder_weights import FolderWeights
+from nbtrain.checkpoint.weights.model_weights import load_model_weights
+from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.exchange import export_model as exporting
 from nbtrain.exchange.export_model import default_place, export_model
 from nbtrain.exchange.import_model import import_model
-from nbtrain.jobs.initial_weights import read_initial_weights, record_initial
+from nbtrain.jobs.request.initial_weights import read_initial_weights, record_initial
 from nbtrain.model.gpt import build_model
 from nbtrain.pretrained.model import open_model
 from tests.dataset.dataset_maker import make_tokenizer

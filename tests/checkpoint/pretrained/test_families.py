@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.export import write_folder
 from nbtrain.checkpoint.pretrained.plain import PlainModel
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.config.schema import ModelConfig
 from nbtrain.model.gpt import build_model

@@ -10,13 +10,13 @@ from tokenizers.processors import TemplateProcessing
 
 from nbtrain.base.errors import CheckpointError, ConfigError
 from nbtrain.base.workspace import tokenizer_dir
-from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained import gguf_file
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.gguf_file import GGUFFile, name_of_words
 from nbtrain.checkpoint.pretrained.plain_gguf import PlainGGUF
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import adopt, save

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from nbtrain.base.errors import CheckpointError, ConfigError
-from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
+from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.exchange import from_megatron
 from nbtrain.exchange.import_model import import_model

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint.folder_weights import FolderWeights
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.plain import PlainModel
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.pretrained.model import open_model
 from tests.pretrained import made

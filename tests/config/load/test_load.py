@@ -13,7 +13,7 @@ from nbtrain.config.names.keys import field_keys, free_form, unknown_keys
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.data_section import DataConfig
 from nbtrain.config.yaml_source import DEFAULT_KINDS, Located
-from nbtrain.jobs.changes import as_overrides
+from nbtrain.jobs.request.changes import as_overrides
 
 
 def message_of(run, overrides=None) -> str:

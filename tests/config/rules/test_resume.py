@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.checkpoint.describe import architecture
+from nbtrain.checkpoint.live.describe import architecture
 from nbtrain.config.load import load
 from nbtrain.config.names.keys import field_keys
 from nbtrain.config.rules.resume import BOUND, SAME_MATHEMATICS, WITHOUT_EFFECT, is_bound, misfits, within

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
 from nbtrain.config.sections.sources import JsonlSource
-from nbtrain.corpus import compression
-from nbtrain.corpus.compression import Unpacked, open_bytes
+from nbtrain.corpus.files import compression
+from nbtrain.corpus.files.compression import Unpacked, open_bytes
 from nbtrain.corpus.sources.base import open_source
 from tests.fuzzing import num_cases
 

@@ -10,9 +10,9 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.config.sections.sources import JsonlSource, TextSource, WikiextractorSource
+from nbtrain.corpus.files.file_kinds import split_of
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources.base import open_source
-from nbtrain.corpus.sources.file_kinds import split_of
 
 
 def text(path, **settings):

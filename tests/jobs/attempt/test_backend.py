@@ -11,9 +11,9 @@ from nbtrain.base.errors import JobError
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
-from nbtrain.jobs import control
 from nbtrain.jobs.attempt.backend import BACKENDS, CAPABILITIES, Capabilities, backend_of
-from nbtrain.jobs.request import active_job
+from nbtrain.jobs.control import control
+from nbtrain.jobs.request.request import active_job
 
 
 class Elsewhere:

@@ -34,7 +34,7 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.attempt.backend import status_of
-from nbtrain.jobs.submit import submit
+from nbtrain.jobs.submission.submit import submit
 from tests.jobs.conftest import FAKE_RANK, TINY
 
 REPOSITORY = Path(__file__).parents[3]

@@ -32,8 +32,8 @@ from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.backends.hosts import end_job
-from nbtrain.jobs.control import cancel
-from nbtrain.jobs.submit import resume
+from nbtrain.jobs.control.control import cancel
+from nbtrain.jobs.submission.submit import resume
 from tests.clusters.hosts import NAMES, HostPair, missing
 from tests.jobs.backends import fault_tables
 from tests.jobs.backends.fault_tables import Fault, Impossible, Row, Tables, plain_times, trace

@@ -33,8 +33,8 @@ from nbtrain.jobs.backends.hosts.launcher import (
 )
 from nbtrain.jobs.backends.hosts.on_host import as_word, job_of
 from nbtrain.jobs.backends.hosts.ssh import Answer, run_everywhere
-from nbtrain.jobs.dry_run import request_text
 from nbtrain.jobs.machine.hostfile import read_hostfile
+from nbtrain.jobs.submission.dry_run import request_text
 
 JOB_ID = "20261121-031500-a1b2"
 

@@ -21,8 +21,8 @@ from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord,
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.attempt.backend import backend_of, status_of
 from nbtrain.jobs.backends.hosts import end_job
-from nbtrain.jobs.control import cancel, request_save, wait
-from nbtrain.jobs.submit import submit
+from nbtrain.jobs.control.control import cancel, request_save, wait
+from nbtrain.jobs.submission.submit import submit
 from tests.clusters import hosts
 from tests.conftest import skip_or_fail
 from tests.jobs.conftest import FAKE_RANK

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.config.load import load
-from nbtrain.jobs.calibrate_network import calibrate_network
+from nbtrain.jobs.calibration.calibrate_network import calibrate_network
 from nbtrain.planner.plan import plan
 from tests.clusters import hosts
 from tests.conftest import skip_or_fail

@@ -11,8 +11,8 @@ from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
-from nbtrain.jobs import control
 from nbtrain.jobs.backends.local import LocalBackend, LocalLauncher
+from nbtrain.jobs.control import control
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import os
 
 from nbtrain.base.files import write_text
 from nbtrain.base.findings import stops
-from nbtrain.jobs.findings import findings_here
-from nbtrain.jobs.launch import read_launch
+from nbtrain.jobs.checks.preflight import preflight
+from nbtrain.jobs.checks.this_machine import findings_here
 from nbtrain.jobs.machine import shared_memory
 from nbtrain.jobs.machine.shared_memory import free_shared_memory
-from nbtrain.jobs.preflight import preflight
+from nbtrain.jobs.request.launch import read_launch
 
 # Two semaphores more than 64 KiB hold: 8 + 2 * (3 + 2 * 2) pages of 4 KiB.
 NEEDED = 22 * 4096

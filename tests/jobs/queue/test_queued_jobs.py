@@ -13,14 +13,15 @@ from nbtrain.base.hardware.nvml import Gpu
 from nbtrain.base.run_directory.jobstate import CANCELLED, LOST, QUEUED, SUCCEEDED, SUSPENDED
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs import launch, preflight
 from nbtrain.jobs.attempt.backend import status_of
-from nbtrain.jobs.control import cancel, pause, unpause, wait
+from nbtrain.jobs.checks import preflight
+from nbtrain.jobs.control.control import cancel, pause, unpause, wait
 from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.queue import after_boot
 from nbtrain.jobs.queue.listing import list_queue, move
-from nbtrain.jobs.submit import resume
+from nbtrain.jobs.request import launch
+from nbtrain.jobs.submission.submit import resume
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_torchrun")]
 GIB = 1 << 30

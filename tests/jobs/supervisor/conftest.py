@@ -13,8 +13,8 @@ from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.job_files import write_identity
 from nbtrain.jobs.machine.queue_folder import Queue
+from nbtrain.jobs.submission.job_files import write_identity
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.queue_place import Place
 from nbtrain.jobs.supervisor.signals import Asked

@@ -12,9 +12,9 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, SUCCEEDED, SUSPENDED
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord, Preemption, ProcessIdentity
 from nbtrain.config.load import load, to_yaml
-from nbtrain.jobs import control
 from nbtrain.jobs.attempt.backend import CAPABILITIES
 from nbtrain.jobs.attempt.verdict import Verdict
+from nbtrain.jobs.control import control
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.signals import ENGINE, PAUSE, PREEMPTION, REQUEST
 from nbtrain.jobs.supervisor.summary import write_summary

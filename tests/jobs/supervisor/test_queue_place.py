@@ -25,9 +25,8 @@ from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.workspace import output_root
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.jobs import submit
 from nbtrain.jobs.backends.hosts import backend as hosts_backend
-from nbtrain.jobs.control import asked_priority, cancel
+from nbtrain.jobs.control.control import asked_priority, cancel
 from nbtrain.jobs.machine import device_needs
 from nbtrain.jobs.machine.device_needs import needs_of, warnings_here
 from nbtrain.jobs.machine.machine import this_machine
@@ -35,6 +34,7 @@ from nbtrain.jobs.machine.processes import JOB_MARKER
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket
 from nbtrain.jobs.queue import after_boot, restart
 from nbtrain.jobs.queue.listing import QueueEntry, QueueList, list_queue, move, waiting_words
+from nbtrain.jobs.submission import submit
 from nbtrain.jobs.supervisor import queue_place
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.queue_place import place_of

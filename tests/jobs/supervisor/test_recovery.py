@@ -25,11 +25,11 @@ from nbtrain.base.run_directory.records import (
 )
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.dataset.samples.state import DataState
-from nbtrain.jobs import control
 from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.attempt.reserve import Reserve
 from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.backends.local import LocalLauncher
+from nbtrain.jobs.control import control
 from nbtrain.jobs.supervisor import journal as journal_module
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.journal import Journal

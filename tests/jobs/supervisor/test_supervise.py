@@ -21,10 +21,10 @@ from nbtrain.base.run_directory.node_records import Ask
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.jobs import control
 from nbtrain.jobs.backends import supervised_here
+from nbtrain.jobs.control import control
 from nbtrain.jobs.machine import processes
-from nbtrain.jobs.submit import resume
+from nbtrain.jobs.submission.submit import resume
 from nbtrain.jobs.supervisor.predecessors import wait_for_predecessors
 
 pytestmark = pytest.mark.slow

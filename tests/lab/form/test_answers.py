@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import nbtrain.jobs.submit
+import nbtrain.jobs.submission.submit
 import nbtrain.lab.form.twin
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, to_yaml
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.control import ask_pause
+from nbtrain.jobs.control.control import ask_pause
 from nbtrain.lab.form.answers import TWIN_WORDS, answer, yaml_for_others
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -288,7 +288,7 @@ def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.Mon
         job.finish("CANCELLED", "only a test")
         return job.job
 
-    monkeypatch.setattr(nbtrain.jobs.submit, "submit", submit)
+    monkeypatch.setattr(nbtrain.jobs.submission.submit, "submit", submit)
     request = {"yaml": "gpt-tiny", "overrides": {"batch.max_steps": 3}, "name": "mine"}
     found = answer("submit", request)
     assert found["name"] == "mine" and found["job_id"]
@@ -300,7 +300,7 @@ def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.Mon
     def refuse(config: Any, parent: str | None) -> None:
         raise SubmitError("output/mine has succeeded.")
 
-    monkeypatch.setattr(nbtrain.jobs.submit, "submit", refuse)
+    monkeypatch.setattr(nbtrain.jobs.submission.submit, "submit", refuse)
     with pytest.raises(SubmitError, match="has succeeded"):
         answer("submit", request)
 
@@ -316,7 +316,7 @@ def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pyte
         given.append((config.name, config.batch.max_steps, parent))
         return FakeJob(RunDir.named(config.name), steps=10).job
 
-    monkeypatch.setattr(nbtrain.jobs.submit, "submit", submit)
+    monkeypatch.setattr(nbtrain.jobs.submission.submit, "submit", submit)
     parent = FakeJob(RunDir.named("first"), steps=10)
     parent.job.run.config_yaml.write_text(to_yaml(load("gpt-tiny", {"name": "first", "batch.max_steps": 9})))
     run_id = parent.job.run.record()["run_id"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import nbtrain.jobs.preflight
+import nbtrain.jobs.checks.preflight
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
 from nbtrain.config.names.keys import field_keys
@@ -160,7 +160,7 @@ def test_assessment_tells_what_the_machine_lacks(workspace: Path) -> None:
 
 def test_ready_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that passes all checks and the preflight is ready."""
-    monkeypatch.setattr(nbtrain.jobs.preflight, "preflight", lambda config: [])
+    monkeypatch.setattr(nbtrain.jobs.checks.preflight, "preflight", lambda config: [])
     assert Draft("gpt-tiny").assess().ready
 
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.jobs.control import ask_pause, asked_pause
+from nbtrain.jobs.control.control import ask_pause, asked_pause
 from tests.lab.server.conftest import Server, ended_run
 from tests.lab.widgets.fake_run import FakeJob
 

@@ -108,7 +108,7 @@ def test_a_served_panel_sends_nothing(job: FakeJob) -> None:
 
 def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the server extension, the message of the Stop button is passed to jobs.control."""
-    from nbtrain.jobs import control
+    from nbtrain.jobs.control import control
 
     stopped = []
     monkeypatch.setattr(control, "cancel", lambda of: stopped.append(of.job_id))
@@ -124,7 +124,7 @@ def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch:
     """If a run was deleted and created again under its name, the panel of the old run neither shows nor stops
     it.
     """
-    from nbtrain.jobs import control
+    from nbtrain.jobs.control import control
 
     stopped, sent = [], []
     monkeypatch.setattr(control, "cancel", stopped.append)

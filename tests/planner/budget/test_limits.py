@@ -9,7 +9,7 @@ import pytest
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.workspace import workspace as the_workspace
 from nbtrain.config.load import load
-from nbtrain.jobs.limits import refuse_over_limits, refuse_run_over_limits
+from nbtrain.jobs.checks.limits import refuse_over_limits, refuse_run_over_limits
 from nbtrain.planner.budget.limits import amount_of, limits_of
 from nbtrain.planner.plan import plan
 

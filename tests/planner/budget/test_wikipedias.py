@@ -6,7 +6,7 @@ from nbtrain.base.errors import SubmitError
 from nbtrain.cli.__main__ import main
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.load import load
-from nbtrain.jobs.limits import refuse_run_over_limits
+from nbtrain.jobs.checks.limits import refuse_run_over_limits
 from nbtrain.planner.budget.wikipedias import WIKIPEDIAS, estimate_text
 from nbtrain.planner.lint.training_lengths import LENGTHS, is_far
 from nbtrain.planner.plan import plan

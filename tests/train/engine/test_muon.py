@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nbtrain.checkpoint.live_parts import LivePart, LiveTensor, live_tensors, misplaced
+from nbtrain.checkpoint.live.live_parts import LivePart, LiveTensor, live_tensors, misplaced
 from nbtrain.config.arithmetic.flops import muon_flops_by_parameter, newton_schulz_flops
 from nbtrain.config.load import load
 from nbtrain.model.gpt import GPT, GPTConfig

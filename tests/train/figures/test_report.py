@@ -10,7 +10,7 @@ import torch
 from nbtrain.base.run_directory.events import EventWriter, read_events
 from nbtrain.base.run_directory.records import TrainingProgress
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.checkpoint.live_run import TrainState
+from nbtrain.checkpoint.live.live_run import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import load
 from nbtrain.dataset.samples.state import DataState

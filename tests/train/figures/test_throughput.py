@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from nbtrain.checkpoint.store import DTYPES
+from nbtrain.checkpoint.weights.store import DTYPES
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.load import load
 from nbtrain.planner.plan import plan

@@ -153,7 +153,7 @@ def looked_at(
     try:
         token.write_text(secret, encoding="utf-8")
     except OSError:
-        # preflight.py reports that the output folder cannot be written.
+        # jobs/checks/preflight.py reports that the output folder cannot be written.
         return []
     try:
         before = time.time()

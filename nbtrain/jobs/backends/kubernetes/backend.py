@@ -40,7 +40,7 @@ from nbtrain.jobs.backends.kubernetes.refusals import Unanswered
 from nbtrain.jobs.backends.kubernetes.replicas import preemption_words, replica
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
-from nbtrain.jobs.control import asked_pause
+from nbtrain.jobs.control.control import asked_pause
 from nbtrain.monitor.job.pods import cluster_events
 from nbtrain.monitor.logs.logs import NODE, follow, log_path, tail_lines
 

@@ -58,7 +58,7 @@ from nbtrain.jobs.backends.slurm.script import (
     script_alone,
     shown_script,
 )
-from nbtrain.jobs.control import asked_pause
+from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.jobs.supervisor.journal import Journal

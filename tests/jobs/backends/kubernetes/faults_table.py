@@ -27,7 +27,7 @@ from nbtrain.base.errors import SubmitError
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.base.run_directory.node_records import EngineWord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
-from nbtrain.jobs.control import cancel
+from nbtrain.jobs.control.control import cancel
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.run.status_text import status_report
 from tests.jobs.backends import fault_tables

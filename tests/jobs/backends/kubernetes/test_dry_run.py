@@ -6,7 +6,7 @@ import yaml
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load
-from nbtrain.jobs.dry_run import dry_run
+from nbtrain.jobs.submission.dry_run import dry_run
 from tests.jobs.backends.kubernetes.conftest import PLAIN
 from tests.jobs.backends.kubernetes.strict_schemas import errors
 

@@ -16,12 +16,12 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, one_line
-from nbtrain.jobs import control
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
-from nbtrain.jobs.dry_run import dry_run
+from nbtrain.jobs.control import control
 from nbtrain.jobs.node.agent import Leaving
 from nbtrain.jobs.node.prepared import prepared
-from nbtrain.jobs.submit import AGAIN
+from nbtrain.jobs.submission.dry_run import dry_run
+from nbtrain.jobs.submission.submit import AGAIN
 from tests.jobs.backends.kubernetes.conftest import PLAIN
 from tests.jobs.conftest import FAKE_RANK
 

@@ -17,7 +17,6 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.load.autotune import write_files
-from nbtrain.jobs import control
 from nbtrain.jobs.backends import remote_backend
 from nbtrain.jobs.backends.kubernetes import backend as module
 from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
@@ -25,6 +24,7 @@ from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
+from nbtrain.jobs.control import control
 from nbtrain.monitor.job.job_records import describe_job
 from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
 

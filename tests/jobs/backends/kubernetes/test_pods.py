@@ -13,11 +13,11 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
-from nbtrain.jobs import control
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.backends import remote_backend
-from nbtrain.jobs.calibrate_network import calibrate_network
-from nbtrain.jobs.submit import resume
+from nbtrain.jobs.calibration.calibrate_network import calibrate_network
+from nbtrain.jobs.control import control
+from nbtrain.jobs.submission.submit import resume
 from nbtrain.planner.calibration.measured_network import place_of
 from nbtrain.planner.plan import plan
 from tests.jobs.backends.kubernetes.conftest import PLAIN

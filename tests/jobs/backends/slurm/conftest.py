@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.jobs.submit import submit
+from nbtrain.jobs.submission.submit import submit
 from tests.clusters import slurm
 from tests.jobs.conftest import FAKE_RANK
 

@@ -29,9 +29,9 @@ from nbtrain.base.run_directory.node_records import EngineWord, NodeRecord
 from nbtrain.base.run_directory.records import Heartbeat
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.backends.slurm.engine import read_scontrol
-from nbtrain.jobs.control import pause
+from nbtrain.jobs.control.control import pause
 from nbtrain.jobs.machine import processes
-from nbtrain.jobs.submit import resume
+from nbtrain.jobs.submission.submit import resume
 from tests.clusters.slurm import SlurmCluster, missing
 from tests.jobs.backends import fault_tables
 from tests.jobs.backends.fault_tables import Fault, Row, Tables, environment, plain_times, trace
@@ -301,7 +301,7 @@ def cancelled_while_suspended(scene: Scene) -> Row:
     """Cancel the job with nbtrain while scontrol has suspended it, so that its supervisor cannot read the
     request.
     """
-    from nbtrain.jobs.control import cancel
+    from nbtrain.jobs.control.control import cancel
 
     job = scene.submit(100_000)
     scene.until_step(20)
@@ -542,7 +542,8 @@ def second_shell(scene: Scene) -> Row:
     """Submit the same run from two other shells while its job waits or runs; there is still only one job."""
     job = scene.submit(60)
     script = (
-        "import sys\nfrom nbtrain.config.load import load_resolved\nfrom nbtrain.jobs.submit import submit\n"
+        "import sys\nfrom nbtrain.config.load import load_resolved\n"
+        "from nbtrain.jobs.submission.submit import submit\n"
         "print(submit(load_resolved(sys.argv[1]), command=(sys.argv[2],)).job_id)\n"
     )
     others = [

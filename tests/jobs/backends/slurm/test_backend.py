@@ -18,13 +18,13 @@ from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs import control
 from nbtrain.jobs.backends import remote_backend
 from nbtrain.jobs.backends.remote import NodeWatch
 from nbtrain.jobs.backends.remote_backend import EngineUnseen
 from nbtrain.jobs.backends.slurm import backend as backend_module
 from nbtrain.jobs.backends.slurm import engine
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle, SlurmLauncher
+from nbtrain.jobs.control import control
 from nbtrain.jobs.supervisor import supervise
 from tests.jobs.conftest import TINY
 

@@ -19,9 +19,9 @@ from nbtrain.base.run_directory.records import ExitRecord, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.backends.slurm.engine import call
-from nbtrain.jobs.control import cancel, pause, wait
-from nbtrain.jobs.dry_run import dry_run
-from nbtrain.jobs.submit import TRAINER, resume
+from nbtrain.jobs.control.control import cancel, pause, wait
+from nbtrain.jobs.submission.dry_run import dry_run
+from nbtrain.jobs.submission.submit import TRAINER, resume
 from tests.clusters import slurm
 from tests.jobs.conftest import FAKE_RANK
 

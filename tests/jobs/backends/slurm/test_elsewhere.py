@@ -28,8 +28,8 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
-from nbtrain.jobs.job_files import write_identity
-from nbtrain.jobs.request import active_job
+from nbtrain.jobs.request.request import active_job
+from nbtrain.jobs.submission.job_files import write_identity
 from nbtrain.monitor.job.job_records import describe_job
 from tests.jobs.conftest import TINY
 

@@ -1,0 +1,76 @@
+"""Master weights that are read by canonical name, chunk by chunk, from a disk or after being computed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from nbtrain.checkpoint.weights.store import MASTER, WHOLE, StoredParameter, TensorPart
+
+
+class Weights(Protocol):
+    """A source of master weights: a CheckpointStore, a run's initial weights (initial.py), or MadeWhole."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Format in which the weights were trained."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the word embedding that belong to tokens."""
+
+    @property
+    def parameters(self) -> Mapping[str, StoredParameter]: ...
+
+    def read(
+        self,
+        name: str,
+        state: str,
+        part: TensorPart = ...,
+        start: int = ...,
+        count: int | None = ...,
+        rows: int | None = ...,
+    ) -> torch.Tensor: ...
+
+
+class MadeWhole:
+    """Parameters that are computed as a whole: full(name) is called once for all chunks that are read."""
+
+    _newest: tuple[str, torch.Tensor] | None = None
+
+    def full(self, name: str) -> torch.Tensor:
+        """Return a whole parameter, fp32, in its own shape."""
+        raise NotImplementedError
+
+    def unchanged(self, name: str) -> Weights | None:
+        """Return weights that contain this parameter unchanged; None if full() computes it."""
+        return None
+
+    def read(
+        self,
+        name: str,
+        state: str = MASTER,
+        part: TensorPart = WHOLE,
+        start: int = 0,
+        count: int | None = None,
+        rows: int | None = None,
+    ) -> torch.Tensor:
+        """Return elements [start, start + count) of a part of a parameter, like CheckpointStore.read."""
+        if (held := self.unchanged(name)) is not None:
+            return held.read(name, state, part, start, count, rows)
+        # Requested chunk by chunk, in order.
+        if self._newest is None or self._newest[0] != name:
+            self._newest = name, self.full(name)
+        return _elements(self._newest[1], part, start, count)
+
+
+def _elements(whole: torch.Tensor, part: TensorPart, start: int, count: int | None) -> torch.Tensor:
+    """Return elements [start, start + count) of a rank's part of a whole tensor, flat."""
+    if part.dim is not None and part.size > 1:
+        whole = whole.chunk(part.size, part.dim)[part.rank]
+    flat = whole.reshape(-1)
+    return flat[start:] if count is None else flat[start : start + count]

@@ -1,0 +1,1 @@
+"""Input files: which of a folder are read, their kinds, compression, and one line of JSON."""

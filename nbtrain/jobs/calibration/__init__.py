@@ -1,0 +1,1 @@
+"""Calibration: measure a machine, or the network between machines, for the plans."""

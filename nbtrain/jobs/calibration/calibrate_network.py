@@ -1,0 +1,151 @@
+"""`nbtrain calibrate --network RUN`: measure the network between a run's machines, through the run's backend.
+
+A job of the run's backend (hosts, slurm, kubernetes) starts nbtrain.train.calibration.network on as many
+ranks as the run has, instead of the trainer. It needs no data. Its directory is output/<run>-network/. The
+result is stored for the place (planner/calibration/measured_network.py), and plans of runs there use it.
+"""
+
+import datetime
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.printing.report import Report, Result, Sentence
+from nbtrain.base.run_directory.jobstate import SUCCEEDED
+from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.workspace import display
+from nbtrain.config.arithmetic.networks import gigabits
+from nbtrain.config.load import load, load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.control.control import cancel, wait
+from nbtrain.jobs.submission.submit import submit
+from nbtrain.planner.calibration.measured_network import (
+    MeasuredNetwork,
+    network_path,
+    place_of,
+    write_network,
+)
+from nbtrain.planner.calibration_view import network_blocks, network_picture
+from nbtrain.planner.setup.setup import network_of
+
+logger = logging.getLogger(__name__)
+
+LEAST_SECONDS, MOST_SECONDS, DEFAULT_SECONDS = 10.0, 3600.0, 60.0
+SUFFIX = "-network"
+MOST_NAME_CHARS = 53
+
+
+@dataclass(frozen=True, repr=False)
+class CalibratedNetwork(Result):
+    """Result of a calibration between machines. It prints, and shows in a cell, as a table."""
+
+    network: MeasuredNetwork
+    path: Path
+    named_bytes_per_second: float | None
+    """Bandwidth that the run names, which its plans use instead; None if it names none."""
+
+    def as_report(self) -> Report:
+        """Return the measured network, and where the measurement was written."""
+        where = f"Written to {display(self.path)}; plans of runs in this place use it."
+        if self.named_bytes_per_second is not None:
+            where = (
+                f"Written to {display(self.path)}. This run names a network of "
+                f"{gigabits(self.named_bytes_per_second)}, which its plans keep: set resources.network and "
+                "resources.network_bytes_per_second to null to plan with the measurement."
+            )
+        return Report(f"Network of {self.network.place}", [*network_blocks(self.network), Sentence(where)])
+
+    def to_dict(self) -> dict[str, Any]:
+        network = self.network
+        return {
+            "place": network.place,
+            "date": network.date,
+            "nodes": network.nodes,
+            "ranks": network.ranks,
+            "bytes_per_second": network.bytes_per_second,
+            "latency_seconds": network.latency_seconds,
+            "figures": network.figures,
+        }
+
+    def picture(self) -> Any:
+        """Return a Matplotlib figure: bus bandwidth of both collectives by size."""
+        return network_picture(self.network)
+
+
+def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> CalibratedNetwork:
+    """Measure the network between the machines of a run in about `seconds`, and store it for plans.
+
+    Raises ConfigError for a run on one machine or seconds out of bounds, SubmitError if the job cannot start,
+    and JobError if it fails or if its result cannot be stored.
+    """
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        raise ConfigError(f"seconds = {seconds:g} must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}.")
+    if config.backend.kind == "local" or config.resources.nodes == 1:
+        raise ConfigError(
+            f"{config.name}: has no network between machines: backend.kind = {config.backend.kind}, "
+            f"resources.nodes = {config.resources.nodes}. Name a run on hosts, slurm or kubernetes with at "
+            "least 2 nodes. `nbtrain calibrate` measures this machine."
+        )
+    _refuse_unwritable(network_path())
+    command = ("-m", "nbtrain.train.calibration.network", "--seconds", f"{seconds:g}")
+    job = submit(network_run(config), command=command, reads_data=False)
+    # An earlier measurement that still waits for its turn is joined, and may be of another place.
+    place = place_of(load_resolved(job.run.config_yaml))
+    try:
+        state, cause = wait(job, on_change=lambda state, cause: logger.info("%s: %s", job.run.name, state))
+    except KeyboardInterrupt:
+        cancel(job)
+        raise
+    record = _record(job) if state == SUCCEEDED else None
+    if record is None:
+        raise JobError(
+            f"{job.run.name}: nothing was measured: {state}{f', {cause}' if cause else ''}. `nbtrain logs "
+            f"{job.run.name}` shows what its ranks printed."
+        )
+    today = datetime.date.today().isoformat()
+    network = MeasuredNetwork(place, today, record["nodes"], record["ranks"], record["figures"])
+    return CalibratedNetwork(network, write_network(network), network_of(config.resources)[0])
+
+
+def network_run(config: RunConfig) -> RunConfig:
+    """Return the run that measures: the same machines, ranks and backend, without data and checkpoints."""
+    return load(
+        config,
+        {
+            "name": f"{config.name[: MOST_NAME_CHARS - len(SUFFIX)]}{SUFFIX}",
+            "mode": "perf",
+            "init_from": None,
+            "lora": None,
+            "dpo": None,
+            "data.sources": [{"kind": "mock"}],
+            "data.blend": [],
+            "evaluation.tasks": [],
+            "backend.max_restarts": 0,
+            "backend.elastic": False,
+            # Policies that need checkpoints, and a profile that needs more steps than mode: perf makes.
+            "stability.on_nan": "stop",
+            "stability.on_loss_spike": "ignore",
+            "profile.enabled": False,
+        },
+    )
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Raise JobError before a job is started for a result that could not be stored."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise JobError(
+            f"{display(path)}: cannot be written: {error.strerror}. Nothing was started. Make the data "
+            "directory writable, or set NBTRAIN_DATA to another one."
+        ) from error
+
+
+def _record(job: JobDir) -> dict[str, Any] | None:
+    return files.read_json(job.network_json)

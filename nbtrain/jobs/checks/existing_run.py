@@ -1,0 +1,309 @@
+"""Checks of a request against the run that exists in its directory; refuse_submission raises what they
+find.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, SubmitError, refuse
+from nbtrain.base.findings import FATAL, Finding
+from nbtrain.base.process.locks import LOCK_FILE
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.base.text import amounts
+from nbtrain.base.workspace import display
+from nbtrain.config.findings import mistake, run_checks
+from nbtrain.config.load import load_resolved
+from nbtrain.config.rules.resume import is_bound, within
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.schedule_section import UNITS
+from nbtrain.config.yaml_source import show
+from nbtrain.dataset.run_data import RunData
+from nbtrain.jobs.request.changes import Change, as_overrides, changes_between
+from nbtrain.jobs.request.request import Request, read_run
+
+# Papermill may have written its executed notebooks there before anything was submitted.
+HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
+# The first file of a new run (base/files.py).
+BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
+
+# Fields that a resume of a finished run may set again: how long to train.
+LENGTH = ("mode", "batch.max_steps", *(f"batch.train_{unit}" for unit in UNITS))
+# Fields that say from which files a run was made, where and how it is started and what is reported of it;
+# training does not depend on them.
+NOT_TRAINED = (
+    "schema_version",
+    "name",
+    "imported_from",
+    "labels",
+    "backend",
+    "logging",
+    "profile",
+    "notify",
+    "limits",
+)
+
+
+Checks = Iterator[Finding]
+Check = Callable[[Request], Checks]
+
+
+def refuse_submission(request: Request, *checks: Check, data: RunData | None = None) -> None:
+    """Raise SubmitError with every finding of the checks, and of data_is_the_same if `data` is given."""
+    findings = run_checks(checks, request)
+    findings += run_checks([data_is_the_same], request, data) if data is not None else []
+    refuse(findings, SubmitError)
+
+
+def _about_run(run: RunDir, message: str, fix: str = "") -> Finding:
+    return Finding("error", "", "", display(run.path), message, fix, FATAL)
+
+
+def _about_folder(message: str, fix: str) -> Finding:
+    """Return an error about the run directory; `message` names it."""
+    return Finding("error", "", "", "", message, fix, FATAL)
+
+
+def folder_is_this_run(run: RunDir) -> Checks:
+    """Check that the folder is absent, empty, or a run of this name."""
+    where = display(run.path)
+    if run.path.exists() and not run.path.is_dir():
+        yield _about_folder(
+            f"{where} is a file, not a run directory.", "Choose another name, or move it away."
+        )
+        return
+    try:
+        identity = run.record()
+    except (ValueError, OSError) as error:
+        fix = "Correct it, or choose another name."
+        yield _about_folder(f"{where}/run.json cannot be read: {error}.", fix)
+        return
+    if identity is None:
+        entries = set(os.listdir(run.path)) - HARMLESS_ENTRIES if run.path.is_dir() else set()
+        # Another process is submitting the run right now.
+        entries = {name for name in entries if not BEING_WRITTEN.fullmatch(name)}
+        if run.run_json.name in entries:
+            yield from folder_is_this_run(run)
+        elif entries:
+            shown = ", ".join(sorted(entries)[:5]) + (", ..." if len(entries) > 5 else "")
+            yield _about_folder(
+                f"{where} is not a run directory of nbtrain: it has no run.json but holds {shown}. Nothing "
+                "was written.",
+                "Choose another `name:`, or move that folder away.",
+            )
+    elif identity.get("schema_version") != SCHEMA_VERSION:
+        yield _about_folder(
+            f"{where}/run.json has schema_version {identity.get('schema_version')}; this nbtrain reads "
+            f"{SCHEMA_VERSION}.",
+            "Choose another `name:`, or use the nbtrain that wrote it.",
+        )
+    elif identity.get("name") != run.name:
+        yield _about_folder(
+            f"{where} is the directory of another run, {identity.get('name')!r} (run.json). `nbtrain resume` "
+            f"continues a run under its own name: rename the folder to {identity.get('name')!r}.",
+            f"`nbtrain clone {run.name} NEWNAME` makes a new one from it.",
+        )
+
+
+def refuse_foreign(run: RunDir) -> None:
+    """Raise SubmitError if the folder contains anything but a run of this name."""
+    refuse(folder_is_this_run(run), SubmitError)
+
+
+def is_not_finished(request: Request) -> Checks:
+    """Check that the run was not trained to its end, or that `config` only evaluates it."""
+    run, config, before = request.run, request.config, request.existing.finished_config
+    if before is None or config.mode == "eval":
+        return
+    yield _about_run(
+        run,
+        f"this run has succeeded ({amounts.counted(before.train_steps, 'step')}). To train on: "
+        f"{more_to_train(run, before, config)}. To train again under another name: "
+        f"{_clone(run, before, config)}.{_differs(before, config)}",
+    )
+
+
+def pause_keeps_its_settings(request: Request) -> Checks:
+    """Check that `config` does not change the settings of a paused job."""
+    run, config, before = request.run, request.config, request.existing.config
+    if before is None or not request.changes:
+        return
+    yield _about_run(
+        run,
+        f"its job is paused, and the submitted run has other settings:{_lines(request.changes)}\n"
+        "Nothing was submitted, and the job stays paused. Choose:\n"
+        f"  `nbtrain resume {run.name}` continues the job unchanged.\n"
+        f"  `nbtrain resume {run.name}{as_overrides(before, config)}` ends it; a new job continues from its "
+        "checkpoint with these settings.\n"
+        f"  `nbtrain cancel {run.name}` ends it; a submission afterwards does the same.\n"
+        f"  {_clone(run, before, config)} trains these settings from the beginning, next to it.",
+    )
+
+
+def training_is_the_same(request: Request) -> Checks:
+    """Check that no setting that is bound to the training changes once the run has trained."""
+    run = request.run
+    bound = [change for change in request.changes if change.bound]
+    if bound and request.existing.has_trained:
+        lines = "\n".join(f"  {change}  ({change.where})" for change in bound)
+        yield _about_folder(
+            f"{display(run.path)} holds a different training; these settings cannot change on resume:\n"
+            f"{lines}\nNothing was written.",
+            f"`nbtrain resume {run.name}` continues it with its own settings; another `name:` trains these "
+            "as a new run.",
+        )
+
+
+def backend_is_the_same(request: Request) -> Checks:
+    """Check that the run's active job is on the backend of `config`."""
+    run, config, record = request.run, request.config, request.existing.record
+    if request.existing.active and record and record.backend != config.backend.kind:
+        yield mistake(
+            config,
+            "backend.kind",
+            f"backend.kind = {config.backend.kind}, but {display(run.path)} is "
+            f"{request.existing.state} on backend {record.backend}, and a run has one job at a time. "
+            "Nothing was submitted.",
+            f"`nbtrain cancel {run.name}` stops it; submitted again, it continues from its newest checkpoint "
+            f"on {config.backend.kind}. Another `name:` trains it there as a new run; a dry run shows what "
+            "would be sent.",
+        )
+
+
+def length_is_not_reached(request: Request) -> Checks:
+    """Check that the newest checkpoint is not beyond the run's last step, and that it exists for mode:
+    eval.
+    """
+    run, config, checkpoints = request.run, request.config, request.existing.checkpoints
+    # mode: eval and perf also count checkpoints on the nodes' own disks, whether or not they still exist.
+    step = checkpoints.complete_step if config.mode == "full" else checkpoints.saved_step
+    if step is None and config.mode == "eval" and not checkpoints.incomplete:
+        yield mistake(
+            config,
+            "mode",
+            f"mode = eval needs a checkpoint, and {display(run.path)} has none.",
+            "Train the run first, with mode: full.",
+        )
+    elif step is not None and config.mode == "perf":
+        yield mistake(
+            config,
+            "mode",
+            f"mode = perf measures from the first step and saves nothing, but {display(run.path)} has been "
+            f"trained to step {step:,}.",
+            "Measure under another `name:`.",
+        )
+    elif step is not None and step > config.train_steps:
+        unit, _ = config.batch.train_amount
+        key = "batch.max_steps" if config.train_steps < config.scheduled_steps else f"batch.train_{unit}"
+        yield mistake(
+            config,
+            key,
+            f"{key} ends the run after {amounts.counted(config.train_steps, 'step')}, but "
+            f"{display(run.path)} has reached step {step:,}.",
+            "Set a higher limit, or train from scratch under another `name:`.",
+        )
+
+
+def a_checkpoint_is_complete(request: Request) -> Checks:
+    """Check that one of the run's checkpoints is complete, judged by names and sizes; a run without
+    checkpoints passes.
+    """
+    run, checkpoints = request.run, request.existing.checkpoints
+    if request.config.mode == "perf" or checkpoints.saved_step is not None:
+        return
+    torn = [f"{run.checkpoint(step).name}: {reason}" for step, reason in checkpoints.incomplete]
+    if torn:
+        yield _about_folder(
+            f"{display(run.model)}: no checkpoint is complete: {'; '.join(torn)}.",
+            "Remove the folder to train from the start, or put a good copy there.",
+        )
+
+
+def data_is_the_same(request: Request, data: RunData) -> Checks:
+    """Check that the dataset was not rebuilt since the newest checkpoint, because its order would then
+    differ.
+    """
+    run, config = request.run, request.config
+    step, now = request.existing.checkpoints.complete_step, data.dataset_sha256
+    if step is None or now is None:
+        return
+    manifest = files.read_json(run.checkpoint_manifest(step)) or {}
+    then = manifest.get("data_state", {}).get("dataset_sha256")
+    if then not in (None, now):
+        yield _about_folder(
+            f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been "
+            f"rebuilt since then and is {now[:12]}...: the checkpoint of step {step:,} cannot continue with "
+            "it.",
+            "Restore the dataset, or train on the new one under another `name:`.",
+        )
+
+
+# The checks whose answer does not depend on the data, in the order of their findings.
+CONTINUES: tuple[Check, ...] = (training_is_the_same, a_checkpoint_is_complete, length_is_not_reached)
+
+
+def was_trained_with(run: RunDir, config: RunConfig) -> bool:
+    """Return whether a job of the run had the settings of `config`, in the fields that training depends on.
+
+    A run that was resumed with other settings, such as more tokens, was trained with the settings of its
+    earlier jobs too.
+    """
+    facts = read_run(run)
+    for before in (facts.finished_config, facts.config or load_resolved(run.config_yaml)):
+        if before is not None and not trained_changes(before, config):
+            return True
+    for job_id in run.job_ids():
+        # A job that was cut off at its start has no file; a file of an earlier nbtrain may be unreadable.
+        with contextlib.suppress(ConfigError):
+            path = run.job(job_id).config_yaml
+            if path.is_file() and not trained_changes(load_resolved(path), config):
+                return True
+    return False
+
+
+def _clone(run: RunDir, before: RunConfig, config: RunConfig) -> str:
+    """Return the command that trains `config` under another name."""
+    return f"`nbtrain clone {run.name} NEWNAME{as_overrides(before, config)}`"
+
+
+def _differs(before: RunConfig, config: RunConfig) -> str:
+    """Return the fields of a finished run that `config` would change, one per line; "" if none."""
+    lines = _lines(trained_changes(before, config))
+    return f"\nWhat is submitted differs from what was trained:{lines}" if lines else ""
+
+
+def _lines(changes: Iterable[Change]) -> str:
+    return "".join(f"\n  {change}  ({change.where})" for change in changes)
+
+
+def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
+    """Return the changed fields that training depends on, and backend.kind if it changed."""
+    return [
+        change
+        for change in changes_between(before, now)
+        if change.key == "backend.kind" or not within(change.key, NOT_TRAINED)
+    ]
+
+
+def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None) -> str:
+    """Return the command that trains a finished run further, for the length in `asked` if that is longer.
+
+    The command includes the other changes in `asked`. Changes that are not allowed on resume are listed after
+    the command.
+    """
+    resume, others = f"`nbtrain resume {run.name}", "`"
+    if asked:
+        changes = changes_between(config, asked)
+        others = f"{as_overrides(config, asked, lambda key: is_bound(key) or within(key, LENGTH))}`"
+        if bound := [change.key for change in changes if change.bound]:
+            others += f", without {', '.join(bound)}, which cannot change on resume"
+        keys = ("batch.max_steps", f"batch.train_{config.batch.train_amount[0]}")
+        wanted = [f"{change.key}={show(change.now)}" for change in changes if change.key in keys]
+        if wanted and asked.train_steps > config.train_steps:
+            return f"{resume} {' '.join(wanted)}{others}"
+    if config.train_steps < config.scheduled_steps:
+        return f"{resume} batch.max_steps=null{others}"
+    unit, amount = config.batch.train_amount
+    return f"{resume} batch.train_{unit}={2 * amount}{others}"

@@ -1,0 +1,446 @@
+"""Checks of this machine before launch: data, folders, disk, memory, devices.
+
+Rules that need only the configuration are in config/rules/check.py. Every problem is reported at once, and
+each says whether it is a mistake to fix or a machine that is too small.
+"""
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from nbtrain.base.errors import DataError, SubmitError, refuse
+from nbtrain.base.files import is_read_only
+from nbtrain.base.findings import Finding
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.amounts import counted, size
+from nbtrain.base.workspace import data_home, display, output_root, resolved_program, the_workspace
+from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.fault_orders import VARIABLE, read_orders
+from nbtrain.config.findings import missing_data, mistake, run_checks, shortage
+from nbtrain.config.load.placeholders import placeholders_of
+from nbtrain.config.rules.layout import FP8_CAPABILITY
+from nbtrain.config.rules.wording import value_of
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+from nbtrain.dataset.blend import BlendFiles
+from nbtrain.dataset.look.contents import check_contents
+from nbtrain.dataset.prepare.inputs import check_same_settings
+from nbtrain.dataset.run_data import RunData
+from nbtrain.dataset.samples.build import build_datasets, may_have_no_loss, refuse_without_loss
+from nbtrain.evaluation.of_run import task_problems
+from nbtrain.jobs.attempt.backend import backend_of
+from nbtrain.jobs.checks.preflight_tools import (
+    compiler_is_there,
+    extensions_can_be_built,
+    local_dir_is_ready,
+    nvme_is_ready,
+    packages_are_there,
+)
+from nbtrain.jobs.machine.shared_memory import too_little_here
+from nbtrain.jobs.notify import SCHEMES
+from nbtrain.jobs.request.initial_weights import problems_of_weights
+from nbtrain.jobs.request.launch import Launch
+from nbtrain.planner.lint.remedies import cheapest_remedy
+from nbtrain.planner.memory import SPARE_FRACTION
+
+# The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
+# refused.
+ESTIMATE_SLACK = 1.1
+# A smaller part of a rank's memory is not named.
+LEAST_NAMED_BYTES = 50 << 20
+# Space for event and metrics files, logs and records of a run.
+SPARE_DISK_BYTES = 64 << 20
+# CPU instructions of which fp16 needs one for matrix products (oneDNN's own requirement).
+FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
+
+
+def preflight(launch: Launch, reads_data: bool = True) -> list[Finding]:
+    """Return every problem that would stop this run in the place where it is to run; [] if it can start.
+
+    Without `reads_data`, the checks that only a training needs are skipped.
+    """
+    checks = CHECKS if launch.config.backend.kind == "local" else SHARED_CHECKS
+    if not reads_data:
+        checks = tuple(check for check in checks if check not in OF_TRAINING)
+    of_backend = backend_of(launch.config.backend.kind).findings
+    return [*run_checks(checks, launch), *run_checks([of_backend], launch.config)]
+
+
+def preflight_in_allocation(launch: Launch) -> list[Finding]:
+    """Run preflight's checks for a job that its scheduler has started, without asking the scheduler."""
+    return run_checks(SHARED_CHECKS, launch)
+
+
+def refuse_to_start(launch: Launch, findings: Sequence[Finding], started: bool = False) -> None:
+    """Raise SubmitError with preflight's findings, if any. `started` is True inside an allocation that has
+    started.
+    """
+    end = "Nothing was started and nothing written."
+    if any(finding.lacks == "data" for finding in findings):
+        machines = "pods" if launch.config.backend.kind == "kubernetes" else "nodes"
+        end = (
+            f"Data must be in {data_home()} of the {machines}: prepare it where that is mounted. {end}"
+            if started
+            else f"Data is looked for in {data_home()}. {the_workspace()}\n{end}"
+        )
+    refuse(findings, SubmitError, f"{launch.config.name} cannot start here:", end)
+
+
+def nothing_is_a_placeholder(launch: Launch) -> Iterator[Finding]:
+    """Reject placeholders for an image, a volume or machines, such as those in notebook 06."""
+    yield from placeholders_of(launch.config)
+
+
+def devices_suffice(launch: Launch) -> Iterator[Finding]:
+    """Check that one machine has a GPU for each rank, or a CPU."""
+    config, machine = launch.config, launch.machine
+    resources = config.resources
+    if resources.nodes > 1:
+        yield shortage(
+            config,
+            "resources.nodes",
+            f"the run needs {resources.nodes} machines; backend `local` has 1.",
+            "Set backend.kind to hosts, slurm or kubernetes, or resources.nodes=1 and a layout that fits.",
+        )
+    if resources.device == "gpu":
+        needed, present = config.world_size, len(machine.gpus)
+        if present < needed:
+            hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+            note = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
+            yield shortage(
+                config,
+                "resources.gpus_per_node",
+                f"the run needs {counted(needed, 'GPU')}; {machine.host} has {present}{note}.",
+                "Use a machine that has them, a smaller layout, or resources.device=cpu for a trial.",
+            )
+        return
+    if config.precision.dtype == "fp16" and machine.cpu_flags and machine.cpu_flags.isdisjoint(FP16_FLAGS):
+        yield shortage(
+            config,
+            "precision.dtype",
+            f"precision.dtype = fp16 on a CPU needs one of "
+            f"{', '.join(FP16_FLAGS)}; {machine.cpu} has none of them.",
+            "Set precision.dtype=bf16 or fp32.",
+        )
+    ranks = config.world_size
+    if ranks > 4 * machine.cores:
+        yield shortage(
+            config,
+            "",
+            f"the run starts {ranks} ranks; {machine.host} has {machine.cores} cores, and more than 4 ranks "
+            "on a core wait for each other.",
+            "Use a machine with more cores, or a smaller parallel.data_parallel_size.",
+        )
+
+
+def gpus_have_the_kernels(launch: Launch) -> Iterator[Finding]:
+    """Check that the GPUs support the run's format and attention; ranks check GPUs that no table knows."""
+    config, machine = launch.config, launch.machine
+    if config.resources.device != "gpu":
+        return
+    for name in dict.fromkeys(gpu.name for gpu in machine.gpus[: config.world_size]):
+        if (device := find_device(name)) is None:
+            continue
+        has = f"{name} has compute capability {'.'.join(map(str, device.compute_capability))}"
+        without_fp8 = device.compute_capability < FP8_CAPABILITY
+        without_flash = FLASH_GENERATION not in device.flash_attention
+        for key, value, lacks, oldest, instead in (
+            ("precision.fp8", True, without_fp8, "Hopper on (9.0)", "false"),
+            ("precision.dtype", "bf16", device.peak("bf16") is None, "Ampere on (8.0)", "fp16 or fp32"),
+            ("model.attention_backend", "flash", without_flash, "Ampere on (8.0)", "auto"),
+        ):
+            if lacks and value_of(config, key) == value:
+                needs = f"{key} = {show(value)} needs a GPU from {oldest}; {has}."
+                yield shortage(config, key, needs, f"Set {key}={instead}.")
+
+
+def memory_suffices(launch: Launch) -> Iterator[Finding]:
+    """Check that the planned peak memory of every rank fits its GPU, or the host memory that the ranks
+    share.
+    """
+    config, machine = launch.config, launch.machine
+    estimate = launch.needs.memory
+    needed = estimate.total_bytes
+    parts = ", ".join(
+        f"{name} {size(part)}" for name, part in estimate.parts.items() if part >= LEAST_NAMED_BYTES
+    )
+    if config.resources.device == "cpu":
+        ranks = config.world_size
+        needed, present, where = (
+            needed * ranks,
+            machine.memory_bytes,
+            f"{counted(ranks, 'rank')} on {machine.host}",
+        )
+    else:
+        sizes = [gpu.memory_bytes for gpu in machine.gpus[: config.world_size] if gpu.memory_bytes]
+        if not sizes:
+            return
+        present, where = min(sizes), f"a rank on {machine.gpus[0].name}"
+    if needed > ESTIMATE_SLACK * present:
+        limit = present // (config.world_size if config.resources.device == "cpu" else 1)
+        if remedy := cheapest_remedy(config, SPARE_FRACTION, limit):
+            fix = f"Set {remedy.words}; a rank then needs about {size(remedy.memory.total_bytes)}."
+        else:
+            fix = "No layout fits these devices: use a larger machine, more of them, or a smaller model."
+        yield shortage(
+            config,
+            "",
+            f"{where} will need about {size(needed)} of memory and there is {size(present)}"
+            + (f" (per rank: {parts})." if parts else "."),
+            fix,
+        )
+
+
+def shared_memory_suffices(launch: Launch) -> Iterator[Finding]:
+    """Check that this machine's /dev/shm holds the batches of the data workers."""
+    yield from too_little_here(launch.config, launch.machine.host)
+
+
+def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
+    """Check that host memory is large enough for all that the ranks offload and save asynchronously."""
+    config, machine = launch.config, launch.machine
+    estimate = launch.needs.memory
+    needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
+    if needed > machine.memory_bytes:
+        parts = ", ".join(f"{name} {size(part)}" for name, part in estimate.host_parts.items() if part)
+        yield shortage(
+            config,
+            "",
+            f"{counted(config.ranks_per_node, 'rank')} on {machine.host} will need about {size(needed)} of "
+            f"host memory and there is {size(machine.memory_bytes)} (per rank: {parts}).",
+            "Offload less (parallel.offload_optimizer, parallel.offload_param), set "
+            "checkpoint.async_save=false, or use device=nvme with zero_stage=3.",
+        )
+
+
+def notification_is_possible(launch: Launch) -> Iterator[Finding]:
+    """Check that the program of notify.command exists, and that the variable named by notify.url_variable is
+    set.
+
+    With hosts the supervisor runs here; Slurm passes this environment on to it. A pod has its image's
+    programs.
+    """
+    config = launch.config
+    notify = config.notify
+    if config.backend.kind == "kubernetes":
+        return
+    yield from _program_is_there(config, "notify.command", notify.command)
+    address = os.environ.get(notify.url_variable or "", "")
+    if notify.url_variable and urlsplit(address).username is not None:
+        yield mistake(
+            config,
+            "notify.url_variable",
+            f"the address in {notify.url_variable} has a user name before its @, which is not sent.",
+            "Use an address whose path or query holds the secret, as webhooks have, or notify.command.",
+        )
+    elif notify.url_variable and not address.startswith(SCHEMES):
+        yield mistake(
+            config,
+            "notify.url_variable",
+            f"the environment variable {notify.url_variable} is not "
+            "set here to an address that begins with https:// or http://.",
+            f"Set it in the shell or kernel that submits: export {notify.url_variable}=https://...",
+        )
+
+
+def preemption_notice_is_possible(launch: Launch) -> Iterator[Finding]:
+    """Check that the program of backend.preemption_notice exists on this machine, if the ranks run here."""
+    config = launch.config
+    if config.backend.kind == "local":
+        yield from _program_is_there(config, "backend.preemption_notice", config.backend.preemption_notice)
+
+
+def _program_is_there(config: RunConfig, key: str, command: list[str]) -> Iterator[Finding]:
+    if command and shutil.which(resolved_program(command[0])) is None:
+        yield mistake(
+            config,
+            key,
+            f"{key}: the program {command[0]!r} was not found.",
+            "Give its path, absolute or relative to the workspace, or put it on PATH. Make it executable.",
+        )
+
+
+def fault_orders_are_understood(launch: Launch) -> Iterator[Finding]:
+    """Check that ranks can parse NBTRAIN_FAULTS, and that it names existing ranks."""
+    config = launch.config
+    if (text := config.backend.env.get(VARIABLE)) is None:
+        return
+    key = f"backend.env.{VARIABLE}"
+    fix = "Correct it, or remove it to train without faults; docs/try-a-fault.md lists the faults."
+    try:
+        orders = read_orders(text)
+    except ValueError as error:
+        yield mistake(config, key, f"{key} {error}.", fix)
+        return
+    ranks = config.world_size
+    if strange := sorted({order["rank"] for order in orders if order.get("rank", 0) >= ranks}):
+        names = ", ".join(map(str, strange))
+        yield mistake(config, key, f"{key} names rank {names}; the run has {ranks}, 0 to {ranks - 1}.", fix)
+
+
+def output_is_writable(launch: Launch) -> Iterator[Finding]:
+    """Check that the run directory can be created, or written to."""
+    config = launch.config
+    run = RunDir.named(config.name)
+    folder = _existing(run.path)
+    if not folder.is_dir():
+        yield mistake(
+            config, "", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder."
+        )
+    elif is_read_only(folder):
+        yield mistake(
+            config,
+            "",
+            f"{display(run.path)} cannot be written: {display(folder)} is on a read-only disk.",
+            "Mount the disk for writing, or set NBTRAIN_OUTPUT to a folder that can be written.",
+        )
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        yield mistake(
+            config,
+            "",
+            f"{display(run.path)} cannot be written: the permissions of {display(folder)} forbid it.",
+            "Set NBTRAIN_OUTPUT to a folder that can be written, or change the permissions.",
+        )
+
+
+def disk_holds_checkpoints(launch: Launch) -> Iterator[Finding]:
+    """Check that the disk has room for every checkpoint that is kept and for the one being written."""
+    config = launch.config
+    run = RunDir.named(config.name)
+    folder = _existing(run.path)
+    if not folder.is_dir():
+        return
+    estimate = launch.needs.disk
+    present = sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())
+    needed = max(0, estimate.checkpoints_bytes - present) + SPARE_DISK_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        there = f", {size(present)} of them there already" if present else ""
+        yield shortage(
+            config,
+            "",
+            f"{display(output_root())}: the disk has {size(free)} free, but {estimate.num_checkpoints} "
+            f"checkpoints of {size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) "
+            f"and logs need {size(needed)}.",
+            "Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk.",
+        )
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+# The command in the message is for a run that this name does not find.
+MAKE_IT = " Make it with `nbtrain prepare RUN.yaml`."
+NO_SOURCES = "Copy the dataset there; or name text in data.sources, and `nbtrain prepare` makes it."
+
+
+def initial_weights_fit(launch: Launch) -> Iterator[Finding]:
+    """Check that init_from's weights are complete, fit the run's model, and have its tokenizer."""
+    yield from problems_of_weights(launch.config, launch.weights)
+
+
+def data_is_whole(launch: Launch) -> Iterator[Finding]:
+    """Check the .bin and .idx files: they exist, have the size that the index states, and match this
+    vocabulary and their manifest.
+    """
+    config, data = launch.config, launch.data
+    dataset, tokenizer = data.dataset, data.tokenizer
+    prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
+    # Data that another program prepared needs no tokenizer for training.
+    if data.tokenizer_problem and config.data.sources:
+        yield missing_data(config, "", data.tokenizer_problem.replace(MAKE_IT, ""), prepare)
+    problem = data.dataset_problem or _problem_of_contents(config, data)
+    if problem:
+        # Only missing data is prepared: for other problems, such as damaged files, the message has the fix.
+        said = problem.replace(MAKE_IT, "")
+        make_it = prepare if config.data.sources or config.data.blend else NO_SOURCES
+        yield missing_data(config, "", said, "" if said == problem else make_it)
+    if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
+        yield mistake(
+            config,
+            "tokenizer.vocab_size",
+            f"tokenizer.vocab_size = "
+            f"{config.tokenizer.vocab_size:,}, but "
+            f"{display(tokenizer.directory)} has {tokenizer.vocab_size:,} entries.",
+            f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or name another tokenizer.",
+        )
+    if dataset and isinstance(data.files, BlendFiles):
+        try:
+            data.files.check_tokenizer(config, dataset.manifest)
+        except DataError as error:
+            yield mistake(config, "", str(error))
+    elif tokenizer and dataset and dataset.manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
+        yield mistake(
+            config,
+            "",
+            f"dataset {config.data.name} was encoded with the tokenizer "
+            f"{dataset.manifest.tokenizer_sha256[:12]}..., but {display(tokenizer.directory)} is "
+            f"{tokenizer.sha256[:12]}...: ids would mean other text.",
+            f"Name the tokenizer it was made with, or make the data again: `nbtrain prepare "
+            f"{shlex.join(config.as_arguments)} --force`.",
+        )
+
+
+def _problem_of_contents(config: RunConfig, data: RunData) -> str:
+    """Return why an opened dataset is not what the run needs: other settings, changed files, or no token in
+    the loss; "" if it is.
+    """
+    assert data.dataset is not None
+    manifest = data.dataset.manifest
+    try:
+        if config.data.sources and manifest.settings:
+            check_same_settings(config, data.files, manifest)
+        check_contents(data.files, manifest)
+        if may_have_no_loss(config, data.dataset):
+            refuse_without_loss(config, build_datasets(config, opened=data.dataset))
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def tasks_are_readable(launch: Launch) -> Iterator[Finding]:
+    """Check that the files of evaluation.tasks exist and that every line is a valid question."""
+    config = launch.config
+    for key, words, fix in task_problems(config, launch.data.tokenizer):
+        yield mistake(config, key, f"{key} {words.rstrip('.')}.", fix)
+
+
+CHECKS: tuple[Callable[[Launch], Iterator[Finding]], ...] = (
+    devices_suffice,
+    gpus_have_the_kernels,
+    memory_suffices,
+    host_memory_suffices,
+    shared_memory_suffices,
+    fault_orders_are_understood,
+    notification_is_possible,
+    preemption_notice_is_possible,
+    output_is_writable,
+    disk_holds_checkpoints,
+    local_dir_is_ready,
+    compiler_is_there,
+    nvme_is_ready,
+    extensions_can_be_built,
+    packages_are_there,
+    initial_weights_fit,
+    data_is_whole,
+    tasks_are_readable,
+)
+SHARED_CHECKS = (
+    nothing_is_a_placeholder,
+    fault_orders_are_understood,
+    notification_is_possible,
+    output_is_writable,
+    disk_holds_checkpoints,
+    local_dir_is_ready,
+    initial_weights_fit,
+    data_is_whole,
+    tasks_are_readable,
+)
+"""Checks that apply wherever the ranks run, because all machines see the same folders."""
+OF_TRAINING = (disk_holds_checkpoints, initial_weights_fit, data_is_whole, tasks_are_readable)
+"""Checks of what a training reads and writes."""

@@ -1,0 +1,200 @@
+"""Checks of what a run needs from this machine besides data and memory: compilers and disks.
+
+Compilers build extensions on first use; the disks serve NVMe offloading and local checkpoints. preflight.py
+runs each check.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbtrain.base.extras import install_command
+from nbtrain.base.files import is_read_only
+from nbtrain.base.findings import Finding
+from nbtrain.base.run_directory.checkpoint_files import local_folder
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.amounts import size
+from nbtrain.base.workspace import display, output_root
+from nbtrain.config.findings import mistake, shortage
+from nbtrain.config.rules.wording import value_of
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+from nbtrain.jobs.machine.build_tools import has_compiler, nvme_tools, quantization_tools
+from nbtrain.jobs.request.launch import Launch
+
+
+def compiler_is_there(launch: Launch) -> Iterator[Finding]:
+    """Check that the compiler exists: torch.compile calls a C++ compiler on CPU, and Triton a C compiler for
+    GPUs.
+    """
+    config = launch.config
+    if not config.model.compile:
+        return
+    device, variable, language, *names = ("GPUs", "CC", "C", "gcc", "clang")
+    if config.resources.device == "cpu":
+        device, variable, language, *names = ("CPU", "CXX", "C++", "g++", "clang++")
+    if not has_compiler(variable, *names):
+        yield mistake(
+            config,
+            "model.compile",
+            f"model.compile = true needs a {language} compiler on {device}, "
+            f"and neither ${variable} nor {' nor '.join(names)} was found.",
+            f"Install one (Debian: apt-get install {names[0]}), or set model.compile=false.",
+        )
+
+
+# File systems that are not on a disk of this machine, as /proc/mounts names them.
+REMOTE = re.compile(r"nfs\d?|cifs|smb\w*|lustre|ceph|beegfs|gpfs|glusterfs|afs|9p|virtiofs|fuse\..*sshfs")
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+
+
+def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
+    """Check that the offloading folders exist, are writable, are on a local disk and have room."""
+    config = launch.config
+    keys = [f"parallel.{name}.nvme_path" for name in _on_nvme(config)]
+    for key in keys:
+        folder = Path(str(value_of(config, key)))
+        found = f"{key} = {folder}"
+        if not folder.is_dir():
+            yield mistake(config, key, f"{found} is not a folder.", "Create it, on a local NVMe disk.")
+            continue
+        if not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
+            yield mistake(config, key, f"{found} cannot be written.", "Name a folder that can be.")
+        kind = _file_system(folder)
+        if kind in MEMORY_FILE_SYSTEMS:
+            yield mistake(
+                config,
+                key,
+                f"{found} is in host memory ({kind}), which offloading should save.",
+                "Name a folder on a local NVMe disk, or set device=cpu.",
+            )
+        elif kind and REMOTE.fullmatch(kind):
+            yield mistake(
+                config,
+                key,
+                f"{found} is on a file system of another machine ({kind}): every step would wait for it.",
+                "Name a folder on a local NVMe disk.",
+            )
+    # Both folders may be on one disk. Each must have room for everything, which overstates the need by at
+    # most the smaller part.
+    for folder in dict.fromkeys(Path(str(value_of(config, key))) for key in keys):
+        if not folder.is_dir():
+            continue
+        needed = launch.needs.memory.nvme_bytes * min(config.ranks_per_node, config.world_size)
+        if (free := shutil.disk_usage(folder).free) < needed:
+            yield shortage(
+                config,
+                "",
+                f"{folder}: the disk has {size(free)} free, and the state that is offloaded to NVMe needs "
+                f"{size(needed)}.",
+                "Free space, or name a folder on a larger disk.",
+            )
+
+
+def local_dir_is_ready(launch: Launch) -> Iterator[Finding]:
+    """Check that checkpoint.local_dir is outside the output directory, can be created here, and has room."""
+    config, machine = launch.config, launch.machine
+    if (local_dir := config.checkpoint.local_dir) is None or config.mode != "full":
+        return
+    folder = local_folder(local_dir, 0, machine.host)
+    key = "checkpoint.local_dir"
+    found = f"{key} = {local_dir}"
+    if folder.is_relative_to(output_root()):
+        yield mistake(
+            config,
+            key,
+            f"{found} is in {display(output_root())}, where the checkpoints are copied to.",
+            "Name a folder on a local disk of each node.",
+        )
+    if config.backend.kind != "local":
+        return
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
+        yield mistake(
+            config,
+            key,
+            f"{found} cannot be created: {there} cannot be written.",
+            "Name a folder that can be.",
+        )
+        return
+    # This run's own files there are replaced; the pattern "gpt-*" would match checkpoints of gpt-large, too.
+    run = RunDir.named(config.name)
+    own = folder / f"{run.name}-{run.run_id}"
+    taken = sum(path.stat().st_size for path in own.glob("*/*") if path.is_file())
+    needed, free = launch.needs.disk.local_bytes, shutil.disk_usage(there).free
+    if free + taken < needed:
+        yield shortage(
+            config,
+            key,
+            f"{found}: the disk has {size(free)} free, and the checkpoints on it need {size(needed)}.",
+            "Free space, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
+        )
+
+
+def _on_nvme(config: RunConfig) -> list[str]:
+    """Return the sections of `parallel` that offload to NVMe."""
+    names = ("offload_optimizer", "offload_param")
+    return [name for name in names if getattr(config.parallel, name).device == "nvme"]
+
+
+def _file_system(folder: Path) -> str | None:
+    """Return the type of the file system that holds a folder; None if /proc/mounts does not say."""
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    path, best, kind = str(folder.resolve()), "", None
+    for line in lines:
+        _, point, found, *_ = line.split(" ")
+        # Spaces in a mount point are written as octal numbers.
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, found
+    return kind
+
+
+def extensions_can_be_built(launch: Launch) -> Iterator[Finding]:
+    """Check that the tools exist with which DeepSpeed compiles its NVMe access and its quantization on first
+    use.
+    """
+    config = launch.config
+    nvme = [f"parallel.{name}.device" for name in _on_nvme(config)]
+    names = ("zero_quantized_weights", "zero_quantized_gradients")
+    quantized = [f"parallel.{name}" for name in names if getattr(config.parallel, name)]
+    for key in (*nvme[:1], *quantized[:1]):
+        tools = nvme_tools() if key in nvme else quantization_tools()
+        if lacking := [what for what, there in tools.items() if not there]:
+            yield mistake(
+                config,
+                key,
+                f"{key} = {show(value_of(config, key))} makes DeepSpeed compile an "
+                f"extension, and this is missing: {', '.join(lacking)}.",
+                "Install it, or leave the field at its default.",
+            )
+
+
+def packages_are_there(launch: Launch) -> Iterator[Finding]:
+    """Check that the separate packages for FPDT's kernels and 4-bit matrices are installed; nbtrain installs
+    neither.
+    """
+    config = launch.config
+    four_bits = config.lora is not None and config.lora.load_in_4bit
+    if four_bits and importlib.util.find_spec("bitsandbytes") is None:
+        yield mistake(
+            config,
+            "lora.load_in_4bit",
+            "lora.load_in_4bit = true needs the package bitsandbytes, which is not installed.",
+            f"Install it ({install_command('qlora')}), or set lora.load_in_4bit=false.",
+        )
+    if config.parallel.fpdt_chunk_tokens and importlib.util.find_spec("flash_attn") is None:
+        yield mistake(
+            config,
+            "parallel.fpdt_chunk_tokens",
+            f"parallel.fpdt_chunk_tokens = "
+            f"{config.parallel.fpdt_chunk_tokens} needs the package flash-attn, which is not installed.",
+            "Install it (pip install flash-attn --no-build-isolation), or set parallel.fpdt_chunk_tokens=0.",
+        )

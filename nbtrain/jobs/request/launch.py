@@ -1,0 +1,43 @@
+"""A launch: everything that the next job of a run reads, and the machine that starts it, read once.
+
+    read_launch(config) -> Launch       weights, data, this machine, and what the run needs of it
+
+jobs/checks/preflight.py checks a Launch, planner/plan.py plans it, and jobs/submission/job_files.py writes it
+into the run directory.
+Nothing is checked here, and nothing written.
+"""
+
+from dataclasses import dataclass
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.run_data import RunData, read_run_data
+from nbtrain.jobs.machine.machine import Machine, this_machine
+from nbtrain.jobs.request.initial_weights import InitialWeights, read_initial_weights, with_new_tokens
+from nbtrain.planner.needs import Needs, needs_of
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A run that is to start, with everything that its next job depends on."""
+
+    config: RunConfig
+    """The configuration, with the token rows filled in that adapters train (with_new_tokens)."""
+    weights: InitialWeights
+    """The weights of init_from, if the next job reads them."""
+    data: RunData
+    """The run's tokenizer and dataset, opened."""
+    machine: Machine
+    """The machine that submits; with backend `local`, the one that trains."""
+    needs: Needs
+    """Memory and disk that the run needs."""
+
+
+def read_launch(config: RunConfig, weights: InitialWeights | None = None) -> Launch:
+    """Read what the next job depends on. `weights` come from a Request, whose configuration is complete;
+    without them they are read, and the token rows that adapters train are filled in.
+    """
+    if weights is None:
+        weights = read_initial_weights(config)
+        config = with_new_tokens(config, weights)
+    data = read_run_data(config)
+    return Launch(config, weights, data, this_machine(), needs_of(config, data.dataset))

@@ -1,0 +1,53 @@
+"""Creates a run directory with another run's configuration: run.json and config.yaml; nothing is started."""
+
+import contextlib
+import os
+
+from nbtrain.base import files
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.run_directory.rundir import RunDir, runs_like
+from nbtrain.base.workspace import display
+from nbtrain.config.load import Overrides, load, load_resolved, to_yaml
+from nbtrain.config.load.edits import with_overrides
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.checks.existing_run import HARMLESS_ENTRIES, refuse_foreign
+from nbtrain.jobs.submission.job_files import make_folder, unwritable, write_identity
+from nbtrain.monitor.status.notes import own_labels_of
+
+
+def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
+    """Create a run directory `name` with the configuration of `run` and `overrides`; nothing is started.
+
+    The new run trains from the beginning, and has the labels that `run` has now; its run.json names `run` as
+    parent. Returns the configuration, to be submitted. Raises SubmitError if the name is taken or the disk
+    cannot be written, ConfigError if the overrides break a rule.
+    """
+    refuse_foreign(run)
+    if not run.exists():
+        raise SubmitError(f"{display(run.path)}: there is no run to clone. {runs_like(run.name)}")
+    before = load_resolved(run.config_yaml).model_copy(update={"labels": own_labels_of(run)})
+    config = load(load(before, overrides, check=False), {"name": name})
+    if config.mode == "eval":
+        # mode: eval belonged to the last job: a new run has nothing to evaluate yet.
+        config = with_overrides(config, {"mode": "full"})
+    target = RunDir.named(name)
+    _refuse_taken(target)
+    make_folder(target)
+    with target.locked():
+        # Another process may have cloned to this name first.
+        _refuse_taken(target)
+        try:
+            write_identity(target, run.run_id)
+            files.write_text(target.config_yaml, to_yaml(config))
+        except OSError as error:
+            # A clone that is half written would occupy the name.
+            for path in (target.run_json, target.config_yaml):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise unwritable(target, error) from error
+    return config
+
+
+def _refuse_taken(target: RunDir) -> None:
+    if target.path.exists() and set(os.listdir(target.path)) - HARMLESS_ENTRIES:
+        raise SubmitError(f"{display(target.path)} already exists. Choose another name for the clone.")

@@ -57,6 +57,7 @@ def run_html(
         basics = [row for row in job["basics"] if row[0] not in OF_HEAD]
         parts.append(_table("Basic info", ("", ""), [*basics, *trained]))
         parts += [_timed("Conditions", job["conditions"]), _timed("Events", job["events"], MOST_EVENTS)]
+        parts.append(_timed("Faults of the run", job["faults"]))
         parts += [_timed(title, job[title.lower()]) for title in ("Replicas", "Ranks")]
         parts.append(_usage(job["charts"]))
         parts += [f"<div>{html.escape(warning)}</div>" for warning in job["warnings"]]

@@ -12,11 +12,13 @@ from nbtrain.base.run_directory.rank_phases import ERROR
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.job.conditions import type_of
 from nbtrain.monitor.job.job_description import (
+    FAULT_TITLES,
     UNKNOWN,
     JobDescription,
     RankRow,
     Replica,
     basics,
+    fault_rows,
     resource_rows,
     use_of_limit,
 )
@@ -35,6 +37,7 @@ MOST_LOGS = 256
 # Jobs in the job menu; older ones: `nbtrain job --job`.
 MOST_JOBS = 50
 CONDITION_HEADS = ("since", "type", "status", "reason", "message")
+FAULT_HEADS = ("ended", *(title.lower() for title in FAULT_TITLES[1:]))
 EVENT_HEADS = ("time", "type", "reason", "object", "message")
 REPLICA_HEADS = (
     *("replica", "role", "host", "address", "phase", "restarts", "ranks", "CPU", "memory", "GPUs", "image"),
@@ -72,7 +75,7 @@ def job_tables(run: RunDir, job_id: str | None = None, now: float | None = None)
     jobs            [[job id, its description], ...] to choose from, the newest first
     basics          [[label, text], ...]; times: {label: seconds since the epoch} of some of them
     life            monitor/status/life.py
-    conditions, events, replicas, ranks, figures
+    conditions, events, faults, replicas, ranks, figures
                     {"heads", "rows": [{"kind", "time", "cells"}]}: kind is "", "past", "warning" or "bad";
                     time is the first column's time in seconds since the epoch, shown in the reader's time
                     zone; logs of a replica or rank as below
@@ -100,6 +103,13 @@ def job_tables(run: RunDir, job_id: str | None = None, now: float | None = None)
                     (event.type, event.reason, event.object, event.message),
                 )
                 for event in page.events[-MOST_EVENTS:]
+            ),
+        ),
+        "faults": _table(
+            FAULT_HEADS,
+            (
+                ("", fault.time, row[1:])
+                for fault, row in zip(page.spending.faults, fault_rows(page.spending))
             ),
         ),
         "replicas": {"heads": [*REPLICA_HEADS], "rows": [_replica(replica) for replica in page.replicas]},

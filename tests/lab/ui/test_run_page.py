@@ -755,6 +755,17 @@ def test_a_table_that_is_drawn_anew_leaves_the_focus_in_its_place(browser: Any) 
         assert page.evaluate("window.end") == [[False, "b"], [False, "rank"], [False, "\u203a"]]
 
 
+def test_a_copy_button_keeps_the_focus_when_the_basic_info_changes(job: FakeJob, browser: Any) -> None:
+    with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake'})") as page:
+        basics = page.get_by_role("table", name="basic info")
+        basics.locator("tr", has_text="RUNNING").wait_for()
+        copy = page.get_by_role("button", name="Copy nb.open_run line")
+        copy.focus()
+        job.finish("CANCELLED", "only a test")
+        basics.locator("tr", has_text="CANCELLED").wait_for()
+        assert copy.evaluate("(node) => node === document.activeElement")
+
+
 def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
     job.job.log(1, 0).write_text("")
     with view_page(

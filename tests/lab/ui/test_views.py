@@ -301,6 +301,27 @@ def test_a_log_that_is_followed_is_that_of_the_newest_attempt(tmp_path: Path) ->
     assert in_node("run_tabs/logs", code, tmp_path) == ["1.0", "1.1", "1.0", "1.0", "1.2"]
 
 
+def test_a_log_is_not_read_again_when_the_job_page_arrives(tmp_path: Path) -> None:
+    code = (
+        LOGS
+        + """
+    const asked = [];
+    server.call = async (path) => {
+      asked.push(path.split("?")[1]);
+      return { text: "step 1\\n", start_bytes: 0, end_bytes: 7 };
+    };
+    const rest = () => new Promise((done) => setTimeout(done));
+    Object.assign(snap, { ranks: [{ rank: 0, attempt: 1 }], job: { job_id: "j1" } });
+    page.drawChoice = (logs) => (page.choice.value = logs[0][0]);
+    page.draw(snap, null), await rest();
+    draw(["0", 1], ["0", 0]), await rest();
+    return [asked, page.lines];
+    """
+    )
+    asked = ["rank=0&attempt=1&job=j1", "rank=0&attempt=1&job=j1&offset=7"]
+    assert in_node("run_tabs/logs", code, tmp_path) == [asked, ["step 1", "step 1"]]
+
+
 def test_a_log_that_is_not_in_the_menu_is_opened_and_stays(tmp_path: Path) -> None:
     code = (
         LOGS

@@ -197,14 +197,15 @@ export class DataTable {
 export function pairs(rows, label) {
   const table = element("table", "nbt-pairs");
   if (label) table.setAttribute("aria-label", label);
-  for (const [name, text] of rows) {
-    const row = element("tr"), head = element("th", "", name);
-    head.scope = "row";
-    const cell = element("td", "nbt-wide");
-    if (text instanceof Node) cell.append(text);
-    else cell.textContent = text;
-    row.append(head, cell);
-    table.append(row);
-  }
+  table.append(...rows.map(([name, text]) => pairRow(name, text)));
   return table;
+}
+
+/** A row of such a table; `text` may be an element. */
+export function pairRow(name, text) {
+  const row = element("tr"), head = element("th", "", name), cell = element("td", "nbt-wide");
+  head.scope = "row";
+  cell.append(text ?? "");
+  row.append(head, cell);
+  return row;
 }

@@ -165,12 +165,14 @@ export class Logs {
 
   draw(snap, kept) {
     const { run } = this;
-    // A resume creates a new job with a new log.
+    // A resume creates a new job with a new log. Until the job page is read, the menu has the newest log of each
+    // rank, by the same attempt: the log is not read a second time then.
     this.job = run.job || (kept ? kept.job_id : (snap.job && snap.job.job_id) || "");
     this.openFailed(snap);
     this.drawChoice(kept
       ? kept.logs.map(([rank, attempt, words]) => [logValue(rank, attempt), words])
-      : snap.ranks.slice(0, 64).map(({ rank }) => [logValue(String(rank), null), `rank ${rank}`]));
+      : snap.ranks.slice(0, 64).map(({ rank, attempt }) =>
+        [logValue(String(rank), run.job ? null : attempt), `rank ${rank}`]));
     this.save.hidden = this.find.disabled = this.goLine.disabled = !run.server;
     if (!run.server) return this.withoutServer(snap);
     this.readTraceback(snap);

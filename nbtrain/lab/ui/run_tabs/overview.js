@@ -1,10 +1,10 @@
-// The tab Overview: current values and curves, basic info, conditions, events.
+// The tab Overview: current values and curves, basic info, conditions, faults and their cost, events.
 
 import { Chart, ChartGroup } from "../charts/chart.js";
 import { snapSpecs } from "../charts/chart_spec.js";
 import { Clamped } from "../elements/clamp.js";
 import { LifeBar } from "./life.js";
-import { DataTable, pairs } from "../elements/table.js";
+import { DataTable, pairRow } from "../elements/table.js";
 import { age, choices, copyButton, drawEach, element, stamp } from "../elements/dom.js";
 
 // Heights of a snapshot's charts in pixels, the large one first.
@@ -33,7 +33,14 @@ export class Overview {
     const named = (at) => ({ group, name: `${run.name}-${names[at]}` });
     this.charts = CHART_HEIGHTS.map((height, at) => new Chart(height, named(at)));
     charts.append(...this.charts.map((chart) => chart.node));
-    this.basics = element("section");
+    this.basics = element("table", "nbt-pairs");
+    this.basics.setAttribute("aria-label", "basic info");
+    const line = `nb.open_run("${run.name}")`;
+    this.copied = {};
+    this.copyJob = copyButton("Copy job id", "Copy the id of the job", () => this.copied.job);
+    this.copyCommand = copyButton("Copy command", "Copy the command of the job", () => this.copied.command);
+    const copies = element("div", "nbt-tools");
+    copies.append(this.copyJob, this.copyCommand, copyButton("Copy nb.open_run line", line, () => line));
     this.conditions = new DataTable("conditions");
     const ago = (time) => `${age(Date.now() / 1000 - time)} ago`;
     this.events = new DataTable("events", { pageSize: EVENTS_ON_A_PAGE, time: ago });
@@ -55,10 +62,14 @@ export class Overview {
     this.life = new LifeBar();
     this.lifeTitle = element("h4", "", "Life of the job");
     this.lifeTitle.hidden = this.life.node.hidden = true;
+    this.faults = new DataTable("faults");
+    this.faultsTitle = element("h4", "", "Faults of the run, and their cost");
+    this.faultsTitle.hidden = this.faults.node.hidden = true;
     const happened = element("div", "nbt-padded"), facts = element("div", "nbt-padded nbt-facts");
     const titled = (title, node) => [element("h4", "", title), node];
     happened.append(this.lifeTitle, this.life.node, ...titled("Events", this.events.node));
-    facts.append(...titled("Basic info", this.basics), ...titled("Conditions", this.conditions.node));
+    facts.append(...titled("Basic info", this.basics), copies, ...titled("Conditions", this.conditions.node));
+    facts.append(this.faultsTitle, this.faults.node);
     // Curves and events on the left, facts on the right; in a narrow panel, the facts come below.
     const columns = element("div", "nbt-columns"), first = element("div", "nbt-first-column");
     first.append(charts, happened);
@@ -92,8 +103,10 @@ export class Overview {
     this.drawBasics(snap, kept);
     this.lifeTitle.hidden = this.life.node.hidden = !(kept && kept.life);
     if (kept && kept.life) this.life.show(kept.life);
+    this.faultsTitle.hidden = this.faults.node.hidden = !(kept && kept.faults.rows.length);
     if (kept) {
       this.conditions.show(kept.conditions.heads, kept.conditions.rows);
+      this.faults.show(kept.faults.heads, kept.faults.rows);
       const rows = kept.events.rows, warnings = rows.filter(({ kind }) => kind === "warning").length;
       const reasons = [...new Set(rows.map(({ cells }) => cells[1]))].sort();
       const options = [["", `all events (${rows.length})`], ["warning", `warnings (${warnings})`]];
@@ -135,17 +148,12 @@ export class Overview {
     // For an active job, the head shows the elapsed time every second.
     const basics = kept ? kept.basics.filter(([label]) => label !== "elapsed" || !snap.active) : [];
     const rows = kept ? [...basics.map(own), ...more] : trained;
-    const state = JSON.stringify(rows);
-    if (state === this.basicState) return;
-    this.basicState = state;
-    const short = rows.map(([label, text]) => [label, text.length > LONG_TEXT ? Clamped.of(text) : text]);
-    const table = pairs(short, "basic info"), copies = element("div", "nbt-tools");
+    drawEach(this.basics, rows, ([label, text]) =>
+      pairRow(label, text.length > LONG_TEXT ? Clamped.of(text) : text));
     const command = rows.find(([label]) => label === "command");
-    const line = `nb.open_run("${snap.name}")`;
-    if (snap.job) copies.append(copyButton("Copy job id", snap.job.job_id, () => snap.job.job_id));
-    if (command) copies.append(copyButton("Copy command", command[1], () => command[1]));
-    copies.append(copyButton("Copy nb.open_run line", line, () => line));
-    this.basics.replaceChildren(table, copies);
+    this.copied = { job: snap.job ? snap.job.job_id : "", command: command ? command[1] : "" };
+    this.copyJob.hidden = !this.copied.job;
+    this.copyCommand.hidden = !this.copied.command;
   }
 
   resize() {

@@ -177,7 +177,7 @@ def calibrate(
 def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:
     """Train a small run of the same layout on this machine's CPU: data, steps, checkpoint, resume, export.
 
-    With `submitted`, its first run starts as a job does, through supervisor and torchrun. A failed
+    With `submitted`, its first run starts as a job does, through checks and supervisor. A failed
     check does not raise here; it is in the TwinRun, whose wait_if() raises.
     """
     from nbtrain.proof.prove import run_twin

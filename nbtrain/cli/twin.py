@@ -15,7 +15,7 @@ def add_verbs(under: Any) -> None:
         "exports; exit code 7 means that a check failed."
     )
     parser = config_verb(under, "twin", twin, text, "nbtrain twin 13B")
-    text = "Start the twin as a job, through the supervisor and torchrun."
+    text = "Start the twin as a job, through checks and supervisor."
     parser.add_argument("--submit", action="store_true", help=text)
     add_json(parser, "Print the report as JSON.")
     add_picture(parser, "Also draw the twin's curves to FILE")

@@ -267,7 +267,7 @@ def test_a_run_of_which_no_rank_began_shows_the_supervisors_log(run, capsys):
     """If no rank started, `nbtrain logs` and failure() begin with the last traceback found in any log."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
-    cause = "the launcher ended before any rank wrote an exit record: torchrun ended with code 1"
+    cause = "the launcher ended before any rank wrote an exit record: exit code 1"
     JobRecord(job.job_id, "id", "mine", "FAILED", 0.0, world_size=1, cause=cause).write(job.job_json)
     assert run.failed_rank == 0
     text = "Traceback (most recent call last):\n  File a.py, line 1\nValueError: BOGUS\n"

@@ -172,7 +172,7 @@ def test_a_dump_is_fetched_from_its_mirror_alone(recorded, mirror: Mirror):  # n
 
 @pytest.mark.slow
 def test_a_job_stays_on_the_loopback(recorded):
-    """During a short training, the supervisor, torchrun and the rank connect only to this machine."""
+    """During a short training, the supervisor and the rank connect only to this machine."""
     script = """
 import nbtrain as nb
 config = nb.load("net.yaml")

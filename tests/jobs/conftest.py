@@ -1,8 +1,6 @@
 """Fixtures: a tiny prepared run, a rank program that does not train, and a check that no process is left."""
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,24 +74,6 @@ def fake(tiny: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
         )
 
     return make
-
-
-@pytest.fixture(scope="session")
-def quick_torchrun_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a folder in which `python -m torch.distributed.run` is quick_torchrun.py."""
-    folder = tmp_path_factory.mktemp("quick torchrun")
-    package = folder / "torch" / "distributed"
-    package.mkdir(parents=True)
-    for name in (package, package.parent):
-        (name / "__init__.py").touch()
-    shutil.copy(Path(__file__).parent / "quick_torchrun.py", package / "run.py")
-    return folder
-
-
-@pytest.fixture
-def quick_torchrun(quick_torchrun_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start the ranks of jobs on this machine without torch, for tests that are not about torchrun."""
-    monkeypatch.setenv("PYTHONPATH", str(quick_torchrun_folder), prepend=os.pathsep)
 
 
 @pytest.fixture(autouse=True)

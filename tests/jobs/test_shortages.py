@@ -17,7 +17,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.jobs.attempt.reserve import RESERVED_BYTES, Reserve
 from nbtrain.jobs.control import control
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("quick_torchrun")]
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 LOOPBACK = "127.0.0.1"
 FIRST, LAST = 15_000, 30_000
 TRIES = 100
-# torchrun imports torch before it listens, which takes long from a cold disk.
+# Rank 0 imports torch before it listens, which takes long from a cold disk.
 CLAIM_SECONDS = 120.0
 
 # (time of creation, its descriptor)

@@ -59,7 +59,9 @@ class NodeExit(Record):
     attempt: int
     time: float
     exit_code: int | None
-    """Exit code of torchrun; the negative signal number if a signal killed it; None if it never started."""
+    """Exit code of the launcher of the ranks; the negative signal number if a signal killed it; None if it
+    never started.
+    """
     message: str = ""
     """Reason why it was not started, or why the agent ended it."""
     killed_processes: bool = False

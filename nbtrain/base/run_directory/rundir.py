@@ -36,9 +36,9 @@
         heartbeat/<rank>.json   that rank
         exit/<rank>.<attempt>.json          the wrapper of that rank
         logs/<rank>.<attempt>.log           that rank's stdout and stderr
-        logs/supervisor.log     supervisor  its own output and torchrun's
-        logs/node<k>.log        the agent of node k: its own output and torchrun's; if a pod ended before its
-                                agent could write, the pod's output
+        logs/supervisor.log     supervisor  its own output and the launcher's
+        logs/node<k>.log        the agent of node k: its own output and the launcher's; if a pod ended
+                                before its agent could write, the pod's output
         events/<writer>.jsonl   that writer (submit, supervisor, rank0, ...)
         resources/<node>.jsonl  that node   its CPU, memory, GPUs, network and disks over time
       tensorboard/              rank 0      scalars: event files for TensorBoard, and metrics.jsonl,

@@ -63,7 +63,7 @@ class LocalDisk:
         self.config, self.run, self.rank = config, run, world.rank
         self.job_id, self.attempt = job_id, attempt
         self.host = os.uname().nodename
-        # Set by torchrun; a rank that is started manually is on node 0.
+        # Set by the launcher; a rank that is started manually is on node 0.
         self.node = int(os.environ.get("GROUP_RANK", "0"))
         run_id = run.run_id or ""
         self.root = local_folder(config.checkpoint.local_dir, self.node, self.host) / f"{run.name}-{run_id}"

@@ -38,7 +38,7 @@ STACK_SECONDS = 0.5
 # A rank that does not write its stacks delays the others by at most this many looks.
 STACK_LOOKS = 10
 LOG = "see logs/supervisor.log"
-# Bytes at the end of torchrun's log in which the error that ended it is searched.
+# Bytes at the end of the launcher's log in which the error that ended it is searched.
 SAID_BYTES = 1 << 20
 
 
@@ -160,17 +160,17 @@ class Attempt:
                 saved_step=newest_saved_step(self._job.run),
                 reached_step=self.ranks.reached_step(),
                 node_left=self._launcher.last_words,
-                launcher_message=self._launcher.last_words or self._torchruns_end(code),
+                launcher_message=self._launcher.last_words or self._launchers_end(code),
             ),
         )
 
-    def _torchruns_end(self, code: int | None) -> str:
-        """Return how torchrun ended, with the error of its traceback if it left one in this attempt."""
+    def _launchers_end(self, code: int | None) -> str:
+        """Return how the launcher ended, with the error of its traceback if it left one in this attempt."""
         part = read_log(self._job.supervisor_log, limit_bytes=SAID_BYTES)
         begin = max(0, self._log_bytes - part.start_bytes)
         traceback = traceback_in(part.text.encode()[begin:].decode("utf-8", "replace"))
         error = f": {traceback.splitlines()[-1]}" if traceback else ""
-        return f"torchrun ended with code {code}{error}; {LOG}"
+        return f"exit code {code}{error}; {LOG}"
 
     def _observe(self, now: float) -> Observed:
         """Read the current state of the ranks, and note since when it has lasted."""

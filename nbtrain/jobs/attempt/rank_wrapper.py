@@ -2,14 +2,15 @@
 
     python -m nbtrain.jobs.attempt.rank_wrapper <command of the rank ...>
 
-    torchrun -> wrapper -> rank          log      jobs/<id>/logs/<rank>.<attempt>.log
+    launcher -> wrapper -> rank          log      jobs/<id>/logs/<rank>.<attempt>.log
                    |         |
                    |<--pipe--+           the rank's report: one JSON object {outcome, step, message, detail}
                    v
               exit/<rank>.<attempt>.json  that report, with the exit code or signal that the kernel reports
 
-The job's final state comes from these records alone: torchrun's own code is 1 in every case. If the rank and
-the kernel disagree, the kernel wins: a rank that reported "finished" and then died by a signal was killed.
+The job's final state comes from these records alone: the launcher's own code is 1 after any failure. If the
+rank and the kernel disagree, the kernel wins: a rank that reported "finished" and then died by a signal was
+killed.
 Standard library only, because every rank starts one; it keeps nothing in memory while the rank trains.
 """
 
@@ -63,9 +64,8 @@ def main(command: list[str]) -> int:
                 env={**os.environ, EXIT_FD: str(writer)},
                 pass_fds=(writer,),
                 preexec_fn=child_setup(signal.SIGKILL),
-                # torchrun signals the wrapper's whole group; in a separate group the rank gets the signal
-                # once, from the wrapper.
-                # us.
+                # The launcher signals the wrapper's whole group; in a separate group the rank gets the
+                # signal once, from the wrapper.
                 process_group=0,
             )
         except OSError as error:
@@ -142,7 +142,7 @@ def write_record(
     message = str(word.get("message") or "")
     if killed_by and (said == "failed" or (killed_by == signal.SIGTERM and said in IN_ORDER)):
         # The report is a rank's last action, so the signal came while Python was ending. A failed rank is
-        # also aborted if its peers close their connections, or is ended by torchrun.
+        # also aborted if its peers close their connections, or is ended by the launcher.
         pass
     elif killed_by == STACK_SIGNAL and said:
         pass

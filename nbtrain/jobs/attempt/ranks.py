@@ -11,7 +11,7 @@ from nbtrain.jobs.attempt.backend import Launcher
 from nbtrain.jobs.attempt.hang import Standstill
 from nbtrain.jobs.attempt.phases import RECORD_SECONDS, time_is_over
 
-# Additional seconds while a rank waits for torchrun and imports torch, which is slow from a cold disk, and
+# Additional seconds while a rank starts and imports torch, which is slow from a cold disk, and
 # while it unloads at the end.
 BIRTH_SECONDS = 120.0
 # A look that comes this much too late: the supervisor itself was suspended or starved. If half of

@@ -1,7 +1,7 @@
 """Decide how an attempt ended, from the exit records of its ranks, and whether another attempt can help.
 
-Only the records decide. torchrun's own code is 1 in every case, and silence counts as a failure: a rank
-without a record was killed together with its wrapper.
+Only the records decide. The launcher's own code is 1 after any failure, and silence counts as a failure: a
+rank without a record was killed together with its wrapper.
 
 When one rank fails, the ranks that wait for it fail too: the cause is the first failure other than the loss
 of a peer. The kind of failure decides what the supervisor does: wait for room on the disk, count the devices,
@@ -88,7 +88,7 @@ class Circumstances:
     gone: tuple[int, ...] = ()
     """Ranks without an exit record that were gone before the supervisor killed any rank."""
     launcher_signal: int | None = None
-    """The signal that killed torchrun, unless the supervisor sent it."""
+    """The signal that killed the launcher of the ranks, unless the supervisor sent it."""
     trained: bool = True
     """Whether rank 0 finished loading. Before that, there is nothing to save."""
     mode: str = "full"
@@ -349,7 +349,7 @@ def user_error(record: ExitRecord) -> bool:
 
 
 def _launcher_killed(number: int) -> str:
-    return f"torchrun was killed by {signal_name(number)}, not by nbtrain"
+    return f"the launcher of the ranks was killed by {signal_name(number)}, not by nbtrain"
 
 
 def _without_witness(missing: list[int], around: Circumstances, step: int | None) -> Verdict:

@@ -1,7 +1,7 @@
-"""Backend for this machine: a detached supervisor, torchrun on the loopback interface, a wrapper per rank.
+"""Backend for this machine: a detached supervisor, a launcher of the ranks, a wrapper per rank.
 
     supervisor (own session)
-      torchrun (own session, without its own restarts, a new port)
+      rank_launcher (own session, a new port in each attempt)
         rank_wrapper 0 .. W-1 -> exit/<rank>.<attempt>.json
           rank 0 .. W-1       -> heartbeat/<rank>.json
 
@@ -34,11 +34,11 @@ from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.machine.node_address import LOOPBACK
 from nbtrain.jobs.machine.preemption_notice import PreemptionNotice, notice_of
 from nbtrain.jobs.machine.queue_folder import Queue
-from nbtrain.jobs.node.ranks_here import RanksHere, send_to
+from nbtrain.jobs.node.ranks_here import NodeRanks, RanksHere, send_to
 
 
 class LocalLauncher:
-    """torchrun and the processes it started; reused for each attempt of a job."""
+    """The launcher of the ranks and the processes it started; reused for each attempt of a job."""
 
     def __init__(self, job: JobDir, command: Iterable[str]):
         """Create the launcher. `command` contains the arguments of a rank's Python; the run directory is
@@ -52,18 +52,19 @@ class LocalLauncher:
         self.last_words = ""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
-        """Start torchrun with one wrapper for each rank."""
+        """Start one wrapper for each rank."""
         self._attempt, self.last_words = attempt, ""
         if self._notice is None:
             self._notice = notice_of(config)
-        rendezvous = ["--nnodes", "1", "--master-addr", LOOPBACK, "--master-port", str(port_to_listen_on())]
+        world_size = config.world_size
+        ranks = NodeRanks(world_size, 0, world_size, 0, LOOPBACK, port_to_listen_on())
         cores = int(os.environ.get(HELD_CORES) or usable_cores())
         environment = rank_variables(config, self._job, attempt, cores)
         seconds = stop_patience_seconds(self._job.run, config)
-        self._ranks.start(self._command, rendezvous, config.world_size, seconds, environment)
+        self._ranks.start(self._command, ranks, seconds, environment)
 
     def poll(self) -> int | None:
-        """Return torchrun's exit code."""
+        """Return the launcher's exit code."""
         return self._ranks.poll()
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
@@ -156,7 +157,7 @@ class LocalBackend(SupervisedHere):
         processes.end_marked([job.job_id], Patience(job.heartbeats(), grace_seconds).over)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """Return a launcher that uses torchrun."""
+        """Return a launcher of processes of this machine."""
         return LocalLauncher(job, command)
 
 

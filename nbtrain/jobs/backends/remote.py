@@ -35,7 +35,7 @@ from nbtrain.jobs.machine.host_memory import HostMemory
 FRESH_SECONDS = 20.0
 # Seconds from the order to end a rank's process until its wrapper's record is visible on a shared disk.
 KILL_SECONDS = 8.0
-# A rank that failed leaves its record before its node's torchrun ends; a shared disk may show it later.
+# A rank that failed leaves its record before its node's launcher ends; a shared disk may show it later.
 RANKS_WORD_SECONDS = 10.0
 FINISH_SECONDS = 10.0
 POLL_SECONDS = 0.1
@@ -77,7 +77,7 @@ class NodeWatch:
 
 
 class RemoteLauncher:
-    """Runs torchrun on every node through the agents. Each backend provides `start_agents`."""
+    """Runs the ranks on every node through the agents. Each backend provides `start_agents`."""
 
     def __init__(self, job: JobDir, command: Iterable[str]):
         """Create the launcher. `command` contains the arguments of a rank's Python; the run directory is
@@ -96,7 +96,7 @@ class RemoteLauncher:
         self._signals: list[SignalOrder] = []
         self._ended: int | None = None
         self._looked_at: float | None = None
-        # Time at which a node's torchrun was first seen to have failed.
+        # Time at which a node's launcher was first seen to have failed.
         self._failed_at: dict[int, float] = {}
         self.last_words = ""
         """Reason that the attempt ended, if no rank reports one."""
@@ -342,7 +342,7 @@ class RemoteLauncher:
             return ""
         nodes = range(len(self._order.agents))
         ends = {node: one for node in nodes if (one := self._exit_of(node))}
-        # torchrun's rendezvous would wait in vain for a node that was refused.
+        # The rendezvous of the ranks would wait in vain for a node that was refused.
         if refused := [end.message for end in ends.values() if end.exit_code is None]:
             return "; ".join(refused)
         if gone := self._gone([node for node in nodes if node not in ends and self._lost(node)]):
@@ -353,7 +353,7 @@ class RemoteLauncher:
             since = self._failed_at.setdefault(node, now) if one.exit_code else now
             if now - since > RANKS_WORD_SECONDS:
                 return (
-                    f"torchrun of node {self._hosts_of([node])} ended with code {one.exit_code}, and the "
+                    f"the launcher of node {self._hosts_of([node])} ended with code {one.exit_code}, and the "
                     f"other nodes wait for it; logs/node{node}.log says why"
                 )
         assert self._agents is not None

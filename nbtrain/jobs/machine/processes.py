@@ -2,9 +2,9 @@
 
 The tree of a job ends as follows, depending on which process dies first:
 
-    supervisor  dies -> torchrun gets TERM   (PR_SET_PDEATHSIG) -> it passes TERM on to the wrappers
-    torchrun    dies -> the wrappers get TERM                   -> they pass TERM on to their ranks, which
-                                                                   save and leave
+    supervisor  dies -> the launcher gets TERM (PR_SET_PDEATHSIG) -> it passes TERM on to the wrappers
+    launcher    dies -> the wrappers get TERM                     -> they pass TERM on to their ranks, which
+                                                                     save and leave
     wrapper     dies -> its rank gets KILL: no process would record how it ended
     any rank         -> carries NBTRAIN_JOB=<job id> in its environment, so that what is left can be found
 

@@ -38,7 +38,7 @@ from nbtrain.jobs.machine.environment import DROPPED_VARIABLES
 from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.jobs.machine.node_address import own_address, resolves
 from nbtrain.jobs.machine.preemption_notice import notice_of
-from nbtrain.jobs.node.ranks_here import RanksHere, send_to
+from nbtrain.jobs.node.ranks_here import NodeRanks, RanksHere, send_to
 from nbtrain.jobs.node.sampler import Sampler
 
 LOOK_SECONDS = 0.2
@@ -240,12 +240,16 @@ class Agent:
         for name in DROPPED_VARIABLES:
             if name not in environment:
                 os.environ.pop(name, None)
-        rendezvous = [
-            *("--nnodes", str(len(order.agents)), "--node-rank", str(self._number)),
-            *("--master-addr", address, "--master-port", str(order.port)),
-        ]
+        ranks = NodeRanks(
+            count=here,
+            first_rank=self._ranks_of(order).start,
+            world_size=sum(order.ranks),
+            node=self._number,
+            master_address=address,
+            master_port=order.port,
+        )
         self.say(f"attempt {order.attempt}: starts {here} ranks, rendezvous at {address}:{order.port}")
-        self._ranks.start(order.command, rendezvous, here, order.shutdown_timeout_seconds, environment)
+        self._ranks.start(order.command, ranks, order.shutdown_timeout_seconds, environment)
         self._sampler = Sampler(
             self._usage, self._job.job_id, self._ranks_of(order), self._config
         ).__enter__()
@@ -288,7 +292,7 @@ class Agent:
             memory.peak_bytes,
             sorted(pid for _, pid in memory.killed),
         )
-        self.say(f"attempt {self._order.attempt}: torchrun ended with code {ended.exit_code}")
+        self.say(f"attempt {self._order.attempt}: its launcher ended with code {ended.exit_code}")
         self._order, self.record.phase = None, "waiting"
         # Another attempt may meet at another port: this one may stay occupied for minutes.
         self.record.port = port_to_listen_on(self.record.address)

@@ -1,6 +1,6 @@
-"""The ranks of one attempt on this machine: torchrun, a wrapper per rank, their signals and their end.
+"""The ranks of one attempt on this machine: their launcher, a wrapper per rank, their signals and their end.
 
-    torchrun (own session, without its own restarts)
+    rank_launcher (own session)
       rank_wrapper r .. r+n-1 -> exit/<rank>.<attempt>.json
         rank r .. r+n-1       -> heartbeat/<rank>.json
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from nbtrain.base.run_directory.records import ProcessIdentity
@@ -27,66 +28,90 @@ LOOK_SECONDS = 0.05
 ABANDON_SECONDS = 10.0
 
 
+@dataclass(frozen=True)
+class NodeRanks:
+    """The ranks of one machine among all ranks of a job."""
+
+    count: int
+    first_rank: int
+    world_size: int
+    node: int
+    master_address: str
+    """Address of node 0, at which rank 0 listens."""
+    master_port: int
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that all ranks of this machine have, with torchrun's names."""
+        return {
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.count),
+            "GROUP_RANK": str(self.node),
+            "MASTER_ADDR": self.master_address,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+
 class RanksHere:
-    """torchrun and the processes it started; reused for each attempt of a job."""
+    """The launcher of the ranks and the processes it started; reused for each attempt of a job."""
 
     def __init__(self, job_id: str, log: Path, node: int | None = None):
-        """Create the object. `log` receives torchrun's output; `node` distinguishes agents that share a
+        """Create the object. `log` receives the launcher's output; `node` distinguishes agents that share a
         machine.
         """
         self._job_id = job_id
         self._log = log
         self._also = [] if node is None else [f"{processes.NODE_MARKER}={node}"]
-        self._torchrun: subprocess.Popen | None = None
+        self._launcher: subprocess.Popen | None = None
 
     def start(
         self,
         command: Sequence[str],
-        rendezvous: Sequence[str],
-        ranks: int,
+        ranks: NodeRanks,
         shutdown_timeout_seconds: float,
         environment: dict[str, str],
     ) -> None:
-        """Start torchrun with a wrapper for each of `ranks` ranks.
+        """Start the launcher with a wrapper for each rank.
 
-        `command` holds the arguments of Python that a rank runs with. `rendezvous` holds torchrun's arguments
-        for where the nodes meet.
+        `command` holds the arguments of Python that a rank runs with.
         """
         arguments = [
-            *(sys.executable, "-m", "torch.distributed.run", *rendezvous),
-            *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
-            # torchrun counts whole seconds; its limit is a little longer than ours, so that the supervisor
-            # decides.
-            *("--shutdown-timeout", str(int(cap_seconds(shutdown_timeout_seconds)) + 10)),
-            *("--no-python", sys.executable, "-m", "nbtrain.jobs.attempt.rank_wrapper"),
+            *(sys.executable, "-m", "nbtrain.jobs.node.rank_launcher"),
+            *("--ranks", str(ranks.count), "--first-rank", str(ranks.first_rank)),
+            # A little longer than the supervisor's limit, so that the supervisor decides.
+            *("--shutdown-timeout", str(cap_seconds(shutdown_timeout_seconds) + 10.0)),
+            *(sys.executable, "-m", "nbtrain.jobs.attempt.rank_wrapper"),
             *(sys.executable, *command),
         ]
         self._memory_before = HostMemory.now()
-        variables = {**os.environ, **environment}
-        self._torchrun = processes.start(arguments, self._log, signal.SIGTERM, env=variables)
+        # As under torchrun: a collective that NCCL aborts ends the rank.
+        errors = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        variables = {**errors, **os.environ, **environment, **ranks.variables()}
+        self._launcher = processes.start(arguments, self._log, signal.SIGTERM, env=variables)
 
     def poll(self) -> int | None:
-        """Return torchrun's exit code, and reap orphans."""
-        assert self._torchrun is not None, "no attempt was started"
-        code = self._torchrun.poll()
+        """Return the launcher's exit code, and reap orphans."""
+        assert self._launcher is not None, "no attempt was started"
+        code = self._launcher.poll()
         processes.reap_orphans()
         return code
 
     def signal(self, number: int) -> None:
-        """Signal all ranks through their wrappers, never through torchrun while it has children."""
-        # If torchrun is gone, its death has signalled them, and its pid may belong to another process.
-        if self._torchrun is not None and self._torchrun.poll() is None:
-            processes.send(processes.children(self._torchrun.pid) or [self._torchrun.pid], number)
+        """Signal all ranks through their wrappers, never through the launcher while it has
+        children.
+        """
+        # If the launcher is gone, its death has signalled them, and its pid may belong to another process.
+        if self._launcher is not None and self._launcher.poll() is None:
+            processes.send(processes.children(self._launcher.pid) or [self._launcher.pid], number)
 
     def kill(self) -> None:
         """Kill the ranks first; a wrapper has WRAPPER_GRACE_SECONDS to write its record."""
-        assert self._torchrun is not None, "no attempt was started"
+        assert self._launcher is not None, "no attempt was started"
         processes.send(self._marked(EXIT_FD), signal.SIGKILL)
         # Looks are counted, not seconds: on a machine that was suspended, the wrappers have not run either.
         for _ in range(round(WRAPPER_GRACE_SECONDS / LOOK_SECONDS)):
-            # Without torchrun the wrappers are orphans, and so are all other processes left of the job.
-            running = self._torchrun.poll() is None
-            if not (processes.children(self._torchrun.pid) if running else self.processes_left()):
+            # Without the launcher the wrappers are orphans, and so are all other processes left of the job.
+            running = self._launcher.poll() is None
+            if not (processes.children(self._launcher.pid) if running else self.processes_left()):
                 break
             processes.reap_orphans()
             time.sleep(LOOK_SECONDS)
@@ -98,13 +123,13 @@ class RanksHere:
         Returns once the ranks are gone, after ABANDON_SECONDS at the latest: the supervisor that now has the
         job must not start ranks while these still run.
         """
-        if self._torchrun is None or self._torchrun.poll() is not None:
+        if self._launcher is None or self._launcher.poll() is not None:
             return
-        wrappers = processes.children(self._torchrun.pid)
+        wrappers = processes.children(self._launcher.pid)
         ranks = [ProcessIdentity.of(rank) for wrapper in wrappers for rank in processes.children(wrapper)]
         processes.send(wrappers, signal.SIGKILL)
-        self._torchrun.kill()
-        self._torchrun.wait()
+        self._launcher.kill()
+        self._launcher.wait()
         deadline = time.monotonic() + ABANDON_SECONDS
         while any(rank and rank.alive() for rank in ranks) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
@@ -118,8 +143,8 @@ class RanksHere:
         killed.
         """
         killed = processes.end_marked([self._job_id], WRAPPER_GRACE_SECONDS, also=self._also)
-        if self._torchrun is not None:
-            self._torchrun.wait()
+        if self._launcher is not None:
+            self._launcher.wait()
         return bool(killed)
 
     def memory(self) -> HostMemory:

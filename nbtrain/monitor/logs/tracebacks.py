@@ -2,7 +2,8 @@
 
 exit/<rank>.<attempt>.json holds the traceback of a rank that could still report its failure; any other rank
 may have left one in its log. For a rank that hung, the supervisor's event holds the stack. If no rank has
-begun, torchrun may have left a traceback in the supervisor's log, or with several machines in a node's log.
+begun, the launcher may have left a traceback in the supervisor's log, or with several machines in a node's
+log.
 """
 
 import re
@@ -71,7 +72,7 @@ def traceback_in(text: str) -> str | None:
     start = text.rfind(TRACEBACK)
     if start < 0:
         return None
-    # Other threads and torchrun write prefixes; a prefix of the first line is on every line.
+    # Other threads write prefixes; a prefix of the first line is on every line.
     before = text[text.rfind("\n", 0, start) + 1 : start]
     lines = []
     for line in text[start - len(before) :].splitlines():

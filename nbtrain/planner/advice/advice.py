@@ -185,7 +185,7 @@ def _unanswered(config: RunConfig, seen: Observations) -> Iterator[str]:
     )
     if config.backend.env and not seen.steps:
         names = ", ".join(sorted(config.backend.env))
-        yield f"no step was made, and backend.env sets {names}: torchrun and all ranks read it. Look there."
+        yield f"no step was made, and backend.env sets {names}: all ranks read it. Look there."
 
 
 def _predicted(

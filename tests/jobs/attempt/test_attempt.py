@@ -270,9 +270,9 @@ def test_ranks_of_a_killed_launcher_may_save(watched):
     assert watched.launcher.sent == ["kill"]
 
 
-def test_what_ended_torchrun_before_any_rank_is_in_the_cause(watched):
-    """If torchrun fails before it starts a rank, the cause is the error in the traceback of this attempt, not
-    of an earlier one.
+def test_what_ended_the_launcher_before_any_rank_is_in_the_cause(watched):
+    """If the launcher fails before it starts a rank, the cause is the error in the traceback of this attempt,
+    not of an earlier one.
     """
     head = 'Traceback (most recent call last):\n  File "run.py", line 1\n'
     log = watched.job.supervisor_log
@@ -283,6 +283,6 @@ def test_what_ended_torchrun_before_any_rank_is_in_the_cause(watched):
         with log.open("a") as stream:
             stream.write(said)
         assert watched.attempt.finish().cause == (
-            f"the launcher ended before any rank wrote an exit record: torchrun ended with code 1{error}; "
+            f"the launcher ended before any rank wrote an exit record: exit code 1{error}; "
             "see logs/supervisor.log"
         )

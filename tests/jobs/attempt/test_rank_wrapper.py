@@ -162,7 +162,7 @@ def test_a_worker_that_holds_the_pipe_does_not_hold_the_record(job, wrap):
 
 
 def test_signals_are_passed_on_once(job, wrap, tmp_path):
-    """If TERM is sent to the wrapper's whole process group, as torchrun does, the rank receives it once."""
+    """If the launcher sends TERM to the wrapper's whole process group, the rank receives it once."""
     log = tmp_path / "noted"
     code = (
         "import signal, time, pathlib\n"

@@ -51,7 +51,7 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     assert verdict.cause.startswith("rank 2's wrapper was killed, and rank 2 with it, not by nbtrain")
     assert (verdict.retry, verdict.step, verdict.kind) == (True, 7, "no record")
     assert "pair.cc" not in verdict.cause and "stopped" not in verdict.cause
-    # Wrappers that ended later, with torchrun, are not named.
+    # Wrappers that ended later, with the launcher, are not named.
     assert "rank 1's" in judged(record(0, "failed", message=GLOO), world_size=4, gone=(1,)).cause
     # Ranks of which none left a record, and their agents neither: the end of the agents is the cause.
     left = "scancel of step 12.0: node n0, n1 did not answer the order to end"
@@ -59,7 +59,7 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     assert (all_gone.cause, all_gone.retry) == (f"{left}; no record from ranks 0, 1", True)
     both = judged(record(0, "failed", message=GLOO), world_size=3, gone=(1, 2)).cause
     assert both.startswith("the wrappers of ranks 1, 2 were killed, and the ranks with them, not by nbtrain")
-    alone = judged(world_size=1, gone=(0,), launcher_message="torchrun ended with code 1")
+    alone = judged(world_size=1, gone=(0,), launcher_message="exit code 1")
     assert alone.cause.startswith("rank 0's wrapper was killed")
     counted = HostMemory(oom_kills=1, limit_bytes=3 << 30, peak_bytes=3 << 30)
     starved = judged(record(0, "failed", message=GLOO), world_size=2, gone=(1,), memory=counted)
@@ -109,23 +109,24 @@ def test_mode_perf_saves_nothing_and_says_so():
     assert limited.cause == "batch.exit_interval_steps = 7 is reached at step 7; mode: perf saves nothing"
 
 
-def test_a_killed_torchrun_is_tried_again():
-    """If torchrun is killed, the ranks save and exit, and the attempt is repeated unless a stop was
+def test_a_killed_launcher_is_tried_again():
+    """If the launcher is killed, the ranks save and exit, and the attempt is repeated unless a stop was
     requested.
     """
     verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9)
     assert (verdict.state, verdict.retry) == ("FAILED", True)
     assert (
         verdict.cause
-        == "torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step 7; saved"
+        == "the launcher of the ranks was killed by SIGKILL, not by nbtrain, so its ranks stopped at step 7; "
+        "saved"
     )
     lost = judged(record(0, "failed", message=GLOO), world_size=2, launcher_signal=9)
     assert (lost.cause, lost.retry) == (
-        "torchrun was killed by SIGKILL, not by nbtrain; its ranks ended at step 7",
+        "the launcher of the ranks was killed by SIGKILL, not by nbtrain; its ranks ended at step 7",
         True,
     )
-    unheard = judged(world_size=2, launcher_signal=9, launcher_message="torchrun ended with code -9")
-    assert unheard.cause == "torchrun was killed by SIGKILL, not by nbtrain; its ranks ended"
+    unheard = judged(world_size=2, launcher_signal=9, launcher_message="exit code -9")
+    assert unheard.cause == "the launcher of the ranks was killed by SIGKILL, not by nbtrain; its ranks ended"
     # A rank that failed by itself comes first.
     assert "boom" in judged(record(0, "failed", message="RuntimeError: boom"), launcher_signal=9).cause
     verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9, stop_requested=True)
@@ -561,12 +562,9 @@ def test_a_launcher_that_never_started_a_rank():
     """If a launcher never started a rank, there is no exit record, so the cause comes from the last lines of
     its log.
     """
-    verdict = judge(
-        {}, Circumstances(2, launcher_message="torchrun ended with code 1; see logs/supervisor.log")
-    )
+    verdict = judge({}, Circumstances(2, launcher_message="exit code 1; see logs/supervisor.log"))
     assert verdict.cause == (
-        "the launcher ended before any rank wrote an exit record: torchrun ended with code 1; see "
-        "logs/supervisor.log"
+        "the launcher ended before any rank wrote an exit record: exit code 1; see logs/supervisor.log"
     )
     assert verdict.retry
 

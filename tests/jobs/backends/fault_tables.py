@@ -300,7 +300,7 @@ class Tables:
         heads = ["fault", "what the user reads", "seconds to running again", "after it"]
         if begin == self.codes_begin:
             engine = [self.engine_head] if self.engine_head else []
-            heads = ["fault", "ranks of the first attempt", "torchrun of node 0, 1", *engine]
+            heads = ["fault", "ranks of the first attempt", "launcher of node 0, 1", *engine]
             heads.append("state, exit code of `submit --wait`")
         document = EVIDENCE / self.page
         text = document.read_text()

@@ -419,9 +419,9 @@ def test_the_node_that_does_not_answer_the_order_to_end_is_named(
     assert cluster.launcher.last_words.startswith(words)
 
 
-def test_a_node_whose_torchrun_fails_before_any_rank_ends_the_wait_of_the_others(cluster: Cluster) -> None:
-    """If torchrun fails early on one node, the other nodes stop waiting in the rendezvous instead of waiting
-    15 minutes.
+def test_a_node_whose_launcher_fails_before_any_rank_ends_the_wait_of_the_others(cluster: Cluster) -> None:
+    """If the launcher fails early on one node, the other nodes stop waiting in the rendezvous instead of
+    waiting 15 minutes.
     """
     assert cluster.launch() is None
     cluster.ended(0, 1)
@@ -430,7 +430,8 @@ def test_a_node_whose_torchrun_fails_before_any_rank_ends_the_wait_of_the_others
     assert cluster.launcher.trouble() == ""
     cluster.pass_seconds(1, 1)
     assert cluster.launcher.trouble() == (
-        "torchrun of node node0 ended with code 1, and the other nodes wait for it; logs/node0.log says why"
+        "the launcher of node node0 ended with code 1, and the other nodes wait for it; logs/node0.log says "
+        "why"
     )
     # The next attempt starts from scratch.
     cluster.life = 1

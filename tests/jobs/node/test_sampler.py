@@ -153,7 +153,6 @@ def test_a_failure_is_kept_and_ends_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_torchrun")
 def test_a_job_leaves_its_resources_in_its_folder(
     fake: Callable[..., RunConfig], start: Callable[..., JobDir], wait_until: Callable
 ) -> None:

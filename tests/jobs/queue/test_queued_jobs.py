@@ -23,7 +23,7 @@ from nbtrain.jobs.queue.listing import list_queue, move
 from nbtrain.jobs.request import launch
 from nbtrain.jobs.submission.submit import resume
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_torchrun")]
+pytestmark = pytest.mark.slow
 GIB = 1 << 30
 
 

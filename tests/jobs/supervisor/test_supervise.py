@@ -1,7 +1,4 @@
-"""A job from submission to end with real processes: supervisor, torchrun, wrappers and fake ranks.
-
-torchrun takes seconds to import torch, so each test follows one job through as much as it can show.
-"""
+"""A job from submission to end with real processes: supervisor, launcher, wrappers and fake ranks."""
 
 import os
 import re
@@ -28,8 +25,6 @@ from nbtrain.jobs.submission.submit import resume
 from nbtrain.jobs.supervisor.predecessors import wait_for_predecessors
 
 pytestmark = pytest.mark.slow
-# Not about torchrun, which takes seconds to import torch.
-QUICK = pytest.mark.usefixtures("quick_torchrun")
 
 
 def temporaries(run):
@@ -126,10 +121,10 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert said and not any("reserve" in line for line in said)
 
 
-def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, wait_until):
+def test_a_killed_wrapper_and_a_killed_launcher_are_named_as_such(fake, start, wait_until):
     """If a wrapper is killed with -9, it is named, and the rank is restarted.
 
-    If torchrun is killed, that is named too, and its ranks have as much time to save as after a stop.
+    If the launcher is killed, that is named too, and its ranks have as much time to save as after a stop.
     """
     job = start(fake(ranks=2, steps=1000, step_seconds=5, backend={"max_restarts": 1}))
 
@@ -143,21 +138,19 @@ def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, w
 
     wrapper = parent(wait_until(lambda: training(0), "both ranks train"))
     os.kill(wrapper, signal.SIGKILL)
-    torchrun = parent(parent(wait_until(lambda: training(1), "both train again")))
-    os.kill(torchrun, signal.SIGKILL)
+    launcher = parent(parent(wait_until(lambda: training(1), "both train again")))
+    os.kill(launcher, signal.SIGKILL)
     state, cause = control.wait(job, 800)
     first = JobRecord.read(job.job_json).attempts[0].cause
     assert first.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, ")
     assert state == "FAILED"
     assert re.fullmatch(
-        r"torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d+; saved; not tried "
-        r"again: "
-        r"backend.max_restarts = 1 is used up",
+        r"the launcher of the ranks was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d+; "
+        r"saved; not tried again: backend.max_restarts = 1 is used up",
         cause,
     )
 
 
-@QUICK
 def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
     """A rank that hangs for longer than heartbeat_timeout_seconds is named and killed, and the job is
     restarted.
@@ -179,7 +172,6 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
     )
 
 
-@QUICK
 def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
     """Cancel saves and leaves no process, lock or temporary file; a resume continues from that checkpoint."""
     job = start(fake(ranks=2, steps=1000))
@@ -224,7 +216,6 @@ def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
     assert ExitRecord.read(job.exit_record(1, 0)).signal == signal.SIGKILL
 
 
-@QUICK
 def test_cancel_now_and_cancel_while_starting(fake, start, wait_until, monkeypatch):
     """`cancel --now` kills a job without saving, and a job that is starting can be cancelled too.
 
@@ -244,7 +235,7 @@ def test_cancel_now_and_cancel_while_starting(fake, start, wait_until, monkeypat
     wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
     stops = 1 << signal.SIGQUIT - 1 | 1 << signal.SIGTERM - 1
     pids = processes.marked_pids([job.job_id])
-    assert len(pids) >= 3  # supervisor or torchrun, wrapper, rank
+    assert len(pids) >= 3  # supervisor or launcher, wrapper, rank
     for pid in (*pids, JobRecord.read(job.job_json).supervisor.pid):
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         assert int(status["SigBlk"], 16) == 0 and int(status["SigIgn"], 16) & stops == 0, status["Name"]
@@ -318,7 +309,6 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
     ]
 
 
-@QUICK
 def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):
     """Cancelling a lost job finds a rank that ignores TERM by its marker, and kills it."""
     job = start(fake([{"step": 2, "do": "ignore-stop"}], steps=100_000))
@@ -339,7 +329,6 @@ sys.exit(main(sys.argv[1], sys.argv[2]))
 """
 
 
-@QUICK
 def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     """If there are two supervisors, on a disk without working locks, the older one kills its ranks and writes
     nothing.
@@ -366,7 +355,6 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     assert ExitRecord.read(job.exit_record(0, 1)).outcome == "stopped"
 
 
-@QUICK
 def test_a_job_goes_on_after_a_notice_and_after_a_pause(fake, start, states_of, wait_until, workspace):
     """While the program of preemption_notice gives notice, the job has saved and is QUEUED. A paused job has
     saved and is SUSPENDED. After both it is the same job, and no restart is counted.

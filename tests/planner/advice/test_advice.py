@@ -185,9 +185,9 @@ def test_nothing_seen_is_no_advice():
 
 def test_a_failure_without_a_change_says_its_cause_and_where_to_look():
     config = load("gpt-125m", {"backend.env": {"TORCH_LOGS": "nonsense"}})
-    notes = advise(config, Observations("FAILED", cause="torchrun ended with code 1: ValueError: x")).notes
-    assert notes[0].startswith("torchrun ended with code 1: ValueError: x. No change of settings follows")
-    assert "backend.env sets CUDA_DEVICE_MAX_CONNECTIONS, TORCH_LOGS: torchrun and all ranks read" in notes[1]
+    notes = advise(config, Observations("FAILED", cause="exit code 1: ValueError: x")).notes
+    assert notes[0].startswith("exit code 1: ValueError: x. No change of settings follows")
+    assert "backend.env sets CUDA_DEVICE_MAX_CONNECTIONS, TORCH_LOGS: all ranks read" in notes[1]
 
 
 def test_a_run_without_a_step_names_what_comes_first():

@@ -51,7 +51,7 @@ def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
         + "\n# Variables that agents inherit from this shell, by name:\n"
         f"# {_names(agent_environment(supervisor_environment()))}\n"
         f"# Variables of backend.env, which every rank gets, by name:\n# {_names(config.backend.env)}\n"
-        f"\n# 5. Each agent starts torchrun with {counted(config.ranks_per_node, 'rank')}.\n"
+        f"\n# 5. Each agent starts {counted(config.ranks_per_node, 'rank')}.\n"
     )
 
 

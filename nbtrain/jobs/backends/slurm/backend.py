@@ -1,6 +1,6 @@
 """Slurm backend: the supervisor is the batch step, on the first node; srun starts one agent on each node.
 
-    sbatch -> supervisor (batch step) -> srun -> agent of node 0 .. N-1 -> torchrun -> ranks
+    sbatch -> supervisor (batch step) -> srun -> agent of node 0 .. N-1 -> launcher -> ranks
 
 The supervisor restarts ranks inside the allocation. Slurm itself puts a job back into its queue when a node
 fails (--requeue), and a job that reaches its time limit submits itself again (resubmissions). In each case

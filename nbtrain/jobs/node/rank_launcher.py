@@ -1,0 +1,81 @@
+"""The launcher of the ranks of one machine: it starts a wrapper for each, and ends all of them if one fails.
+
+    python -m nbtrain.jobs.node.rank_launcher --ranks 2 --first-rank 0 --shutdown-timeout 60 COMMAND ...
+
+    launcher (own session)
+      COMMAND of rank 0, of rank 1, ...  each in a session of its own, with RANK and LOCAL_RANK
+
+If a command fails or the launcher gets TERM, all commands get TERM, and after --shutdown-timeout seconds
+KILL. The exit code is 0 if all commands ended with 0, else 1.
+
+torchrun does the same, but it imports torch first, which takes some four seconds of CPU in each attempt of a
+job. Its restarts are not used, because gloo finds stale addresses after them, and its rendezvous of agents
+is not needed: rank 0 is the server at MASTER_ADDR (init_method env:// of torch.distributed).
+Standard library only.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from nbtrain.base.process.signals import hear_signals
+
+# Seconds between two looks at the commands, as in torchrun (--monitor-interval).
+LOOK_SECONDS = 0.1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the commands to their ends."""
+    parser = argparse.ArgumentParser(prog="python -m nbtrain.jobs.node.rank_launcher")
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--first-rank", type=int, required=True)
+    parser.add_argument("--shutdown-timeout", type=float, required=True)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+
+    asked_to_end: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, frame: asked_to_end.append(received))
+    # Requests for the ranks, which the launcher gets if no rank is started yet. By default they would end it.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda received, frame: None)
+    wrappers = [
+        subprocess.Popen(
+            options.command,
+            env={**os.environ, "RANK": str(options.first_rank + local), "LOCAL_RANK": str(local)},
+            start_new_session=True,
+        )
+        for local in range(options.ranks)
+    ]
+    while not asked_to_end:
+        codes = [wrapper.poll() for wrapper in wrappers]
+        if any(codes):
+            break
+        if None not in codes:
+            return 0
+        time.sleep(LOOK_SECONDS)
+    end(wrappers, options.shutdown_timeout)
+    return 1
+
+
+def end(wrappers: Sequence[subprocess.Popen], timeout_seconds: float) -> None:
+    """Send TERM to the wrappers that still run, and KILL to those that do not end in time."""
+    running = [wrapper for wrapper in wrappers if wrapper.poll() is None]
+    for wrapper in running:
+        os.killpg(wrapper.pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_seconds
+    for wrapper in running:
+        try:
+            wrapper.wait(max(deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            os.killpg(wrapper.pid, signal.SIGKILL)
+            wrapper.wait()
+
+
+if __name__ == "__main__":
+    hear_signals()
+    sys.exit(main(sys.argv[1:]))

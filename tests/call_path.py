@@ -1,12 +1,23 @@
-"""Print the functions that a function may call, directly or not: every function of nbtrain on any branch, by
-file.
+"""Print the functions that a function may call, directly or not, by file, in three measures.
 
     python -m tests.call_path nbtrain.jobs.submission.submit.submit
+    python -m tests.call_path --methods                                of submit and of plan
+    python -m tests.call_path --repository ../old nbtrain.jobs.submit.submit
 
-Names are resolved through the imports of a file, and methods through mypy's type of the expression before the
-dot. A call of a base class's method may also call the methods that override it. A function that is passed as
-a value counts as called where it is named, and reading a property counts as a call. Functions in a module's
-variable, such as a tuple of checks, count as called where the variable is named.
+By name: calls of functions and classes that are named where they are called, `read_request(...)` or
+`amounts.size(...)`, on any branch; a class counts with its __init__ and __post_init__. Methods of objects and
+functions that are passed as values are not followed, and base and config, the ground of every path, are not
+counted. This is what a reader opens who follows every name.
+
+Of its box: the same, but a call into another box ends there: the files of the function's own box, and the
+files of other boxes that they call. This is what a reader opens who believes the first line of another box's
+docstring.
+
+With methods (--methods, half a minute): every function of nbtrain on any branch, base and config included.
+Methods are resolved through mypy's type of the expression before the dot. A call of a base class's method may
+also call the methods that override it. A function that is passed as a value counts as called where it is
+named, and reading a property counts as a call. Functions in a module's variable, such as a tuple of checks,
+count as called where the variable is named.
 """
 
 import argparse
@@ -23,6 +34,8 @@ from mypy.options import Options
 from mypy.server.subexpr import get_subexpressions
 
 REPOSITORY = Path(__file__).parents[1]
+DEFAULT = ("nbtrain.jobs.submission.submit.submit", "nbtrain.planner.plan.plan")
+COMMON_GROUND = ("base", "config")
 Place = tuple[int, int, int | None, int | None]
 
 
@@ -94,7 +107,7 @@ def modules(result: build.BuildResult) -> dict[str, Module]:
     return found
 
 
-def imported(tree: ast.AST, known: Mapping[str, Module]) -> dict[str, str]:
+def imported(tree: ast.AST) -> dict[str, str]:
     """Return {local name: full name} of the names that a file or a function imports from nbtrain."""
     names = {}
     for node in ast.walk(tree):
@@ -138,7 +151,7 @@ class Calls:
         """
         name, node = self.functions.get(function) or self.variables[function]
         module = self.modules[name]
-        local = imported(module.tree, self.modules)
+        local = imported(module.tree)
         local |= {own: f"{name}.{own}" for own in (*module.functions, *module.variables) if "." not in own}
         local |= {full.rpartition(".")[2]: full for full in self.bases if full.rpartition(".")[0] == name}
         for part in ast.walk(node):
@@ -170,29 +183,110 @@ class Calls:
             seen.add(name)
             for called in self.named_in(name):
                 waiting += [called, *self.overriding[called]]
-        by_module: dict[str, list[str]] = defaultdict(list)
-        for name in sorted(seen & self.functions.keys()):
-            module, _ = self.functions[name]
-            by_module[module].append(name.removeprefix(f"{module}."))
-        return dict(sorted(by_module.items()))
+        return by_module({name: self.functions[name][0] for name in seen & self.functions.keys()})
+
+
+class NamedCalls:
+    """The functions and classes of a checkout, and the calls between them that are made by name."""
+
+    def __init__(self, repository: Path):
+        self.trees = {}
+        for path in (repository / "nbtrain").rglob("*.py"):
+            parts = path.relative_to(repository).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            self.trees[name] = ast.parse(path.read_text(encoding="utf-8"))
+        self.imports = {module: imported(tree) for module, tree in self.trees.items()}
+        self.definitions = {
+            f"{module}.{node.name}": (module, node)
+            for module, tree in self.trees.items()
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        }
+
+    def _defined(self, name: str) -> str:
+        """Return the name of the definition that an imported name stands for, through packages that pass it
+        on.
+        """
+        module, _, last = name.rpartition(".")
+        passed_on = self.imports.get(module, {}).get(last)
+        return name if name in self.definitions or passed_on is None else self._defined(passed_on)
+
+    def _called(self, name: str) -> Iterator[str]:
+        """Yield the full names that a function, or the making of a class, calls by name."""
+        module, node = self.definitions[name]
+        bodies: list[ast.AST] = [node]
+        if isinstance(node, ast.ClassDef):
+            inits = ("__init__", "__post_init__")
+            bodies = [inner for inner in node.body if getattr(inner, "name", "") in inits]
+        own = {
+            full.rpartition(".")[2]: full for full, (home, _) in self.definitions.items() if home == module
+        }
+        local = own | self.imports[module]
+        for call in (part for body in bodies for part in ast.walk(body) if isinstance(part, ast.Call)):
+            function = call.func
+            if isinstance(function, ast.Name) and function.id in local:
+                yield self._defined(local[function.id])
+            elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+                yield self._defined(f"{local.get(function.value.id)}.{function.attr}")
+
+    def path(self, start: str, own_box: bool = False) -> dict[str, list[str]]:
+        """Return {module: its functions and classes} that `start` calls by name, directly or not.
+
+        With `own_box`, what other boxes call is not followed.
+        """
+        if start not in self.definitions:
+            raise SystemExit(f"{start} is not a function of nbtrain.")
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            name = waiting.pop()
+            box = name.split(".")[1]
+            if name in seen or name not in self.definitions or box in COMMON_GROUND:
+                continue
+            seen.add(name)
+            if not own_box or box == start.split(".")[1]:
+                waiting += self._called(name)
+        return by_module({name: self.definitions[name][0] for name in seen})
+
+
+def by_module(module_of: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return {module: names in it}, sorted, from {full name: its module}."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, module in sorted(module_of.items()):
+        found[module].append(name.removeprefix(f"{module}."))
+    return dict(sorted(found.items()))
+
+
+def write(title: str, path: Mapping[str, list[str]]) -> None:
+    """Print the functions of a path by module, and the number of files and functions."""
+    for module, names in path.items():
+        print(f"{module}: {', '.join(names)}")
+    print(f"# {title}: {len(path)} files, {sum(map(len, path.values()))} functions\n")
 
 
 def main() -> None:
-    """Print these functions by module, and the number of files and functions."""
+    """Print the measures of each function, the first with the functions in it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "functions", nargs="*", default=["nbtrain.jobs.submission.submit.submit", "nbtrain.api.verbs.plan"]
-    )
+    parser.add_argument("functions", nargs="*", default=[*DEFAULT])
+    parser.add_argument("--methods", action="store_true", help="follow methods too, with mypy's types")
+    parser.add_argument("--repository", type=Path, default=REPOSITORY, help="another checkout")
     arguments = parser.parse_args()
-    calls = Calls(checked())
+    named = NamedCalls(arguments.repository)
+    calls = Calls(checked()) if arguments.methods else None
     for start in arguments.functions:
-        by_module = calls.path(start)
-        print(f"# {start}")
-        for module, names in by_module.items():
-            print(f"{module}: {', '.join(names)}")
-        print(f"# {len(by_module)} files, {sum(map(len, by_module.values()))} functions\n")
+        if calls:
+            write(f"{start}, with methods", calls.path(start))
+            continue
+        write(f"{start}, by name", named.path(start))
+        own = named.path(start, own_box=True)
+        box = start.split(".")[1]
+        inside = [module for module in own if module.split(".")[1] == box]
+        print(
+            f"# {start}, of its box: {len(own)} files, {len(inside)} of {box} and {len(own) - len(inside)} "
+            "of other boxes that they call\n"
+        )
 
 
 if __name__ == "__main__":

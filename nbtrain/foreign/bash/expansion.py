@@ -49,8 +49,8 @@ class Part(NamedTuple):
     """Whether the values are split at spaces if they are not quoted."""
 
 
-class Shell(Protocol):
-    """The part of the evaluator that expansions use."""
+class Values(Protocol):
+    """The part of a shell (shell.py) that expansions use."""
 
     extglob: bool
 
@@ -84,7 +84,7 @@ def literal_unknown(name: str) -> str:
 class Expansion:
     """Expands the words of one source."""
 
-    def __init__(self, shell: Shell, source: Source):
+    def __init__(self, shell: Values, source: Source):
         self.shell, self.source = shell, source
 
     # --- words --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from nbtrain.foreign.bash.bash_script import SHELLS, Command
+from nbtrain.foreign.bash.script import SHELLS, Command
 from nbtrain.foreign.bash.variables import Run, Variable, text_variable, word_of
 from nbtrain.foreign.syntax.located import Unknown, Value, Word
 

@@ -8,7 +8,8 @@ from pathlib import PurePosixPath
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.config.names.other_programs import GPT_SCRIPTS, program_of_command
-from nbtrain.foreign.bash.bash_script import Command, Script, Surroundings, command_of_words, read_script
+from nbtrain.foreign.bash.bash_script import command_of_words, read_script
+from nbtrain.foreign.bash.script import Command, Script, Surroundings
 from nbtrain.foreign.bash.variables import word_of
 from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.job_files.launchers import Hidden, Launch, Place, launches_of, share, shown_command

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from nbtrain.config.rules.backends import OWN_SBATCH_OPTIONS, REFUSED_SBATCH_OPTIONS
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES
 from nbtrain.config.sections.backend_section import ARRAY
-from nbtrain.foreign.bash.bash_script import SETUP_FILES
+from nbtrain.foreign.bash.builtins import SETUP_FILES
 from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.job_files.slurm_options import (
     SbatchLine,

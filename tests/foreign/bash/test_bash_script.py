@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.foreign.bash import bash_script
+from nbtrain.foreign.bash import shell
 from nbtrain.foreign.bash.bash_script import read_script
 from nbtrain.foreign.importing import import_files
 from nbtrain.foreign.job_files.script_jobs import jobs_of_script
@@ -296,7 +296,7 @@ def test_texts_that_bash_does_not_read_stay_what_they_are():
 
 def test_a_loop_that_takes_too_many_steps_is_refused(monkeypatch):
     """Nested loops are refused with their line after a number of steps, not followed for minutes."""
-    monkeypatch.setattr(bash_script, "MOST_STEPS", 200)
+    monkeypatch.setattr(shell, "MOST_STEPS", 200)
     text = "for a in {1..9}; do for b in {1..9}; do\n run $a $b\ndone; done"
     with pytest.raises(ConfigError, match=r"^a.sh:[12]: the script's loops take more than 200 steps"):
         read_script(text, "a.sh")

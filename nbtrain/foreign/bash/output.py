@@ -1,0 +1,91 @@
+"""Output of commands: what they print for a substitution or a pipe, and the files that the script writes."""
+
+from typing import TYPE_CHECKING
+
+from nbtrain.foreign.bash.command_output import NotComputed, output_of
+from nbtrain.foreign.bash.shell import Shell
+from nbtrain.foreign.bash.variables import (
+    Run,
+    Runs,
+    text_of,
+    unknown_run,
+    unknowns_of,
+    without_duplicates,
+    word_of,
+)
+from nbtrain.foreign.syntax.located import Unknown, Word
+
+if TYPE_CHECKING:
+    pass
+
+
+def print_output(shell: Shell, words: list[Runs]) -> None:
+    """Add what a command prints to what is substituted or piped."""
+    if shell.sink is None:
+        return
+    unknowns = [part for runs in words for part in unknowns_of(runs)]
+    unknowns += unknowns_of(shell.stdin or ())
+    place = word_of(words[0]).place
+    head = text_of(words[0])
+    if len(shell.conditions) > shell.certain[0] or len(shell.state.doubts) > shell.certain[1]:
+        conditions = [*shell.conditions[shell.certain[0] :], shell.state.doubts[shell.certain[1] :]]
+        causes = without_duplicates(part for condition in conditions for part in condition)
+        shown = f"$({' '.join(text_of(runs) for runs in words)})"
+        reason = "a condition decides whether it is printed"
+        shell.sink.append(unknown_run(Unknown(shown, "", place, reason, causes)))
+        return
+    if shell.stdin is not None and (head == "tee" or (head == "cat" and len(words) == 1)):
+        shell.sink += shell.stdin
+        return
+    if not unknowns:
+        try:
+            stdin = text_of(shell.stdin) if shell.stdin is not None else None
+            texts = [text_of(runs) for runs in words]
+            stdin = _file_read(shell, texts, stdin)
+            if texts[0] == "cat" and stdin is not None:
+                texts = texts[:1]
+            text = output_of(texts, stdin)
+            shell.spend(len(text), place, texts[0])
+            shell.sink.append(Run(text, place))
+            return
+        except NotComputed:
+            pass
+    elif head == "echo" and len(words) > 1 and not text_of(words[1]).startswith("-"):
+        for number, runs in enumerate(words[1:]):
+            shell.sink += [*([Run(" ", place)] if number else []), *runs]
+        shell.sink.append(Run("\n", place))
+        return
+    shown = " ".join(text_of(runs) for runs in words)
+    found = Unknown(f"$({shown})", "", place, f"$({shown}) is not run", tuple(unknowns))
+    shell.sink.append(unknown_run(found))
+
+
+def _file_read(shell: Shell, texts: list[str], stdin: str | None) -> str | None:
+    """Return the text of a file that the script wrote or that was passed, for `cat FILE`."""
+    if texts[0] == "cat" and len(texts) == 2:
+        word = shell.script.documents.get(texts[1]) or shell.around.file(texts[1])
+        if word is not None and not word.unknowns:
+            return word.text
+    return stdin
+
+
+def write_file(shell: Shell, name: str, printed: Runs, appends: bool) -> None:
+    """Keep a text that is written into a file."""
+    if shell.silent or name.startswith("/dev/"):
+        return
+    known = [run for run in printed if run.text]
+    if not known or (known[0].unknown is not None and not known[0].unknown.name and len(known) == 1):
+        if not appends:
+            shell.script.documents.pop(name, None)
+        return
+    word = Word(text_of(printed), known[0].place, unknowns_of(printed))
+    old = shell.script.documents.get(name)
+    if appends and old is not None:
+        unknowns = (*(old.unknowns or ()), *(word.unknowns or ()))
+        word = Word(old.text + word.text, old.place, unknowns)
+    shell.script.documents[name] = word
+
+
+def collapsed(runs: Runs) -> Runs:
+    """Return a text with its neighbouring known parts kept apart, so that each has its own place."""
+    return tuple(run._replace(quoted=True) for run in runs)

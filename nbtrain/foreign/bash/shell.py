@@ -1,0 +1,420 @@
+"""The shell whose statements are followed: its variables, files and blocks, and what is certain about them.
+
+A Shell knows no statement of the language. Its Language has a function for each statement and builtin
+(statements.py, builtins.py); each takes the shell and follows a node in its state.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.findings import Cost, Finding
+from nbtrain.base.text.terminal import shortened
+from nbtrain.foreign.bash.arithmetic import NotArithmetic
+from nbtrain.foreign.bash.cut_commands import report_cut_commands
+from nbtrain.foreign.bash.expansion import Expansion, literal_unknown
+from nbtrain.foreign.bash.patterns import Undecided
+from nbtrain.foreign.bash.script import Script, Surroundings
+from nbtrain.foreign.bash.syntax_tree import (
+    Source,
+    Unread,
+    comments,
+    parse,
+    source_of,
+    source_of_parts,
+)
+from nbtrain.foreign.bash.variables import (
+    Run,
+    Runs,
+    State,
+    Variable,
+    merge,
+    text_of,
+    text_variable,
+    unknown_run,
+    without_duplicates,
+    word_of,
+)
+from nbtrain.foreign.syntax.located import Unknown
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+# Most characters of all substitutions: more than any command line has, and few enough to hold in memory.
+MOST_CHARACTERS = 5_000_000
+# Most statements that are followed and words of commands, which take a few seconds; most rounds of a loop.
+MOST_STEPS = 20_000
+MOST_ROUNDS = 1000
+# Most nested calls of functions, `source`, `eval` and `bash -c`.
+MOST_CALLS = 20
+
+# Variables that bash or the login sets, so that ${X:-default} is not the default.
+SHELL_SETS = {
+    *("BASH", "BASHPID", "BASH_REMATCH", "BASH_SOURCE", "BASH_VERSION", "DIRSTACK", "EPOCHSECONDS", "EUID"),
+    *("FUNCNAME", "GROUPS", "HOME", "HOSTNAME", "HOSTTYPE", "LINENO", "LOGNAME", "MACHTYPE", "OLDPWD"),
+    *("OSTYPE", "PATH", "PIPESTATUS", "PPID", "PWD", "RANDOM", "SECONDS", "SHELL", "SHLVL", "UID", "USER"),
+}
+# Statements that end the script by their failure after `set -e`.
+_MAY_FAIL = {"command", "variable_assignment", "test_command", "subshell", "pipeline"}
+# Nodes of the tree that are no part of a statement.
+IGNORED = {
+    "comment",
+    "heredoc_body",
+    "heredoc_start",
+    "heredoc_end",
+    "file_descriptor",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """The parts of bash that a shell follows, each with a function that follows it."""
+
+    statements: Mapping[str, "Callable[[Shell, Node], None]"]
+    """Functions by the type of a statement's node."""
+    builtins: Mapping[str, "Callable[[Shell, list[Runs], str], None]"]
+    """Functions by a builtin's name; each takes the command's words and their place."""
+    substitute: "Callable[[Shell, Source, Node], Runs]"
+    """Returns what $( ... ) prints."""
+
+
+class Shell:
+    """A shell at a point of a script: its variables, and everything that decides the next statement."""
+
+    def __init__(self, language: Language, script: Script, around: Surroundings):
+        self.language, self.script, self.around = language, script, around
+        self.state = State()
+        for name, word in around.environment.items():
+            runs = (Run(word.text, word.place),)
+            if word.unknowns:
+                runs = (unknown_run(word.unknowns[0]),)
+            self.state.variables[name] = text_variable(runs, True)
+        for name in around.unset:
+            self.state.variables[name] = Variable({}, "unset")
+        if positions := [int(name) for name in around.given if name.isdigit() and int(name) < 100]:
+            self.state.arguments = tuple(
+                (Run(around.given.get(str(at), ""), "the command line"),)
+                for at in range(1, max(positions) + 1)
+            )
+            script.used |= {name for name in around.given if name.isdigit()}
+        self.commands = script.commands
+        self.source = source_of("", f"{script.label}:1")
+        self.expansion = Expansion(self, self.source)
+        self.room = MOST_CHARACTERS
+        self.steps = 0
+        self.calls = 0
+        self.extglob = False
+        """Whether shopt lets ${X%PATTERN} have forms such as @(a|b)."""
+        self.names: dict[str, str] = {}
+        """{other name: variable} of declare -n."""
+        self.frames: list[dict[str, Variable | None]] = []
+        self.departures = 0
+        """Number of `return`, `break 2` and `continue 2` that were followed, which leave more than a loop."""
+        self.conditions: list[tuple[Unknown, ...]] = []
+        """Unknown values of the conditions around the current statement."""
+        self.in_condition = False
+        self.tested = 0
+        """Number of surrounding parts whose status is tested, so that their failure ends nothing."""
+        self.stdin: Runs | None = None
+        self.sink: list[Run] | None = None
+        """Output of commands that is substituted or piped; None if it is not kept."""
+        self.certain = 0, 0
+        """Conditions and doubts around the beginning of the sink; what is printed under more of them may be
+        missing.
+        """
+        self.causes: tuple[Unknown, ...] = ()
+        """Unknown values that decide an unknown status of the last command."""
+        self.silent = 0
+        """Number of surrounding parts whose commands are not recorded, such as a loop of unknown length."""
+
+    def variable(self, name: str, place: str) -> Variable | None:
+        """Return a variable; None if it is certainly not set."""
+        if form := self.script.unread.get(name):
+            reason = f"nbtrain does not read {form.shown}"
+            return text_variable((unknown_run(Unknown(form.text, "", form.place, reason)),))
+        variable = self.state.variables.get(name)
+        if variable is None and name in ("IFS", "OPTIND"):
+            return None
+        sourced = self.state.sourced
+        if sourced is not None and name not in self.state.settled and place:
+            return self.lost(name, sourced.place, sourced.reason)
+        if variable is not None:
+            return None if variable.kind == "unset" else variable
+        if name in self.around.given:
+            self.script.used.add(name)
+            return text_variable((Run(self.around.given[name], "the command line"),))
+        reason = "the shell sets it" if name in SHELL_SETS else ""
+        return text_variable((unknown_run(Unknown(literal_unknown(name), name, place, reason)),))
+
+    def arguments(self) -> tuple[Runs, ...] | None:
+        """Return the positional arguments; None if only the caller knows them."""
+        return self.state.arguments
+
+    def has_option(self, name: str) -> bool:
+        """Return whether `set` has turned an option on, such as noglob."""
+        return name in self.state.options
+
+    def is_settable(self, name: str) -> bool:
+        """Return whether a scheduler or an operator may set a variable that the script does not set."""
+        return bool(self.around.open_names and self.around.open_names.fullmatch(name))
+
+    def spend(self, characters: int, place: str, name: str) -> None:
+        """Count substituted characters. Raises ConfigError if a script makes too many."""
+        self.room -= characters
+        if self.room < 0:
+            raise ConfigError(
+                f"{place}: the script's variables expand to more than {MOST_CHARACTERS:,} "
+                f"characters at {name}; no command line is that long."
+            )
+
+    def lost(
+        self,
+        name: str,
+        place: str,
+        reason: str,
+        causes: tuple[Unknown, ...] = (),
+        choices: tuple[str, ...] = (),
+    ) -> Variable:
+        """Return a variable whose value only the running shell knows, or the one that the user passed."""
+        if name in self.around.given:
+            self.script.used.add(name)
+            return text_variable((Run(self.around.given[name], place),))
+        causes = _other_causes(name, causes)
+        unknown = Unknown(literal_unknown(name), name, place, reason, causes, choices)
+        return text_variable((unknown_run(unknown),))
+
+    def assign(self, name: str, variable: Variable) -> None:
+        """Set a variable, unless the user passed its value and the script does not know one."""
+        old = self.state.variables.get(name)
+        exported = variable.exported or bool(old and old.exported)
+        runs = [run for value in variable.elements.values() for run in value]
+        if name in self.around.given and not self.silent:
+            if any(run.unknown for run in runs):
+                place = next((run.place for run in runs if run.place), "")
+                self.script.used.add(name)
+                variable = text_variable((Run(self.around.given[name], place),))
+            elif runs and runs[0].place != "the command line":
+                self.script.decided.setdefault(name, runs[0].place)
+        elif name in self.around.given and any(run.unknown for run in runs):
+            variable = text_variable((Run(self.around.given[name], ""),))
+        if old is not None and old.integer and variable.kind == "text" and not variable.unknown:
+            try:
+                number = self.expansion.number(text_of(variable.elements.get("0", ())), "")
+                place = runs[0].place if runs else ""
+                variable = text_variable((Run(str(number), place),))
+            except (Undecided, NotArithmetic):
+                variable = self.lost(name, runs[0].place if runs else "", "its number is not known")
+        integer = variable.integer or bool(old and old.integer)
+        variable = Variable(_owned(name, variable), variable.kind, exported, integer)
+        if self.state.doubts:
+            before = State({name: old} if old else {})
+            after = State({name: variable})
+            merged = merge(before, after, self.state.doubts, self.changed)
+            variable = merged.variables[name]
+        self.state.variables[name] = variable
+        if self.state.sourced is not None:
+            self.state.settled |= {name}
+        if target := self.names.get(name):
+            place = next((run.place for run in runs if run.place), "")
+            self.state.variables[target] = self.lost(target, place, f"{name} is another name for it")
+
+    def changed(
+        self, name: str, place: str, causes: tuple[Unknown, ...], choices: tuple[str, ...]
+    ) -> Variable:
+        """Return the value of a variable that two branches set differently."""
+        return self.lost(name, place, "a condition decides it", without_duplicates(causes), choices)
+
+    def file(self, source: Source, with_comments: bool = False) -> None:
+        """Follow the statements of a source in the current state."""
+        before = self.source, self.expansion
+        tree = parse(source)
+        root, source = tree.root, tree.source
+        self._note_unread(tree.unread)
+        self.source, self.expansion = source, Expansion(self, source)
+        if with_comments:
+            for node in comments(root):
+                self.script.comments.append((source.place_of(node), source.of(node)))
+            report_cut_commands(self.script, source, root)
+        self.block(root.children)
+        self.source, self.expansion = before
+
+    def _note_unread(self, unread: Sequence[Unread]) -> None:
+        """Keep the forms that the parser does not read, and report the statements among them."""
+        for form in unread:
+            self.script.unread[form.name] = form
+            if form.is_statement and not self.silent:
+                self.script.remarks.append(
+                    Finding(
+                        "warning",
+                        "bash_is_read",
+                        "",
+                        form.place,
+                        f"nbtrain does not read this form of bash: {form.shown}. What it sets is not known.",
+                        "Write it in another form if it sets a value of the training.",
+                        Cost(words="values that have to be given by hand"),
+                    )
+                )
+
+    def block(self, nodes: Sequence["Node"]) -> None:
+        """Follow statements, some of which may be run in the background."""
+        for number, node in enumerate(nodes):
+            if self.state.flow:
+                return
+            if not node.is_named or node.type in IGNORED:
+                continue
+            following = nodes[number + 1] if number + 1 < len(nodes) else None
+            if following is not None and following.type == "&":
+                self.apart(node)
+                self.set_status(True)
+            else:
+                self.statement(node)
+
+    def apart(self, node: "Node") -> None:
+        """Follow a statement in a subshell: what it sets is lost."""
+        state = self.state
+        self.state = state.copy()
+        self.statement(node)
+        status = self.state.status
+        self.state = state
+        self.state.status = status
+
+    def set_status(self, status: bool | None, causes: tuple[Unknown, ...] = ()) -> None:
+        """Set the status of the last command, and the unknown values that decide it."""
+        self.state.status, self.causes = status, causes
+
+    def statement(self, node: "Node") -> None:
+        """Follow one statement."""
+        self.step_on(1, self.source.place_of(node))
+        follow = self.language.statements.get(node.type)
+        if follow is not None:
+            follow(self, node)
+        else:
+            self.block(node.children)
+        fails = node.type in _MAY_FAIL or (
+            node.type == "compound_statement" and node.children[0].type == "(("
+        )
+        if fails and self.state.status is False and not self.state.flow:
+            self._fail(node)
+
+    def _fail(self, node: "Node") -> None:
+        """End the script after a command that fails, if `set -e` is on and nothing tests its status."""
+        if "errexit" not in self.state.options or self.tested:
+            return
+        self.state.flow = "exit"
+        self.departures += 1
+        if not self.silent and not self.script.failed[0]:
+            text = self.source.of(node).partition("\n")[0]
+            self.script.failed = self.source.place_of(node), shortened(text)
+
+    def step_on(self, steps: int, place: str) -> None:
+        """Count steps, and refuse a script whose loops take too many."""
+        self.steps += steps
+        if self.steps > MOST_STEPS:
+            raise ConfigError(
+                f"{place}: the script's loops take more than {MOST_STEPS:,} steps, which are statements and "
+                "words of commands. Give a script with the values of one training."
+            )
+
+    def text_source(self, text: Runs) -> Source:
+        """Return the source of a text that a shell reads. Unknown parts become variables that hold them."""
+        parts: list[tuple[str, str]] = []
+        for run in text:
+            if run.unknown is None:
+                parts.append((run.text, run.place or f"{self.script.label}:1"))
+                continue
+            name = f"nbtrain_unknown_{len(self.state.variables)}"
+            self.state.variables[name] = text_variable((run,))
+            if self.state.sourced is not None:
+                self.state.settled |= {name}
+            parts.append((f"${{{name}}}", run.place or f"{self.script.label}:1"))
+        return source_of_parts(parts)
+
+    def under(self, causes: tuple[Unknown, ...], follow: Callable[[], None]) -> None:
+        """Follow statements of which only the running shell knows whether they are run."""
+        stdin = self.stdin
+        self.conditions.append(causes)
+        follow()
+        self.conditions.pop()
+        if self.stdin is not stdin:
+            # Only the shell knows whether lines were taken.
+            reason = "a condition decides which lines were read"
+            self.stdin = (unknown_run(Unknown("the input", "", "", reason, causes)),)
+
+    def fork(
+        self, causes: tuple[Unknown, ...], follow: Callable[[], None], otherwise: Callable[[], None]
+    ) -> None:
+        """Follow two branches of which only the running shell knows which is run."""
+        start = self.state.copy()
+        self.under(causes, follow)
+        first, self.state = self.state, start
+        self.under(causes, otherwise)
+        self.state = merge(first, self.state, causes, self.changed)
+        self.causes = causes
+
+    def condition(self, nodes: Sequence["Node"]) -> tuple[bool | None, tuple[Unknown, ...]]:
+        """Follow the commands of a condition, and return whether it holds."""
+        before, self.in_condition = self.in_condition, True
+        self.causes = ()
+        self.tested += 1
+        self.block(nodes)
+        self.tested -= 1
+        self.in_condition = before
+        return self.state.status, self.causes if self.state.status is None else ()
+
+    def restore(self, before: Mapping[str, Variable | None]) -> None:
+        """Give variables the values that they had before a call."""
+        for name, variable in before.items():
+            if variable is None:
+                self.state.variables.pop(name, None)
+            else:
+                self.state.variables[name] = variable
+
+    def substitute(self, source: Source, node: "Node") -> Runs:
+        """Return what $( ... ) prints, without the line ends at its end."""
+        return self.language.substitute(self, source, node)
+
+    def finish(self) -> None:
+        """Keep what the script exports."""
+        for name, variable in self.state.variables.items():
+            if variable.exported and name not in self.around.environment and variable.kind == "text":
+                self.script.exported[name] = word_of(variable.elements.get("0", ()), f"{self.script.label}:1")
+
+
+def _other_causes(name: str, causes: Iterable[Unknown]) -> tuple[Unknown, ...]:
+    """Return the causes of a variable. A cause with the variable's own name, from an earlier round of a loop,
+    is replaced by the causes of that value.
+    """
+    return without_duplicates(
+        part
+        for cause in causes
+        for part in (cause.causes if cause.causes and cause.name == name else (cause,))
+    )
+
+
+def _owned(name: str, variable: Variable) -> dict[str, Runs]:
+    """Return a variable's elements without their quotes, and with the output of commands named after the
+    variable that holds it.
+    """
+    elements = {}
+    for key, runs in variable.elements.items():
+        kept = []
+        for run in runs:
+            unknown = run.unknown
+            if unknown is not None and not unknown.name:
+                causes = _other_causes(
+                    name, (part for cause in unknown.causes for part in named_causes(cause))
+                )
+                unknown = Unknown(unknown.text, name, unknown.place, unknown.reason, causes, unknown.choices)
+            kept.append(Run(run.text, run.place, False, unknown))
+        elements[key] = tuple(kept)
+    return elements
+
+
+def named_causes(unknown: Unknown) -> Iterator[Unknown]:
+    """Yield an unknown value, or the named ones behind it if it has no name."""
+    if unknown.name:
+        yield unknown
+    else:
+        for cause in unknown.causes:
+            yield from named_causes(cause)

@@ -34,6 +34,15 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def amount(value: float, digits: int = 2) -> str:
+    """Format an amount of money, hours or energy: 1234.5 as "1,234", 3.456 as "3.5".
+
+    Amounts have `digits` significant digits, but no digit before the decimal point is rounded away: 2 for an
+    estimate, 3 for a measurement.
+    """
+    return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
 def size(num_bytes: float) -> str:
     """Format 42949672960 as "40.0 GiB"; units are powers of 1024."""
     for unit, mark in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

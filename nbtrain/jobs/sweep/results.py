@@ -23,7 +23,6 @@ from nbtrain.jobs.sweep.drive import read_record
 from nbtrain.jobs.sweep.sweep_file import SEED_KEYS, sweep_folder
 from nbtrain.monitor.metrics.finite_json import finite
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
-from nbtrain.monitor.status.spending import short
 from nbtrain.monitor.status.status_records import listed_status
 
 if TYPE_CHECKING:
@@ -174,11 +173,11 @@ class SweepResults(Result):
         hours = sum(row.cost.get("device_hours") or 0.0 for row in self.rows)
         words = f"{ended} of {amounts.counted(len(self.rows), 'run')} ended"
         if hours:
-            words += f", {short(hours)} device hours"
+            words += f", {amounts.amount(hours, digits=3)} device hours"
         money = [row.cost["money"] for row in self.rows if row.cost.get("money") is not None]
         if money:
             currency = next(row.cost["currency"] for row in self.rows if row.cost.get("money") is not None)
-            words += f", {short(sum(money))} {currency}"
+            words += f", {amounts.amount(sum(money), digits=3)} {currency}"
         return f"{words}."
 
     def _loss_words(self, setting: Setting) -> str:
@@ -198,8 +197,8 @@ class SweepResults(Result):
             status.steps_text() if status else UNKNOWN,
             _loss(status.loss if status else None),
             _loss(status.validation_loss if status else None),
-            short(cost["device_hours"]) if cost.get("device_hours") else UNKNOWN,
-            UNKNOWN if money is None else f"{short(money)} {cost.get('currency', '')}",
+            amounts.amount(cost["device_hours"], digits=3) if cost.get("device_hours") else UNKNOWN,
+            UNKNOWN if money is None else f"{amounts.amount(money, digits=3)} {cost.get('currency', '')}",
             UNKNOWN if goodput is None else f"{goodput:.0%}",
         )
 

@@ -13,7 +13,6 @@ from nbtrain.base.printing.report import Facts, Report, Result, Sentence, Table
 from nbtrain.base.text import amounts
 from nbtrain.jobs.request.initial_weights import with_new_tokens
 from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun
-from nbtrain.planner.budget.cost import rounded
 from nbtrain.planner.budget.limits import amount_of, workspace_limits
 from nbtrain.planner.plan import Plan, plan
 
@@ -104,8 +103,8 @@ class SweepPlan(Result):
             f"{planned.config.train_steps:,}",
             "no" if stops(planned.findings) else planned.headline["fits"],
             "not known" if seconds is None else amounts.duration(seconds),
-            rounded(cost.device_hours) if cost.device_hours else "",
-            "" if money is None or cost.price is None else f"{rounded(money)} {cost.price.currency}",
+            amounts.amount(cost.device_hours) if cost.device_hours else "",
+            "" if money is None or cost.price is None else f"{amounts.amount(money)} {cost.price.currency}",
             amounts.size(planned.disk.checkpoints_bytes),
         )
 

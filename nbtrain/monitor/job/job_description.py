@@ -26,7 +26,7 @@ from nbtrain.monitor.job.conditions import Condition, JobEvent
 from nbtrain.monitor.job.pods import Pod
 from nbtrain.monitor.metrics.finite_json import finite
 from nbtrain.monitor.status.life import elapsed_words, paused_seconds
-from nbtrain.monitor.status.spending import Spending, fault_words, short
+from nbtrain.monitor.status.spending import Spending, fault_words
 from nbtrain.monitor.usage.job_use import Gpu, Use
 from nbtrain.monitor.usage.usage import NodeUsage, usage_part
 
@@ -328,8 +328,8 @@ def fault_rows(spending: Spending) -> list[tuple[str, ...]]:
             str(fault.attempt),
             fault.cause,
             fault_words(fault),
-            short(fault.device_hours),
-            "" if fault.money is None else f"{short(fault.money)} {spending.currency}",
+            amounts.amount(fault.device_hours, digits=3),
+            "" if fault.money is None else f"{amounts.amount(fault.money, digits=3)} {spending.currency}",
         )
         for fault in spending.faults
     ]

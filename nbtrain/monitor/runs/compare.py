@@ -36,7 +36,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.monitor.runs.published import Published, row_of
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
-from nbtrain.monitor.status.spending import DevicePrice, Spending, planned_price, run_spending, short
+from nbtrain.monitor.status.spending import DevicePrice, Spending, planned_price, run_spending
 from nbtrain.monitor.status.status_records import job_with_end, status_or_damage
 
 # Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
@@ -325,6 +325,10 @@ def _steps(run: Compared) -> str | None:
     return None if run.status.step is None else run.status.steps_text(" / ")
 
 
+def _measured(value: float) -> str:
+    return amounts.amount(value, digits=3)
+
+
 def _hours_on(device: str) -> Callable[[Compared], float | None]:
     def hours_of(run: Compared) -> float | None:
         own = "gpu" if run.config and run.config.resources.device == "gpu" else "cpu"
@@ -369,10 +373,15 @@ FIGURES: tuple[Figure | TextFigure, ...] = (
     Figure("MFU, mean of 100 steps", _mfu, "{:.1%}".format, "high"),
     Figure("peak memory", _of_progress("memory_bytes"), amounts.size, "low"),
     Figure("training time", lambda run: run.train_seconds or None, amounts.elapsed, "low"),
-    Figure("GPU hours", _hours_on("gpu"), short, "low"),
-    Figure("CPU process hours", _hours_on("cpu"), short, "low"),
+    Figure("GPU hours", _hours_on("gpu"), _measured, "low"),
+    Figure("CPU process hours", _hours_on("cpu"), _measured, "low"),
     Figure("goodput", _of_spending("goodput"), "{:.1%}".format, "high"),
-    Figure("energy", _of_spending("energy_kwh"), lambda value: f"about {short(value)} kWh", "low"),
+    Figure(
+        "energy",
+        _of_spending("energy_kwh"),
+        lambda value: f"about {_measured(value)} kWh",
+        "low",
+    ),
     Figure(
         "restarts", lambda run: None if run.status.state == NO_JOB else run.status.restarts, "{:,}".format
     ),

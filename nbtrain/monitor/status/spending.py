@@ -95,17 +95,12 @@ class Spending:
         """Return one line: "12.3 GPU hours, 36 USD, about 9 kWh, goodput 87 %"; "" before any was paid."""
         if self.goodput is None:
             return ""
-        parts = [f"{short(self.device_hours)} {device} hours"]
+        parts = [f"{amounts.amount(self.device_hours, digits=3)} {device} hours"]
         if self.money is not None:
-            parts.append(f"{short(self.money)} {self.currency}")
+            parts.append(f"{amounts.amount(self.money, digits=3)} {self.currency}")
         if self.energy_kwh is not None:
-            parts.append(f"about {short(self.energy_kwh)} kWh")
+            parts.append(f"about {amounts.amount(self.energy_kwh, digits=3)} kWh")
         return ", ".join([*parts, f"goodput {self.goodput:.0%}"])
-
-
-def short(value: float) -> str:
-    """Format an amount: whole from 100 on, otherwise with three significant digits."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def fault_words(fault: Fault) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.text.amounts import counted
+from nbtrain.base.text.amounts import amount, counted
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
 from nbtrain.config.load.other_files import PRICES, is_price_table
@@ -74,7 +74,7 @@ class CostEstimate:
         """Return the rows of the plan; none for a CPU run."""
         if not self.device_hours:
             return {}
-        found = {"GPU hours": rounded(self.device_hours)}
+        found = {"GPU hours": amount(self.device_hours)}
         if self.price is None and self.on_demand is not None:
             where = display(user_prices())
             found["money"] = f"no price of spot machines: put `spot` of the device into {where}"
@@ -83,10 +83,10 @@ class CostEstimate:
         else:
             found["money"] = _money(self.device_hours, self.price)
         if self.energy_kwh is not None:
-            found["energy"] = f"about {rounded(self.energy_kwh)} kWh, give or take a third"
+            found["energy"] = f"about {amount(self.energy_kwh)} kWh, give or take a third"
             if self.energy_price is not None:
                 found["energy"] += (
-                    f": {rounded(self.energy_kwh * self.energy_price)} at {self.energy_price:g} a kWh"
+                    f": {amount(self.energy_kwh * self.energy_price)} at {self.energy_price:g} a kWh"
                 )
         return found
 
@@ -94,18 +94,10 @@ class CostEstimate:
 def _money(hours: float, price: Price) -> str:
     span = ""
     if price.low < price.high:
-        span = f" ({rounded(hours * price.low)} to {rounded(hours * price.high)})"
-    usual = rounded(hours * price.usual)
+        span = f" ({amount(hours * price.low)} to {amount(hours * price.high)})"
+    usual = amount(hours * price.usual)
     source = f"{price.usual:.2f} for each GPU hour, {price.date}, {price.file}"
     return f"about {usual} {price.currency}{span}: {source}"
-
-
-def rounded(amount: float) -> str:
-    """Format an amount of money, hours or energy.
-
-    Amounts below 10 are rounded to two significant digits, and others to whole numbers.
-    """
-    return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
 
 
 def estimate_cost(config: RunConfig, seconds: float | None) -> CostEstimate:

@@ -30,7 +30,7 @@ from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.budget.cost import CostEstimate, Price, rounded
+from nbtrain.planner.budget.cost import CostEstimate, Price
 from nbtrain.planner.budget.disk import DiskEstimate
 from nbtrain.planner.time.duration import DurationEstimate
 
@@ -170,9 +170,9 @@ class Interruptions:
 
     def rows(self) -> dict[str, str]:
         """Return the rows of the plan's section Interruptions."""
-        often = f"{rounded(self.per_day)} a day ({self.basis})"
+        often = f"{amounts.amount(self.per_day)} a day ({self.basis})"
         rows = {
-            "interruptions": f"{often}: about {rounded(self.expected)} in all"
+            "interruptions": f"{often}: about {amounts.amount(self.expected)} in all"
             if math.isfinite(self.expected)
             else often,
             "restart": f"{amounts.elapsed(self.restart_seconds)} ({self.restart_basis})",
@@ -183,7 +183,7 @@ class Interruptions:
         if self.gives_notice:
             rows["notice"] = "the run saves before spot machines are taken away, and then repeats no step"
         if self.on_demand_money is not None:
-            rows["on demand"] = f"about {rounded(self.on_demand_money)} {self.currency}"
+            rows["on demand"] = f"about {amounts.amount(self.on_demand_money)} {self.currency}"
         if self.spot_price is not None:
             rows["spot"] = self._spot_words()
         return rows
@@ -209,14 +209,15 @@ class Interruptions:
                 self.spot_price.low / self.spot_price.usual,
                 self.spot_price.high / self.spot_price.usual,
             )
-            low, high = (rounded(self.spot_money * ratio) for ratio in ratios)
-            words = f"about {rounded(self.spot_money)} {self.currency}"
+            low, high = (amounts.amount(self.spot_money * ratio) for ratio in ratios)
+            words = f"about {amounts.amount(self.spot_money)} {self.currency}"
             words += f" ({low} to {high})" if low != high else ""
         if self.break_even_per_day is None:
             return words
         if not self.break_even_per_day:
             return f"{words}: dearer than on demand even without interruptions"
-        return f"{words}; cheaper than on demand up to {rounded(self.break_even_per_day)} interruptions a day"
+        break_even = amounts.amount(self.break_even_per_day)
+        return f"{words}; cheaper than on demand up to {break_even} interruptions a day"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the estimate for plan.json; a time that is infinite is null."""

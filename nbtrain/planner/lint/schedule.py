@@ -12,7 +12,6 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import given_unit, other_warmups
 from nbtrain.dataset.of_run import other_text_of_tokenizer
-from nbtrain.planner.budget.cost import rounded
 from nbtrain.planner.lint.run_estimates import Subject
 from nbtrain.planner.lint.training_lengths import is_far, neighbours
 
@@ -424,15 +423,15 @@ def saves_fit_interruptions(subject: Subject) -> Iterator[Finding]:
             repeated = amounts.elapsed(interval * expected.step_seconds / 2)
             why = f"each of them repeats {repeated} on average"
         said += (
-            f"The run expects about {rounded(expected.expected_sudden)} interruptions before which it cannot "
-            f"save ({expected.basis}), and {why}. With {best:,} steps it is expected to end "
+            f"The run expects about {amounts.amount(expected.expected_sudden)} interruptions before which it "
+            f"cannot save ({expected.basis}), and {why}. With {best:,} steps it is expected to end "
             f"{amounts.elapsed(lost)} earlier (Daly 2006)."
         )
         costs = subject.share(lost / expected.undisturbed_seconds)
     else:
         said += (
-            f"With {rounded(expected.per_day)} interruptions a day ({expected.basis}), the run practically "
-            "never trains that long without one, and does not end."
+            f"With {amounts.amount(expected.per_day)} interruptions a day ({expected.basis}), the run "
+            "practically never trains that long without one, and does not end."
         )
         costs = Cost(words="a run that does not end")
     yield finding_of(

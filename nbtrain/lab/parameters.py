@@ -88,7 +88,7 @@ def _statements(source: str) -> list[ast.stmt]:
         return ast.parse(TransformerManager().transform_cell(source)).body
     except SyntaxError as error:
         raise ConfigError(
-            f"the cell of parameters, line {error.lineno}: is not valid Python ({error.msg}): correct it."
+            f"the parameters cell, line {error.lineno}: is not valid Python ({error.msg}); correct it."
         ) from None
 
 

@@ -17,9 +17,7 @@ NOTHING, SAVE, LEAVE, STOP = 0, 1, 2, 3
 
 
 class Agreement:
-    """A vote of all ranks: begin(wish) at the start of a step, finish(wish) at its end, both on every
-    rank.
-    """
+    """A vote of all ranks: every rank calls begin(wish) when a step starts and finish(wish) when it ends."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None

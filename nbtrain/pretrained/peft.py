@@ -240,7 +240,10 @@ def modules_begun(
 
 
 def notes_of(folder: Path, config: RunConfig) -> list[str]:
-    """Return sentences on what the run adds to the folder of lora.init_from. Raises CheckpointError."""
+    """Return a sentence on the modules whose adapters the run adds to those of lora.init_from; [] if none.
+
+    Raises CheckpointError if files are missing or damaged.
+    """
     if config.lora is None:
         return []
     if config.lora.kind == "ia3":

@@ -155,7 +155,7 @@ class MegatronWeights:
         if found.shape != wanted:
             raise CheckpointError(
                 f"{where} of {self.tree.tensor_parallel_size} has {name} in the shape {list(found.shape)}, "
-                f"and {list(wanted)} by its arguments."
+                f"but its arguments give {list(wanted)}."
             )
         return found
 

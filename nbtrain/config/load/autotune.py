@@ -180,7 +180,7 @@ def read_given(text: str) -> dict[str, Any]:
     except (OSError, binascii.Error, ValueError, RecursionError) as error:
         raise ConfigError(
             f"--deepspeed_config {text[:60]}: is neither the path of a JSON nor base64 of one: {error}. "
-            "DeepSpeed's launcher gives it (--autotuning tune)."
+            "DeepSpeed's launcher passes this argument itself (--autotuning tune)."
         ) from error
     if not isinstance(given, dict):
         raise ConfigError(f"--deepspeed_config {text[:60]}: must hold a JSON object, not {given!r:.60}.")

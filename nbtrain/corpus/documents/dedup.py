@@ -156,8 +156,8 @@ class NearIndex:
         new = np.flatnonzero(stays & has_words)
         if len(kept) + len(new) > LARGEST_NUMBER:
             raise DataError(
-                f"data.cleaning.near_dedup numbers at most {LARGEST_NUMBER:,} documents, and there are more. "
-                "Turn it off, or prepare the text as several datasets and mix them with data.blend."
+                f"data.cleaning.near_dedup can compare at most {LARGEST_NUMBER:,} documents, and there are "
+                "more. Turn it off, or prepare the text as several datasets and mix them with data.blend."
             )
         numbers = np.arange(len(kept), len(kept) + len(new), dtype=np.uint32)
         del kept  # bytes with a view of them cannot grow

@@ -195,8 +195,8 @@ def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> in
     examples = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
     if examples < 1:
         raise DataError(
-            f"data.sources: weights {weights} of {sizes} examples give {examples:.3g} examples per epoch, "
-            "must be at least 1. Raise the weights: only their ratio shapes the mixture."
+            f"data.sources: weights {weights} of sources with {sizes} examples give {examples:.3g} examples "
+            "per epoch; at least 1 is needed. Raise the weights: only their ratio shapes the mixture."
         )
     slots = sum(
         weight * int(pieces.rows[start:stop, 2].sum(dtype=np.int64))

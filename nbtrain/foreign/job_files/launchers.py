@@ -251,7 +251,7 @@ def _is_command(word: Word) -> bool:
 
 
 def _starts_command(words: Sequence[Word], at: int) -> bool:
-    """Return whether an unknown word stands for a program: what follows are the program's flags."""
+    """Return whether an unknown word stands for a program, because only flags follow it."""
     following = words[at + 1] if at + 1 < len(words) else None
     rest = words[at + 1 :]
     return (

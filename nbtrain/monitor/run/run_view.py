@@ -131,7 +131,7 @@ class RunView:
         try:
             tag = scalar_named(name).tag
         except KeyError:
-            raise KeyError(f"{name!r} is not a scalar of nbtrain; there are: {', '.join(BY_NAME)}") from None
+            raise KeyError(f"{name!r} is not a scalar of nbtrain. Scalars: {', '.join(BY_NAME)}") from None
         with self.lock:
             self.reader.refresh()
             return self.reader.series.get(tag, Series())

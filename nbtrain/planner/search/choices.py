@@ -301,8 +301,8 @@ def _of_preset(text: Text, place: Place, size: str, minutes: float | None) -> Ch
     base = load(str(preset_run(size)), check=False)
     if not place.gpus:
         raise ConfigError(
-            f"size = {size}: is for GPUs: name them, as in --gpus 4 --gpu-type A100-80GB. On CPUs, sizes up "
-            "to 100M can be named."
+            f"size = {size}: needs GPUs. Name them, as in --gpus 4 --gpu-type A100-80GB, or choose a size up "
+            "to 100M for CPUs."
         )
     vocab_size = min(largest_seen(text.fits, text.num_bytes), base.tokenizer.vocab_size)
     found = Choices(base.name)

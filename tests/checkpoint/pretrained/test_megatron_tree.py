@@ -360,7 +360,7 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
         ({"add_bias_linear": False}, r"rank 0 holds layers\.0\.\S+\.bias, which is not part of the model"),
         (
             {"padded_vocab_size": 600},
-            r"0 of 1 has word_embeddings\.weight in the shape \[512, 64\], and \[600",
+            r"0 of 1 has word_embeddings\.weight in the shape \[512, 64\], but its arguments give \[600",
         ),
     ],
 )

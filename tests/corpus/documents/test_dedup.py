@@ -218,7 +218,7 @@ def test_more_documents_than_have_numbers(monkeypatch):
     monkeypatch.setattr(dedup, "LARGEST_NUMBER", 2)
     index = NearIndex(NEAR)
     index.add(np.stack([index.signature(f"one {word} two three four five six") for word in ("a", "b")]))
-    with pytest.raises(DataError, match=r"data\.cleaning\.near_dedup numbers at most 2 documents"):
+    with pytest.raises(DataError, match=r"data\.cleaning\.near_dedup can compare at most 2 documents"):
         index.add(index.signature("another text of several other words")[None])
 
 

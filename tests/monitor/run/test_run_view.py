@@ -321,7 +321,7 @@ def test_scalars_by_name(run: RunDir) -> None:
     assert view.scalars("grad_norm").steps == [1]
     assert len(view.scalars("mfu")) == 0
     with pytest.raises(
-        KeyError, match="'lm loss' is not a scalar of nbtrain; there are: loss, validation_loss"
+        KeyError, match=r"'lm loss' is not a scalar of nbtrain\. Scalars: loss, validation_loss"
     ):
         view.scalars("lm loss")
     job.finish("CANCELLED", "stopped")

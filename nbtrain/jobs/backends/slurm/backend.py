@@ -487,8 +487,10 @@ class SlurmLauncher(RemoteLauncher):
             print(f"the allocation is kept until Slurm ends it: {error}", flush=True)
 
     def missing(self) -> str:
-        """Return the nodes whose agents do not report and may still come back: an attempt starts the agents
-        of a step that has ended, and the agents of a step that Slurm has kept for SILENT_STEP_SECONDS.
+        """Return the nodes whose agents do not report and may still come back; "" if new agents are started.
+
+        The next attempt starts new agents if their step has ended, or if one of them has been silent for
+        SILENT_STEP_SECONDS although Slurm still lists the step.
         """
         if self._agents is None or self._agents.poll() is not None:
             return ""

@@ -454,7 +454,9 @@ def told_to_leave_ten_times(scene: Scene) -> Row:
 
 
 def noticed(scene: Scene) -> Row:
-    """Give notice by the command of the YAML, and withdraw it: the job waits in its allocation meanwhile."""
+    """Let backend.preemption_notice announce a preemption and then withdraw it; meanwhile the job waits in
+    its allocation.
+    """
     notice = scene.cluster.folder / "notice"
     command = ["test", "-e", str(notice)]
     fast = {"backend.preemption_notice": command, "backend.preemption_notice_interval_seconds": 1}

@@ -53,8 +53,8 @@ DEMO, RECIPE, SLOW = "gpt-tiny", "gpt3-tiny", "gpt-tiny-lr-1e-3"
 LIVE = "my-first-gpt"
 # The live pictures are taken between these steps of 400.
 LIVE_STEPS = range(250, 380)
-USER_INTERFACE = ("nbtrain/lab/**/*", "nbtrain/monitor/**/*.py", "nbtrain/base/printing/look.py")
-PLANNER = ("nbtrain/planner/**/*.py", "nbtrain/config/arithmetic/*.py", "nbtrain/base/printing/look.py")
+USER_INTERFACE = ("nbtrain/lab/**/*", "nbtrain/monitor/**/*.py", "nbtrain/base/printing/theme.py")
+PLANNER = ("nbtrain/planner/**/*.py", "nbtrain/config/arithmetic/*.py", "nbtrain/base/printing/theme.py")
 BUILT = ("prebuilt", "__pycache__", "node_modules")
 
 
@@ -215,7 +215,7 @@ ALL = (
     Picture(
         *("curves", "Loss, perplexity, learning rate and throughput of the demo."),
         output_of("curves", f'nb.curves("{DEMO}")', "img"),
-        ("nbtrain/monitor/run/pictures.py", "nbtrain/base/printing/look.py"),
+        ("nbtrain/monitor/run/pictures.py", "nbtrain/base/printing/theme.py"),
         element=".jp-OutputArea img",
     ),
     Picture(
@@ -237,7 +237,7 @@ ALL = (
     Picture(
         *("profile", "Where the time of the demo's steps goes."),
         output_of("profile", f'nb.open_run("{DEMO}-profile").profile()', "img, svg"),
-        ("nbtrain/monitor/*profile*.py", "nbtrain/train/profile/*.py", "nbtrain/base/printing/look.py"),
+        ("nbtrain/monitor/*profile*.py", "nbtrain/train/profile/*.py", "nbtrain/base/printing/theme.py"),
         element=OUTPUT,
     ),
 )

@@ -233,7 +233,7 @@ PARTS = (
                 "nbtrain.exchange.export_model",
                 "nbtrain.checkpoint.pretrained.__main__",
                 "nbtrain.inference.generate",
-                "nbtrain.dataset.look.baselines",
+                "nbtrain.dataset.views.baselines",
             ),
             (INSTRUCTIONS_TEST, "examples/megatron-gpt/training/gpt-tiny.yaml"),
             ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
@@ -249,7 +249,7 @@ PARTS = (
                 "nbtrain.jobs.new_run",
                 "nbtrain.jobs.submission.submit",
                 "nbtrain.dataset.prepare.prepare",
-                "nbtrain.dataset.look.baselines",
+                "nbtrain.dataset.views.baselines",
             ),
             (
                 OWN_TEXT_TEST,

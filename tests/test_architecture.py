@@ -511,7 +511,7 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
 
 # Words of others that are spelled like a state, by the module that has them.
 OTHER_WORDS = {
-    "nbtrain.jobs.backends.slurm.words": "names of Slurm's own states",
+    "nbtrain.jobs.backends.slurm.states": "names of Slurm's own states",
     "nbtrain.monitor.run.twin_picture": "the verdict of a twin",
     "nbtrain.proof.report": "the verdict of a twin",
 }

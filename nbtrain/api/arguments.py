@@ -12,7 +12,7 @@ def misused(name: str, value: object, expected: str) -> ConfigError:
     return ConfigError(f"{name} = {reprlib.repr(value)} ({type(value).__name__}) must be {expected}.")
 
 
-def whole(name: str, value: object, expected: str = "a whole number") -> int:
+def whole_number(name: str, value: object, expected: str = "a whole number") -> int:
     """Return `value` as an int for JSON; NumPy integers are accepted. Raises ConfigError for booleans and
     other types.
     """
@@ -23,7 +23,7 @@ def whole(name: str, value: object, expected: str = "a whole number") -> int:
 
 def whole_or_none(name: str, value: object, none_means: str) -> int | None:
     """Return `value` as an int, or None. Raises ConfigError, which says what None means, for other types."""
-    return None if value is None else whole(name, value, f"a whole number, or None for {none_means}")
+    return None if value is None else whole_number(name, value, f"a whole number, or None for {none_means}")
 
 
 def number(name: str, value: object) -> float:

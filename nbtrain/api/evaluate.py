@@ -20,8 +20,8 @@ from nbtrain.config.schema import RunConfig
 if TYPE_CHECKING:
     from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
     from nbtrain.dataset.files import DatasetFiles
-    from nbtrain.evaluation.asked import Asked, Scored, Task
     from nbtrain.evaluation.evaluate import Evaluation
+    from nbtrain.evaluation.requests import Scored, ScoreRequest, Task
     from nbtrain.serving.chat import ChatTemplate
     from nbtrain.serving.engine_process import EngineProcess
 
@@ -204,9 +204,9 @@ class _Engine:
         self._template = template
         self._most = ASKED_FOR_EACH_SLOT * engine.ready["max_batch"]
 
-    def score(self, asked: "Iterable[Asked]") -> "Iterator[tuple[int, list[Scored]]]":
+    def score(self, asked: "Iterable[ScoreRequest]") -> "Iterator[tuple[int, list[Scored]]]":
         """Yield (number, scores of its continuations) for each request, in any order."""
-        from nbtrain.evaluation.asked import Scored
+        from nbtrain.evaluation.requests import Scored
 
         requests = ({"kind": "score", **request._asdict()} for request in asked)
         found: dict[int, list[Scored]] = {}

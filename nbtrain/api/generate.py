@@ -5,7 +5,7 @@ next call.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from nbtrain.api.arguments import misused, number, text, whole, whole_or_none
+from nbtrain.api.arguments import misused, number, text, whole_number, whole_or_none
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.generation import Generation
@@ -59,15 +59,15 @@ def generate(  # type: ignore[misc]  # the overloads omit options that affect no
     docs/generation.md describes every argument.
     """
     generation = Generation(
-        max_new_tokens=whole("max_new_tokens", max_new_tokens),
+        max_new_tokens=whole_number("max_new_tokens", max_new_tokens),
         temperature=number("temperature", temperature),
-        top_k=whole("top_k", top_k),
+        top_k=whole_number("top_k", top_k),
         top_p=number("top_p", top_p),
         min_p=number("min_p", min_p),
         repetition_penalty=number("repetition_penalty", repetition_penalty),
-        num_beams=whole("num_beams", num_beams),
+        num_beams=whole_number("num_beams", num_beams),
         length_penalty=number("length_penalty", length_penalty),
-        n=whole("n", n),
+        n=whole_number("n", n),
         stop=_texts("stop", stop),
         logprobs=whole_or_none("logprobs", logprobs, "none"),
         seed=whole_or_none("seed", seed, "another text each time"),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.api.arguments import text, whole, whole_or_none
+from nbtrain.api.arguments import text, whole_number, whole_or_none
 from nbtrain.api.run import Run, RunLike
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import Overrides
@@ -32,11 +32,11 @@ def search(
     from nbtrain.planner.search.search import search as search_layouts
     from nbtrain.planner.search.search_results import FoundLayouts
 
-    top = whole("top", top)
+    top = whole_number("top", top)
     if top < 1:
         raise ConfigError(f"top = {top} must be at least 1.")
     device = _machines(gpus, gpus_per_node, gpu_type)
-    found = search_layouts(_model(run), *device, overrides, whole("batch", batch))
+    found = search_layouts(_model(run), *device, overrides, whole_number("batch", batch))
     return FoundLayouts(found, top)
 
 

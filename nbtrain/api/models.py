@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from nbtrain.api.arguments import misused, whole, whole_or_none
+from nbtrain.api.arguments import misused, whole_number, whole_or_none
 from nbtrain.api.arguments import text as as_text
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base.errors import ConfigError
@@ -92,7 +92,7 @@ def export_weights(
         dtype=None if dtype is None else as_text("dtype", dtype),
         max_shard_bytes=MAX_SHARD_BYTES
         if max_shard_bytes is None
-        else whole("max_shard_bytes", max_shard_bytes),
+        else whole_number("max_shard_bytes", max_shard_bytes),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from nbtrain.api.arguments import misused, number, wait_wanted, whole, whole_or_none
+from nbtrain.api.arguments import misused, number, wait_wanted, whole_number, whole_or_none
 from nbtrain.api.arguments import text as text_of
 from nbtrain.base.errors import ConfigError, JobError, JobFailed
 from nbtrain.base.printing.notebook import is_watched
@@ -259,7 +259,7 @@ class Run:
         """Return the last lines of a log of the newest job: of a rank, or of "supervisor" or "node0"."""
         from nbtrain.jobs.attempt.backend import backend_of_job
 
-        lines, rank = whole("lines", lines), self._whose(rank)
+        lines, rank = whole_number("lines", lines), self._whose(rank)
         job = self._job(job_id) if job_id else self.directory.newest_job()
         return backend_of_job(job).logs(job, rank, lines) if job else []
 
@@ -273,7 +273,7 @@ class Run:
         from nbtrain.monitor.logs.logs import NODE, SUPERVISOR
 
         named = isinstance(rank, str) and (rank == SUPERVISOR or NODE.fullmatch(rank))
-        return rank if named else whole("rank", rank)
+        return rank if named else whole_number("rank", rank)
 
     @property
     def events(self) -> list[dict[str, Any]]:

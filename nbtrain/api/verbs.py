@@ -43,10 +43,10 @@ from nbtrain.lab.parameters import check_parameters as check_parameters
 from nbtrain.lab.parameters import with_source
 
 if TYPE_CHECKING:
-    from nbtrain.dataset.look.baselines import Baselines, NoBaselines
-    from nbtrain.dataset.look.card import BlendCard, DataCard
-    from nbtrain.dataset.look.inspect import Inspection
     from nbtrain.dataset.prepare.prepare import PrepareReport
+    from nbtrain.dataset.views.baselines import Baselines, NoBaselines
+    from nbtrain.dataset.views.card import BlendCard, DataCard
+    from nbtrain.dataset.views.inspect import Inspection
     from nbtrain.foreign.importing import Imported
     from nbtrain.jobs.calibration.calibrate import Calibrated
     from nbtrain.jobs.calibration.calibrate_network import CalibratedNetwork
@@ -348,7 +348,7 @@ def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "D
     In a live notebook you can browse its documents. `tokenizer` is the name or path of the tokenizer that
     decodes them; None uses the tokenizer of the dataset's manifest.
     """
-    from nbtrain.dataset.look.card import data_card as make_card
+    from nbtrain.dataset.views.card import data_card as make_card
 
     target = _data_of(data)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
@@ -363,7 +363,7 @@ def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "D
 
 def verify(data: "str | RunConfig | Run") -> "Inspection":
     """Read every byte of a dataset, named as for data_card; DataError at the first wrong byte, id or hash."""
-    from nbtrain.dataset.look.inspect import verify as verify_data
+    from nbtrain.dataset.views.inspect import verify as verify_data
 
     return verify_data(_data_of(data))
 
@@ -387,7 +387,7 @@ def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselin
     Raises DataError for data that is not prepared, too short or a blend. With too_small="explain", the last
     two return a NoBaselines with the reason instead.
     """
-    from nbtrain.dataset.look.baselines import baselines as of_config
+    from nbtrain.dataset.views.baselines import baselines as of_config
 
     return of_config(load(run), too_small)
 

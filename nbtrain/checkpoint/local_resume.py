@@ -48,12 +48,12 @@ class Start:
     """Folder that this rank reads; None for model/."""
     source: str = ""
     """The chosen disk and the reason; "" without checkpoint.local_dir."""
-    rest: "Rest | None" = None
+    rest: "PendingCopies | None" = None
     """Files that are still to be copied to model/."""
 
 
 @dataclass
-class Rest:
+class PendingCopies:
     """A checkpoint used from the local disks, and the files of it that this rank must still copy to
     model/.
     """
@@ -309,7 +309,9 @@ def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
         _copy(disk, step, later, folder)
         return {}
 
-    return Start(manifest, disk.view_of(step), source, Rest(step, candidate.save_id, manifest, copy_rest))
+    return Start(
+        manifest, disk.view_of(step), source, PendingCopies(step, candidate.save_id, manifest, copy_rest)
+    )
 
 
 def _shares(

@@ -27,7 +27,7 @@ NO_JOBS = ("queue", "cancel", "delete", "help", "completion", "schema")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. An NbtrainError is printed as its message and becomes its exit code."""
     if completion.is_asked():
-        completion.answer(parser(ALIASES.get(word := completion.typed_verb(), word)))
+        completion.answer_shell(parser(ALIASES.get(word := completion.typed_verb(), word)))
     if arguments is None:
         hear_signals()
     words = sys.argv[1:] if arguments is None else list(arguments)

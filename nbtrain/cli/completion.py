@@ -68,7 +68,7 @@ def typed_verb() -> str:
     return words[1] if is_complete else ""
 
 
-def answer(parser: argparse.ArgumentParser) -> None:
+def answer_shell(parser: argparse.ArgumentParser) -> None:
     """Answer the shell with completions from the parser; does not return. If there are none, bash completes
     file names.
     """

@@ -127,8 +127,8 @@ def _interrupt(number: int, frame: Any) -> None:
 def card(options: argparse.Namespace) -> None:
     """Show the data card of a dataset, and write it as a page or as JSON."""
     from nbtrain.base import files
-    from nbtrain.dataset.look.card import data_card as make_card
     from nbtrain.dataset.of_run import data_named
+    from nbtrain.dataset.views.card import data_card as make_card
 
     for path, ending in ((options.html, ".html"), (options.json, ".json")):
         if path is None:
@@ -150,16 +150,16 @@ def card(options: argparse.Namespace) -> None:
 
 def inspect(options: argparse.Namespace) -> None:
     """Show what is in a .bin/.idx pair."""
-    from nbtrain.dataset.look.inspect import inspect as make_inspection
     from nbtrain.dataset.of_run import data_named
+    from nbtrain.dataset.views.inspect import inspect as make_inspection
 
     _show(make_inspection(data_named(options.data), options.tokenizer), options.json)
 
 
 def verify(options: argparse.Namespace) -> None:
     """Check a .bin/.idx pair."""
-    from nbtrain.dataset.look.inspect import verify as make_verification
     from nbtrain.dataset.of_run import data_named
+    from nbtrain.dataset.views.inspect import verify as make_verification
 
     _show(make_verification(data_named(options.data)), options.json)
 

@@ -19,7 +19,7 @@ from nbtrain.cli.notebook_runner import ExecutedNotebook, find_notebook, run_not
 
 if TYPE_CHECKING:
     from nbtrain.config.schema import RunConfig
-    from nbtrain.dataset.look.baselines import Baselines
+    from nbtrain.dataset.views.baselines import Baselines
 
 LAUNCH = "03_launch"
 DEMO_NOTEBOOKS = ("01_prepare_data", "02_plan", LAUNCH, "04_monitor", "05_generate")
@@ -114,7 +114,7 @@ class DemoSummary(Result):
 def demo_summary(run: "Run", executed: list[ExecutedNotebook], seconds: float) -> DemoSummary:
     """Return the summary of a run, with its baselines and a sample."""
     from nbtrain.api import verbs as api
-    from nbtrain.dataset.look.baselines import Baselines, baselines
+    from nbtrain.dataset.views.baselines import Baselines, baselines
 
     found = baselines(run.config, too_small="explain")
     base = found if isinstance(found, Baselines) else None

@@ -46,7 +46,7 @@ def origin(config: RunConfig, key: str) -> str:
     return "this run" if where == "default" else where
 
 
-def place(config: RunConfig, key: str) -> str:
+def place_of_setting(config: RunConfig, key: str) -> str:
     """Return 'gpt.yaml:12: data.sources', or the key alone if no file set it."""
     where = config.where(key)
     return key if where == "default" else f"{where}: {key}"

@@ -10,7 +10,7 @@ from nbtrain.base.run_directory.evaluation_files import EvaluationRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import count, counted, elapsed
 from nbtrain.base.version import __version__
-from nbtrain.evaluation.asked import Outcome, Score, Task
+from nbtrain.evaluation.requests import Outcome, Score, Task
 
 
 class Evaluation(Result, dict[str, EvaluationRecord]):
@@ -73,7 +73,7 @@ def ask(found: Evaluation, tasks: Sequence[Task], score: Score) -> None:
     for task in tasks:
         started = time.time()
         with Progress(task.name, task.total, task.unit) as bar:
-            for number, scored in score(task.asked()):
+            for number, scored in score(task.requests()):
                 if done := task.take(number, scored):
                     bar.update(done)
         found.keep_task(task, started)

@@ -35,7 +35,7 @@ class Question(NamedTuple):
     group: str | None = None
 
 
-class Line:
+class RecordLine:
     """The object on one line; errors about its fields name the line."""
 
     def __init__(self, value: Any, where: str):
@@ -86,7 +86,7 @@ class Line:
         return self.value[name]
 
 
-def _lambada(line: Line) -> Question:
+def _lambada(line: RecordLine) -> Question:
     text = line.text("text")
     context, blank, word = text.rpartition(" ")
     if not blank or not context.strip() or not word:
@@ -94,7 +94,7 @@ def _lambada(line: Line) -> Question:
     return Question(context, [f" {word}"], [len(word)], 0)
 
 
-def _hellaswag(line: Line) -> Question:
+def _hellaswag(line: RecordLine) -> Question:
     endings = [_plain(ending) for ending in line.texts("endings")]
     context = f"{line.text('activity_label')}: {line.text('ctx_a')} {line.text('ctx_b', '').capitalize()}"
     return _of_choices(_plain(context), endings, line.number("label", len(endings)), None)
@@ -106,7 +106,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
-def _mmlu(line: Line) -> Question:
+def _mmlu(line: RecordLine) -> Question:
     choices = line.texts("choices")
     letters = list(LETTERS[: len(choices)])
     subject = line.text("subject", "")
@@ -118,7 +118,7 @@ def _mmlu(line: Line) -> Question:
     return _of_choices(head + context, letters, gold, subject or None)
 
 
-def _multiple_choice(line: Line) -> Question:
+def _multiple_choice(line: RecordLine) -> Question:
     choices = line.texts("choices")
     group = line.text("group", "")
     return _of_choices(line.text("context"), choices, line.number("answer", len(choices)), group or None)
@@ -130,7 +130,7 @@ def _of_choices(context: str, choices: list[str], gold: int, group: str | None) 
     )
 
 
-FORMATS: dict[str, Callable[[Line], Question]] = {
+FORMATS: dict[str, Callable[[RecordLine], Question]] = {
     "lambada": _lambada,
     "hellaswag": _hellaswag,
     "mmlu": _mmlu,
@@ -145,7 +145,7 @@ def read_questions(kind: str, path: Path, limit: int | None = None) -> list[Ques
     """
     if (question_of := FORMATS.get(kind)) is None:
         raise ConfigError(f"{kind}: no such task. Known tasks: {', '.join(FORMATS)}.{nearest(kind, FORMATS)}")
-    questions = [question_of(Line(value, where)) for where, value in lines_of(path)]
+    questions = [question_of(RecordLine(value, where)) for where, value in lines_of(path)]
     if not questions:
         raise DataError(f"{path}: contains no lines.")
     return questions[:limit]

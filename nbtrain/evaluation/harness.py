@@ -30,9 +30,9 @@ from nbtrain.base.text.terminal import nearest
 from nbtrain.config.generation import Generation
 from nbtrain.corpus.optional import missing
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.evaluation.asked import Asked, Outcome, Score
 from nbtrain.evaluation.encoding import fitted
 from nbtrain.evaluation.evaluate import Evaluation
+from nbtrain.evaluation.requests import Outcome, Score, ScoreRequest
 
 logger = logging.getLogger(__name__)
 
@@ -413,7 +413,7 @@ def scored_pairs(pairs: list[tuple[list[int], list[int]]], answers: Answers) -> 
     together = [list(group) for _, group in itertools.groupby(range(len(cut)), lambda number: cut[number][0])]
     found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
     with Progress("score", len(pairs), "choices") as bar:
-        asked = (Asked(cut[group[0]][0], [cut[number][1] for number in group]) for group in together)
+        asked = (ScoreRequest(cut[group[0]][0], [cut[number][1] for number in group]) for group in together)
         for place, scored in answers.score(asked):
             for number, one in zip(together[place], scored, strict=True):
                 found[number] = (sum(one.logprobs), one.is_greedy)

@@ -32,9 +32,9 @@ from nbtrain.base.printing.progress import Progress
 from nbtrain.base.run_directory.evaluation_files import file_name
 from nbtrain.base.text.addresses import redacted
 from nbtrain.base.text.terminal import printable
-from nbtrain.evaluation.asked import Outcome
 from nbtrain.evaluation.estimates import mean
-from nbtrain.evaluation.formats import Line, lines_of
+from nbtrain.evaluation.formats import RecordLine, lines_of
+from nbtrain.evaluation.requests import Outcome
 
 TOKEN_VARIABLE = "NBTRAIN_JUDGE_TOKEN"
 MOST_NEW_TOKENS = 1024
@@ -189,7 +189,8 @@ class JudgedQuestions:
     def __init__(self, path: Path, limit: int | None = None):
         self.source, self.limit = path.name, limit
         found = [
-            _question(Line(value, where), number) for number, (where, value) in enumerate(lines_of(path))
+            _question(RecordLine(value, where), number)
+            for number, (where, value) in enumerate(lines_of(path))
         ]
         if not found:
             raise DataError(f"{path}: contains no lines.")
@@ -273,7 +274,7 @@ def _means(questions: Sequence[Judged]) -> list[float]:
     return [sum(ratings) / len(ratings) for ratings in known if ratings]
 
 
-def _question(line: Line, number: int) -> Judged:
+def _question(line: RecordLine, number: int) -> Judged:
     turns = line.texts("turns", least=1)
     reference = line.texts("reference", least=1) if line.value.get("reference") else []
     name = line.value.get("question_id", number + 1)

@@ -37,7 +37,7 @@ def task_problems(config: RunConfig, tokenizer: Tokenizer | None) -> Iterator[tu
             if tokenizer is not None:
                 asked = Questions(task.task, path, tokenizer, config.model.seq_length, task.limit)
                 # Only encoding finds a choice that becomes no separate token.
-                for _ in asked.asked():
+                for _ in asked.requests():
                     pass
                 first = names.setdefault(asked.name, number)
                 if first != number:

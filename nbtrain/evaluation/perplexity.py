@@ -28,8 +28,8 @@ from nbtrain.dataset.blend import open_pair
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
-from nbtrain.evaluation.asked import Asked, Outcome, Scored
 from nbtrain.evaluation.estimates import exp, ratio
+from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
 
 SPLITS = (*SPLIT_NAMES, "all")
 
@@ -88,12 +88,12 @@ class Perplexity:
         self._bytes = np.full(tokenizer.vocab_size, -1, np.int64)
         self._has_unknown = False
 
-    def asked(self) -> Iterator[Asked]:
+    def requests(self) -> Iterator[ScoreRequest]:
         """Yield a question per window: its first token is the context, all others are the continuation."""
         for number, (start, stop) in enumerate(self._windows()):
             self._asked[number] = (start, stop)
             tokens = self._opened.indexed.tokens[start : stop + 1].tolist()
-            yield Asked(tokens[:1], [tokens[1:]])
+            yield ScoreRequest(tokens[:1], [tokens[1:]])
 
     def take(self, number: int, scored: list[Scored]) -> int:
         """Add the losses of one window; tokens that are not in the training loss are excluded."""

@@ -17,10 +17,10 @@ from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.evaluation.asked import Asked, Outcome, Scored
 from nbtrain.evaluation.encoding import encode_pair, fitted
 from nbtrain.evaluation.estimates import exp, mean
 from nbtrain.evaluation.formats import read_questions
+from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
 
 
 class Questions:
@@ -43,7 +43,7 @@ class Questions:
         self._scores: list[dict[int, tuple[float, bool]]] = [{} for _ in self._questions]
         self._truncated = 0
 
-    def asked(self) -> Iterator[Asked]:
+    def requests(self) -> Iterator[ScoreRequest]:
         """Yield choices with their context. If a long choice truncates the context, it gets a separate
         request.
         """
@@ -63,7 +63,7 @@ class Questions:
             for tokens, choices in together.items():
                 self._asked[number] = (place, [choice for choice, _ in choices])
                 number += 1
-                yield Asked(list(tokens), [continuation for _, continuation in choices])
+                yield ScoreRequest(list(tokens), [continuation for _, continuation in choices])
 
     def take(self, number: int, scored: list[Scored]) -> int:
         """Store the scores of some choices of a question. Return 1 once all its choices have scores,

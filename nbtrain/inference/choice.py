@@ -9,7 +9,7 @@ import torch
 
 from nbtrain.config.generation import Generation
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.inference.logprobs import shown
+from nbtrain.inference.logprobs import token_text
 from nbtrain.inference.stop import StopStrings
 from nbtrain.inference.text_stream import TextStream
 
@@ -51,7 +51,7 @@ class Request:
         """Return the prompt for an echo: {"text", "tokens", "first", ["offsets"]}, with offsets for
         log-probabilities.
         """
-        text, first = self.text_prompt(tokenizer.eod_id), shown(tokenizer.bytes_of(self.prompt[0]))
+        text, first = self.text_prompt(tokenizer.eod_id), token_text(tokenizer.bytes_of(self.prompt[0]))
         # New text begins with the character that the prompt's last tokens leave unfinished.
         is_continued = self.generation.max_new_tokens > 0
         written = tokenizer.decode_finished(text)[0] if is_continued else tokenizer.decode(text)

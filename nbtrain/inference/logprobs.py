@@ -32,10 +32,10 @@ def logprobs_of(
 
 def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
     written = tokenizer.bytes_of(token)
-    return {"id": token, "token": shown(written), "bytes": [*written], "logprob": logprob}
+    return {"id": token, "token": token_text(written), "bytes": [*written], "logprob": logprob}
 
 
-def shown(written: bytes) -> str:
+def token_text(written: bytes) -> str:
     """Return a token's text. Bytes of a partial character are written as in OpenAI's API, so that they are
     distinct.
     """

@@ -54,7 +54,7 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             code = process.wait()
             if code != 0:
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-                raise NbtrainError(f"python -m {module} {how}. Its last output:\n{last_words(said)}")
+                raise NbtrainError(f"python -m {module} {how}. Its last output:\n{last_output(said)}")
         finally:
             _end(process)
 
@@ -66,7 +66,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return None
 
 
-def last_words(said: IO[bytes]) -> str:
+def last_output(said: IO[bytes]) -> str:
     """Return the last lines of a process's output in the file `said`, indented."""
     said.seek(0)
     lines = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]

@@ -28,7 +28,7 @@ from nbtrain.corpus.tokenizer.sizes import fits_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.planner.run_file import commented_text, target_of, write_text
-from nbtrain.planner.search.choices import Choices, Place, Text, choose
+from nbtrain.planner.search.choices import Choices, Hardware, Text, choose
 from nbtrain.planner.time.duration import estimate_duration
 
 FINE_TUNING_EPOCHS = 3
@@ -95,7 +95,7 @@ def new_run(
     """
     check_name(name, "name")
     found = survey(texts)
-    place = _place(gpus, gpu_type, gpus_per_node)
+    hardware = _hardware(gpus, gpu_type, gpus_per_node)
     if found.is_fine_tuning:
         if size is not None:
             raise ConfigError(
@@ -110,7 +110,7 @@ def new_run(
                 f"{found.sources[0]['path']} is plain text. Omit it."
             )
         text = Text(found.words(), found.num_bytes, found.documents, fits_of(found.sample), found.sources)
-        choices = choose(text, place, size, minutes)
+        choices = choose(text, hardware, size, minutes)
     config = load(choices.extends, {"name": name, **choices.overrides})
     head = f"Made by `nbtrain new {name}`; docs/choosing.md says how each number was chosen."
     settings = _changed(choices)
@@ -142,15 +142,15 @@ def name_for(path: Path) -> str:
     return name if valid_name(name) else "my-run"
 
 
-def _place(gpus: int | None, gpu_type: str | None, gpus_per_node: int | None) -> Place:
+def _hardware(gpus: int | None, gpu_type: str | None, gpus_per_node: int | None) -> Hardware:
     machine = this_machine()
     if gpus is None and gpu_type is None and machine.gpus:
-        return Place(machine.cores, len(machine.gpus), machine.gpus[0].name, len(machine.gpus))
+        return Hardware(machine.cores, len(machine.gpus), machine.gpus[0].name, len(machine.gpus))
     if gpus and gpu_type is None:
         if not machine.gpus:
             raise ConfigError("--gpus needs --gpu-type: which GPUs, such as A100-80GB.")
         gpu_type = machine.gpus[0].name
-    return Place(machine.cores, gpus or (1 if gpu_type else 0), gpu_type, gpus_per_node)
+    return Hardware(machine.cores, gpus or (1 if gpu_type else 0), gpu_type, gpus_per_node)
 
 
 def _changed(choices: Choices) -> dict[str, Any]:

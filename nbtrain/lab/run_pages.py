@@ -6,7 +6,7 @@ from typing import Any
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.monitor.run.metrics_range import MOST_TAGS, Asked, metrics, whole_metrics
+from nbtrain.monitor.run.metrics_range import MOST_TAGS, CurvesRequest, metrics, whole_metrics
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.status.run_ids import name_of
 
@@ -86,9 +86,9 @@ def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None
 
 def metrics_page(view: RunView) -> dict[str, Any]:
     """Return every curve of a run with few points, in the form of monitor/run/metrics_range.py."""
-    answer = whole_metrics(view, Asked((), points=PICTURE_POINTS), READ_SECONDS)
+    answer = whole_metrics(view, CurvesRequest((), points=PICTURE_POINTS), READ_SECONDS)
     names = [row["tag"] for row in answer["tags"]][:MOST_TAGS]
-    return metrics(view, Asked(tuple(names), points=PICTURE_POINTS))
+    return metrics(view, CurvesRequest(tuple(names), points=PICTURE_POINTS))
 
 
 def run_pages(view: RunView) -> dict[str, Any]:

@@ -18,18 +18,18 @@ from nbtrain.parallel.groups import Group
 from nbtrain.parallel.tensor import shard
 
 
-class Ones(Protocol):
+class OnesInitializer(Protocol):
     """Creates unsharded parameters (model/initialization.py)."""
 
     def ones(self, *shape: int) -> nn.Parameter: ...
 
 
-def output_scale(init: Ones, units: int, part: int, group: Group) -> nn.Parameter:
+def output_scale(init: OnesInitializer, units: int, part: int, group: Group) -> nn.Parameter:
     """Create the vector [units * part / t] for the last `part` rows of each unit of packed outputs."""
     return shard(init.ones(units * part), 0, group)
 
 
-def input_scale(init: Ones, inputs: int, group: Group) -> nn.Parameter:
+def input_scale(init: OnesInitializer, inputs: int, group: Group) -> nn.Parameter:
     """Create the vector [i / t] for the inputs."""
     return shard(init.ones(inputs), 0, group)
 

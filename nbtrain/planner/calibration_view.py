@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from nbtrain.base.printing.look import themed
 from nbtrain.base.printing.report import Block, Column, Facts, Items, Sentence, Table
+from nbtrain.base.printing.theme import themed
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.networks import gigabits
 from nbtrain.planner.calibration.calibration import Calibration, Figure

@@ -6,7 +6,7 @@ matplotlib is imported when a picture is made, without pyplot: no display is nee
 import io
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.printing.look import BLUE, GREY, MEMORY_COLORS, ORANGE, RED, themed
+from nbtrain.base.printing.theme import BLUE, GREY, MEMORY_COLORS, ORANGE, RED, themed
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule

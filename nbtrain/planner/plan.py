@@ -33,7 +33,7 @@ from nbtrain.planner.budget.interruptions import Interruptions, estimate_interru
 from nbtrain.planner.budget.limits import Limit, limits_of
 from nbtrain.planner.budget.wikipedias import TextEstimate, epochs_words
 from nbtrain.planner.lint.rules import findings_of
-from nbtrain.planner.lint.run_estimates import Subject
+from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.memory import MemoryEstimate, fit_rating
 from nbtrain.planner.memory.lora import USUAL_RANK, estimate_lora
 from nbtrain.planner.needs import Needs, needs_of
@@ -354,7 +354,7 @@ def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = Non
     cost = estimate_cost(config, duration.seconds)
     network = network_use(speed.setup, speed.rates) if config.resources.nodes > 1 else None
     interruptions = estimate_interruptions(config, duration, disk, cost)
-    subject = Subject(config, memory, duration, disk, cost, speed, network, interruptions)
+    estimates = RunEstimates(config, memory, duration, disk, cost, speed, network, interruptions)
     step = duration.step.seconds if duration.step else None
     return Plan(
         config=config,
@@ -362,13 +362,13 @@ def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = Non
         memory=memory,
         duration=duration,
         disk=disk,
-        epochs=subject.epochs,
+        epochs=estimates.epochs,
         cost=cost,
         speed=speed,
-        findings=findings_of(subject),
+        findings=findings_of(estimates),
         compared=compare(config, speed.last_job, step, memory.total_bytes, duration.bubble_fraction),
-        limits=limits_of(config, cost, duration, disk, subject.epochs, subject.least_epochs),
-        text=subject.text,
+        limits=limits_of(config, cost, duration, disk, estimates.epochs, estimates.least_epochs),
+        text=estimates.text,
         network=network,
         interruptions=interruptions,
         rests_on=rests_on(speed),

@@ -54,7 +54,7 @@ class _Terms(Block):
         width = max(len(term.name) for term in self.terms) + 2
         lines = [self.title]
         for term in self.terms:
-            lines += [f"  {term.name:<{width}}{shown(term)} = {term.formula}"]
+            lines += [f"  {term.name:<{width}}{value_in_unit(term)} = {term.formula}"]
             lines += [f"  {'':<{width}}[{term.source}]"]
         return lines
 
@@ -64,7 +64,7 @@ class _Terms(Block):
 
 
 def _opened(term: Term) -> str:
-    name, value = html.escape(term.name), html.escape(shown(term))
+    name, value = html.escape(term.name), html.escape(value_in_unit(term))
     return (
         f'<details style="margin-left:1.5em"><summary>{name}: {value}</summary>'
         f'<div style="margin-left:1.5em">= {html.escape(term.formula)}<br>'
@@ -72,7 +72,7 @@ def _opened(term: Term) -> str:
     )
 
 
-def shown(term: Term) -> str:
+def value_in_unit(term: Term) -> str:
     """Format a Term's value in its unit: "1.6 GiB", "33.2 s", "1,240 kWh"."""
     if term.unit == "bytes":
         return amounts.size(term.value)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import JobError
-from nbtrain.jobs.gpu_side import LAST_LINES, last_words
+from nbtrain.jobs.gpu_side import LAST_LINES, last_output
 from nbtrain.jobs.machine.environment import supervisor_environment
 
 # On a busy machine the imports take minutes.
@@ -62,7 +62,7 @@ class Ended:
     def succeeded(self) -> bool:
         return not self.timed_out and not any(self.exit_codes)
 
-    def last_words(self, lines: int = LAST_LINES) -> str:
+    def last_output(self, lines: int = LAST_LINES) -> str:
         """Return the last lines of the log of the first rank that failed, or of rank 0."""
         own = [rank for rank, code in enumerate(self.exit_codes) if code > 0]
         log = self.launch.log_of((own or [0])[0])
@@ -211,7 +211,7 @@ class ForkServer:
         while b"\n" not in self._unread:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if not select.select([stream], [], [], left)[0]:
-                said = last_words(self._said)
+                said = last_output(self._said)
                 raise JobError(f"the fork server did not respond for {START_SECONDS:g} s.\n{said}")
             content = os.read(stream, 1 << 16)
             if not content:
@@ -221,7 +221,7 @@ class ForkServer:
         return json.loads(line)
 
     def _dead(self) -> JobError:
-        code, said = self._process.wait(), last_words(self._said)
+        code, said = self._process.wait(), last_output(self._said)
         # `nbtrain cancel` sends TERM, with --now QUIT.
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return JobError(f"the fork server {how}." + (f" Its last output:\n{said}" if said else ""))

@@ -299,7 +299,7 @@ def cause_of(ended: Ended) -> str:
     if ended.timed_out:
         return f"not done after {LAUNCH_SECONDS:g} s"
     codes = {rank: code for rank, code in enumerate(ended.exit_codes) if code}
-    said = ended.last_words(1)
+    said = ended.last_output(1)
     if len(codes) > 1 and len(codes) == len(ended.exit_codes) and len(set(codes.values())) == 1:
         how = f"all {len(codes)} ranks ended with code {codes[0]}"
     else:

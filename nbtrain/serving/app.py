@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nbtrain.base.errors import NbtrainError
 from nbtrain.config.generation import Generation
 from nbtrain.serving import megatron, openai_requests
-from nbtrain.serving.dispatch import Answer
+from nbtrain.serving.dispatch import RequestEvents
 from nbtrain.serving.event_stream import ClientGone, EventStream, disconnected
 from nbtrain.serving.json_response import JSONAnswer
 from nbtrain.serving.metrics import CONTENT_TYPE, Metrics
@@ -170,7 +170,7 @@ class Routes:
 
     async def _submitted(
         self, served: Served, generation: Generation, prompts: list[str], is_begun: bool
-    ) -> Answer:
+    ) -> RequestEvents:
         # A piece of text gets no prefix.
         asked = [prompt if is_begun else [prompt] for prompt in prompts]
         return served.dispatcher.submit([{**generation.to_dict(), "prompt": prompt} for prompt in asked])
@@ -202,7 +202,7 @@ class Routes:
         return EventStream(_until_over(events, limit), self.options.write_seconds, lambda: self._gone(answer))
 
     async def _unless_gone(
-        self, request: Request, answer: Answer, result: Coroutine[Any, Any, Any], is_all: bool = True
+        self, request: Request, answer: RequestEvents, result: Coroutine[Any, Any, Any], is_all: bool = True
     ) -> Any:
         """Return the result. Raises Refusal if the client disconnects or the time runs out before it is
         complete.
@@ -223,11 +223,11 @@ class Routes:
             if not working.done() or (is_all and working.exception() is not None):
                 answer.cancel()
 
-    def _gone(self, answer: Answer) -> None:
+    def _gone(self, answer: RequestEvents) -> None:
         self.metrics.dropped.inc()
         answer.cancel()
 
-    def _limit(self, answer: Answer) -> asyncio.TimerHandle:
+    def _limit(self, answer: RequestEvents) -> asyncio.TimerHandle:
         seconds = self.options.request_seconds
         late = Refusal(
             504, f"not done within {seconds:g} s, the server's limit for a request.", code="timeout"

@@ -25,7 +25,7 @@ LAST = ("finish_reason", "new_tokens", "end_logprob")
 ENDING = "the server is shutting down."
 
 
-class Answer:
+class RequestEvents:
     """The events of one HTTP request, which may consist of several requests to the engine."""
 
     def __init__(self, dispatcher: "Dispatcher", requests: Sequence[Mapping[str, Any]], is_chat: bool):
@@ -113,7 +113,7 @@ class Dispatcher:
     def __init__(self, loading: Loading, max_queue: int, metrics: Metrics):
         self.max_queue, self.metrics = max_queue, metrics
         self.notes: list[str] = []
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, RequestEvents] = {}
         self._loop = asyncio.get_running_loop()
         self._ended: Refusal | None = None
         self.ended = asyncio.Event()
@@ -131,13 +131,13 @@ class Dispatcher:
         """Return whether a request is being answered."""
         return bool(self._answers)
 
-    def submit(self, requests: Sequence[Mapping[str, Any]], is_chat: bool = False) -> Answer:
+    def submit(self, requests: Sequence[Mapping[str, Any]], is_chat: bool = False) -> RequestEvents:
         """Send requests to the engine. Raises Refusal if too many already wait, or if the engine has
         ended.
         """
         if self._ended is not None:
             raise self._ended
-        answer = Answer(self, requests, is_chat)
+        answer = RequestEvents(self, requests, is_chat)
         present = sum(one.texts for one in set(self._answers.values()))
         most = self.process.ready["max_batch"] + self.max_queue
         if answer.texts > most:
@@ -160,7 +160,7 @@ class Dispatcher:
             raise
         return answer
 
-    def forget(self, answer: Answer) -> None:
+    def forget(self, answer: RequestEvents) -> None:
         """Remove a finished answer."""
         for request_id in answer.numbers:
             self._answers.pop(request_id, None)

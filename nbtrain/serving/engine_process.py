@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 
 from nbtrain.base.errors import NbtrainError, named_error
-from nbtrain.jobs.gpu_side import last_words
+from nbtrain.jobs.gpu_side import last_output
 from nbtrain.jobs.machine.environment import supervisor_environment
 
 Event = dict[str, Any]
@@ -176,7 +176,9 @@ class EngineProcess:
         code = self._process.wait()
         if self.error is None and not self._is_closed:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            self.error = NbtrainError(f"python -m {MODULE} {how}. Its last output:\n{last_words(self._said)}")
+            self.error = NbtrainError(
+                f"python -m {MODULE} {how}. Its last output:\n{last_output(self._said)}"
+            )
         self._said.close()
         self._is_ready.set()
         for events in list(self._streams.values()):

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError, NbtrainError, named_error
 from nbtrain.base.printing.report import Facts, Report, Result, Sentence
-from nbtrain.jobs.gpu_side import last_words
+from nbtrain.jobs.gpu_side import last_output
 from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.tokens import new_token
@@ -71,7 +71,7 @@ class Server(Result):
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             code = self._process.wait()
-            said = last_words(self._said)
+            said = last_output(self._said)
             raise NbtrainError(f"the server ended with code {code}. Its last output:\n{said}")
         answer = json.loads(line)
         if answer["kind"] == "error":

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.generation import MOST_LENGTH_PENALTY, Generation
-from nbtrain.serving.dispatch import Answer
+from nbtrain.serving.dispatch import RequestEvents
 
 MOST_PROMPTS = 128
 DEFAULT_TOKENS = 64
@@ -101,7 +101,7 @@ def wants_beams(body: Mapping[str, Any]) -> bool:
 
 
 async def answer_of(
-    answer: Answer, prompts: list[str], generation: Generation, with_scores: bool
+    answer: RequestEvents, prompts: list[str], generation: Generation, with_scores: bool
 ) -> dict[str, Any]:
     """Build Megatron's answer from the engine's events."""
     count = len(prompts) * generation.n

@@ -8,7 +8,7 @@ from typing import Any
 
 from nbtrain.base.printing.report import Record
 from nbtrain.serving.chat import Suffix
-from nbtrain.serving.dispatch import Answer
+from nbtrain.serving.dispatch import RequestEvents
 from nbtrain.serving.event_stream import DONE, event
 from nbtrain.serving.refusals import Refusal
 
@@ -46,7 +46,7 @@ class Usage(Record):
 
 
 async def pieces_of(
-    answer: Answer, n: int, usage: Usage, first_text: Callable[[], None], suffix: str = ""
+    answer: RequestEvents, n: int, usage: Usage, first_text: Callable[[], None], suffix: str = ""
 ) -> AsyncIterator[Piece]:
     """Yield the pieces of a request's choices. There are n choices for each prompt, numbered
     consecutively.

@@ -20,10 +20,10 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Sample, Samples
 from nbtrain.dataset.samples.state import rank_positions
-from nbtrain.evaluation.asked import Asked, Scored
 from nbtrain.evaluation.evaluate import Evaluation
 from nbtrain.evaluation.of_run import tasks_of_run
 from nbtrain.evaluation.questions import Questions
+from nbtrain.evaluation.requests import Scored, ScoreRequest
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.train.engine.batches import Batch, Batches
 from nbtrain.train.engine.engine import TrainEngine
@@ -47,7 +47,7 @@ class Tasks:
         self.config, self.run, self.engine = config, run, engine
         self._tasks = tasks_of_run(config)
         self._refuse_other_files()
-        self._asked = [list(task.asked()) for task in self._tasks]
+        self._asked = [list(task.requests()) for task in self._tasks]
         self._like = valid.sample(0) if self._tasks else None
 
     def __bool__(self) -> bool:
@@ -66,7 +66,7 @@ class Tasks:
                 self._keep(found, task, started)
         return found
 
-    def _take(self, task: Questions, asked: list[Asked], beat: Callable[[], None]) -> None:
+    def _take(self, task: Questions, asked: list[ScoreRequest], beat: Callable[[], None]) -> None:
         """Score all questions of a task and pass the scores to the task."""
         rows = [(one.context, continuation) for one in asked for continuation in one.continuations]
         sums = iter(self._scores(rows, beat).tolist())

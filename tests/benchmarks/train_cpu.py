@@ -313,7 +313,7 @@ class Contender:
     def finished_steps(self) -> list[float]:
         raise NotImplementedError
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         raise NotImplementedError
 
     def tree(self) -> list[psutil.Process]:
@@ -348,7 +348,7 @@ class Contender:
         deadline = time.monotonic() + 600
         while (made := len(self.finished_steps())) < steps:
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{self.name} ended or stands still\n{self.last_words()}")
+                raise SystemExit(f"{self.name} ended or stands still\n{self.last_output()}")
             time.sleep(0.05)
         return made
 
@@ -377,7 +377,7 @@ class Loop(Contender):
             SHAPES[options.model].tokens,
         )
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return self.log.with_suffix(".out").read_text(errors="replace")[-3000:]
 
     def finished_steps(self) -> list[float]:
@@ -429,7 +429,7 @@ class Ours(Contender):
             shape.tokens,
         )
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return self.run.newest_job().log(0, 0).read_text(errors="replace")[-3000:]
 
     def finished_steps(self) -> list[float]:
@@ -522,7 +522,7 @@ def warm_up(contender: Contender) -> None:
     deadline = time.monotonic() + 600
     while len(contender.finished_steps()) < 3:
         if contender.process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"{contender.name} did not make three steps\n{contender.last_words()}")
+            raise SystemExit(f"{contender.name} did not make three steps\n{contender.last_output()}")
         time.sleep(0.2)
     contender.signal(signal.SIGSTOP)
 

@@ -50,7 +50,7 @@ class Ranks:
 
     def train(self, run: RunDir, ranks: int = 1, *arguments) -> None:
         ended = self.server.wait(self.start(run, ranks, *arguments))
-        assert ended.succeeded, ended.last_words(40)
+        assert ended.succeeded, ended.last_output(40)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_full_disk_fails_the_run_with_its_cause_and_keeps_what_was_saved(tmp_p
     ended = ranks.server.wait(started)
     assert ended.exit_codes == [4, 4]
     words = "the checkpoint could not be written: "
-    assert words in ended.last_words(40) and "File too large" in ended.last_words(40)
-    assert "The one before it still counts." in ended.last_words(40)
+    assert words in ended.last_output(40) and "File too large" in ended.last_output(40)
+    assert "The one before it still counts." in ended.last_output(40)
     assert run.checkpoint_steps() == [2]
     assert run.checkpoint_manifest(2).exists()

@@ -73,7 +73,7 @@ class Nodes:
 
     def train(self, run: RunDir, *what, ranks: int = 2) -> None:
         ended = self.server.wait(self.start(run, *what, ranks=ranks))
-        assert ended.succeeded, ended.last_words(40)
+        assert ended.succeeded, ended.last_output(40)
 
     def kill(self, run: RunDir, step: int, kept: set[int]) -> None:
         """Train until the copy of `step` hangs and both nodes have the steps `kept`, then kill with -9.

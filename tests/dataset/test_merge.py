@@ -15,12 +15,12 @@ from nbtrain.dataset import merge as module
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import write_index
-from nbtrain.dataset.look.browser import Browser
-from nbtrain.dataset.look.inspect import verify
 from nbtrain.dataset.merge import merge
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.samples.packed_index import mixed_sources
+from nbtrain.dataset.views.browser import Browser
+from nbtrain.dataset.views.inspect import verify
 from tests.dataset.dataset_maker import make_dataset
 from tests.dataset.indexed_writer import IndexedWriter
 

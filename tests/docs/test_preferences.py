@@ -12,11 +12,11 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.dataset.look.baselines import baselines
 from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.samples.packed_dataset import build_split as build_packed
 from nbtrain.dataset.samples.preference_dataset import all_pairs, build_split
+from nbtrain.dataset.views.baselines import baselines
 from nbtrain.evaluation.perplexity import Perplexity
 from nbtrain.planner.memory.estimate import estimate_memory
 from nbtrain.planner.plan import plan

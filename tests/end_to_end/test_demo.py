@@ -18,7 +18,7 @@ import pytest
 from nbtrain.api.run import open_run
 from nbtrain.cli.demo import DEMO_NOTEBOOKS, DemoSummary
 from nbtrain.cli.notebook_runner import run_notebook
-from nbtrain.dataset.look.baselines import baselines
+from nbtrain.dataset.views.baselines import baselines
 
 if TYPE_CHECKING:
     import nbformat

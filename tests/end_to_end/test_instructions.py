@@ -20,7 +20,7 @@ from nbtrain.api.run import open_run
 from nbtrain.base import files
 from nbtrain.checkpoint.weights.opened import open_checkpoint
 from nbtrain.config.load import load_resolved
-from nbtrain.dataset.look.baselines import baselines
+from nbtrain.dataset.views.baselines import baselines
 from nbtrain.inference.loaded import load
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig

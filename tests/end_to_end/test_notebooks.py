@@ -23,7 +23,7 @@ from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
 from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.look.inspect import verify
+from nbtrain.dataset.views.inspect import verify
 from tests.corpus import made
 from tests.corpus.wiki.conftest import dump_xml
 

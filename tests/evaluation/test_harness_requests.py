@@ -17,7 +17,7 @@ from nbtrain.config.load import load
 from nbtrain.corpus.sources.chat_jinja import chat_jinja
 from nbtrain.corpus.tokenizer.folder import KEPT
 from nbtrain.evaluation import harness
-from nbtrain.evaluation.asked import Scored
+from nbtrain.evaluation.requests import Scored
 from nbtrain.serving.chat import ChatText
 from tests.inference.made import beginning_tokenizer_in, tokenizer_in
 

@@ -13,8 +13,8 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples.gpt_index import split_bounds
-from nbtrain.evaluation.asked import Scored
 from nbtrain.evaluation.perplexity import Perplexity
+from nbtrain.evaluation.requests import Scored
 from tests.dataset.dataset_maker import make_dataset
 from tests.evaluation import made
 
@@ -29,7 +29,7 @@ def task_of(run, split="valid", limit=None):
 
 def answered(task):
     """Return the outcome for a model with -ln p = NATS[token], and the requested windows."""
-    asked = list(task.asked())
+    asked = list(task.requests())
     done = 0
     for number in reversed(range(len(asked))):
         [continuation] = asked[number].continuations

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from nbtrain.evaluation.asked import Scored
 from nbtrain.evaluation.encoding import encode_pair, fitted
 from nbtrain.evaluation.questions import Questions
+from nbtrain.evaluation.requests import Scored
 from tests.evaluation import made
 from tests.inference.made import tokenizer_in
 
@@ -18,7 +18,7 @@ def tokenizer(tmp_path_factory):
 
 def answered(task: Questions, nats_of):
     """Return the outcome for a model whose -ln p of a continuation is nats_of(context, continuation)."""
-    asked = list(task.asked())
+    asked = list(task.requests())
     done = 0
     # In another order than requested, as an engine answers.
     for number in reversed(range(len(asked))):
@@ -75,7 +75,7 @@ def test_what_is_too_long_is_cut_on_the_left(tmp_path, tokenizer):
     lines = [{"context": "many words " * 60 + "end", "choices": ["a", "a longer one"], "answer": 0}]
     path = made.write_lines(tmp_path / "long.jsonl", lines)
     task = Questions("multiple_choice", path, tokenizer, 32)
-    asked = list(task.asked())
+    asked = list(task.requests())
     # The two choices leave room for contexts of two lengths.
     assert [len(one.context) + len(one.continuations[0]) for one in asked] == [33, 33]
     for number in range(2):

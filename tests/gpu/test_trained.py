@@ -80,7 +80,7 @@ class Forked(Trainings):
         ended = self.server.run(
             1, "tests.gpu.warm:obey", [order, "cpu"], log=order["log"], sys_path=[REPOSITORY]
         )
-        assert ended.succeeded, ended.last_words(30)
+        assert ended.succeeded, ended.last_output(30)
         return Trained(run, json.loads(Path(order["answer"]).read_text()))
 
 

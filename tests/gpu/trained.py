@@ -96,7 +96,7 @@ class Trainings:
             process.stdin.close()
         except BrokenPipeError as error:
             raise TrainingFailed(
-                f"the process ended before its turn: {_last_words(self._own_log())}"
+                f"the process ended before its turn: {_last_output(self._own_log())}"
             ) from error
         _wait(process, log)
         found = files.read_json(Path(order["answer"]))
@@ -196,7 +196,7 @@ def _wait(process: subprocess.Popen, log: Path) -> None:
         time.sleep(2)
         process.kill()
         process.wait()
-        raise TrainingFailed(f"not done within {LIMIT_SECONDS:g} s: {_last_words(log)}") from None
+        raise TrainingFailed(f"not done within {LIMIT_SECONDS:g} s: {_last_output(log)}") from None
 
 
 def _error_of(log: Path, code: int | None) -> str:
@@ -207,9 +207,9 @@ def _error_of(log: Path, code: int | None) -> str:
         # The last frame's error is raised last; torchrun adds its own after it.
         own = [line for line in named if "ChildFailedError" not in line]
         return (own or named)[-1][:600]
-    return f"exit code {code}: {_last_words(log)}"
+    return f"exit code {code}: {_last_output(log)}"
 
 
-def _last_words(log: Path) -> str:
+def _last_output(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return " / ".join(line.strip() for line in lines[-4:])[-600:] or "nothing was said"

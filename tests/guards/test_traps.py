@@ -52,7 +52,7 @@ def facts(runner, tmp_path_factory) -> dict:
         log=folder / "{rank}.log",
         timeout_seconds=600,
     )
-    assert ended.succeeded, ended.last_words(40)
+    assert ended.succeeded, ended.last_output(40)
     return json.loads((folder / "facts.json").read_text())
 
 
@@ -76,7 +76,7 @@ def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
             yield from runner.train(run, case)
             return
         ended = yield runner.start(run, case.ranks, "tests.guards.unguarded:train", guard)
-        assert ended.succeeded, ended.last_words(30)
+        assert ended.succeeded, ended.last_output(30)
 
     runner.run(job())
     reference = runner.reference(case.data)
@@ -388,7 +388,7 @@ def test_t13_a_rank_on_cpu_compiles_nothing_to_start(runner, tmp_path):
         environment={"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
         timeout_seconds=600,
     )
-    assert ended.succeeded, ended.last_words(40)
+    assert ended.succeeded, ended.last_output(40)
     table, built = json.loads((tmp_path / "answer").read_text())
     assert not table.get("deepspeed_shm_comm") and built == []
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.model.gpt import GPT, GPTConfig
@@ -64,7 +64,7 @@ def tokenizer():
 
 def compared(ours, theirs, opened):
     """Assert that the gradients of both models are equal."""
-    found = WholeWeights(SimpleNamespace(
+    found = FullParameters(SimpleNamespace(
         parameters={name: parameter.grad for name, parameter in ours.named_parameters()},
         vocab_size=made.VOCAB_SIZE, dtype=torch.float32,
         read=lambda name, state: dict(ours.named_parameters())[name].grad.flatten(),

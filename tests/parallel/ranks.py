@@ -47,7 +47,7 @@ def launch(
         said = {rank: folder / f"{name}.{rank}" for rank in range(size)}
         texts = [f"rank {rank}: {path.read_text()}" for rank, path in said.items() if path.exists()]
         passed = len(texts) == size and not any("\n" in text for text in texts)
-        outcomes[name] = "" if passed else "\n".join(texts) or f"not run\n{ended.last_words(60)}"
+        outcomes[name] = "" if passed else "\n".join(texts) or f"not run\n{ended.last_output(60)}"
     return outcomes
 
 

@@ -73,7 +73,7 @@ def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) 
     before = contents(run.checkpoint(step))
     ended = yield runner.start(run, case.ranks, "tests.parity.suffering:reshaped", str(copy.path))
     if not ended.succeeded:
-        raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
+        raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_output(30)}")
     after = contents(copy.checkpoint(step))
     different = [name for name in before if after.get(name) != before[name]]
     assert not different, f"{run.name}: other contents after loading of {different}"

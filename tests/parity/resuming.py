@@ -101,12 +101,12 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
 
 def _expect(ended: Ended, codes: list[int]) -> None:
     if ended.exit_codes != codes:
-        raise RunFailed(f"exit codes {ended.exit_codes} instead of {codes}\n{ended.last_words(30)}")
+        raise RunFailed(f"exit codes {ended.exit_codes} instead of {codes}\n{ended.last_output(30)}")
 
 
 def _expect_killed(ended: Ended, rank: int) -> None:
     if ended.exit_codes[rank] != -signal.SIGKILL or ended.timed_out:
-        raise RunFailed(f"rank {rank} was to be killed: {ended.exit_codes}\n{ended.last_words(30)}")
+        raise RunFailed(f"rank {rank} was to be killed: {ended.exit_codes}\n{ended.last_output(30)}")
 
 
 def _assert_certified(run: RunDir, step: int) -> None:

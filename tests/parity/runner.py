@@ -127,7 +127,7 @@ class Runner:
         function = "tests.parity.worker:main" if case.precision == "fp16" else TRAIN
         ended = yield self.start(run, case.ranks, function)
         if not ended.succeeded:
-            raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
+            raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_output(30)}")
 
     def run(self, job: Job[Found]) -> Found:
         """Run a single job to its end and return its result."""
@@ -197,7 +197,7 @@ class Runner:
         answer = run.path / "autotp.json"
         ended = yield self.start(run, case.ranks, "tests.parity.autotp:main", str(answer))
         if not ended.succeeded:
-            raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
+            raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_output(30)}")
         theirs = np.array(json.loads(answer.read_text()))
         ours = values(self.run_dir(case.name), range(1, len(theirs) + 1))
         loss, norm = (float(np.abs(ours[index] - theirs[:, index]).max()) for index in (0, 1))

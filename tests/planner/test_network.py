@@ -22,7 +22,7 @@ from nbtrain.planner.calibration.measured_network import (
     write_network,
 )
 from nbtrain.planner.lint.layout import network_keeps_up
-from nbtrain.planner.lint.run_estimates import Subject
+from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.plan import plan
 from nbtrain.planner.search.search import search
 from nbtrain.planner.search.what_if import what_if
@@ -160,8 +160,8 @@ def test_the_price_of_a_slow_network_is_that_of_the_network_alone():
     rates = replace(rates, matmul_flops={dtype: flops / 4 for dtype, flops in rates.matmul_flops.items()})
     speed = replace(planned.speed, rates=rates)
     use = network_use(speed.setup, rates)
-    subject = Subject(config, planned.memory, planned.duration, planned.disk, planned.cost, speed, use)
-    (found,) = network_keeps_up(subject)
+    estimates = RunEstimates(config, planned.memory, planned.duration, planned.disk, planned.cost, speed, use)
+    (found,) = network_keeps_up(estimates)
     fast = replace(rates, across=replace(rates.inside, bytes_per_second=math.inf))
     saved = 1 - estimate_step(speed.setup, fast).seconds / use.step_seconds
     assert found.cost.hours == pytest.approx(saved * planned.duration.seconds / 3600)

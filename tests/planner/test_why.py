@@ -7,7 +7,7 @@ import pytest
 from nbtrain.config.load import load
 from nbtrain.planner.plan import plan
 from nbtrain.planner.setup.terms import Term, total
-from nbtrain.planner.why import shown
+from nbtrain.planner.why import value_in_unit
 
 RUNS = ("gpt-tiny", "gpt-125m", "gpt-13b-4xdp-4xpp-4xtp")
 
@@ -96,7 +96,7 @@ def test_the_plan_opens_to_its_formulas_in_a_notebook():
     ],
 )
 def test_values_are_shown_in_their_units(term, text):
-    assert shown(term) == text
+    assert value_in_unit(term) == text
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from nbtrain.cli import __main__ as cli
 from nbtrain.serving import megatron, models, resident, server
 from nbtrain.serving.app import Routes
 from nbtrain.serving.chat import ChatPrompt
-from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher, refused
+from nbtrain.serving.dispatch import MOST_EVENTS, Dispatcher, RequestEvents, refused
 from nbtrain.serving.engine_process import EngineProcess, Loading
 from nbtrain.serving.launched import Server
 from nbtrain.serving.metrics import Metrics
@@ -420,7 +420,7 @@ def test_no_more_may_wait_than_the_queue_holds(dispatcher):
             400,
             "6 texts are requested at once; the maximum is 5.",
         )
-        first: Answer = made.submit([{"n": 2}, {"n": 3}])
+        first: RequestEvents = made.submit([{"n": 2}, {"n": 3}])
         with pytest.raises(Refusal, match="5 texts are running or waiting, and this request has 1"):
             made.submit([{"n": 1}])
         first.cancel()

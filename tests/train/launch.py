@@ -264,7 +264,7 @@ class ForkedRuns:
     def train(self, run: RunDir, ranks: int = 1, data_home: Path | None = None) -> str:
         """Train the run to its end and return the log of rank 0."""
         ended = self.end(run, ranks, data_home)
-        assert ended.succeeded, ended.last_words(40)
+        assert ended.succeeded, ended.last_output(40)
         return log_of(run)
 
     def stop_at(self, run: RunDir, step: int, ranks: int = 1) -> int:

@@ -121,7 +121,7 @@ class Place:
             sys_path=[launch.REPOSITORY],
             timeout_seconds=900,
         )  # fmt: skip
-        assert ended.succeeded, ended.last_words(40)
+        assert ended.succeeded, ended.last_output(40)
 
 
 def assert_same(one: Path, other: Path, most_rows: int = 1 << 30, step: int = HALF) -> None:

@@ -50,7 +50,7 @@ def train(fork_server, data_home):
             timeout_seconds=800,
         )
         ended = fork_server.wait(started)
-        assert ended.succeeded, ended.last_words(40)
+        assert ended.succeeded, ended.last_output(40)
         return launch.log_of(run)
 
     return train

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
@@ -169,7 +169,7 @@ def test_loss_and_gradients_are_those_of_transformers(kind, batch, tmp_path):
     expected.backward()
     assert 0 < learnt.float().mean() < 0.6 and len(batch.cu_seqlens) > 2 * len(batch.tokens)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    found = WholeWeights(Gradients(ours, made.VOCAB_SIZE))
+    found = FullParameters(Gradients(ours, made.VOCAB_SIZE))
     named = dict(theirs.named_parameters())
     for name in opened.map.tensors:
         torch.testing.assert_close(found.tensor(opened.map, name), named[name].grad, rtol=1e-4, atol=1e-5)

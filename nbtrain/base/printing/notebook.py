@@ -44,7 +44,7 @@ class Bar:
         from IPython.display import display
 
         # Imported here, because most verbs show no output that is replaced.
-        from nbtrain.base.printing.look import progress_line
+        from nbtrain.base.printing.theme import progress_line
 
         data = {"text/html": progress_line(name, fraction, words), "text/plain": f"{name}: {words}"}
         if self._handle is None:

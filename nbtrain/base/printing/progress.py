@@ -2,7 +2,7 @@
 
 On a terminal, tqdm redraws one line. Elsewhere (papermill, a file, a pipe) carriage returns would produce one
 endless line, so a complete line with rate and ETA is written every few seconds instead. In a notebook with a
-live front end, one output shows a bar in nbtrain's style (base/printing/look.py).
+live front end, one output shows a bar in nbtrain's style (base/printing/theme.py).
 """
 
 import sys

@@ -201,7 +201,7 @@ class Headline(Block):
         return [terminal.printable(", ".join(f"{name}: {word}" for name, word, _ in self.words))]
 
     def html(self) -> str:
-        from nbtrain.base.printing.look import WORD_COLORS
+        from nbtrain.base.printing.theme import WORD_COLORS
 
         cells = "".join(
             f'<div style="display:inline-block;vertical-align:top;padding:2px 34px 6px 0">'
@@ -391,7 +391,7 @@ class Findings(Block):
         return f"{heading(self.title)}{_list(rows)}" if rows else ""
 
     def _item(self, finding: "Finding") -> str:
-        from nbtrain.base.printing.look import WORD_COLORS
+        from nbtrain.base.printing.theme import WORD_COLORS
 
         kind = {"error": "bad", "warning": "tight"}.get(finding.level, "")
         # Small colored text would be too faint in one of the two themes.
@@ -642,7 +642,7 @@ def _list(rows: str) -> str:
 
 
 def _rule() -> str:
-    from nbtrain.base.printing.look import LINE
+    from nbtrain.base.printing.theme import LINE
 
     return f"border:0;border-bottom:1px solid {LINE}"
 

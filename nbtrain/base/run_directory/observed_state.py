@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base import files
 from nbtrain.base.files import READ_ONLY, is_read_only
-from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory import final_record
 from nbtrain.base.run_directory.jobstate import (
     ACTIVE,
     CANCELLED,
@@ -218,7 +218,7 @@ def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None
     # The supervisor may have recorded the end and exited between our two reads, or recorded it elsewhere.
     record = JobRecord.read(job.job_json) or record
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
-    if state == LOST and (words := last_words.kept(record)) and words.state in FINAL:
+    if state == LOST and (words := final_record.read(record)) and words.state in FINAL:
         return words, words.state, words.cause
     if state == LOST and is_read_only(job.path):
         cause = f"{cause}; {display(job.run.path)} is {READ_ONLY}"

@@ -15,8 +15,8 @@ from torch import nn
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.checkpoint.pretrained.plain import PlainModel
-from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.checkpoint.weights.folder_weights import PIECE_ELEMENTS
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.gpt import GPT
@@ -30,7 +30,7 @@ SEED = 1234
 
 
 @torch.no_grad()
-def compare(plain: PlainModel, weights: WholeWeights, config: RunConfig) -> Iterator[float]:
+def compare(plain: PlainModel, weights: FullParameters, config: RunConfig) -> Iterator[float]:
     """Yield the largest difference so far after each layer, and finally the difference of the logits.
 
     Raises CheckpointError if the logits differ.
@@ -77,7 +77,7 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
 class OurModel:
     """The layers of model/, with each layer's weights loaded only while the layer runs."""
 
-    def __init__(self, weights: WholeWeights, config: RunConfig):
+    def __init__(self, weights: FullParameters, config: RunConfig):
         own = GPTConfig.of(config)
         # The model as one process computes it in fp32, whatever the run's layout and kernels.
         self.config = dataclasses.replace(
@@ -115,11 +115,11 @@ class OurModel:
 
     def logits(self, x: torch.Tensor, first: int, end: int) -> torch.Tensor:
         untied = self.config.untie_embeddings_and_output_weights
-        words = self.weights.whole("output_layer.weight" if untied else "word_embeddings.weight")
+        words = self.weights.full("output_layer.weight" if untied else "word_embeddings.weight")
         return F.linear(x, words[first:end].float())
 
     def _get(self, name: str) -> torch.Tensor:
-        return self.weights.whole(name).float()
+        return self.weights.full(name).float()
 
     def _fill(self, module: nn.Module, place: str) -> None:
         names = [name for name, _ in module.named_parameters()]

@@ -18,8 +18,8 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.pretrained.compare import OurModel
 from nbtrain.checkpoint.pretrained.export import write_consolidated
+from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
-from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.config.load import validate
 from nbtrain.config.schema import RunConfig
@@ -53,7 +53,7 @@ def convert(
         notes.append(words)
     iteration = weights.args.get("iteration")
     iteration = iteration if type(iteration) is int else 0
-    for done, total in write_consolidated(WholeWeights(weights), config, to, iteration):
+    for done, total in write_consolidated(FullParameters(weights), config, to, iteration):
         yield {"kind": "progress", "stage": "write", "done": done, "total": total}
     yield {"kind": "end", "order": weights.order, "notes": notes}
 
@@ -116,7 +116,7 @@ def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> 
 @torch.no_grad()
 def loss_of(weights: MegatronWeights, config: RunConfig, tokens: torch.Tensor) -> float:
     """Return the mean loss of a text in nats per token, with one layer in memory at a time."""
-    model = OurModel(WholeWeights(weights, torch.float32), config)
+    model = OurModel(FullParameters(weights, torch.float32), config)
     hidden = model.hidden(tokens)
     for index in range(config.model.num_layers):
         hidden = model.layer(index, hidden)

@@ -18,7 +18,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.files.manifest import whole_step
 from nbtrain.checkpoint.pretrained.files import write_file, write_sharded
-from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.checkpoint.weights.opened import open_checkpoint, weights_of
 from nbtrain.checkpoint.weights.store import DTYPES
@@ -32,7 +32,7 @@ from nbtrain.pretrained.written import family_of, own_description
 
 def open_weights(
     run: RunDir, config: RunConfig, step: int | None, dtype: str | None
-) -> tuple[WholeWeights, int]:
+) -> tuple[FullParameters, int]:
     """Return (the weights of a step, the step); step 0 means the weights of `init_from`, before any training.
 
     Raises CheckpointError if there are no such weights.
@@ -41,7 +41,7 @@ def open_weights(
     if step == 0 or (step is None and not run.checkpoint_steps() and config.init_from is not None):
         if config.init_from is None:
             raise CheckpointError(f"{display(run.path)}: has no weights of step 0: it names no init_from.")
-        return WholeWeights(weights_of(open_start(config, run), config), wanted), 0
+        return FullParameters(weights_of(open_start(config, run), config), wanted), 0
     found, passed_over = whole_step(run, step)
     # A checkpoint that the run's job is just saving belongs to the next export.
     torn = [(number, reason) for number, reason in passed_over if in_work(run, number, time.time()) is None]
@@ -51,11 +51,11 @@ def open_weights(
             f"{display(run.model)}: its newest checkpoint is not complete ({reasons}). `--step {found}` "
             "exports the newest that is."
         )
-    return WholeWeights(open_checkpoint(run, found), wanted), found
+    return FullParameters(open_checkpoint(run, found), wanted), found
 
 
 def write_folder(
-    weights: WholeWeights, config: RunConfig, folder: Path, most_bytes: int
+    weights: FullParameters, config: RunConfig, folder: Path, most_bytes: int
 ) -> Iterator[tuple[int, int]]:
     """Write the safetensors files of a model family into a folder and yield (bytes done, total bytes)."""
     known = family_of(config).tensors(Sizes.of(config.model, weights.vocab_size))
@@ -68,21 +68,21 @@ def write_folder(
 
 
 def write_consolidated(
-    weights: WholeWeights, config: RunConfig, path: Path, step: int
+    weights: FullParameters, config: RunConfig, path: Path, step: int
 ) -> Iterator[tuple[int, int]]:
     """Write all parameters under our own names into one file, whose metadata describes the model."""
     shapes = parameter_shapes(Sizes.of(config.model, weights.vocab_size))
     described = own_description(config, weights.vocab_size, step)
     metadata = {"format": "pt", OWN: json.dumps(described)}
-    written = write_file(path, shapes, weights.dtype, weights.whole, metadata)
+    written = write_file(path, shapes, weights.dtype, weights.full, metadata)
     yield from _summed(written, shapes, weights.dtype)
 
 
-def check_consolidated(weights: WholeWeights, config: RunConfig, path: Path) -> Iterator[float]:
+def check_consolidated(weights: FullParameters, config: RunConfig, path: Path) -> Iterator[float]:
     """Read the file again as an import would, and compare every bit. Raises CheckpointError."""
-    read = WholeWeights(FolderWeights(open_model(path), weights.vocab_size), weights.dtype)
+    read = FullParameters(FolderWeights(open_model(path), weights.vocab_size), weights.dtype)
     for name in read.source.parameters:
-        if not torch.equal(read.whole(name), weights.whole(name)):
+        if not torch.equal(read.full(name), weights.full(name)):
             raise CheckpointError(f"{display(path)}: {name} differs from what was written. Export it again.")
         yield 0.0
 

@@ -24,7 +24,7 @@ import torch
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.extras import install_command
 from nbtrain.base.findings import Finding
-from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.config.findings import mistake
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.parameters import Sizes
@@ -62,7 +62,7 @@ UNICODE_FORMS = ("NFC", "NFKC")
 class GGUFFile:
     """The contents of a run's GGUF file, determined before any tensor is written."""
 
-    def __init__(self, weights: WholeWeights, config: RunConfig, folder: Path, bos: int | None = None):
+    def __init__(self, weights: FullParameters, config: RunConfig, folder: Path, bos: int | None = None):
         """Prepare the file; `folder` has config.json and the tokenizer's files, and `bos` is put before each
         text.
 

@@ -17,7 +17,7 @@ from nbtrain.config.yaml_source import show
 
 
 @dataclass(frozen=True)
-class Kind:
+class Feature:
     """A feature that a run turns on, such as ZeRO 3 or a pipeline."""
 
     name: str
@@ -67,37 +67,41 @@ class Kind:
         return value == self.value if self.above is None else value > self.above
 
 
-def _size(name: str, short: str, words: str, key: str) -> Kind:
-    return Kind(name, short, words, f"parallel.{key}", 2, above=1)
+def _size(name: str, short: str, words: str, key: str) -> Feature:
+    return Feature(name, short, words, f"parallel.{key}", 2, above=1)
 
 
-def _offload(what: str, device: str, short: str, needs: tuple[str, ...], needs_words: str) -> Kind:
+def _offload(what: str, device: str, short: str, needs: tuple[str, ...], needs_words: str) -> Feature:
     place = {"cpu": "host memory", "nvme": "files on an NVMe disk"}[device]
     held = {"optimizer": "masters and moments", "param": "parameters"}[what]
     section = f"parallel.offload_{what}"
     also = {f"{section}.nvme_path": "/nvme"} if device == "nvme" else {}
     name, words, key = f"offload_{what}_{device}", f"{held} in {place}", f"{section}.device"
     axis = f"offload_{what}"
-    return Kind(name, short, words, key, device, None, also, axis, needs=needs, needs_words=needs_words)
+    return Feature(name, short, words, key, device, None, also, axis, needs=needs, needs_words=needs_words)
 
 
-def _zero_plus(name: str, short: str, words: str, key: str, gpu_only: bool) -> Kind:
+def _zero_plus(name: str, short: str, words: str, key: str, gpu_only: bool) -> Feature:
     key, needs = f"parallel.{key}", ("zero3",)
-    return Kind(name, short, f"ZeRO++ {words}", key, True, needs=needs, needs_words=ZERO_3, gpu_only=gpu_only)
+    return Feature(
+        name, short, f"ZeRO++ {words}", key, True, needs=needs, needs_words=ZERO_3, gpu_only=gpu_only
+    )
 
 
 ZERO_3 = "parallel.zero_stage: 3"
 ZERO = ("nothing is sharded", "optimizer state is sharded", "gradients too", "parameters too")
 DTYPE, RECOMPUTED = "precision.dtype", "parallel.activation_checkpointing.granularity"
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[Feature, ...] = (
     _size("data", "DP", "data parallelism: ranks take different samples", "data_parallel_size"),
     *(
-        Kind(f"zero{stage}", f"Z{stage}", f"ZeRO {stage}: {words}", "parallel.zero_stage", stage, axis="zero")
+        Feature(
+            f"zero{stage}", f"Z{stage}", f"ZeRO {stage}: {words}", "parallel.zero_stage", stage, axis="zero"
+        )
         for stage, words in enumerate(ZERO)
     ),
     _size("tensor", "TP", "tensor parallelism: ranks share each layer's matrices", "tensor_parallel_size"),
-    Kind(
+    Feature(
         "sequence",
         "SP",
         "Megatron sequence parallelism, inside the tensor-parallel group",
@@ -113,7 +117,7 @@ KINDS: tuple[Kind, ...] = (
         "Ulysses: ranks share each sequence, and its attention heads",
         "ds_sequence_parallel_size",
     ),
-    Kind(
+    Feature(
         "fpdt",
         "FPDT",
         "FPDT: a long sequence in chunks",
@@ -131,8 +135,8 @@ KINDS: tuple[Kind, ...] = (
     _zero_plus("hpz", "hpZ", "hpZ: a second copy of the parameters inside each machine", "zero_hpz", False),
     _zero_plus("qwz", "qwZ", "qwZ: parameters gathered in INT8", "zero_quantized_weights", True),
     _zero_plus("qgz", "qgZ", "qgZ: gradients reduced in INT4", "zero_quantized_gradients", True),
-    Kind("fp32", "fp32", "precision.dtype: fp32", DTYPE, "fp32", axis="precision"),
-    Kind(
+    Feature("fp32", "fp32", "precision.dtype: fp32", DTYPE, "fp32", axis="precision"),
+    Feature(
         "bf16",
         "bf16",
         "precision.dtype: bf16, with bf16 weights",
@@ -141,7 +145,7 @@ KINDS: tuple[Kind, ...] = (
         axis="precision",
         instead="autocast",
     ),
-    Kind(
+    Feature(
         "autocast",
         "cast",
         "precision.dtype: bf16 by autocast, with fp32 weights",
@@ -150,8 +154,8 @@ KINDS: tuple[Kind, ...] = (
         also={DTYPE: "bf16"},
         axis="precision",
     ),
-    Kind("fp16", "fp16", "precision.dtype: fp16, with a loss scale", DTYPE, "fp16", axis="precision"),
-    Kind(
+    Feature("fp16", "fp16", "precision.dtype: fp16, with a loss scale", DTYPE, "fp16", axis="precision"),
+    Feature(
         "fp8",
         "fp8",
         "FP8: the products of the blocks' linear layers",
@@ -162,13 +166,15 @@ KINDS: tuple[Kind, ...] = (
         gpu_only=True,
     ),
     *(
-        Kind(value, short, f"{value} recomputation of activations", RECOMPUTED, value, axis="recomputation")
+        Feature(
+            value, short, f"{value} recomputation of activations", RECOMPUTED, value, axis="recomputation"
+        )
         for value, short in (("selective", "sel"), ("full", "full"))
     ),
-    Kind("muon", "Muon", "Muon for the blocks' matrices", "optimizer.type", "Muon"),
-    Kind("compile", "comp", "torch.compile, block by block", "model.compile", True),
-    Kind("async_save", "save", "asynchronous saving of checkpoints", "checkpoint.async_save", True),
-    Kind("cpu", "CPU", "resources.device: cpu", "resources.device", "cpu"),
+    Feature("muon", "Muon", "Muon for the blocks' matrices", "optimizer.type", "Muon"),
+    Feature("compile", "comp", "torch.compile, block by block", "model.compile", True),
+    Feature("async_save", "save", "asynchronous saving of checkpoints", "checkpoint.async_save", True),
+    Feature("cpu", "CPU", "resources.device: cpu", "resources.device", "cpu"),
 )
 
 BY_NAME = {kind.name: kind for kind in KINDS}
@@ -236,7 +242,7 @@ def clashes(present: Collection[str]) -> Iterator[str]:
             yield f"{_name(BY_NAME[clash.kind])} does not go with {words}: {clash.reason}"
 
 
-def _name(kind: Kind) -> str:
+def _name(kind: Feature) -> str:
     return kind.words.removeprefix("precision.dtype: ").partition(":")[0]
 
 

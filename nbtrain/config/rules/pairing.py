@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.config.rules.combinations import BY_NAME, CLASHES, Kind
+from nbtrain.config.rules.combinations import BY_NAME, CLASHES, Feature
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Pairing:
     """Overrides that turn on both kinds, including the settings that they need."""
 
 
-def pairing(first: Kind, second: Kind) -> Pairing:
+def pairing(first: Feature, second: Feature) -> Pairing:
     """Return whether two kinds can be combined, each with its required settings."""
     if first is second or (first.axis and first.axis == second.axis):
         return Pairing(pair=False)
@@ -41,7 +41,7 @@ def pairing(first: Kind, second: Kind) -> Pairing:
     return refused
 
 
-def _clash(kinds: list[Kind]) -> str | None:
+def _clash(kinds: list[Feature]) -> str | None:
     for first, second in itertools.permutations(kinds, 2):
         for clash in CLASHES:
             if clash.kind == first.name and second.name in clash.others:

@@ -98,26 +98,26 @@ def is_file(path: Path, where: str) -> bool:
     kind = IRREGULAR.get(stat.S_IFMT(found.st_mode))
     if kind is not None:
         raise DataError(
-            f"{where}: {shown(path)}: is not a regular file but {kind}; sources are read several times and "
-            f"from any position. Write its content to a file, and set the path to that file."
+            f"{where}: {printable_path(path)}: is not a regular file but {kind}; sources are read several "
+            f"times and from any position. Write its content to a file, and set the path to that file."
         )
     return stat.S_ISREG(found.st_mode)
 
 
 def check_name(path: Path, where: str) -> None:
     """Raise DataError if a name is not UTF-8: records and manifests could not store it."""
-    if shown(path) != display(path):
+    if printable_path(path) != display(path):
         raise DataError(
-            f"{where}: {shown(path)}: the name is not UTF-8, but manifests store the names of a source's "
-            f"files as UTF-8. Rename it."
+            f"{where}: {printable_path(path)}: the name is not UTF-8, but manifests store the names of a "
+            f"source's files as UTF-8. Rename it."
         )
 
 
 def dangling(path: Path, where: str) -> DataError:
     """Return the error for a dangling link."""
     return DataError(
-        f"{where}: {shown(path)}: a link to {str(path.readlink())!a}, which does not exist. Put the file "
-        f"there, or remove the link."
+        f"{where}: {printable_path(path)}: a link to {str(path.readlink())!a}, which does not exist. Put the "
+        f"file there, or remove the link."
     )
 
 
@@ -125,10 +125,10 @@ def unreadable(path: Path, error: OSError, where: str) -> DataError:
     """Return the error for a path that this process may not read."""
     # Arrow's strerror is a sentence that contains the whole path.
     reason = error.strerror if error.errno is None else os.strerror(error.errno)
-    return DataError(f"{where}: {shown(path)}: cannot be read: {reason}.")
+    return DataError(f"{where}: {printable_path(path)}: cannot be read: {reason}.")
 
 
-def shown(path: Path) -> str:
+def printable_path(path: Path) -> str:
     """Return a path for messages; a path that is not UTF-8 is escaped and quoted."""
     name = display(path)
     try:

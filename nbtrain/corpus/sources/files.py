@@ -113,7 +113,11 @@ class FileReader(base.SourceReader):
         named = []
         for name in names[:NAMED_FILES]:
             reason = file_kinds.why_not_read(Path(name).name, self.suffixes)
-            named.append(f"{folder.shown(root / name)} ({reason})" if reason else folder.shown(root / name))
+            named.append(
+                f"{folder.printable_path(root / name)} ({reason})"
+                if reason
+                else folder.printable_path(root / name)
+            )
         more = ""
         if len(names) > NAMED_FILES:
             suffixes = Counter(file_kinds.suffix_of(name) or "no suffix" for name in names[NAMED_FILES:])

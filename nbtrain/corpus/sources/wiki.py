@@ -145,7 +145,7 @@ class WikiReader(SourceReader):
     def _downloaded(self, with_file: bool = True) -> "Downloaded":
         from nbtrain.corpus.wiki import download
 
-        look = download.find if with_file else download.known
+        look = download.find if with_file else download.recorded_dump
         found = look(self.config.language, self.config.date, self.config.sha1)
         if found is None or self.config.sha1 not in (None, found.sha1):
             raise DataError(

@@ -23,7 +23,7 @@ from nbtrain.corpus.requested_settings import (
     FORCE,
     differences,
     origin,
-    place,
+    place_of_setting,
     same_text,
     settings,
     software,
@@ -119,8 +119,8 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         return None
     if config.init_from is not None:
         raise DataError(
-            f"{place(config, 'tokenizer.name')} = {config.tokenizer.name}: {display(directory)} is "
-            f"{'to be trained again' if manifest else 'not there'}, and the weights of init_from "
+            f"{place_of_setting(config, 'tokenizer.name')} = {config.tokenizer.name}: {display(directory)} "
+            f"is {'to be trained again' if manifest else 'not there'}, and the weights of init_from "
             f"({config.init_from}) are only valid for the ids of their own tokenizer. Prepare the data of "
             "the run that they come from first, or set tokenizer.path to their tokenizer."
         )
@@ -135,7 +135,7 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
             "--force.",
             display(directory),
             f"{loaded.vocab_size:,}",
-            place(config, "tokenizer.vocab_size"),
+            place_of_setting(config, "tokenizer.vocab_size"),
             f"{config.tokenizer.vocab_size:,}",
             loaded.vocab_size,
         )
@@ -146,7 +146,7 @@ def _why_kept(config: RunConfig) -> str:
     """Return why a run uses a tokenizer trained on other text, as a clause; "" if the run has no text."""
     if config.init_from is not None:
         return f"; the weights of init_from ({config.init_from}) were trained with its ids"
-    return f"; {place(config, 'tokenizer.name')} names it" if config.data.sources else ""
+    return f"; {place_of_setting(config, 'tokenizer.name')} names it" if config.data.sources else ""
 
 
 def _has_text(config: RunConfig) -> bool:
@@ -188,8 +188,8 @@ def _brought(
     is_there = folder.exists() and directory.exists() and folder.samefile(directory)
     if config.tokenizer.added_tokens and is_there:
         raise DataError(
-            f"{place(config, 'tokenizer.added_tokens')}: {display(directory)} is the tokenizer that they are "
-            "added to, and runs may refer to it. Give tokenizer.name another value."
+            f"{place_of_setting(config, 'tokenizer.added_tokens')}: {display(directory)} is the tokenizer "
+            "that they are added to, and runs may refer to it. Give tokenizer.name another value."
         )
     if is_there and manifest is not None:
         return _named_itself(config, directory, manifest, say)
@@ -365,7 +365,7 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str
     if not first:
         named = [problem.shown() for problem in tally.problems[:NAMED_PROBLEMS]]
         raise empty_error(corpus.where, tally.dropped, "; ".join(named), corpus.readers)
-    where = place(config, "tokenizer.train_bytes")
+    where = place_of_setting(config, "tokenizer.train_bytes")
     estimate = training.check_memory(sample_bytes, config.tokenizer.trainer, where, first)
     with Progress(f"tokenizer {config.tokenizer.name}", sample_bytes, "B") as progress:
         progress.say(f"training on {amounts.size(sample_bytes)} of text: {estimate}")

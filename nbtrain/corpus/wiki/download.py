@@ -43,7 +43,7 @@ def database(language: str) -> str:
     return DATABASES.get(language, language.replace("-", "_")) + "wiki"
 
 
-def known(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
+def recorded_dump(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
     """Return the record of a downloaded dump, even if its file is gone; "latest" means the latest at download
     time.
 
@@ -55,7 +55,7 @@ def known(language: str, date: str, sha1: str | None = None) -> Downloaded | Non
 
 def find(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
     """Return the dump that `known` finds, if its file is on this disk and complete; None otherwise."""
-    record = known(language, date, sha1)
+    record = recorded_dump(language, date, sha1)
     path = None if record is None else folder() / record.file
     return record if record and path and path.is_file() and path.stat().st_size == record.bytes else None
 

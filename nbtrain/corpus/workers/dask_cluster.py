@@ -63,7 +63,7 @@ class DaskCluster:
         needed_by = f"{where}: kind dask"
         optional("distributed", needed_by, "set kind: local", extra="dask")
         self._stack = contextlib.ExitStack()
-        self._heard = _Heard()
+        self._heard = _WarningCollector()
         self._heard.listen()
         self.address = config.address or f"the Dask cluster ({config.cluster})"
         self._in_order = True
@@ -356,7 +356,7 @@ def _environment_kept() -> Iterator[None]:
         os.environ.update(before)
 
 
-class _Heard(logging.Filter):
+class _WarningCollector(logging.Filter):
     """Collects Dask's warnings instead of printing them; nbtrain reports the relevant ones in its own
     messages.
 
@@ -399,9 +399,9 @@ class _Heard(logging.Filter):
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[deque[str]]:
+def _collected_warnings() -> Iterator[deque[str]]:
     """Collect the warnings of Dask's processes while the context is open."""
-    heard = _Heard()
+    heard = _WarningCollector()
     heard.listen()
     try:
         yield heard.lines

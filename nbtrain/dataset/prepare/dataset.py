@@ -37,7 +37,7 @@ from nbtrain.corpus.documents.corpus import (
 )
 from nbtrain.corpus.documents.extract import ExtractedReader
 from nbtrain.corpus.records import BROKEN_RECORDS, MOST_TEMPLATES, Tally
-from nbtrain.corpus.requested_settings import FORCE, origin, place, settings, software
+from nbtrain.corpus.requested_settings import FORCE, origin, place_of_setting, settings, software
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.corpus.workers.ordered_map import ordered_map
 from nbtrain.dataset.encode.encoder import Encoder
@@ -293,9 +293,9 @@ class _Encoding:
             if limit is not None and unknown > limit * tokens:
                 raise DataError(
                     f"{found} More than the limit of {limit:.2%} "
-                    f"({place(self.config, 'tokenizer.max_unknown_fraction')}). Use a tokenizer made for "
-                    "this text, train one (tokenizer.path: null), or raise the limit: the encoded parts are "
-                    "kept."
+                    f"({place_of_setting(self.config, 'tokenizer.max_unknown_fraction')}). Use a tokenizer "
+                    "made for this text, train one (tokenizer.path: null), or raise the limit: the encoded "
+                    "parts are kept."
                 )
             logger.warning(
                 "%s Use a tokenizer made for this text, or train one (tokenizer.path: null).", found

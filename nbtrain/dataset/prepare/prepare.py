@@ -26,19 +26,19 @@ from nbtrain.corpus.documents import dedup
 from nbtrain.corpus.documents.cleaning import Cleaner
 from nbtrain.corpus.documents.corpus import Corpus
 from nbtrain.corpus.documents.extract import extracted
-from nbtrain.corpus.requested_settings import place
+from nbtrain.corpus.requested_settings import place_of_setting
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.markers import markers_sentence
 from nbtrain.corpus.tokenizer.prepare import is_trained, prepare_tokenizer
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.ends import doubtful_ends
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
-from nbtrain.dataset.look.browser import Browser
-from nbtrain.dataset.look.prepare_report import EXAMPLE_TOKENS, NUM_EXAMPLES, PrepareReport, Step, split_rows
 from nbtrain.dataset.of_run import dataset_of, open_dataset
 from nbtrain.dataset.prepare.dataset import prepare_dataset
 from nbtrain.dataset.prepare.inputs import check_same_inputs, gone_sources
 from nbtrain.dataset.prepare.workers import ChosenWorkers
+from nbtrain.dataset.views.browser import Browser
+from nbtrain.dataset.views.prepare_report import EXAMPLE_TOKENS, NUM_EXAMPLES, PrepareReport, Step, split_rows
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,9 @@ def _prepare_text(
         _check_packages(config)
     # A finished dataset no longer needs its sources, which may have been removed to free the disk.
     gone = () if is_needed else gone_sources(config)
-    corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys), gone)
+    corpus = Corpus.open(
+        data.sources, place_of_setting(config, "data.sources"), tuple(data.extra_json_keys), gone
+    )
     for name, work in (("download", _download), ("extract", partial(_extract, workers))):
         concerned = any(getattr(reader, f"is_{name}ed") for reader in corpus.readers)
         if name not in wanted or not (concerned or name == wanted[-1]):
@@ -126,7 +128,7 @@ def _prepare_text(
         with _step(report, "tokenizer") as say:
             loaded = prepare_tokenizer(config, corpus, force, say)
         if is_needed and (found := markers_sentence(config)) is not None:
-            logger.warning("%s: %s %s", place(config, "data.sources"), *found)
+            logger.warning("%s: %s %s", place_of_setting(config, "data.sources"), *found)
     if "encode" not in wanted:
         return None
     with _step(report, "encode") as say:

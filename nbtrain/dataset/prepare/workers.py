@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.requested_settings import place
+from nbtrain.corpus.requested_settings import place_of_setting
 from nbtrain.corpus.workers.ordered_map import Workers
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ChosenWorkers:
             from nbtrain.corpus.workers.dask_pool import DaskPool
 
             if self._cluster is None:
-                self._cluster = DaskCluster(data.workers, place(self.config, "data.workers"))
+                self._cluster = DaskCluster(data.workers, place_of_setting(self.config, "data.workers"))
             return partial(DaskPool, self._cluster, folder)
         if data.num_prepare_workers:
             return local(data.num_prepare_workers)

@@ -117,7 +117,7 @@ class Ranks:
 
 
 @dataclass(slots=True)
-class Place:
+class Allocation:
     """Machines and GPUs that the scheduler or the manifest gives a job."""
 
     nodes: Value | None = None
@@ -264,7 +264,7 @@ def _starts_command(words: Sequence[Word], at: int) -> bool:
 # --- how many processes each launcher starts ------------------------------------------------------------
 
 
-def _torchrun(options: Options, place: Place, outer: Ranks) -> Ranks:
+def _torchrun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
     """Count --nproc_per_node ranks on each of --nnodes machines, with one agent on each."""
     nodes: Value | Unknown | None = None
     if (word := options.get("nnodes")) is not None:
@@ -273,7 +273,7 @@ def _torchrun(options: Options, place: Place, outer: Ranks) -> Ranks:
     return Ranks(nodes, _devices(each, place) if each is not None else None)
 
 
-def _devices(word: Word, place: Place) -> Value | Unknown | None:
+def _devices(word: Word, place: Allocation) -> Value | Unknown | None:
     """Return torchrun's --nproc_per_node: a number, or gpu and auto for the machine's GPUs."""
     if word.text in ("gpu", "auto"):
         gpus = place.gpus_per_node
@@ -282,7 +282,7 @@ def _devices(word: Word, place: Place) -> Value | Unknown | None:
     return number(word)
 
 
-def _deepspeed(options: Options, place: Place, outer: Ranks) -> Ranks:
+def _deepspeed(options: Options, place: Allocation, outer: Ranks) -> Ranks:
     """Count a rank for each slot of the hostfile that --include, --exclude, --num_nodes, --num_gpus leave."""
     hosts = _hostfile(options.get("hostfile", "H"), place)
     include, exclude = options.get("include", "i"), options.get("exclude", "e")
@@ -358,7 +358,7 @@ def _sizes(hosts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in list(hosts.items())[:4])
 
 
-def _hostfile(word: Word | None, place: Place) -> dict[str, int] | None:
+def _hostfile(word: Word | None, place: Allocation) -> dict[str, int] | None:
     """Return {host: slots} of a hostfile that the script writes or that was passed; None without it."""
     if word is None:
         return None
@@ -375,7 +375,7 @@ def _hostfile(word: Word | None, place: Place) -> dict[str, int] | None:
     return hosts or None
 
 
-def _srun(options: Options, place: Place, outer: Ranks) -> Ranks:
+def _srun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
     """Count --ntasks-per-node tasks on each of --nodes; by default the tasks of the allocation."""
     word = options.get("N", "nodes")
     nodes = number(Word(word.text.partition("-")[0], word.place, word.unknowns)) if word else place.nodes
@@ -392,7 +392,7 @@ def _srun(options: Options, place: Place, outer: Ranks) -> Ranks:
     return Ranks(nodes, tasks, total)
 
 
-def _mpirun(options: Options, place: Place, outer: Ranks) -> Ranks:
+def _mpirun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
     """Count -np processes, with -N, -npernode, --map-by ppr:K:node or -ppn on each machine."""
     total = options.number("np", "n", "c", "nprocs")
     each = options.number("N", "npernode", "ppn", "perhost", "ntasks-per-node", "grr")
@@ -423,7 +423,7 @@ def _mpirun(options: Options, place: Place, outer: Ranks) -> Ranks:
     return Ranks(nodes, each, total)
 
 
-def _mpi_hosts(options: Options, place: Place) -> dict[str, int] | None:
+def _mpi_hosts(options: Options, place: Allocation) -> dict[str, int] | None:
     """Return {host: slots} of -H a:8,b:8, of -hosts a,b, or of a hostfile; None without them."""
     word = options.get("H", "host", "hosts")
     if word is not None and not word.unknowns:
@@ -435,7 +435,7 @@ def _mpi_hosts(options: Options, place: Place) -> dict[str, int] | None:
     return _hostfile(options.get("hostfile", "machinefile", "f", "default-hostfile"), place)
 
 
-def _jsrun(options: Options, place: Place, outer: Ranks) -> Ranks:
+def _jsrun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
     """Count -n resource sets of -a tasks each; each machine has -r sets."""
     sets, tasks = options.number("n", "nrs"), options.number("a", "tasks-per-rs")
     per_host = options.number("r", "rs-per-host")
@@ -448,7 +448,7 @@ def _jsrun(options: Options, place: Place, outer: Ranks) -> Ranks:
     return Ranks(nodes, None, total)
 
 
-def _accelerate(options: Options, place: Place, outer: Ranks) -> Ranks:
+def _accelerate(options: Options, place: Allocation, outer: Ranks) -> Ranks:
     """Count --num_processes over --num_machines, by default one machine."""
     nodes, total = options.number("num-machines"), options.number("num-processes")
     if nodes is None and "config-file" not in options.found and total is not None:
@@ -463,7 +463,7 @@ def share(total: Value | Unknown | None, nodes: Value | Unknown | None) -> Value
     return Value(total.value // nodes.value, total.place) if total.value % nodes.value == 0 else None
 
 
-def _python(options: Options, place: Place, outer: Ranks) -> Ranks:
+def _python(options: Options, place: Allocation, outer: Ranks) -> Ranks:
     """Count one process; another launcher around it may start more."""
     return Ranks()
 
@@ -472,7 +472,7 @@ def _python(options: Options, place: Place, outer: Ranks) -> Ranks:
 class Launcher:
     """How a launcher reads its options, and what it starts."""
 
-    ranks: Callable[[Options, Place, Ranks], Ranks]
+    ranks: Callable[[Options, Allocation, Ranks], Ranks]
     switches: frozenset[str]
     """Options without a value, without their dashes."""
     values: dict[str, int] = field(default_factory=dict)
@@ -621,7 +621,7 @@ class Hidden:
     """Name of the script that was not passed; "" if a value hides the command."""
 
 
-def launches_of(command: Command, place: Place) -> tuple[list[Launch], list[Hidden]]:
+def launches_of(command: Command, place: Allocation) -> tuple[list[Launch], list[Hidden]]:
     """Return the launches in a command, and what hides others."""
     hidden: list[Hidden] = []
     found = list(_follow(command, 0, place, _Scope(), hidden))
@@ -629,7 +629,7 @@ def launches_of(command: Command, place: Place) -> tuple[list[Launch], list[Hidd
 
 
 def _follow(
-    command: Command, start: int, place: Place, scope: _Scope, hidden: list[Hidden]
+    command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
     """Yield the launches in a command line from the word at `start` on."""
     words = command.words
@@ -658,7 +658,7 @@ def _follow(
 
 
 def _unknown_head(
-    command: Command, start: int, place: Place, scope: _Scope, hidden: list[Hidden]
+    command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
     """Follow a command whose first word is not known: $PREFIX torchrun, $LAUNCHER train.py."""
     words = command.words
@@ -692,7 +692,7 @@ def _launcher(
     start: int,
     name: str,
     launcher: Launcher,
-    place: Place,
+    place: Allocation,
     scope: _Scope,
     hidden: list[Hidden],
     first: int | None = None,
@@ -746,7 +746,7 @@ def _combined(
     name: str,
     ranks: Ranks,
     scope: _Scope,
-    place: Place,
+    place: Allocation,
     word: Word,
     remarks: list[tuple[str, str, str]],
     options: Options,
@@ -779,7 +779,7 @@ def _combined(
     return Ranks(nodes, ranks.per_node)
 
 
-def _alone(place: Place, word: Word) -> Iterator[tuple[str, str, str]]:
+def _alone(place: Allocation, word: Word) -> Iterator[tuple[str, str, str]]:
     """Yield the remark about a torchrun that is started on one of several machines."""
     nodes = place.nodes
     if nodes is not None and nodes.value > 1 and not place.is_pod:
@@ -807,7 +807,7 @@ def _launch(command: Command, at: int, scope: _Scope, launcher: str) -> Launch:
 
 
 def _python_program(
-    command: Command, start: int, place: Place, scope: _Scope, hidden: list[Hidden]
+    command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
     """Follow python PROGRAM.py, python -m MODULE, and a program that is a launcher itself."""
     words = command.words
@@ -860,7 +860,7 @@ _WRAPPED = frozenset(
 
 
 def _shell(
-    command: Command, start: int, place: Place, scope: _Scope, hidden: list[Hidden]
+    command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
     """Follow bash -c TEXT, bash FILE and bash with a here-document."""
     words, values = command.words, command.values
@@ -896,7 +896,7 @@ def _variables(environment: dict[str, Word]) -> dict[str, Variable]:
 
 
 def _script_file(
-    command: Command, at: int, rest: int, place: Place, scope: _Scope, hidden: list[Hidden]
+    command: Command, at: int, rest: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
     words = command.words
     name = words[at].text
@@ -918,7 +918,7 @@ def _script_file(
 
 
 def _all(
-    inner: Sequence[Command], outer: Command, place: Place, scope: _Scope, hidden: list[Hidden]
+    inner: Sequence[Command], outer: Command, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
     for command in inner:
         command.conditions = (*outer.conditions, *command.conditions)
@@ -927,7 +927,7 @@ def _all(
 
 
 def _after_prefix(
-    command: Command, start: int, place: Place, scope: _Scope, hidden: list[Hidden]
+    command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
     """Follow a prefix such as nsys profile, or an unknown command before a launcher."""
     words = command.words
@@ -978,7 +978,7 @@ def _is_value(words: Sequence[Word], at: int, name: str) -> bool:
 
 
 def _submitted(
-    command: Command, start: int, place: Place, scope: _Scope, hidden: list[Hidden]
+    command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
     """Follow sbatch FILE, sbatch --wrap TEXT, sbatch with a here-document, and salloc COMMAND."""
     words = command.words

@@ -12,10 +12,10 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.load.other_files import JOB_KINDS
 from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.job_files.kubernetes_backend import is_gpu, read_place
-from nbtrain.foreign.job_files.launchers import Launch, Place
+from nbtrain.foreign.job_files.launchers import Allocation, Launch
 from nbtrain.foreign.job_files.own_files import own_manifest
-from nbtrain.foreign.job_files.script_jobs import Given, launch_in_words
-from nbtrain.foreign.syntax.located import Unknown, Value, Word, quantity, whole
+from nbtrain.foreign.job_files.script_jobs import UserValues, launch_in_words
+from nbtrain.foreign.syntax.located import Unknown, Value, Word, quantity, whole_number
 from nbtrain.foreign.syntax.yaml_tree import Tree
 
 # The label of NVIDIA's GPU feature discovery: the device's name with dashes instead of spaces.
@@ -23,7 +23,7 @@ PRODUCT = "nvidia.com/gpu.product"
 
 
 def read_manifests(
-    trees: Sequence[Tree], scripts: Mapping[str, Word] | None = None, given: Given | None = None
+    trees: Sequence[Tree], scripts: Mapping[str, Word] | None = None, given: UserValues | None = None
 ) -> tuple[list[Job], dict[str, Word]]:
     """Return the jobs of all documents, and the JSON files of their ConfigMaps by name.
 
@@ -32,7 +32,7 @@ def read_manifests(
     jobs: list[Job] = []
     files: dict[str, Word] = {}
     claims: dict[str, Value] = {}
-    values = given or Given()
+    values = given or UserValues()
     maps = {
         name.text: tree
         for tree in trees
@@ -75,7 +75,7 @@ def _kind(tree: Tree) -> str:
     return kind.text if kind else ""
 
 
-def _job_of(tree: Tree, kind: str, given: Given) -> Job:
+def _job_of(tree: Tree, kind: str, given: UserValues) -> Job:
     job = _READERS[kind](tree, given)
     if own_manifest(tree, job):
         return job
@@ -190,10 +190,12 @@ def _listed(tree: Tree, dotted: str) -> list[str]:
     return [f"{dotted}.{at}" for at in range(count)]
 
 
-def _deepspeed_job(tree: Tree, given: Given) -> Job:
+def _deepspeed_job(tree: Tree, given: UserValues) -> Job:
     job = _job(tree, "DeepSpeedJob")
     replicas = tree.find("spec.worker.replicas")
-    job.nodes = Value(whole(replicas, "replicas"), replicas.place) if replicas else Value(1, tree.label)
+    job.nodes = (
+        Value(whole_number(replicas, "replicas"), replicas.place) if replicas else Value(1, tree.label)
+    )
     job.gpus_per_node = tree.find("spec.config.slotsPerWorker")
     slots = job.gpus_per_node
     _container(tree, job, "spec.worker.template.spec", "worker", given)
@@ -211,14 +213,14 @@ def _deepspeed_job(tree: Tree, given: Given) -> Job:
     return job
 
 
-def _pytorch_job(tree: Tree, given: Given) -> Job:
+def _pytorch_job(tree: Tree, given: UserValues) -> Job:
     job = _job(tree, "PyTorchJob")
     roles = [role for role in ("Master", "Worker") if tree.find(f"spec.pytorchReplicaSpecs.{role}")]
     for role in roles:
         found = tree.find(f"spec.pytorchReplicaSpecs.{role}.replicas")
         before = job.nodes.value if job.nodes else 0
         place = found.place if found else tree.label
-        job.nodes = Value(before + (whole(found, "replicas") if found else 1), place)
+        job.nodes = Value(before + (whole_number(found, "replicas") if found else 1), place)
     # The elastic policy held this number before the training operator 1.7.
     ranks = tree.first("spec.nprocPerNode", "spec.elasticPolicy.nProcPerNode")
     each = int(ranks.value) if ranks and str(ranks.value).isdigit() else 1
@@ -252,11 +254,11 @@ def _same_flags(master: list[Word], worker: list[Word]) -> None:
             )
 
 
-def _mpi_job(tree: Tree, given: Given) -> Job:
+def _mpi_job(tree: Tree, given: UserValues) -> Job:
     job = _job(tree, "MPIJob")
     replicas = tree.find("spec.mpiReplicaSpecs.Worker.replicas")
     job.nodes = workers = (
-        Value(whole(replicas, "replicas"), replicas.place) if replicas else Value(1, tree.label)
+        Value(whole_number(replicas, "replicas"), replicas.place) if replicas else Value(1, tree.label)
     )
     as_worker = tree.find("spec.runLauncherAsWorker")
     if as_worker is not None and as_worker.value is True:
@@ -288,7 +290,7 @@ def _mpi_job(tree: Tree, given: Given) -> Job:
     return job
 
 
-def _train_job(tree: Tree, given: Given) -> Job:
+def _train_job(tree: Tree, given: UserValues) -> Job:
     job = _job(tree, "TrainJob")
     runtime = tree.word("spec.runtimeRef.name")
     policy = tree.runtimes.get(runtime.text) if runtime else None
@@ -338,7 +340,7 @@ def _container(
     job: Job,
     pod: str,
     wanted: str,
-    given: Given,
+    given: UserValues,
     operator: Mapping[str, Value | None] | None = None,
 ) -> None:
     """Read image, environment, resources, volumes and command of a pod's training container.
@@ -427,7 +429,7 @@ def _resources(tree: Tree, job: Job, dotted: str) -> None:
                 job.memory_bytes = Value(int(quantity(one, "memory")), one.place)
             elif is_gpu(resource) and gpus in ("", resource):
                 gpus = resource  # a run has GPUs of one kind; the others are listed with the place
-                job.gpus_asked = Value(whole(one, resource), one.place)
+                job.gpus_asked = Value(whole_number(one, resource), one.place)
 
 
 # $(NAME) in a container's command is replaced by the kubelet; $$ stands for $.
@@ -469,7 +471,7 @@ def _referenced(word: Word, variables: Mapping[str, Word]) -> Word:
 
 
 def _take_words(
-    tree: Tree, job: Job, words: Sequence[Word], operator: Mapping[str, Value | None], given: Given
+    tree: Tree, job: Job, words: Sequence[Word], operator: Mapping[str, Value | None], given: UserValues
 ) -> None:
     """Read a container's command: a launcher's words, bash -c with a script, or a mounted script."""
     if not words:
@@ -479,7 +481,7 @@ def _take_words(
     if len(command) == 1 and " " in command[0].text:
         command = [Word("bash", command[0].place, ()), Word("-c", command[0].place, ()), *command]
     nodes = job.nodes if job.nodes and isinstance(job.nodes.value, int) else None
-    place = Place(nodes, job.gpus_asked, is_pod=True)
+    place = Allocation(nodes, job.gpus_asked, is_pod=True)
     _take(job, launch_in_words(job, command, place, variables, tree.scripts, given))
 
 

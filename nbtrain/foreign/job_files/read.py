@@ -28,7 +28,7 @@ from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.job_files.manifests import read_manifests
 from nbtrain.foreign.job_files.programs import READS
 from nbtrain.foreign.job_files.provenance import imported_file
-from nbtrain.foreign.job_files.script_jobs import Given, jobs_of_script
+from nbtrain.foreign.job_files.script_jobs import UserValues, jobs_of_script
 from nbtrain.foreign.syntax.json_comments import Document, read_json
 from nbtrain.foreign.syntax.located import Word
 from nbtrain.foreign.syntax.yaml_tree import HELM, Tree, read_documents, template_problem
@@ -98,7 +98,7 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
     trees: list[Tree] = []
     given: list[ImportedFile] = []
     scripts: dict[str, Word] = {}
-    values = Given(dict(variables or {}))
+    values = UserValues(dict(variables or {}))
     for file in files:
         path = _path(file)
         text, label = _text(path), printable(path.name)
@@ -142,7 +142,7 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
     return jobs
 
 
-def _jobs_of_scripts(scripts: Mapping[str, Word], values: Given, beside_manifest: bool) -> list[Job]:
+def _jobs_of_scripts(scripts: Mapping[str, Word], values: UserValues, beside_manifest: bool) -> list[Job]:
     """Return the jobs of all scripts; a script that another one reads is not a job."""
     read: set[str] = set()
     found: dict[str, list[Job] | ConfigError] = {}

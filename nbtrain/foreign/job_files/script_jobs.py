@@ -12,7 +12,7 @@ from nbtrain.foreign.bash.bash_script import command_of_words, read_script
 from nbtrain.foreign.bash.script import Command, Script, Surroundings
 from nbtrain.foreign.bash.variables import word_of
 from nbtrain.foreign.job_files.job import Job
-from nbtrain.foreign.job_files.launchers import Hidden, Launch, Place, launches_of, share, shown_command
+from nbtrain.foreign.job_files.launchers import Allocation, Hidden, Launch, launches_of, share, shown_command
 from nbtrain.foreign.job_files.own_files import own_directory
 from nbtrain.foreign.job_files.programs import FEWEST_FLAGS, READS, knows_flags
 from nbtrain.foreign.job_files.slurm_backend import read_slurm
@@ -39,7 +39,7 @@ SCHEDULED = re.compile(
 
 
 @dataclass(slots=True)
-class Given:
+class UserValues:
     """Values of the script's variables that the user passed, and whether the script used them."""
 
     values: dict[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Given:
 def jobs_of_script(
     text: str,
     label: str,
-    given: Given | None = None,
+    given: UserValues | None = None,
     files: Mapping[str, Word] | None = None,
     read: set[str] | None = None,
 ) -> list[Job]:
@@ -77,7 +77,7 @@ def jobs_of_script(
     `files` are the texts of the other files of the import, and `read` gets the names of those that the script
     reads.
     """
-    given = given or Given()
+    given = given or UserValues()
     lines = sbatch_lines(text, label)
     environment, unset = _slurm_variables(lines)
     open_names = re.compile(r"SLURM_\w+") if lines else SCHEDULED
@@ -88,7 +88,7 @@ def jobs_of_script(
             return [Job("shell script", label, own_run=directory, environment=script.exported)]
     nodes = _nodes(lines)
     total = nodes.value if nodes else 0
-    place = Place(
+    place = Allocation(
         nodes,
         gpus_per_node(lines, total),
         tasks_per_node(lines, total),
@@ -168,7 +168,7 @@ def _slurm_variables(lines: Sequence[SbatchLine]) -> tuple[dict[str, Word], froz
     return found, frozenset(unset)
 
 
-def _launches(commands: Sequence[Command], place: Place) -> tuple[list[Launch], list[Hidden]]:
+def _launches(commands: Sequence[Command], place: Allocation) -> tuple[list[Launch], list[Hidden]]:
     """Return the launches of training, each once, and the commands that may hide others."""
     found: list[Launch] = []
     hidden: list[Hidden] = []
@@ -243,7 +243,7 @@ def _job_of(
     script: Script,
     launch: Launch,
     lines: Sequence[SbatchLine],
-    place: Place,
+    place: Allocation,
     launches: Sequence[Launch],
     others: Sequence[Command],
 ) -> Job:
@@ -282,7 +282,7 @@ def _job_of(
     return job
 
 
-def _compare_with_place(job: Job, launch: Launch, place: Place) -> None:
+def _compare_with_place(job: Job, launch: Launch, place: Allocation) -> None:
     """Report a launcher that starts ranks on other machines than the scheduler gives."""
     nodes, given = launch.ranks.nodes, place.nodes
     if isinstance(nodes, Value) and given is not None and launch.is_explicit and nodes.value != given.value:
@@ -345,10 +345,10 @@ def _line(place: str) -> int:
 def launch_in_words(
     job: Job,
     words: Sequence[Word],
-    place: Place,
+    place: Allocation,
     environment: Mapping[str, Word],
     files: Mapping[str, Word],
-    given: Given,
+    given: UserValues,
 ) -> Launch | None:
     """Return the launch in the words of a manifest, and set what its scripts decide about the job."""
     script = Script(job.label)

@@ -4,7 +4,7 @@ import math
 
 from nbtrain.foreign.mapping.conversion import Reading, Writing
 from nbtrain.foreign.mapping.rows_model import Row
-from nbtrain.foreign.syntax.located import whole
+from nbtrain.foreign.syntax.located import whole_number
 
 # DeepSpeed's own defaults (runtime/fp16, DeepSpeedFP16Config of 0.19.8).
 DEEPSPEED_SCALE = {
@@ -316,7 +316,7 @@ def _read_pipeline(source: Reading) -> None:
         ("resources.gpus_per_node", job.gpus_per_node or job.gpus_asked),
     ):
         if found is not None:
-            source.set(key, whole(found, key), comment=f"{job.kind}", place=found.place)
+            source.set(key, whole_number(found, key), comment=f"{job.kind}", place=found.place)
         elif key not in given and not job.is_asked(key):
             source.fail(
                 key, job.label, f"does not say how many ranks there are: add {key}=... to the command."

@@ -130,7 +130,7 @@ FILL_IN = "Fill in the variables first: envsubst < FILE > NEW_FILE."
 """The fix for a variable in a text that no shell reads, such as the command of a container."""
 
 
-def whole(word: Word | Value, what: str) -> int:
+def whole_number(word: Word | Value, what: str) -> int:
     """Convert the word to an integer. Raises ConfigError, which calls the word `what`."""
     text = str(word.text if isinstance(word, Word) else word.value)
     try:

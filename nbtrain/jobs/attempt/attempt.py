@@ -159,8 +159,8 @@ class Attempt:
                 mode=self._config.mode,
                 saved_step=newest_saved_step(self._job.run),
                 reached_step=self.ranks.reached_step(),
-                node_left=self._launcher.last_words,
-                launcher_message=self._launcher.last_words or self._launchers_end(code),
+                node_left=self._launcher.end_message,
+                launcher_message=self._launcher.end_message or self._launchers_end(code),
             ),
         )
 

@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 class Launcher(Protocol):
     """Starts a job's ranks, each under a wrapper, and sends them signals; attempt.py decides when."""
 
-    last_words: str
+    end_message: str
     """Reason that the attempt ended, for an attempt in which no rank lived long enough to report a reason."""
 
     def launch(self, config: RunConfig, attempt: int) -> None:

@@ -49,11 +49,11 @@ class LocalLauncher:
         self._ranks = RanksHere(job.job_id, job.supervisor_log)
         self._attempt = 0
         self._notice: PreemptionNotice | None = None
-        self.last_words = ""
+        self.end_message = ""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
         """Start one wrapper for each rank."""
-        self._attempt, self.last_words = attempt, ""
+        self._attempt, self.end_message = attempt, ""
         if self._notice is None:
             self._notice = notice_of(config)
         world_size = config.world_size

@@ -46,7 +46,7 @@ KEPT_ORDERS = 20
 class Agents(Protocol):
     """The process that started the agents of all nodes."""
 
-    last_words: str
+    end_message: str
     """Reason that it ended, if known."""
 
     def poll(self) -> int | None:
@@ -98,7 +98,7 @@ class RemoteLauncher:
         self._looked_at: float | None = None
         # Time at which a node's launcher was first seen to have failed.
         self._failed_at: dict[int, float] = {}
-        self.last_words = ""
+        self.end_message = ""
         """Reason that the attempt ended, if no rank reports one."""
 
     def start_agents(self, config: RunConfig) -> Agents:
@@ -109,7 +109,7 @@ class RemoteLauncher:
         """Start the missing agents. The ranks start once all agents have reported; see poll()."""
         self._config, self._attempt, self._order, self._ended = config, attempt, None, None
         self._failed_at = {}
-        self.last_words = ""
+        self.end_message = ""
         # The supervisor does not look between two attempts: a long pause there is not a suspended machine.
         self._looked_at = None
         self._look_at_nodes()
@@ -274,11 +274,11 @@ class RemoteLauncher:
         assert self._agents is not None, "launch() comes first"
         if (code := self._agents.poll()) is not None:
             ended = f"what starts the agents ended with code {code}"
-            self.last_words = self._missing(fresh, self._agents.last_words or ended)
+            self.end_message = self._missing(fresh, self._agents.end_message or ended)
             return code or 1
         limit = self._config.backend.start_timeout_seconds
         if time.monotonic() - self._launched_at > limit:
-            self.last_words = self._missing(fresh, f"within backend.start_timeout_seconds = {limit:g}")
+            self.end_message = self._missing(fresh, f"within backend.start_timeout_seconds = {limit:g}")
             self._agents.end()
             return 1
         return None
@@ -294,7 +294,7 @@ class RemoteLauncher:
         machines = {(record.host, record.agent.boot_id) for record in records}
         loopback = [record.host for record in records if record.address.startswith("127.")]
         if len(machines) > 1 and loopback:
-            self.last_words = (
+            self.end_message = (
                 f"{', '.join(sorted(set(loopback)))}: no network address but loopback, which no other "
                 "machine reaches. Name the interface to use in network_interface of the backend's section"
             )
@@ -330,7 +330,7 @@ class RemoteLauncher:
         ends = {node: one for node in nodes if (one := self._exit_of(node))}
         if all(node in ends or self._lost(node) for node in nodes):
             words = [end.message for end in ends.values() if end.message]
-            self.last_words = "; ".join([*words, *self._gone([node for node in nodes if node not in ends])])
+            self.end_message = "; ".join([*words, *self._gone([node for node in nodes if node not in ends])])
             codes = [end.exit_code for end in ends.values()]
             without_word = len(ends) < len(nodes) or None in codes
             return max((abs(code) for code in codes if code), default=int(without_word))
@@ -453,7 +453,7 @@ class RemoteLauncher:
         if self._agents is not None:
             self._agents.end()
             self._agents = None
-        self.last_words = self.last_words or why
+        self.end_message = self.end_message or why
         self._ended = self._ended if self._ended is not None else 1
 
 

@@ -27,10 +27,10 @@ from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.blend import BlendFiles
-from nbtrain.dataset.look.contents import check_contents
 from nbtrain.dataset.prepare.inputs import check_same_settings
 from nbtrain.dataset.run_data import RunData
 from nbtrain.dataset.samples.build import build_datasets, may_have_no_loss, refuse_without_loss
+from nbtrain.dataset.views.contents import check_contents
 from nbtrain.evaluation.of_run import task_problems
 from nbtrain.jobs.attempt.backend import backend_of
 from nbtrain.jobs.checks.preflight_tools import (

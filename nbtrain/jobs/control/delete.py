@@ -26,7 +26,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, NbtrainError, RecordError
 from nbtrain.base.printing.report import Items, Report, Result
-from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory import final_record
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.jobstate import ACTIVE, SUSPENDED
 from nbtrain.base.run_directory.records import JobRecord
@@ -157,7 +157,7 @@ def _closed(folder: Path) -> JobError:
 
 
 def _let_go(job: JobDir, newest: bool, force: bool) -> None:
-    """End what is left of a job outside the run directory: processes, scheduler objects, its last words."""
+    """End what is left of a job outside the run directory: processes, scheduler objects, its final record."""
     if newest:
         # A supervisor outlives its final state by the notification that it sends.
         try:
@@ -173,7 +173,7 @@ def _let_go(job: JobDir, newest: bool, force: bool) -> None:
                 ) from error
             logger.warning("%s: deleted anyway: %s.", job.run.name, words)
     if record := JobRecord.read(job.job_json):
-        last_words.forget(record)
+        final_record.forget(record)
 
 
 def _refuse_active(run: RunDir, force: bool) -> None:

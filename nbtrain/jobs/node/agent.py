@@ -72,7 +72,7 @@ class Leaving:
 
 
 @dataclass
-class Heard:
+class FileChange:
     """Time at which a file last changed, by this machine's monotonic clock."""
 
     path: Path
@@ -117,7 +117,7 @@ class Agent:
         self._ranks = RanksHere(job.job_id, job.node_log(number), number)
         self._order: LaunchOrder | None = None
         self._reported_at = 0.0
-        self._supervisor = Heard(job.job_json)
+        self._supervisor = FileChange(job.job_json)
         self._ended_by_us = ""
         self._usage = UsageWriter(job.resources, number)
         self._notice = notice_of(config)

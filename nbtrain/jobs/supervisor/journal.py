@@ -2,7 +2,7 @@
 
 A full or read-only disk must not end the watch over the ranks, so a record that cannot be written is skipped.
 The final state is tried again, has disk space reserved for it, and is written elsewhere if all that fails
-(base/run_directory/last_words.py).
+(base/run_directory/final_record.py).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
 from nbtrain.base.files import is_read_only
-from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory import final_record
 from nbtrain.base.run_directory.checkpoint_files import newest_saved_step, on_nodes_words, only_on_nodes
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, STARTING, SUCCEEDED
@@ -187,8 +187,8 @@ class Journal:
         # there.
         done = (files.read_json(self.job.control_ack) or {}).get("request_id", 0)
         self._requests = number = max(before.request_id if before else 0, done, self._requests) + 1
-        asked = ControlRequest(number, action, reason, time.time())
-        self._try_write(lambda: asked.write(self.job.control_request))
+        requests = ControlRequest(number, action, reason, time.time())
+        self._try_write(lambda: requests.write(self.job.control_request))
 
     def forget_request(self) -> None:
         """Delete the stop request once the ranks have left, or the job page would keep showing
@@ -381,7 +381,7 @@ class Journal:
             if is_read_only(self.job.path):
                 break
             time.sleep(LAST_WORD_PAUSE_SECONDS)
-        path = last_words.keep(self.record)
+        path = final_record.keep(self.record)
         with contextlib.suppress(OSError):
             print(f"the end could not be written to job.json; it is in {path}: {cause}", flush=True)
 

@@ -17,18 +17,18 @@ from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, LOOK_SECONDS, PAUSE, REQUEST, Asked
+from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, LOOK_SECONDS, PAUSE, REQUEST, SignalRequests
 
 
-def is_paused(asked: Asked, verdict: Verdict) -> bool:
+def is_paused(requests: SignalRequests, verdict: Verdict) -> bool:
     """Return whether the ranks left for a pause, rather than because the run ended or failed."""
-    return asked.why == PAUSE and verdict.state == CANCELLED
+    return requests.why == PAUSE and verdict.state == CANCELLED
 
 
-def look(job: JobDir, journal: Journal, asked: Asked) -> None:
+def look(job: JobDir, journal: Journal, requests: SignalRequests) -> None:
     """Renew the sign of life, and read requests to end the job from other machines."""
     journal.sign_of_life()
-    asked.read_ask(job)
+    requests.read_ask(job)
 
 
 def paused_words(job: JobDir, verdict: Verdict) -> str:
@@ -50,18 +50,18 @@ def paused_before(job: JobDir) -> float:
     return sum(after["time"] - before["time"] for before, after in pauses)
 
 
-def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdict | None:
+def hold(job: JobDir, journal: Journal, requests: SignalRequests, verdict: Verdict) -> Verdict | None:
     """Stay SUSPENDED until the job is resumed. If it is stopped meanwhile, return its verdict."""
-    if asked.why == PAUSE:
+    if requests.why == PAUSE:
         # A stop may have been requested since the ranks left, for example while devices were released.
-        asked.stop, asked.why = False, ""
+        requests.stop, requests.why = False, ""
     journal.forget_request()
     cause = paused_words(job, verdict)
     journal.set_state(SUSPENDED, cause)
     while asked_pause(job):
-        asked.save = False  # the pause has saved everything
-        if asked.stop_within(LOOK_SECONDS, lambda: look(job, journal, asked)):
-            asked.why = asked.why if asked.why in (ALLOCATION, ENGINE) else REQUEST
+        requests.save = False  # the pause has saved everything
+        if requests.stop_within(LOOK_SECONDS, lambda: look(job, journal, requests)):
+            requests.why = requests.why if requests.why in (ALLOCATION, ENGINE) else REQUEST
             return stopped_while_paused(cause)
     journal.event("state", "resumed after a pause")
     return None

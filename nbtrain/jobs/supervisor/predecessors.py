@@ -4,7 +4,7 @@ import itertools
 import signal
 import time
 
-from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory import final_record
 from nbtrain.base.run_directory.jobstate import RESTARTING
 from nbtrain.base.run_directory.observed_state import SIGN_OF_LIFE_SECONDS
 from nbtrain.base.run_directory.records import JobRecord
@@ -58,7 +58,7 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
     sweep(journal, "an earlier job", None)
     for job_id in others:
         if record := JobRecord.read(job.run.job(job_id).job_json):
-            last_words.forget(record)
+            final_record.forget(record)
 
 
 def sweep(journal: Journal, author: str, killed_since: float | None) -> None:

@@ -27,13 +27,13 @@ from nbtrain.jobs.machine.environment import HELD_CORES, HELD_GPUS, variables_to
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket, system_start
 from nbtrain.jobs.queue.listing import waiting_before, waiting_words
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, PAUSE, Asked
+from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, PAUSE, SignalRequests
 
 # Jobs that are not first look less often, because many may wait.
 LATER_LOOK_SECONDS = 0.5
 
 
-class Place:
+class QueuePlace:
     """A job's place in the queue: its ticket, its devices, and its turn."""
 
     def __init__(self, journal: Journal, config: RunConfig):
@@ -50,7 +50,7 @@ class Place:
         self._priority = asked_priority(journal.job)
         """Priority that `nbtrain queue` gave the run's previous job, or that the ticket had at a pause."""
 
-    def wait(self, asked: Asked, config: RunConfig) -> Verdict | None:
+    def wait(self, requests: SignalRequests, config: RunConfig) -> Verdict | None:
         """Wait until the job has its devices. If a stop or a pause is requested first, return the verdict."""
         if self._locks or self._shares:
             return None
@@ -66,9 +66,11 @@ class Place:
             journal.set_cause(words)
             waited = True
             # There is nothing to save yet.
-            asked.save = False
-            asked.stop_within(LOOK_SECONDS if self._first else LATER_LOOK_SECONDS, lambda: self._look(asked))
-            if asked.stop:
+            requests.save = False
+            requests.stop_within(
+                LOOK_SECONDS if self._first else LATER_LOOK_SECONDS, lambda: self._look(requests)
+            )
+            if requests.stop:
                 self.give_up()
                 return Verdict(CANCELLED, "stopped on request while it waited for its devices")
         if waited:
@@ -94,11 +96,11 @@ class Place:
         for name in (HELD_GPUS, HELD_CORES):
             os.environ.pop(name, None)
 
-    def _look(self, asked: Asked) -> None:
+    def _look(self, requests: SignalRequests) -> None:
         self._journal.sign_of_life()
-        asked.read_ask(self._journal.job)
+        requests.read_ask(self._journal.job)
         if asked_pause(self._journal.job):
-            asked.leave(PAUSE)
+            requests.leave(PAUSE)
 
     def _make_ticket(self) -> None:
         job, record = self._journal.job, self._journal.record
@@ -196,7 +198,7 @@ class Place:
                 free[slot] = descriptor
 
 
-def place_of(journal: Journal, config: RunConfig) -> Place | None:
+def place_of(journal: Journal, config: RunConfig) -> QueuePlace | None:
     """Return the place of a job that uses this machine's devices, locally or as one of its hosts; else None.
 
     Raises SubmitError if the queue's folder cannot be used.
@@ -204,7 +206,7 @@ def place_of(journal: Journal, config: RunConfig) -> Place | None:
     here = journal.record.backend == "local" or (
         journal.record.backend == "hosts" and gpus_of_hosts_job(config)
     )
-    return Place(journal, config) if here and not config.backend.share_devices else None
+    return QueuePlace(journal, config) if here and not config.backend.share_devices else None
 
 
 def _memory_used(slot: str) -> int:

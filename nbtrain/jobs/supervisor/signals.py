@@ -23,7 +23,7 @@ ENGINE = "a signal from its scheduler (TERM, as scancel or a deleted pod sends i
 
 
 @dataclass
-class Asked:
+class SignalRequests:
     """Requests so far. Signal handlers set them, and the supervisor's loop acts on them."""
 
     stop: bool = False
@@ -36,7 +36,7 @@ class Asked:
     """Reason of a stop: one of the reasons above. REQUEST overrides the others."""
     _last_ask: Ask | None = None
 
-    def listen(self, in_allocation: bool = False) -> "Asked":
+    def listen(self, in_allocation: bool = False) -> "SignalRequests":
         """Handle this process's signals from here on."""
 
         def stop(number: int, frame: object) -> None:

@@ -60,7 +60,7 @@ from nbtrain.jobs.supervisor.journal import Displaced, Journal
 from nbtrain.jobs.supervisor.pause import hold, is_paused, paused_before, paused_words
 from nbtrain.jobs.supervisor.predecessors import sweep, wait_for_displaced, wait_for_predecessors
 from nbtrain.jobs.supervisor.progress_report import ProgressReport
-from nbtrain.jobs.supervisor.queue_place import Place, place_of
+from nbtrain.jobs.supervisor.queue_place import QueuePlace, place_of
 from nbtrain.jobs.supervisor.recovery import (
     cancelled_while_waiting,
     given_up,
@@ -78,7 +78,7 @@ from nbtrain.jobs.supervisor.signals import (
     LOOK_SECONDS,
     PAUSE,
     PREEMPTION,
-    Asked,
+    SignalRequests,
 )
 
 # Bytes for events, logs and heartbeats, in addition to a checkpoint.
@@ -96,13 +96,13 @@ class Supervision:
     config: RunConfig
     """Configuration of the next attempt: backend.elastic may resize it."""
     launcher: Launcher
-    asked: Asked
+    requests: SignalRequests
     journal: Journal
     usage: UsageWriter | None = None
     """Writer of this machine's resource use; None if no ranks run here."""
     paused_seconds: float = 0.0
     """Seconds that the job was paused or waited for its devices."""
-    place: Place | None = None
+    place: QueuePlace | None = None
     """The job's place in this machine's queue; None if it has none."""
     report: ProgressReport | None = None
     """Reporter of progress to the scheduler; None if there is none."""
@@ -123,11 +123,11 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
         return 0
     processes.adopt_orphans()
     job = JobDir(RunDir(Path(run_dir)), job_id)
-    asked = Asked().listen(in_allocation=foreground)
+    requests = SignalRequests().listen(in_allocation=foreground)
     if foreground:
         wait_for_lock(job)
     journal = Journal(job)
-    asked.read_ask(job, at_start=True)
+    requests.read_ask(job, at_start=True)
     state = journal.record.state
     # At rest: this is the next task of an array, while the job is paused.
     if at_rest(journal.record) or (state in FINAL and not asked_again(journal)):
@@ -136,7 +136,7 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
     if journal.superseded():
         return 0
     journal.take_over()
-    return supervise(journal, asked)
+    return supervise(journal, requests)
 
 
 def asked_again(journal: Journal) -> bool:
@@ -160,7 +160,7 @@ def wait_for_lock(job: JobDir) -> None:
         return
 
 
-def supervise(journal: Journal, asked: Asked) -> int:
+def supervise(journal: Journal, requests: SignalRequests) -> int:
     """Run the job to its end and return the process's exit code."""
     job = journal.job
     with job.run.locked():
@@ -168,7 +168,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
             return 0
         journal.reserve = Reserve(job.path, "supervisor")
         launcher: Launcher | None = None
-        place: Place | None = None
+        place: QueuePlace | None = None
         try:
             try:
                 journal.config = config = load_resolved(job.run.config_yaml)
@@ -180,7 +180,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
                 usage = UsageWriter(job.resources, 0) if journal.record.backend == "local" else None
                 place = place_of(journal, config)
                 report = ProgressReport(journal)
-                it = Supervision(job, config, launcher, asked, journal, usage, place=place, report=report)
+                it = Supervision(job, config, launcher, requests, journal, usage, place=place, report=report)
                 note_lost_allocation(journal, backend)
                 it.paused_seconds = paused_before(job) + journal.record.preemption_waited_seconds
                 it.pause_ends_allocation = backend.capabilities.pause_ends_allocation
@@ -190,14 +190,14 @@ def supervise(journal: Journal, asked: Asked) -> int:
                     journal.hand_over(verdict.cause, SUSPENDED)
                     launcher.close()
                     return 0
-                if asked.why in (ALLOCATION, ENGINE) and verdict.state == CANCELLED:
+                if requests.why in (ALLOCATION, ENGINE) and verdict.state == CANCELLED:
                     journal.check_owner()
-                    cause = f"{asked.why}: {saved_words(job)}"
+                    cause = f"{requests.why}: {saved_words(job)}"
                     if (preemption := journal.record.waiting_preemption) is not None:
                         words = backend.after_preemption(job, config)
                         cause = f"{preemption.notice}: {saved_words(job)}"
                         cause = preempted_words(preemption) if words else cause
-                    elif asked.why == ALLOCATION:
+                    elif requests.why == ALLOCATION:
                         words = backend.go_on(job, config)
                     else:
                         words = backend.starts_again(job)
@@ -248,7 +248,7 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
     before: Verdict | None = None
     while True:
         if (ended := wait_for_devices(it)) is not None:
-            if not is_paused(it.asked, ended):
+            if not is_paused(it.requests, ended):
                 return ended
             if (ended := pause(it, ended)) is not None:
                 return ended
@@ -269,14 +269,14 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
                 continue
         else:
             ended = recover(it, verdict, before, lost) if verdict.retry else verdict
-        if ended is not None and is_paused(it.asked, ended):
+        if ended is not None and is_paused(it.requests, ended):
             ended = pause(it, ended)
             if ended is None:
                 before = None
                 it.journal.next_attempt(restart=False)
                 continue
         if ended is not None:
-            return overdue(ended, it.config) if it.asked.why == DEADLINE else ended
+            return overdue(ended, it.config) if it.requests.why == DEADLINE else ended
         before = verdict
         # A rollback does not count as a restart, nor does waiting for room on the disk when that ended the
         # job.
@@ -288,7 +288,7 @@ def wait_for_devices(it: Supervision) -> Verdict | None:
     if it.place is None:
         return None
     since, record = time.monotonic(), it.journal.record
-    ended = it.place.wait(it.asked, it.config)
+    ended = it.place.wait(it.requests, it.config)
     if ended is None and not record.attempts:
         # The job begins here, so the displayed time and batch.exit_duration_minutes exclude the wait.
         record.mark("started_at")
@@ -316,40 +316,40 @@ def preemption_of(it: Supervision, verdict: Verdict) -> str:
 
     A stop that a user requested, a deadline and the end of the training take precedence.
     """
-    asked = it.asked
-    scheduler = asked.why in (ALLOCATION, ENGINE)
-    left = verdict.state == CANCELLED and asked.why in (PREEMPTION, ALLOCATION, ENGINE)
-    if not (left or (verdict.retry and asked.why in ("", PREEMPTION, ALLOCATION, ENGINE))):
+    requests = it.requests
+    scheduler = requests.why in (ALLOCATION, ENGINE)
+    left = verdict.state == CANCELLED and requests.why in (PREEMPTION, ALLOCATION, ENGINE)
+    if not (left or (verdict.retry and requests.why in ("", PREEMPTION, ALLOCATION, ENGINE))):
         return ""
-    return it.launcher.preemption(signalled=scheduler) or (it.notice if asked.why == PREEMPTION else "")
+    return it.launcher.preemption(signalled=scheduler) or (it.notice if requests.why == PREEMPTION else "")
 
 
 def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
     """Stay QUEUED without ranks until the devices are back. Return the job's verdict if the scheduler ends
     the allocation first, or if the job is stopped or paused.
     """
-    asked, journal = it.asked, it.journal
+    requests, journal = it.requests, it.journal
     preemption = journal.record.waiting_preemption
     assert preemption is not None, "attempt_ended() has recorded it"
     journal.forget_request()
     since = time.monotonic()
-    if asked.why != ENGINE:
+    if requests.why != ENGINE:
         journal.set_state(QUEUED, preempted_words(preemption))
         it.launcher.give_back()
     while True:
-        if asked.why in (PREEMPTION, ALLOCATION):
+        if requests.why in (PREEMPTION, ALLOCATION):
             # The scheduler ends the allocation with TERM; the warning of the time limit comes from the end
             # that the preemption has set.
-            asked.stop, asked.why = False, ""
-        asked.save = False  # the ranks have saved
-        if asked.stop:
+            requests.stop, requests.why = False, ""
+        requests.save = False  # the ranks have saved
+        if requests.stop:
             break
         # An elastic run continues on the machines that are left.
         if not (it.launcher.preemption() or (not it.config.backend.elastic and it.launcher.missing())):
             break
-        asked.stop_within(RETURN_POLL_SECONDS, lambda: look_for_requests(it))
+        requests.stop_within(RETURN_POLL_SECONDS, lambda: look_for_requests(it))
     it.paused_seconds += time.monotonic() - since
-    if asked.stop:
+    if requests.stop:
         return Verdict(CANCELLED, f"stopped on request while it waited in the queue; {verdict.cause}")
     return fit_devices(it, verdict) if it.config.backend.elastic else None
 
@@ -364,7 +364,7 @@ def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
     since = time.monotonic()
     if it.place is not None:
         it.place.give_up()
-    ended = hold(it.job, it.journal, it.asked, verdict)
+    ended = hold(it.job, it.journal, it.requests, verdict)
     if ended is None and it.config.backend.elastic:
         # Other jobs may have taken devices, or released some.
         ended = fit_devices(it, verdict)
@@ -377,7 +377,7 @@ def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
 def run_attempt(it: Supervision) -> Verdict:
     """Run one attempt, from its start until the last process is gone."""
     look(it)
-    if it.asked.stop:
+    if it.requests.stop:
         return Verdict(CANCELLED, "stopped on request before its ranks were started")
     it.journal.forget_request()
     try:
@@ -411,9 +411,9 @@ def run_attempt(it: Supervision) -> Verdict:
 def look_for_requests(it: Supervision) -> None:
     """Renew the sign of life, and check for a requested stop or pause."""
     it.journal.sign_of_life()
-    it.asked.read_ask(it.job)
+    it.requests.read_ask(it.job)
     if asked_pause(it.job):
-        it.asked.leave(PAUSE)
+        it.requests.leave(PAUSE)
 
 
 def look(it: Supervision) -> None:
@@ -421,17 +421,17 @@ def look(it: Supervision) -> None:
     look_for_requests(it)
     deadline = it.config.backend.deadline_seconds
     if deadline is not None and it.journal.record.seconds_since("started_at") - it.paused_seconds >= deadline:
-        it.asked.leave(DEADLINE)
+        it.requests.leave(DEADLINE)
 
 
 def heed_preemption(it: Supervision) -> None:
     """Make the ranks save and exit if the job's devices are being taken away."""
-    if it.asked.stop:
+    if it.requests.stop:
         return
     if notice := it.launcher.preemption():
         it.notice = notice
         it.journal.event("preemption", notice)
-        it.asked.leave(PREEMPTION)
+        it.requests.leave(PREEMPTION)
     trouble = it.launcher.preemption_trouble()
     # A service that fails now and then must not fill the events.
     if trouble and trouble != it.notice_trouble:
@@ -465,24 +465,24 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     journal.set_state(RESTARTING, verdict.cause)
     if recovery.needs_room and (ended := wait_for_room(it, verdict)):
         return ended
-    if it.asked.stop_within(recovery.wait_seconds, lambda: look(it)):
+    if it.requests.stop_within(recovery.wait_seconds, lambda: look(it)):
         return cancelled_while_waiting(verdict)
     return fit_devices(it, verdict) if recovery.counts_devices else None
 
 
 def obey(it: Supervision, attempt: Attempt) -> None:
     """Forward the requests that arrived since the last call to the ranks."""
-    asked, journal = it.asked, it.journal
-    if asked.stop and not attempt.stop_asked:
-        if not asked.stop_now:
-            journal.request("stop", asked.why)
-        how = "at once, without saving" if asked.stop_now else f"because of {asked.why}"
+    requests, journal = it.requests, it.journal
+    if requests.stop and not attempt.stop_asked:
+        if not requests.stop_now:
+            journal.request("stop", requests.why)
+        how = "at once, without saving" if requests.stop_now else f"because of {requests.why}"
         journal.event("state", f"stopping {how}")
-    if asked.stop:
-        attempt.ask_stop(asked.stop_now)
-    if asked.save:
-        asked.save = False
-        if not asked.stop:
+    if requests.stop:
+        attempt.ask_stop(requests.stop_now)
+    if requests.save:
+        requests.save = False
+        if not requests.stop:
             journal.request("save", "requested")
             journal.event("checkpoint", "requested a checkpoint at the next step")
 
@@ -517,7 +517,7 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
             announced = True
             said = f"waits up to {seconds:g} s for room on the disk: {words}"
             it.journal.event("warning", said, needed_bytes=needed, wait_seconds=seconds)
-        if it.asked.stop_within(DISK_POLL_SECONDS, lambda: look(it)):
+        if it.requests.stop_within(DISK_POLL_SECONDS, lambda: look(it)):
             return cancelled_while_waiting(verdict)
     return None
 
@@ -525,12 +525,12 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
 def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
     """Resize the run to the usable devices, by its number of data-parallel ranks (backend.elastic)."""
     own = it.journal.config or it.config
-    asked, nodes = asked_devices(it.job), own.resources.nodes
-    if asked is None:
+    requests, nodes = asked_devices(it.job), own.resources.nodes
+    if requests is None:
         counted = it.launcher.devices(own)
     else:
-        full, rest = divmod(asked, own.ranks_per_node)
-        counted = [asked] if nodes == 1 else [own.ranks_per_node] * full + [rest]
+        full, rest = divmod(requests, own.ranks_per_node)
+        counted = [requests] if nodes == 1 else [own.ranks_per_node] * full + [rest]
     if counted is None:
         return None
     devices, known = sum(counted), it.config.parallel.data_parallel_size

@@ -255,7 +255,7 @@ def sweep_figure(results: SweepResults) -> "Figure | None":
     """Draw the validation loss of each setting by tokens: the mean over its seeds, and a band from the lowest
     to the highest; the training loss if no run has a validation loss, and None before the first point.
     """
-    from nbtrain.base.printing.look import SERIES, themed
+    from nbtrain.base.printing.theme import SERIES, themed
     from nbtrain.jobs.sweep.stop_rule import read_curve
     from nbtrain.monitor.run.pictures import shown_figure
 

@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from tornado.iostream import StreamClosedError
 
 from nbtrain.lab.server.requests import NbtrainHandler, RequestError
-from nbtrain.monitor.run.metrics_range import AXES, MOST_POINTS, MOST_TAGS, POINTS, Asked, csv_pieces, metrics
+from nbtrain.monitor.run.metrics_range import (
+    AXES,
+    MOST_POINTS,
+    MOST_TAGS,
+    POINTS,
+    CurvesRequest,
+    csv_pieces,
+    metrics,
+)
 
 # The curves that the panel shows first.
 TAGS = "loss,validation_loss,learning_rate,grad_norm,tokens_per_second"
@@ -31,8 +39,8 @@ class MetricsHandler(NamedScalarsHandler):
         if x not in AXES:
             raise RequestError(400, f"x = {x[:80]!r} must be one of {', '.join(AXES)}.")
         points = self.number("points", POINTS, MOST_POINTS)
-        asked = Asked(self.names(), x, self.real("from"), self.real("to"), max(2, points or 0))
-        self.answer(await self.read(metrics, view, asked))
+        request = CurvesRequest(self.names(), x, self.real("from"), self.real("to"), max(2, points or 0))
+        self.answer(await self.read(metrics, view, request))
         self.catch_up(view)
 
 

@@ -17,7 +17,7 @@ from nbtrain.base.run_directory.metrics import BY_NAME
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle, show
-from nbtrain.monitor.run.metrics_range import Asked, whole_metrics
+from nbtrain.monitor.run.metrics_range import CurvesRequest, whole_metrics
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.runs.compare import compared
 from nbtrain.monitor.runs.compare_picture import comparison_report
@@ -87,6 +87,6 @@ class Comparison(Result):
 
 def _curves(run: RunDir) -> dict[str, Any]:
     """Return what the route `metrics` answers, for NAMES only."""
-    asked = Asked(tuple(name for name in NAMES if name in BY_NAME), points=POINTS)
+    asked = CurvesRequest(tuple(name for name in NAMES if name in BY_NAME), points=POINTS)
     answer = whole_metrics(RunView(run), asked, READ_SECONDS)
     return {**answer, "tags": [row for row in answer["tags"] if row["tag"] in NAMES]}

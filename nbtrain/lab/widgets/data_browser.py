@@ -21,9 +21,9 @@ import ipywidgets as widgets
 import traitlets
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.dataset.look import marked
-from nbtrain.dataset.look.browser import Browser
-from nbtrain.dataset.look.card import BlendCard, DataCard
+from nbtrain.dataset.views import marked
+from nbtrain.dataset.views.browser import Browser
+from nbtrain.dataset.views.card import BlendCard, DataCard
 from nbtrain.lab.widgets.mime import bundle, show
 
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.printing.look import BLUE, GREEN, GREY, LINE, ORANGE, PAGE_PIXELS, RED, progress_bar
 from nbtrain.base.printing.report import DIM, Bar, Bars, Table, heading
+from nbtrain.base.printing.theme import BLUE, GREEN, GREY, LINE, ORANGE, PAGE_PIXELS, RED, progress_bar
 from nbtrain.base.text.amounts import moment, utc
 from nbtrain.lab.widgets.static_charts import beside, chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html

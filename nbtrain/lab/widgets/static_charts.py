@@ -10,8 +10,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.printing.look import BLUE, DASHES, GREEN, GREY, LINE, ORANGE, RED, SERIES
 from nbtrain.base.printing.report import DIM
+from nbtrain.base.printing.theme import BLUE, DASHES, GREEN, GREY, LINE, ORANGE, RED, SERIES
 from nbtrain.monitor.metrics.chart_data import smoothed
 
 COLORS = {"a": BLUE, "b": ORANGE} | {f"c{number}": color for number, color in enumerate(SERIES)}

@@ -12,8 +12,8 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.printing.look import LINE, PAGE_PIXELS
 from nbtrain.base.printing.report import Bar, Bars, Facts, Headline, InNotebook, Report, Sentence
+from nbtrain.base.printing.theme import LINE, PAGE_PIXELS
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.search.what_if import WhatIf

@@ -380,7 +380,7 @@ def amounts_text(found: Mapping[str, float]) -> str:
         elif name == "cpu_cores":
             words.append(f"{value:g} core{'' if value == 1 else 's'}")
         else:
-            words.append(f"{shown(name, value)} of memory")
+            words.append(f"{metric_text(name, value)} of memory")
     return ", ".join(words)
 
 
@@ -423,7 +423,7 @@ def use_of_limit(name: str, use: dict[str, Use]) -> str:
     one = use.get(name)
     if one is None or one.newest is None:
         return UNKNOWN
-    return shown(name, one.newest) + (f" of {shown(name, one.limit)}" if one.limit else "")
+    return metric_text(name, one.newest) + (f" of {metric_text(name, one.limit)}" if one.limit else "")
 
 
 def resource_rows(replica: Replica) -> list[tuple[str, ...]]:
@@ -435,11 +435,11 @@ def resource_rows(replica: Replica) -> list[tuple[str, ...]]:
                 continue
             figures = (use.newest, use.mean, use.peak, use.request, use.limit)
             label = prefix + (FIGURES[name].label if name in FIGURES else name.replace("_", " "))
-            rows.append((replica.name, label, *(shown(name, value) for value in figures)))
+            rows.append((replica.name, label, *(metric_text(name, value) for value in figures)))
     return rows
 
 
-def shown(name: str, value: float | None) -> str:
+def metric_text(name: str, value: float | None) -> str:
     """Format a metric with its unit."""
     if value is None:
         return UNKNOWN

@@ -16,7 +16,7 @@ from nbtrain.base.run_directory.rank_phases import (
     SUCCEEDED_RANK,
     RankPhase,
 )
-from nbtrain.monitor.job.job_description import JobDescription, RankRow, Replica, shown
+from nbtrain.monitor.job.job_description import JobDescription, RankRow, Replica, metric_text
 
 # A cell is a click target; with more ranks, the strip would be longer than the table.
 MOST_CELLS = 1024
@@ -44,7 +44,7 @@ def rank_strip(page: JobDescription) -> dict[str, Any]:
     measures, levels = [["state", "state", _states(rows)]], {}
     for key, title, value, text in (
         ("seconds", "computing time", _seconds, seconds_text),
-        ("memory", "memory", _memory, lambda value: shown("memory_bytes", value)),
+        ("memory", "memory", _memory, lambda value: metric_text("memory_bytes", value)),
     ):
         values = {row.rank: known for replica, row in rows if (known := value(replica, row)) is not None}
         if values:

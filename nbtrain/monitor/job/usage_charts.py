@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.base.printing.look import line_look
+from nbtrain.base.printing.theme import line_look
 from nbtrain.base.run_directory.usage import FIGURES, rank_subject
 from nbtrain.base.text import amounts
 from nbtrain.monitor.job.job_description import MOST_POINTS, JobDescription
@@ -60,7 +60,7 @@ TIME_STEPS = (
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A curve of a chart."""
 
     label: str
@@ -86,7 +86,7 @@ class UsageChart:
     title: str
     figure: str
     """Metric of base/run_directory/usage.py, whose unit all lines have."""
-    lines: list[Line]
+    lines: list[Curve]
     bounds: list[Bound]
     """Bounds close enough to the curves to be drawn."""
     far: list[Bound]
@@ -129,7 +129,7 @@ def usage_charts(
     return found
 
 
-def _lines(page: JobDescription, title: str, most_points: int) -> Iterator[Line]:
+def _lines(page: JobDescription, title: str, most_points: int) -> Iterator[Curve]:
     beginnings, figures = CHARTS[title]
     for node in page.usage:
         for subject in node.subjects():
@@ -143,10 +143,10 @@ def _lines(page: JobDescription, title: str, most_points: int) -> Iterator[Line]
                 if len(points):
                     kind = next(words for begin, words in GROUPS.items() if subject.startswith(begin))
                     group = f"{kind}, {word}" if word else kind
-                    yield Line(_label(page, node, subject, word), points, group)
+                    yield Curve(_label(page, node, subject, word), points, group)
 
 
-def _of_rank(page: JobDescription, title: str, rank: int, most_points: int) -> Iterator[Line]:
+def _of_rank(page: JobDescription, title: str, rank: int, most_points: int) -> Iterator[Curve]:
     """Yield the lines of one rank. A rank that is alone on its node is measured as the replica."""
     beginnings, figures = CHARTS[title]
     replica = next((one for one in page.replicas if rank in [row.rank for row in one.ranks]), None)
@@ -157,10 +157,10 @@ def _of_rank(page: JobDescription, title: str, rank: int, most_points: int) -> I
         for figure, word in figures.items() if node.node == replica.index else ():
             points = node.points(subject, figure).thinned(most_points)
             if len(points):
-                yield Line(", ".join(filter(None, (f"rank {rank}", word))), points)
+                yield Curve(", ".join(filter(None, (f"rank {rank}", word))), points)
 
 
-def _grouped(lines: list[Line], most_points: int) -> list[Line]:
+def _grouped(lines: list[Curve], most_points: int) -> list[Curve]:
     """Replace each group of lines by its mean with a band, and its highest and lowest line."""
     found = []
     for group in dict.fromkeys(line.group for line in lines):
@@ -176,13 +176,13 @@ def _grouped(lines: list[Line], most_points: int) -> list[Line]:
     return found
 
 
-def _extreme(line: Line, word: str) -> Line:
+def _extreme(line: Curve, word: str) -> Curve:
     """Return the line with this name, without a band."""
     points = line.points
-    return Line(f"{line.label}, {word} mean", Points(points.times, points.means, points.means))
+    return Curve(f"{line.label}, {word} mean", Points(points.times, points.means, points.means))
 
 
-def _mean(lines: list[Line], label: str, most_points: int) -> Line:
+def _mean(lines: list[Curve], label: str, most_points: int) -> Curve:
     """Return the mean of lines over intervals of equal length, with their lowest and highest values."""
     begin = min(line.points.times[0] for line in lines)
     length = max(max(line.points.times) for line in lines) - begin
@@ -193,7 +193,7 @@ def _mean(lines: list[Line], label: str, most_points: int) -> Line:
             part = min(count - 1, int((at - begin) / length * count)) if length > 0 else 0
             parts[part].append((mean, most))
     known = [number for number, part in enumerate(parts) if part]
-    return Line(
+    return Curve(
         label,
         Points(
             [begin + length * (number + 1) / count for number in known],
@@ -248,7 +248,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
     form     the unit, a form of lab/ui/charts/numbers.js
     begin    seconds since the epoch
     bounds   [{"word", "value"}]: lines across
-    lines    [{"name", "label", "color", "dash"}], as in base/printing/look.py
+    lines    [{"name", "label", "color", "dash"}], as in base/printing/theme.py
     curves   {name: {"steps": seconds since begin, "values", "maxima", "minima"? of a group's mean, "words":
              each value with its unit}}
     x, y     [lowest, highest value]; x_ticks, y_ticks: [[value, label], ...]

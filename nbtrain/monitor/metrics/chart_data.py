@@ -54,7 +54,7 @@ def _counted(value: float, step: float) -> str:
     return amounts.count(value)
 
 
-def whole(value: float, step: float) -> str:
+def whole_number(value: float, step: float) -> str:
     """Format whole numbers such as steps: 1200 as "1,200"; 12000 as "12k" if all ticks are thousands."""
     return amounts.count(value) if value >= 10_000 and step % 1000 == 0 else f"{round(value):,}"
 
@@ -73,7 +73,7 @@ FORMS: dict[str, Callable[[float, float], str]] = {
     "scientific": scientific,
     "number": _number,
     "count": _counted,
-    "whole": whole,
+    "whole": whole_number,
     "share": share,
     "bytes": _bytes,
 }
@@ -149,7 +149,7 @@ def chart(curves: Mapping[str, Mapping[str, Any]], kind: ChartKind) -> dict[str,
     return found | {
         "x": [left, right],
         "y": [low, high],
-        "x_ticks": _labelled(across, whole),
+        "x_ticks": _labelled(across, whole_number),
         "y_ticks": _labelled(up, FORMS[kind.form]),
     }
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.printing.look import line_look
+from nbtrain.base.printing.theme import line_look
 from nbtrain.monitor.metrics.chart_data import SMOOTHING, ChartKind, chart
 
 TOGETHER: dict[str, tuple[str, ...]] = {

@@ -50,7 +50,7 @@ PROCESSES = ProcessTable(age_seconds=0.9)
 
 
 @dataclass(frozen=True)
-class Asked:
+class CurvesRequest:
     """A request for curves: names, range of x, and maximum number of points."""
 
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ def curve_view(run: RunDir) -> RunView:
     return RunView(run, reader, READ_SECONDS, PROCESSES)
 
 
-def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
+def metrics(view: RunView, request: CurvesRequest) -> dict[str, Any]:
     """Return the scalars of the requested range.
 
     {"tags", "charts", "series": {name: {step, time, tokens, value, num_points}}, "marks", "reading"}
@@ -78,24 +78,24 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
     the metrics files that was read: it is below 1 for a moment after the first request. Raises ConfigError
     for an unknown scalar.
     """
-    tags = {name: _tag(name) for name in asked.names}
+    tags = {name: _tag(name) for name in request.names}
     with view.lock:
         reader = view.reader
         reader.refresh(READ_SECONDS)
         known = {name: reader.series.get(tag, Series()) for name, tag in tags.items()}
         to_tokens = TokensBySteps.of(reader)
-        found = {name: _inside(points, asked, to_tokens) for name, points in known.items()}
+        found = {name: _inside(points, request, to_tokens) for name, points in known.items()}
         coarse = {
             tags[name]: (points[0][0], points[0][-1])
             for name, points in found.items()
-            if points[0] and _width(known[name]) > 1 and len(points[0]) < asked.points
+            if points[0] and _width(known[name]) > 1 and len(points[0]) < request.points
         }
-        if coarse and isinstance(reader, CurveReader) and (asked.first, asked.last) != (None, None):
+        if coarse and isinstance(reader, CurveReader) and (request.first, request.last) != (None, None):
             # The kept points are too far apart for this range.
             first, last = min(one for one, _ in coarse.values()), max(one for _, one in coarse.values())
             detail = reader.detail(coarse, first, last, DETAIL_SECONDS)
             found |= {
-                name: _inside(detail[tag], asked, to_tokens) for name, tag in tags.items() if tag in detail
+                name: _inside(detail[tag], request, to_tokens) for name, tag in tags.items() if tag in detail
             }
         read = view.read_fraction()
         there = _known_tags(reader)
@@ -104,19 +104,19 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
         "tags": there,
         "charts": metric_charts(there),
         "series": {
-            name: _series(points, known[name], asked.points, to_tokens) for name, points in found.items()
+            name: _series(points, known[name], request.points, to_tokens) for name, points in found.items()
         },
         "marks": marks(view.run, [record for record in records if record], view.events()),
         "reading": read,
     }
 
 
-def whole_metrics(view: RunView, asked: Asked, seconds: float) -> dict[str, Any]:
+def whole_metrics(view: RunView, request: CurvesRequest, seconds: float) -> dict[str, Any]:
     """Return the answer of metrics() when the metrics files are completely read, or after `seconds`."""
     deadline = time.monotonic() + seconds
-    answer = metrics(view, asked)
+    answer = metrics(view, request)
     while answer["reading"] < 1 and time.monotonic() < deadline:
-        answer = metrics(view, asked)
+        answer = metrics(view, request)
     return answer
 
 
@@ -164,7 +164,7 @@ def _width(points: Curve | Series) -> int:
     return getattr(points, "width", 1)
 
 
-def _inside(points: Curve | Series, asked: Asked, to_tokens: TokensBySteps) -> Part:
+def _inside(points: Curve | Series, request: CurvesRequest, to_tokens: TokensBySteps) -> Part:
     """Return the points of the requested range, with one more point on each side if there is one.
 
     A range between two points of a thinned curve has these two; the points between them are in the files.
@@ -172,13 +172,13 @@ def _inside(points: Curve | Series, asked: Asked, to_tokens: TokensBySteps) -> P
     steps, values, walls = list(points.steps), list(points.values), list(points.wall_times)
     thinned = thinned_means(points)
     means = None if thinned is None else list(thinned)
-    if asked.first is None and asked.last is None:
+    if request.first is None and request.last is None:
         return steps, values, walls, means
     axis: Sequence[float | None] = (
-        steps if asked.x == "step" else walls if asked.x == "time" else to_tokens.at(steps)
+        steps if request.x == "step" else walls if request.x == "time" else to_tokens.at(steps)
     )
-    least = float("-inf") if asked.first is None else asked.first
-    most = float("inf") if asked.last is None else asked.last
+    least = float("-inf") if request.first is None else request.first
+    most = float("inf") if request.last is None else request.last
     inside = [number for number, at in enumerate(axis) if at is not None and least <= at <= most]
     if inside:
         part = slice(max(0, inside[0] - 1), inside[-1] + 2)
@@ -213,7 +213,7 @@ def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
         while view.reader.refresh(READ_SECONDS) and view.reader.behind_bytes:
             pass
         to_tokens = TokensBySteps.of(view.reader)
-    reader = _Lines(view.run.tensorboard, tags, to_tokens)
+    reader = _CsvLines(view.run.tensorboard, tags, to_tokens)
     yield "name,step,tokens,time,value\r\n"
     while True:
         reader.refresh(PIECE_SECONDS)
@@ -223,7 +223,7 @@ def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
             return
 
 
-class _Lines(ScalarReader):
+class _CsvLines(ScalarReader):
     """A reader that converts points to CSV lines and stores none."""
 
     def __init__(self, folder: Any, tags: dict[str, str] | None, to_tokens: TokensBySteps):

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.printing.look import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, themed
 from nbtrain.base.printing.report import Report, Result, Sentence, Table
+from nbtrain.base.printing.theme import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, themed
 from nbtrain.base.run_directory.metrics import BY_NAME, Scalar, name_of
 from nbtrain.base.run_directory.metrics import scalar as scalar_named
 from nbtrain.base.run_directory.rundir import RunDir
@@ -150,7 +150,7 @@ def shown_figure(title: str, height: float, width: float = 11.0) -> "Figure":
     """Create an empty figure, with sizes in inches, that a notebook can show."""
     from matplotlib.figure import Figure
 
-    class Shown(Figure):
+    class NotebookFigure(Figure):
         """A figure that a notebook can show without pyplot."""
 
         def _repr_png_(self) -> bytes:
@@ -158,7 +158,7 @@ def shown_figure(title: str, height: float, width: float = 11.0) -> "Figure":
             self.savefig(buffer, format="png")
             return buffer.getvalue()
 
-    figure = Shown(figsize=(width, height), layout="constrained", dpi=100)
+    figure = NotebookFigure(figsize=(width, height), layout="constrained", dpi=100)
     figure.suptitle(title, fontsize=12)
     return figure
 

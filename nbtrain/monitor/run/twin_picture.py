@@ -5,7 +5,7 @@ matplotlib is imported when the figure is made.
 
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.printing.look import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, themed
+from nbtrain.base.printing.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, themed
 from nbtrain.monitor.run.pictures import shown_figure
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from nbtrain.base.printing.look import GREEN, GREY, LINE_COLORS, RED, SERIES, line_look, themed
+from nbtrain.base.printing.theme import GREEN, GREY, LINE_COLORS, RED, SERIES, line_look, themed
 from nbtrain.base.run_directory.usage import FIGURES
 from nbtrain.monitor.job.job_description import JobDescription
 from nbtrain.monitor.job.usage_charts import UsageChart, axis_label, usage_charts

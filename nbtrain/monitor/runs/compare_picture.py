@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.printing.look import SERIES, line_look, themed
 from nbtrain.base.printing.report import Block, Picture, Pictures, Report, Sentence, Table
+from nbtrain.base.printing.theme import SERIES, line_look, themed
 from nbtrain.base.run_directory.metrics import BY_NAME
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.metrics.series import Series

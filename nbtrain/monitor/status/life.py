@@ -9,7 +9,7 @@ written when a phase ends.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.printing.look import BLUE, GREEN, LINE, OLIVE, ORANGE, PINK, PURPLE, RED, TEAL
+from nbtrain.base.printing.theme import BLUE, GREEN, LINE, OLIVE, ORANGE, PINK, PURPLE, RED, TEAL
 from nbtrain.base.run_directory.jobstate import QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
 from nbtrain.base.run_directory.rank_phases import ACTIVITIES
 from nbtrain.base.text import amounts

@@ -16,7 +16,7 @@ import orjson
 
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
-from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory import final_record
 from nbtrain.base.run_directory.jobstate import ACTIVE, DAMAGED, FINAL, LOST, NO_JOB
 from nbtrain.base.run_directory.observed_state import ENGINES, ranks_run, read_job
 from nbtrain.base.run_directory.records import (
@@ -252,10 +252,10 @@ def job_with_end(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | 
 def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
     """Return the record with `ended_at`, which job.json does not hold.
 
-    The time is taken from the job's final record (base/run_directory/last_words.py). A job without one, which
-    is LOST, ended at its newest sign of life: a heartbeat, or job.json's time stamp.
+    The time is taken from the job's final record (base/run_directory/final_record.py). A job without one,
+    which is LOST, ended at its newest sign of life: a heartbeat, or job.json's time stamp.
     """
-    if (words := last_words.kept(record)) and words.ended_at is not None:
+    if (words := final_record.read(record)) and words.ended_at is not None:
         return words
     signed_at = job.job_json.stat().st_mtime
     beats = [(beat, path.stat().st_mtime) for path in job.heartbeats() if (beat := Heartbeat.read(path))]

@@ -13,7 +13,7 @@ from nbtrain.config.load.edits import with_values
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.lint.remedies import MICRO_BATCH
-from nbtrain.planner.lint.run_estimates import Subject
+from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.memory import estimate
 from nbtrain.planner.setup.setup import network_of, setup_of
 from nbtrain.planner.time.duration import bubble_fraction
@@ -33,14 +33,14 @@ LARGE_CHUNKS_FRACTION = 0.1
 LARGE_TRAFFIC_FRACTION = 0.3
 
 
-def bubble_is_small(subject: Subject) -> Iterator[Finding]:
+def bubble_is_small(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the pipeline bubble: stages wait at both ends of a step, for (p - 1) / (m + p - 1) of it if
     stages cost alike.
 
     arXiv:2104.04473, section 2.2; m micro batches, p stages.
     """
-    config = subject.config
-    if (bubble := _bubble(config, subject.duration.bubble_fraction)) < LARGE_BUBBLE_FRACTION:
+    config = estimates.config
+    if (bubble := _bubble(config, estimates.duration.bubble_fraction)) < LARGE_BUBBLE_FRACTION:
         return
     stages, micro_batches = config.parallel.pipeline_parallel_size, config.accumulation_steps
     better = []
@@ -68,7 +68,7 @@ def bubble_is_small(subject: Subject) -> Iterator[Finding]:
         f"The pipeline waits {bubble:.0%} of each step: with {batches} for {stages} {shape} "
         f"(p - 1) / (m + p - 1) = {_ideal(config):.0%} of the computing{' is a wait' * (shape == EQUAL)}.",
         fix,
-        subject.share(bubble, "time without computation"),
+        estimates.share(bubble, "time without computation"),
     )
 
 
@@ -82,11 +82,11 @@ def _ideal(config: RunConfig) -> float:
     return (stages - 1) / (config.accumulation_steps + stages - 1)
 
 
-def tensor_ranks_share_a_machine(subject: Subject) -> Iterator[Finding]:
+def tensor_ranks_share_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that tensor ranks share a machine: they sum activations in every layer, and links between
     machines are slower.
     """
-    config = subject.config
+    config = estimates.config
     tensor, gpus = config.parallel.tensor_parallel_size, config.resources.gpus_per_node
     if config.resources.device == "cpu" or tensor == 1 or config.resources.nodes == 1 or not gpus % tensor:
         return
@@ -108,30 +108,30 @@ def tensor_ranks_share_a_machine(subject: Subject) -> Iterator[Finding]:
         f"tensor_parallel_size({tensor}) reaches across nodes of {gpus} GPUs: every layer then waits for the "
         f"network.{speeds}",
         f"Set parallel.tensor_parallel_size: {legal[-1]} or less, and more stages or data-parallel ranks.",
-        subject.share(_waiting(subject), "most of the time of every layer"),
+        estimates.share(_waiting(estimates), "most of the time of every layer"),
     )
 
 
-def _waiting(subject: Subject) -> float:
+def _waiting(estimates: RunEstimates) -> float:
     """Return the fraction of a step that would be saved if tensor ranks had the links of one machine."""
-    config, step = subject.config, subject.duration.step
-    rates = subject.speed.table_rates
+    config, step = estimates.config, estimates.duration.step
+    rates = estimates.speed.table_rates
     if step is None or rates is None:
         return 0.0
-    setup, tensor = subject.speed.setup, config.parallel.tensor_parallel_size
+    setup, tensor = estimates.speed.setup, config.parallel.tensor_parallel_size
     inside = replace(setup, devices_per_node=tensor, nodes=setup.world_size // tensor)
     faster = estimate_step(inside, rates)
     return max(1 - faster.seconds / step.seconds, 0.0) if faster else 0.0
 
 
-def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
+def data_traffic_is_hidden(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that data-parallel traffic is hidden: gradients, and under ZeRO 3 the weights, are sent behind
     the computation.
 
     arXiv:1910.02054, section 7: volumes of ZeRO; larger micro batches gather weights less often.
     """
-    config, step = subject.config, subject.duration.step
-    rates = subject.speed.table_rates
+    config, step = estimates.config, estimates.duration.step
+    rates = estimates.speed.table_rates
     if step is None or rates is None or step.data / step.seconds < LARGE_TRAFFIC_FRACTION:
         return
     parallel, micro = config.parallel, config.batch.micro_batch_size
@@ -157,20 +157,20 @@ def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
         f"{parallel.zero_stage} over {config.world_size // parallel.tensor_parallel_size} ranks, "
         f"{config.accumulation_steps:,} micro batches of {micro} in a step.",
         fix,
-        subject.share(saved, "time without computation"),
+        estimates.share(saved, "time without computation"),
     )
 
 
-def network_keeps_up(subject: Subject) -> Iterator[Finding]:
+def network_keeps_up(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the network between machines is fast enough: a step waits for what computation does not
     hide.
 
     The price is what the same machines would save with links as fast as those between their own devices.
     """
-    config, network = subject.config, subject.network
+    config, network = estimates.config, estimates.network
     if network is None or network.waiting < LARGE_WAIT_FRACTION:
         return
-    setup, rates = subject.speed.setup, subject.speed.rates
+    setup, rates = estimates.speed.setup, estimates.speed.rates
     inside = rates and replace(rates, across=replace(rates.inside, bytes_per_second=INFINITE))
     faster = estimate_step(setup, inside) if inside else None
     if faster is None:
@@ -198,15 +198,15 @@ def network_keeps_up(subject: Subject) -> Iterator[Finding]:
         f"{network.waiting:.0%} of each step waits for the network between machines ({network.network}): "
         f"a machine sends {gigabytes(network.total_bytes)} in a step.",
         " ".join(fix),
-        subject.share(max(1 - faster.seconds / network.step_seconds, 0.0), "time without computation"),
+        estimates.share(max(1 - faster.seconds / network.step_seconds, 0.0), "time without computation"),
     )
 
 
-def hpz_stays_inside_a_machine(subject: Subject) -> Iterator[Finding]:
+def hpz_stays_inside_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that ZeRO++'s second copy is sharded inside a machine; only then does it save traffic between
     machines.
     """
-    config = subject.config
+    config = estimates.config
     parallel, size, ranks = config.parallel, config.zero_hpz_partition_size, config.ranks_per_node
     if not parallel.zero_hpz:
         return
@@ -232,11 +232,11 @@ def hpz_stays_inside_a_machine(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def quantized_gradients_cross_machines(subject: Subject) -> Iterator[Finding]:
+def quantized_gradients_cross_machines(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that quantized gradients have several machines: DeepSpeed quantizes them only between
     machines.
     """
-    config = subject.config
+    config = estimates.config
     if config.parallel.zero_quantized_gradients and config.resources.nodes == 1:
         yield finding_of(
             config,
@@ -248,12 +248,12 @@ def quantized_gradients_cross_machines(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def fpdt_chunks_are_large_enough(subject: Subject) -> Iterator[Finding]:
+def fpdt_chunks_are_large_enough(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the size of FPDT's chunks: only a large chunk takes longer to compute than to move over PCIe
     (arXiv:2408.16978).
     """
-    config, step = subject.config, subject.duration.step
-    rates = subject.speed.table_rates
+    config, step = estimates.config, estimates.duration.step
+    rates = estimates.speed.table_rates
     if step is None or rates is None or step.chunks / step.seconds < LARGE_CHUNKS_FRACTION:
         return
     chunk, key = config.parallel.fpdt_chunk_tokens, "parallel.fpdt_chunk_tokens"
@@ -276,7 +276,7 @@ def fpdt_chunks_are_large_enough(subject: Subject) -> Iterator[Finding]:
         f"are computed faster than {rates.host_bytes_per_second / 1e9:g} GB/s of PCIe move them to and from "
         "host memory.",
         fix,
-        subject.share(saved, "time without computation"),
+        estimates.share(saved, "time without computation"),
     )
 
 

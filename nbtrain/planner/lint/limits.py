@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from nbtrain.base.findings import FATAL, Cost, Finding, Level
 from nbtrain.config.findings import finding_of
 from nbtrain.planner.budget.limits import Limit, amount_of, limits_of
-from nbtrain.planner.lint.run_estimates import Subject
+from nbtrain.planner.lint.run_estimates import RunEstimates
 
 WORDS = {
     "gpu_hours": "all GPUs together take",
@@ -17,16 +17,21 @@ WORDS = {
 }
 
 
-def limits_hold(subject: Subject) -> Iterator[Finding]:
+def limits_hold(estimates: RunEstimates) -> Iterator[Finding]:
     """Compare the plan's values with the limits of the run and of its workspace.
 
     A finding of the level error refuses a submission.
     """
     for limit in limits_of(
-        subject.config, subject.cost, subject.duration, subject.disk, subject.epochs, subject.least_epochs
+        estimates.config,
+        estimates.cost,
+        estimates.duration,
+        estimates.disk,
+        estimates.epochs,
+        estimates.least_epochs,
     ):
         if limit.looser:
-            yield _looser(subject, limit)
+            yield _looser(estimates, limit)
         name, most = f"limits.{limit.key}", amount_of(limit.key, limit.most)
         if limit.by_workspace:
             name = f"The workspace's limit {limit.key}"
@@ -56,10 +61,10 @@ def _finding(limit: Limit, message: str, fix: str) -> Finding:
     return Finding(level, limits_hold.__name__, f"limits.{limit.key}", limit.place, message, fix, cost)
 
 
-def _looser(subject: Subject, limit: Limit) -> Finding:
-    own = getattr(subject.config.limits, limit.key)
+def _looser(estimates: RunEstimates, limit: Limit) -> Finding:
+    own = getattr(estimates.config.limits, limit.key)
     return finding_of(
-        subject.config,
+        estimates.config,
         "limits_tighten",
         f"limits.{limit.key}",
         f"limits.{limit.key}({amount_of(limit.key, own)}) is looser than the workspace's, "

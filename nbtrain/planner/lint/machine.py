@@ -17,7 +17,7 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.rules.environment import replaced_values
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.lint.run_estimates import Subject
+from nbtrain.planner.lint.run_estimates import RunEstimates
 
 # A machine of eight H100 has two CPUs of 56 cores, each with two threads.
 THREADS_OF_A_RANK = 28
@@ -38,9 +38,9 @@ SAVE_TIMES = 2.0
 USUAL_TIMEOUT_SECONDS = (60, 86_400)
 
 
-def loaders_have_cores(subject: Subject) -> Iterator[Finding]:
+def loaders_have_cores(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the loader processes of a machine's ranks do not exceed its cores."""
-    config = subject.config
+    config = estimates.config
     workers, ranks, cores = config.data.num_workers, config.ranks_per_node, config.resources.cpus_per_node
     if cores is None:
         yield from _loaders_of_unknown_cores(config, workers, ranks)
@@ -74,9 +74,9 @@ def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> It
         )
 
 
-def checkpoints_fit_the_disk(subject: Subject) -> Iterator[Finding]:
+def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the kept checkpoints fit the free disk space of this machine; report large amounts."""
-    config, disk = subject.config, subject.disk
+    config, disk = estimates.config, estimates.disk
     checkpoint, total = config.checkpoint, disk.checkpoints_bytes
     free = _free_bytes() if config.resources.nodes == 1 else None
     full = free is not None and total > free
@@ -111,11 +111,11 @@ def checkpoints_fit_the_disk(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def local_checkpoints_are_apart(subject: Subject) -> Iterator[Finding]:
+def local_checkpoints_are_apart(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that checkpoint.local_dir is on another disk than the run directory; else each checkpoint is
     stored twice there, without a gain.
     """
-    config = subject.config
+    config = estimates.config
     if (local_dir := config.checkpoint.local_dir) is None or not local_dir.startswith("/"):
         return
     folder = local_folder(local_dir, 0, platform.node())
@@ -144,11 +144,11 @@ def _free_bytes() -> int | None:
     return shutil.disk_usage(folder).free if folder else None
 
 
-def a_checkpoint_comes_before_the_end(subject: Subject) -> Iterator[Finding]:
+def a_checkpoint_comes_before_the_end(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that a long run saves a checkpoint before its end; it can only resume from one."""
-    config = subject.config
+    config = estimates.config
     interval, steps = config.checkpoint.save_interval_steps, config.train_steps
-    if config.mode != "full" or interval < steps or steps == 1 or subject.hours < LONG_HOURS:
+    if config.mode != "full" or interval < steps or steps == 1 or estimates.hours < LONG_HOURS:
         return
     every = max(steps // 10, 1)
     yield finding_of(
@@ -156,15 +156,15 @@ def a_checkpoint_comes_before_the_end(subject: Subject) -> Iterator[Finding]:
         "a_checkpoint_comes_before_the_end",
         "checkpoint.save_interval_steps",
         f"save_interval_steps({interval:,}) writes no checkpoint before the last of {steps:,} steps: a "
-        f"failure before that loses up to {amounts.duration(3600 * subject.hours)}.",
+        f"failure before that loses up to {amounts.duration(3600 * estimates.hours)}.",
         f"Set checkpoint.save_interval_steps: {every}.",
-        subject.share(0.5),
+        estimates.share(0.5),
     )
 
 
-def best_is_looked_for_often(subject: Subject) -> Iterator[Finding]:
+def best_is_looked_for_often(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that saves are at steps with a validation: only those checkpoints can be the best one."""
-    config = subject.config
+    config = estimates.config
     checkpoint, evaluation = config.checkpoint, config.evaluation
     save, validate = checkpoint.save_interval_steps, evaluation.eval_interval_steps
     if checkpoint.keep_best and save % validate:
@@ -179,11 +179,11 @@ def best_is_looked_for_often(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def nvme_folder_is_here(subject: Subject) -> Iterator[Finding]:
+def nvme_folder_is_here(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the NVMe folder exists here. It may exist only on the machine that trains, so the launch
     checks it again.
     """
-    config = subject.config
+    config = estimates.config
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(config.parallel, name)
         if offload.device == "nvme" and offload.nvme_path and not Path(offload.nvme_path).is_dir():
@@ -196,12 +196,12 @@ def nvme_folder_is_here(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def no_host_stays_unused(subject: Subject) -> Iterator[Finding]:
+def no_host_stays_unused(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that no named machine stays unused: a run uses only the first resources.nodes of them.
 
     This also holds for a hostfile, which all runs often share.
     """
-    config = subject.config
+    config = estimates.config
     nodes, hosts = config.resources.nodes, config.backend.hosts.hosts
     unused = hosts[nodes:]
     if config.backend.kind != "hosts" or not unused:
@@ -220,11 +220,11 @@ def no_host_stays_unused(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def device_trains_here(subject: Subject) -> Iterator[Finding]:
+def device_trains_here(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the device can train here: the device table also lists devices of other makers, for plans
     only.
     """
-    config = subject.config
+    config = estimates.config
     device = find_device(config.resources.gpu_type) if config.resources.device == "gpu" else None
     if device and device.vendor != "NVIDIA":
         yield finding_of(
@@ -238,9 +238,9 @@ def device_trains_here(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def name_says_its_size(subject: Subject) -> Iterator[Finding]:
+def name_says_its_size(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that a size in the run's name is the size of its model."""
-    config = subject.config
+    config = estimates.config
     sizes = list(sizes_in_name(config.name))
     parameters = count_parameters(config).total
     if not sizes or any(1 / NAME_FACTOR <= size / parameters <= NAME_FACTOR for size, _ in sizes):
@@ -265,11 +265,11 @@ def sizes_in_name(name: str) -> Iterator[tuple[float, str]]:
         yield from ((float(reading) * factor, f"{reading}{unit.upper()}") for reading in readings)
 
 
-def timeout_is_in_seconds(subject: Subject) -> Iterator[Finding]:
+def timeout_is_in_seconds(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that a collective's time-out is minutes to hours; a smaller or larger value suggests a mistaken
     unit.
     """
-    config = subject.config
+    config = estimates.config
     seconds = config.parallel.process_group_timeout_seconds
     least, most = USUAL_TIMEOUT_SECONDS
     if least <= seconds <= most:
@@ -294,11 +294,11 @@ def timeout_is_in_seconds(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def variables_have_one_owner(subject: Subject) -> Iterator[Finding]:
+def variables_have_one_owner(estimates: RunEstimates) -> Iterator[Finding]:
     """Report the variables of backend.env that replace a value of nbtrain or of the scheduler."""
-    for name, said, fix, costs in replaced_values(subject.config):
+    for name, said, fix, costs in replaced_values(estimates.config):
         yield finding_of(
-            subject.config,
+            estimates.config,
             "variables_have_one_owner",
             f"backend.env.{name}",
             said,
@@ -307,9 +307,9 @@ def variables_have_one_owner(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def pods_have_time_to_save(subject: Subject) -> Iterator[Finding]:
+def pods_have_time_to_save(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that a terminating pod gives its ranks enough time to save before Kubernetes kills them."""
-    config, seconds = subject.config, subject.duration.save_seconds
+    config, seconds = estimates.config, estimates.duration.save_seconds
     limit = config.backend.shutdown_timeout_seconds
     if config.backend.kind != "kubernetes" or config.mode != "full" or seconds is None or seconds <= limit:
         return
@@ -318,8 +318,8 @@ def pods_have_time_to_save(subject: Subject) -> Iterator[Finding]:
         "pods_have_time_to_save",
         "backend.shutdown_timeout_seconds",
         f"shutdown_timeout_seconds({limit:g}) is the time that ranks have to save when their pod is ended, "
-        f"and a save takes {amounts.elapsed(seconds)} ({subject.duration.save_basis}). Kubernetes kills the "
-        f"pod {int(limit) + POD_GRACE_SECONDS} s after it has told it (terminationGracePeriodSeconds).",
+        f"and a save takes {amounts.elapsed(seconds)} ({estimates.duration.save_basis}). Kubernetes kills "
+        f"the pod {int(limit) + POD_GRACE_SECONDS} s after it has told it (terminationGracePeriodSeconds).",
         f"Set backend.shutdown_timeout_seconds: {math.ceil(SAVE_TIMES * seconds)}, "
         f"{SAVE_TIMES:g} times as long.",
         Cost(words="all steps since the previous checkpoint, whenever a pod is ended"),

@@ -8,7 +8,7 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.load.edits import with_values
 from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy
-from nbtrain.planner.lint.run_estimates import Subject
+from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.memory import AVERAGE_FRAGMENTATION, SPARE_FRACTION, estimate_memory, fragmented_bytes
 
 # A host that trains has more memory than this: torch alone takes as much.
@@ -17,9 +17,9 @@ LEAST_HOST_BYTES = 2**28
 USUAL_HOST_BYTES = (2**32, 24 * 2**40)
 
 
-def memory_fits(subject: Subject) -> Iterator[Finding]:
+def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the fullest rank fits its device with 5 % headroom."""
-    config, memory = subject.config, subject.memory
+    config, memory = estimates.config, estimates.memory
     if memory.device_bytes is None:
         yield finding_of(
             config,
@@ -53,9 +53,9 @@ def memory_fits(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def fragmentation_leaves_room(subject: Subject) -> Iterator[Finding]:
+def fragmentation_leaves_room(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that a run also fits with usual fragmentation, or that its allocator uses expandable segments."""
-    config, memory = subject.config, subject.memory
+    config, memory = estimates.config, estimates.memory
     if memory.device_bytes is None or config.resources.device == "cpu" or not memory.fits:
         return
     reserved = fragmented_bytes(memory.allocated_bytes) + memory.parts["runtime"]
@@ -83,10 +83,10 @@ def _after(remedy: Remedy) -> str:
     return f"{amounts.size(remedy.memory.total_bytes)}{beside}"
 
 
-def host_memory_fits(subject: Subject) -> Iterator[Finding]:
+def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that offloading and asynchronous saving fit a rank's share of host memory."""
-    config, memory = subject.config, subject.memory
-    if memory.fits_host is not False or _is_slip(subject):
+    config, memory = estimates.config, estimates.memory
+    if memory.fits_host is not False or _is_slip(estimates):
         return
     assert memory.host_bytes is not None
     largest = max(memory.host_parts, key=lambda part: memory.host_parts[part])
@@ -116,13 +116,17 @@ def host_memory_fits(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def model_is_made_in_host_memory(subject: Subject) -> Iterator[Finding]:
+def model_is_made_in_host_memory(estimates: RunEstimates) -> Iterator[Finding]:
     """Check host memory at the start: every rank builds its part of the model there before it moves to the
     device.
     """
-    config, memory, given = subject.config, subject.memory, subject.config.resources.memory_per_node_bytes
+    config, memory, given = (
+        estimates.config,
+        estimates.memory,
+        estimates.config.resources.memory_per_node_bytes,
+    )
     needed = memory.ranks_per_node * memory.initial_host_bytes
-    if config.resources.device == "cpu" or given is None or needed <= given or _is_slip(subject):
+    if config.resources.device == "cpu" or given is None or needed <= given or _is_slip(estimates):
         return
     if config.parallel.pipeline_parallel_size == 1:
         fix = "Set parallel.zero_stage: 3, which shards each parameter as it is created"
@@ -141,11 +145,11 @@ def model_is_made_in_host_memory(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def host_memory_is_in_bytes(subject: Subject) -> Iterator[Finding]:
+def host_memory_is_in_bytes(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the unit of memory_per_node_bytes: a number of GiB is far too small for a machine."""
-    if not _is_slip(subject):
+    if not _is_slip(estimates):
         return
-    config, given = subject.config, subject.config.resources.memory_per_node_bytes
+    config, given = estimates.config, estimates.config.resources.memory_per_node_bytes
     assert given is not None
     least, most = USUAL_HOST_BYTES
     units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
@@ -167,16 +171,16 @@ def host_memory_is_in_bytes(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _is_slip(subject: Subject) -> bool:
-    given = subject.config.resources.memory_per_node_bytes
+def _is_slip(estimates: RunEstimates) -> bool:
+    given = estimates.config.resources.memory_per_node_bytes
     return given is not None and given < LEAST_HOST_BYTES
 
 
-def sequence_ranks_hold_all_weights(subject: Subject) -> Iterator[Finding]:
+def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the ZeRO stage of a run with Ulysses, which shards only tokens: weights, gradients and moments
     need ZeRO.
     """
-    config, memory = subject.config, subject.memory
+    config, memory = estimates.config, estimates.memory
     parallel = config.parallel
     ulysses, zero = parallel.ds_sequence_parallel_size, parallel.zero_stage
     if ulysses == 1 or zero == 3 or memory.fits is not False:
@@ -194,11 +198,11 @@ def sequence_ranks_hold_all_weights(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def full_saves_more_than_selective(subject: Subject) -> Iterator[Finding]:
+def full_saves_more_than_selective(estimates: RunEstimates) -> Iterator[Finding]:
     """Check whether full recomputation would save needed memory: selective recomputation is faster, but keeps
     more.
     """
-    config, memory = subject.config, subject.memory
+    config, memory = estimates.config, estimates.memory
     if config.parallel.activation_checkpointing.granularity != "selective" or memory.device_bytes is None:
         return
     if memory.total_bytes <= (1 - SPARE_FRACTION) * memory.device_bytes:

@@ -16,7 +16,7 @@ from nbtrain.planner.time.speed import Speed
 
 
 @dataclass(frozen=True)
-class Subject:
+class RunEstimates:
     """A checked run, and the planner's estimates of its memory, time and disk."""
 
     config: RunConfig

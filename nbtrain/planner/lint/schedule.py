@@ -12,7 +12,7 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import given_unit, other_warmups
 from nbtrain.dataset.of_run import other_text_of_tokenizer
-from nbtrain.planner.lint.run_estimates import Subject
+from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.lint.training_lengths import is_far, neighbours
 
 # More than four passes over the same text add little: arXiv:2305.16264, section 5.
@@ -52,13 +52,13 @@ USUAL_PAUSE_FRACTION = 0.1
 LEAST_LOSS_FRACTION = 0.01
 
 
-def learning_rate_suits_size(subject: Subject) -> Iterator[Finding]:
+def learning_rate_suits_size(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the learning rate against the model's size and batch: GPT-3's table, times the square root of the
     batch ratio.
 
     Adam's best rate grows with the square root of the batch (arXiv:2405.14578), and falls with the size.
     """
-    config, rate = subject.config, subject.config.lr_schedule.lr
+    config, rate = estimates.config, estimates.config.lr_schedule.lr
     parameters, tokens = count_parameters(config).total, config.tokens_per_step
     near = min(GPT3_RATES, key=lambda row: abs(math.log(row[0] / parameters)))
     table, scale = near[1], math.sqrt(tokens / near[2])
@@ -82,9 +82,9 @@ def learning_rate_suits_size(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def warmup_is_long_enough(subject: Subject) -> Iterator[Finding]:
+def warmup_is_long_enough(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the learning rate rises over at least 100 steps."""
-    config = subject.config
+    config = estimates.config
     steps, warmup = config.scheduled_steps, config.lr_warmup_tokens
     samples = -(-warmup // config.model.seq_length)
     warmup_steps = config.batch_schedule.step_at(samples)
@@ -121,9 +121,9 @@ def _instead_of(config: RunConfig) -> str:
     return f" instead of {others[0]}" if others else ""
 
 
-def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
+def warmup_ends_before_the_run(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the warm-up ends before the run; otherwise the configured learning rate is never reached."""
-    config = subject.config
+    config = estimates.config
     if config.lr_warmup_tokens < config.train_tokens:
         return
     reached = config.train_tokens / config.lr_warmup_tokens
@@ -140,11 +140,11 @@ def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
+def tokens_suit_the_size(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the training length is plausible for the model; a factor of a thousand suggests a mistaken
     unit.
     """
-    config = subject.config
+    config = estimates.config
     parameters, tokens = count_parameters(config).total, config.train_tokens
     ratio = tokens / parameters
     if parameters < LEAST_PARAMETERS or LEAST_TOKENS <= ratio <= MOST_TOKENS or config.shortened_by:
@@ -169,13 +169,13 @@ def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def tokens_match_a_published_length(subject: Subject) -> Iterator[Finding]:
+def tokens_match_a_published_length(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that some published model of a similar size was trained on as many tokens per parameter.
 
     Megatron-LM's script for 175B trains on 9 tokens a parameter; published models of that size were trained
     on at most 2.1, or on 19 and more.
     """
-    config = subject.config
+    config = estimates.config
     parameters, tokens = count_parameters(config).total, config.train_tokens
     ratio = tokens / parameters
     if parameters < LEAST_PARAMETERS or config.shortened_by or config.init_from is not None:
@@ -223,9 +223,9 @@ def _whole_decay(config: RunConfig) -> str:
     return f"Set lr_schedule.lr_decay_tokens: {tokens}{instead}, or {null}, which is the length of the run."
 
 
-def decay_ends_with_the_run(subject: Subject) -> Iterator[Finding]:
+def decay_ends_with_the_run(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the learning rate is not at min_lr for most of the run."""
-    config = subject.config
+    config = estimates.config
     fraction = config.lr_decay_tokens / config.train_tokens
     if config.lr_schedule.lr_decay_style not in ("cosine", "linear") or fraction >= LEAST_DECAY_FRACTION:
         return
@@ -236,13 +236,13 @@ def decay_ends_with_the_run(subject: Subject) -> Iterator[Finding]:
         f"The learning rate is at min_lr({config.lr_schedule.min_lr:g}) for {1 - fraction:.1%} of the run: "
         f"{_decay_words(config)} are {fraction:.2g} of train_tokens({config.train_tokens:,}).",
         _whole_decay(config),
-        subject.share(1 - fraction, "text that teaches little"),
+        estimates.share(1 - fraction, "text that teaches little"),
     )
 
 
-def decay_reaches_its_end(subject: Subject) -> Iterator[Finding]:
+def decay_reaches_its_end(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the learning rate falls to min_lr before the run ends."""
-    config = subject.config
+    config = estimates.config
     if config.lr_schedule.lr_decay_style == "constant" or config.lr_decay_tokens <= config.train_tokens:
         return
     yield finding_of(
@@ -255,9 +255,9 @@ def decay_reaches_its_end(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def training_is_longer_than_a_step(subject: Subject) -> Iterator[Finding]:
+def training_is_longer_than_a_step(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that train_tokens is enough for many steps; a number without its "billions" is not."""
-    config = subject.config
+    config = estimates.config
     unit, amount = config.batch.train_amount
     if config.scheduled_steps > 1 or unit == "steps":
         return
@@ -273,11 +273,11 @@ def training_is_longer_than_a_step(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def fp16_scale_can_move(subject: Subject) -> Iterator[Finding]:
+def fp16_scale_can_move(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that fp16's loss scale is dynamic: after an overflow it skips the step, while a fixed scale ends
     the run.
     """
-    config = subject.config
+    config = estimates.config
     scale = config.precision.fp16
     if config.precision.dtype != "fp16":
         return
@@ -306,15 +306,15 @@ def fp16_scale_can_move(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def dataset_is_not_repeated_too_often(subject: Subject) -> Iterator[Finding]:
+def dataset_is_not_repeated_too_often(estimates: RunEstimates) -> Iterator[Finding]:
     """Check how often a run repeats its training split, prepared or estimated from Wikipedia's size."""
-    passes, config = subject.epochs, subject.config
+    passes, config = estimates.epochs, estimates.config
     words = f"{passes:.1f} times" if passes is not None else ""
     basis = ""
-    if passes is None and subject.text is not None:
+    if passes is None and estimates.text is not None:
         # Before the data are prepared: the least that Wikipedia's size allows.
-        passes, most = subject.text.epochs(config.train_tokens)
-        words, basis = f"{passes:,.3g} to {most:,.3g} times", f" The text: {subject.text.basis}."
+        passes, most = estimates.text.epochs(config.train_tokens)
+        words, basis = f"{passes:,.3g} to {most:,.3g} times", f" The text: {estimates.text.basis}."
     if passes is None or passes <= USEFUL_EPOCHS:
         return
     useful = int(config.train_tokens * USEFUL_EPOCHS / passes)
@@ -325,16 +325,16 @@ def dataset_is_not_repeated_too_often(subject: Subject) -> Iterator[Finding]:
         f"The run reads its training text {words}; more than {USEFUL_EPOCHS} add little "
         f"(arXiv:2305.16264).{basis}",
         f"Take more text or fewer train_tokens: {useful:,} are {USEFUL_EPOCHS} passes.",
-        subject.share(1 - USEFUL_EPOCHS / passes, "text that adds little"),
+        estimates.share(1 - USEFUL_EPOCHS / passes, "text that adds little"),
     )
 
 
-def dataset_counts_agree(subject: Subject) -> Iterator[Finding]:
+def dataset_counts_agree(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the .idx can be read and agrees with the manifest next to it."""
-    dataset = subject.disk.dataset
+    dataset = estimates.disk.dataset
     if dataset is not None and dataset.problem:
         yield finding_of(
-            subject.config,
+            estimates.config,
             "dataset_counts_agree",
             "data.name",
             dataset.problem,
@@ -346,15 +346,15 @@ def dataset_counts_agree(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def tokenizer_is_of_this_text(subject: Subject) -> Iterator[Finding]:
+def tokenizer_is_of_this_text(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the tokenizer suits the text; a tokenizer made from other text needs more tokens for it."""
     try:
-        clause = other_text_of_tokenizer(subject.config)
+        clause = other_text_of_tokenizer(estimates.config)
     except DataError as error:
         clause = str(error).rstrip(".")
     if clause:
         yield finding_of(
-            subject.config,
+            estimates.config,
             "tokenizer_is_of_this_text",
             "tokenizer.name",
             f"{clause}: it needs more tokens for this text than one that is trained on it.",
@@ -363,14 +363,14 @@ def tokenizer_is_of_this_text(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def validations_are_few(subject: Subject) -> Iterator[Finding]:
+def validations_are_few(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the time spent on validations: a batch costs a forward pass, a third of a training step."""
-    config = subject.config
+    config = estimates.config
     evaluation = config.evaluation
     interval = evaluation.eval_interval_steps
     if config.mode == "eval" or not evaluation.eval_iters or interval >= config.train_steps:
         return
-    fraction = _share(subject, "validation", evaluation.eval_iters / (evaluation.eval_iters + 3 * interval))
+    fraction = _share(estimates, "validation", evaluation.eval_iters / (evaluation.eval_iters + 3 * interval))
     if fraction <= USUAL_PAUSE_FRACTION:
         return
     enough = _sparser(interval, fraction)
@@ -381,18 +381,18 @@ def validations_are_few(subject: Subject) -> Iterator[Finding]:
         f"Validations take {fraction:.0%} of the time: {evaluation.eval_iters} batches after every "
         f"{amounts.counted(interval, 'step')}, each a forward pass.",
         f"Set evaluation.eval_interval_steps: {enough} for {USUAL_PAUSE_FRACTION:.0%}, or fewer eval_iters.",
-        subject.share(fraction, "time that trains nothing"),
+        estimates.share(fraction, "time that trains nothing"),
     )
 
 
-def checkpoints_are_few(subject: Subject) -> Iterator[Finding]:
+def checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the time that training waits for checkpoints, unless they are written in the background."""
-    config = subject.config
-    interval, size = config.checkpoint.save_interval_steps, subject.disk.checkpoint_bytes
-    fraction = _share(subject, "checkpoints", 0.0)
+    config = estimates.config
+    interval, size = config.checkpoint.save_interval_steps, estimates.disk.checkpoint_bytes
+    fraction = _share(estimates, "checkpoints", 0.0)
     if fraction <= USUAL_PAUSE_FRACTION or interval >= config.train_steps:
         return
-    if subject.interruptions is not None and interval >= subject.interruptions.best_save_interval_steps:
+    if estimates.interruptions is not None and interval >= estimates.interruptions.best_save_interval_steps:
         return  # saving less often would cost more in repeated steps than it saves
     yield finding_of(
         config,
@@ -402,13 +402,13 @@ def checkpoints_are_few(subject: Subject) -> Iterator[Finding]:
         f"{amounts.counted(interval, 'step')}.",
         f"Set checkpoint.save_interval_steps: {_sparser(interval, fraction)} for "
         f"{USUAL_PAUSE_FRACTION:.0%}, or async_save: true.",
-        subject.share(fraction),
+        estimates.share(fraction),
     )
 
 
-def saves_fit_interruptions(subject: Subject) -> Iterator[Finding]:
+def saves_fit_interruptions(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the save interval against the interruptions that the run expects."""
-    config, expected = subject.config, subject.interruptions
+    config, expected = estimates.config, estimates.interruptions
     if expected is None:
         return
     interval, best = expected.save_interval_steps, expected.best_save_interval_steps
@@ -427,7 +427,7 @@ def saves_fit_interruptions(subject: Subject) -> Iterator[Finding]:
             f"cannot save ({expected.basis}), and {why}. With {best:,} steps it is expected to end "
             f"{amounts.elapsed(lost)} earlier (Daly 2006)."
         )
-        costs = subject.share(lost / expected.undisturbed_seconds)
+        costs = estimates.share(lost / expected.undisturbed_seconds)
     else:
         said += (
             f"With {amounts.amount(expected.per_day)} interruptions a day ({expected.basis}), the run "
@@ -450,9 +450,9 @@ def _round(steps: int) -> int:
     return max(1, round(steps / unit) * unit)
 
 
-def _share(subject: Subject, part: str, otherwise: float) -> float:
+def _share(estimates: RunEstimates, part: str, otherwise: float) -> float:
     """Return a part's share of the run's time; `otherwise` if the plan has no time."""
-    duration = subject.duration
+    duration = estimates.duration
     return duration.parts.get(part, 0.0) / duration.seconds if duration.seconds else otherwise
 
 
@@ -464,13 +464,13 @@ def _sparser(interval: int, fraction: float) -> int:
     return -(-exact // unit) * unit
 
 
-def preferences_have_no_dropout(subject: Subject) -> Iterator[Finding]:
+def preferences_have_no_dropout(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that a run with `dpo` has no dropout: the reference is computed without it, so the first margins
     would be its noise.
 
     Papers and TRL train DPO without dropout.
     """
-    config = subject.config
+    config = estimates.config
     if config.dpo is None:
         return
     values = {

@@ -78,7 +78,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Place:
+class Hardware:
     """The hardware that the run will train on."""
 
     cores: int
@@ -126,22 +126,22 @@ class Choices:
         return load(self.extends, {**self.overrides, "name": name}, check=False)
 
 
-def choose(text: Text, place: Place, size: str | None = None, minutes: float | None = None) -> Choices:
+def choose(text: Text, hardware: Hardware, size: str | None = None, minutes: float | None = None) -> Choices:
     """Choose all settings that a run on a text needs. Raises DataError for a text that is too short."""
     if minutes is not None and not 0 < minutes < 1e6:
         raise ConfigError(f"minutes = {minutes} must be more than 0.")
     _refuse_short(text)
-    if place.gpus:
-        _check_gpu(place)
+    if hardware.gpus:
+        _check_gpu(hardware)
     if size is not None and preset_run(size) is not None:
-        return _of_preset(text, place, size, minutes)
+        return _of_preset(text, hardware, size, minutes)
     if size is not None and size_of(size) is None:
         raise ConfigError(f"size = {size!r} must be a number of parameters, such as 3M or 125M.")
-    if minutes is None and not place.gpus:
+    if minutes is None and not hardware.gpus:
         minutes = CPU_MINUTES
-    shapes = SMALL if size is None else (_nearest_shape(text, place, float(size_of(size) or 0)),)
+    shapes = SMALL if size is None else (_nearest_shape(text, hardware, float(size_of(size) or 0)),)
     seconds = None if minutes is None else 60 * minutes
-    tried = [_Candidate.of(text, place, *shape, seconds) for shape in shapes]
+    tried = [_Candidate.of(text, hardware, *shape, seconds) for shape in shapes]
     if seconds is None:
         chosen = max(
             (one for one in tried if USUAL_TOKENS * one.parameters <= MOST_EPOCHS * one.unique_tokens),
@@ -150,10 +150,10 @@ def choose(text: Text, place: Place, size: str | None = None, minutes: float | N
         )
     else:
         chosen = min(tried, key=lambda one: one.loss)
-    if size is None and chosen is tried[-1] and place.gpus and seconds is None:
+    if size is None and chosen is tried[-1] and hardware.gpus and seconds is None:
         larger = _largest_preset(text)
         if larger is not None:
-            return _of_preset(text, place, larger, minutes)
+            return _of_preset(text, hardware, larger, minutes)
     return chosen.choices(minutes)
 
 
@@ -177,7 +177,7 @@ class _Candidate:
     """A candidate: a small model for the text, and its predicted loss."""
 
     text: Text
-    place: Place
+    hardware: Hardware
     layers: int
     width: int
     vocab_size: int
@@ -189,21 +189,23 @@ class _Candidate:
     config: RunConfig
 
     @classmethod
-    def of(cls, text: Text, place: Place, layers: int, width: int, seconds: float | None) -> "_Candidate":
+    def of(
+        cls, text: Text, hardware: Hardware, layers: int, width: int, seconds: float | None
+    ) -> "_Candidate":
         vocab_size = min(largest_seen(text.fits, text.num_bytes), _suited(layers, width))
-        run = load(SMALL_BASE, _sections(place, layers, width, vocab_size), check=False)
+        run = load(SMALL_BASE, _sections(hardware, layers, width, vocab_size), check=False)
         parameters, unique = count_parameters(run).total, text.train_tokens(vocab_size)
         tokens = MOST_EPOCHS * unique
         if seconds is not None:
             # Validations and checkpoints take a few percent.
             # `run` has the name of SMALL_BASE, whose own last job says nothing about this one.
-            duration = estimate_duration(run, use_measured=not place.gpus, last_job=False)
+            duration = estimate_duration(run, use_measured=not hardware.gpus, last_job=False)
             rate = duration.tokens_per_second or 0.0
             tokens = min(tokens, 0.95 * seconds * rate)
         else:
             tokens = min(tokens, USUAL_TOKENS * parameters)
         timed = tokens < 0.99 * MOST_EPOCHS * unique
-        return cls(text, place, layers, width, vocab_size, parameters, unique, tokens, timed, run)
+        return cls(text, hardware, layers, width, vocab_size, parameters, unique, tokens, timed, run)
 
     @property
     def loss(self) -> float:
@@ -216,7 +218,7 @@ class _Candidate:
         """Return the run YAML of this model."""
         found = Choices(SMALL_BASE)
         _put_text(found, self.text, self.vocab_size)
-        sections = _sections(self.place, self.layers, self.width, self.vocab_size)
+        sections = _sections(self.hardware, self.layers, self.width, self.vocab_size)
         size = f"{amounts.count(self.parameters)} parameters"
         why = f"{size}: the lowest predicted loss in {minutes:g} minutes" if minutes else size
         found.put("model", why, **sections["model"])
@@ -227,7 +229,7 @@ class _Candidate:
         epochs = tokens / self.unique_tokens
         passes = f"{epochs:.1f} passes over the text"
         limit = f"{passes}, as many as {minutes:g} minutes allow" if self.is_timed and minutes else passes
-        ranks = max(self.place.gpus, 1)
+        ranks = max(self.hardware.gpus, 1)
         micro = max(sequences // ranks, 1)
         found.put(
             "batch",
@@ -242,12 +244,12 @@ class _Candidate:
         for section in ("precision", "parallel", "resources"):
             if section in sections:
                 found.put(section, "", **sections[section])
-        found.reasons["resources"] = f"planned for {self.place.words}"
+        found.reasons["resources"] = f"planned for {self.hardware.words}"
         return found
 
 
-def _sections(place: Place, layers: int, width: int, vocab_size: int) -> dict[str, dict[str, Any]]:
-    """Return the sections that turn gpt-tiny into another small model for `place`."""
+def _sections(hardware: Hardware, layers: int, width: int, vocab_size: int) -> dict[str, dict[str, Any]]:
+    """Return the sections that turn gpt-tiny into another small model for `hardware`."""
     sections: dict[str, dict[str, Any]] = {
         "model": {
             "num_layers": layers,
@@ -259,20 +261,20 @@ def _sections(place: Place, layers: int, width: int, vocab_size: int) -> dict[st
         },
         "tokenizer": {"vocab_size": vocab_size},
     }
-    if not place.gpus:
-        sections["resources"] = {"device": "cpu", "cpus_per_node": place.used_cores}
+    if not hardware.gpus:
+        sections["resources"] = {"device": "cpu", "cpus_per_node": hardware.used_cores}
         return sections
-    device = find_device(place.gpu_type)
-    per_node = place.gpus_per_node or min(place.gpus, 8)
+    device = find_device(hardware.gpu_type)
+    per_node = hardware.gpus_per_node or min(hardware.gpus, 8)
     sections["resources"] = {
         "device": "gpu",
-        "gpu_type": device.name if device else place.gpu_type,
-        "nodes": max(place.gpus // per_node, 1),
+        "gpu_type": device.name if device else hardware.gpu_type,
+        "nodes": max(hardware.gpus // per_node, 1),
         "gpus_per_node": per_node,
         "cpus_per_node": None,
     }
     sections["precision"] = {"dtype": "bf16" if device and device.peak("bf16") else "fp16"}
-    sections["parallel"] = {"data_parallel_size": place.gpus, "zero_stage": 1}
+    sections["parallel"] = {"data_parallel_size": hardware.gpus, "zero_stage": 1}
     return sections
 
 
@@ -283,8 +285,8 @@ def _suited(layers: int, width: int) -> int:
     return suited_to(12 * layers * width**2, width)
 
 
-def _nearest_shape(text: Text, place: Place, parameters: float) -> tuple[int, int]:
-    shapes = {shape: _Candidate.of(text, place, *shape, None).parameters for shape in SMALL}
+def _nearest_shape(text: Text, hardware: Hardware, parameters: float) -> tuple[int, int]:
+    shapes = {shape: _Candidate.of(text, hardware, *shape, None).parameters for shape in SMALL}
     return min(shapes, key=lambda shape: abs(math.log(shapes[shape] / parameters)))
 
 
@@ -296,10 +298,10 @@ def _largest_preset(text: Text) -> str | None:
     return fitting[-1] if fitting else None
 
 
-def _of_preset(text: Text, place: Place, size: str, minutes: float | None) -> Choices:
+def _of_preset(text: Text, hardware: Hardware, size: str, minutes: float | None) -> Choices:
     """Choose a preset for the text: its model, batch and learning rate, with the best layout on the GPUs."""
     base = load(str(preset_run(size)), check=False)
-    if not place.gpus:
+    if not hardware.gpus:
         raise ConfigError(
             f"size = {size}: needs GPUs. Name them, as in --gpus 4 --gpu-type A100-80GB, or choose a size up "
             "to 100M for CPUs."
@@ -311,12 +313,12 @@ def _of_preset(text: Text, place: Place, size: str, minutes: float | None) -> Ch
     unique = text.train_tokens(vocab_size)
     tokens = min(MOST_EPOCHS * unique, USUAL_TOKENS * parameters)
     sequence = base.model.seq_length
-    step = min(base.tokens_per_step, max(_batch_tokens(parameters, tokens), sequence * place.gpus))
-    batch = max(step // sequence // place.gpus, 1) * place.gpus
+    step = min(base.tokens_per_step, max(_batch_tokens(parameters, tokens), sequence * hardware.gpus))
+    batch = max(step // sequence // hardware.gpus, 1) * hardware.gpus
     tokens = _whole(tokens, batch * sequence)
     if tokens < LEAST_STEPS * batch * sequence:
         raise DataError(
-            f"{text.words}: too little text for {size} on {place.words}: "
+            f"{text.words}: too little text for {size} on {hardware.words}: "
             f"{amounts.counted(tokens // (batch * sequence), 'step')} of {batch * sequence:,} tokens, and "
             f"at least {LEAST_STEPS} are needed. Name fewer GPUs or a smaller size."
         )
@@ -334,12 +336,14 @@ def _of_preset(text: Text, place: Place, size: str, minutes: float | None) -> Ch
     found.put("resources", "", cpus_per_node=None, memory_per_node_bytes=None)
     _scale_schedule(found, base, tokens, batch * sequence)
     overrides = {**found.overrides, "batch.micro_batch_size": 1, "parallel.data_parallel_size": 1}
-    on_place = run_on(base, place.gpus, place.gpus_per_node, place.gpu_type, overrides)
-    result = search(on_place)
+    on_hardware = run_on(base, hardware.gpus, hardware.gpus_per_node, hardware.gpu_type, overrides)
+    result = search(on_hardware)
     if result.best is None:
-        raise ConfigError(f"size = {size}: no layout fits {place.words}; `nbtrain search {size}` says why.")
+        raise ConfigError(
+            f"size = {size}: no layout fits {hardware.words}; `nbtrain search {size}` says why."
+        )
     best = result.space.run(result.best.layout, check=False)
-    _put_layout(found, best, base, place)
+    _put_layout(found, best, base, hardware)
     if tokens < parameters:
         found.notes.append(
             f"{tokens / parameters:.2f} tokens a parameter: {USUAL_TOKENS} are usual (arXiv:2203.15556). "
@@ -361,7 +365,7 @@ def _scale_schedule(found: Choices, base: RunConfig, tokens: int, step: int) -> 
     _put_intervals(found, max(tokens // step, 1))
 
 
-def _put_layout(found: Choices, best: RunConfig, base: RunConfig, place: Place) -> None:
+def _put_layout(found: Choices, best: RunConfig, base: RunConfig, hardware: Hardware) -> None:
     """Add to the choices the layout fields in which `best` differs from `base`."""
     before, now = dict(flatten(base.model_dump())), dict(flatten(best.model_dump()))
     for key, value in now.items():
@@ -373,7 +377,9 @@ def _put_layout(found: Choices, best: RunConfig, base: RunConfig, place: Place) 
             for parent in parents:
                 target = target.setdefault(parent, {})
             target[last] = value
-    found.reasons["parallel"] = f"the fastest layout that fits {place.words}: `nbtrain search` lists others"
+    found.reasons["parallel"] = (
+        f"the fastest layout that fits {hardware.words}: `nbtrain search` lists others"
+    )
 
 
 def _put_text(found: Choices, text: Text, vocab_size: int) -> None:
@@ -430,8 +436,8 @@ def _refuse_short(text: Text) -> None:
         )
 
 
-def _check_gpu(place: Place) -> None:
-    if find_device(place.gpu_type) is None:
-        near = nearest_device_names(place.gpu_type or "")
+def _check_gpu(hardware: Hardware) -> None:
+    if find_device(hardware.gpu_type) is None:
+        near = nearest_device_names(hardware.gpu_type or "")
         hint = f" Nearest: {', '.join(near[:3])}." if near else " E.g. A100-80GB."
-        raise ConfigError(f"gpu_type = {place.gpu_type!r}: no such GPU in the table.{hint}")
+        raise ConfigError(f"gpu_type = {hardware.gpu_type!r}: no such GPU in the table.{hint}")

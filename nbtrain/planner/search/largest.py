@@ -26,7 +26,7 @@ from nbtrain.planner.search.legal import (
     legal_options,
     micro_batches,
 )
-from nbtrain.planner.search.search import Scored, is_worth, offloads, score, shortage, try_cut
+from nbtrain.planner.search.search import ScoredLayout, is_worth, offloads, score, shortage, try_cut
 
 Way = Callable[[Layout], bool]
 WAYS: dict[str, Way] = {
@@ -45,7 +45,7 @@ class Compared:
     """A row of the comparison of three kinds of layout."""
 
     name: str
-    best: Scored | None
+    best: ScoredLayout | None
     """The fastest layout of this kind; None if none fits or none is legal."""
     longest_sequence: int | None
     """Tokens of the longest sequence, in a micro batch of one; None if even the shortest does not fit."""
@@ -59,7 +59,7 @@ class Largest(Result):
 
     name: str
     space: Space
-    model: tuple[str, Shape, Scored] | None
+    model: tuple[str, Shape, ScoredLayout] | None
     """The largest model of the family at the run's sequence length: name, shape, and the layout with the most
     free memory.
     """
@@ -141,7 +141,7 @@ class Largest(Result):
         }
 
 
-def _model_record(name: str, shape: Shape, best: Scored | None = None) -> dict[str, Any]:
+def _model_record(name: str, shape: Shape, best: ScoredLayout | None = None) -> dict[str, Any]:
     """Return a model of the family as a JSON object, with the layout that leaves the most memory if one
     fits.
     """
@@ -154,7 +154,7 @@ def _model_record(name: str, shape: Shape, best: Scored | None = None) -> dict[s
     return record if best is None else record | {"layout": _layout_record(best)}
 
 
-def _layout_record(scored: Scored) -> dict[str, Any]:
+def _layout_record(scored: ScoredLayout) -> dict[str, Any]:
     return {
         "words": scored.layout.words,
         "settings": scored.layout.settings,
@@ -175,7 +175,7 @@ def largest(space: Space, name: str) -> Largest:
     return Largest(name, space, model, following, longest or None, ways)
 
 
-def largest_model(space: Space) -> tuple[tuple[str, Shape, Scored] | None, tuple[str, Shape] | None]:
+def largest_model(space: Space) -> tuple[tuple[str, Shape, ScoredLayout] | None, tuple[str, Shape] | None]:
     """Return the largest model of the family that fits, and the next larger one."""
     models = line(space.vocab_size, space.base.shape.seq_length)
     low, high, best = 0, len(models), None
@@ -191,7 +191,7 @@ def largest_model(space: Space) -> tuple[tuple[str, Shape, Scored] | None, tuple
     return best, models[low] if low < len(models) else None
 
 
-def compare(space: Space, name: str, tried: list[Scored]) -> Compared:
+def compare(space: Space, name: str, tried: list[ScoredLayout]) -> Compared:
     """Compare one kind of layout: the fastest layout that was tried, and the longest sequence."""
     way = WAYS[name]
     own = [one for one in tried if way(one.layout)]
@@ -231,7 +231,7 @@ def longest_sequence(space: Space, way: Way) -> int | None:
     return low * SEQUENCE_STEP
 
 
-def roomiest(space: Space, way: Way = WAYS["fused"]) -> Scored | None:
+def roomiest(space: Space, way: Way = WAYS["fused"]) -> ScoredLayout | None:
     """Return the layout of a kind that leaves the most device memory and fits host memory."""
     best: tuple[int, Layout] | None = None
     for layout in _smallest(space):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nbtrain.base.text import amounts
 from nbtrain.planner.search.legal import RECOMPUTATIONS, Layout, Options, problems
-from nbtrain.planner.search.search import OFFLOADS, ROOMY_FRACTION, Scored, SearchResult, score
+from nbtrain.planner.search.search import OFFLOADS, ROOMY_FRACTION, ScoredLayout, SearchResult, score
 
 
 class Reason(NamedTuple):
@@ -20,7 +20,7 @@ class Reason(NamedTuple):
     words: str
 
 
-def reasons(result: SearchResult, one: Scored) -> list[Reason]:
+def reasons(result: SearchResult, one: ScoredLayout) -> list[Reason]:
     """Explain every decision of a ranked layout, in the order in which practitioners decide."""
     return [
         Reason("precision", _precision(one)),
@@ -32,7 +32,7 @@ def reasons(result: SearchResult, one: Scored) -> list[Reason]:
     ]
 
 
-def _precision(one: Scored) -> str:
+def _precision(one: ScoredLayout) -> str:
     setup = one.setup
     peak = setup.device.peak(setup.dtype) if setup.device else None
     rate = f" at {peak / 1e12:g} TFLOP/s" if setup.device and peak else ""
@@ -40,7 +40,7 @@ def _precision(one: Scored) -> str:
     return f"{setup.dtype}: {setup.device.name if setup.device else 'the device'} multiplies it{rate}{scale}"
 
 
-def _recomputation(result: SearchResult, one: Scored) -> str:
+def _recomputation(result: SearchResult, one: ScoredLayout) -> str:
     options = one.layout.options
     activations = amounts.size(one.memory.parts.get("activations", 0))
     if options.recompute == "none":
@@ -51,7 +51,7 @@ def _recomputation(result: SearchResult, one: Scored) -> str:
     )
 
 
-def _zero(result: SearchResult, one: Scored) -> str:
+def _zero(result: SearchResult, one: ScoredLayout) -> str:
     options, cut = one.layout.options, one.layout.cut
     stage, ranks = options.zero_stage, cut.data * cut.ulysses
     if ranks == 1 and stage > 1:
@@ -70,7 +70,7 @@ def _zero(result: SearchResult, one: Scored) -> str:
     return f"stage {stage}: {_without(result, one, lower, f'with stage {stage - 1}')}"
 
 
-def _hpz(result: SearchResult, one: Scored) -> str:
+def _hpz(result: SearchResult, one: ScoredLayout) -> str:
     options = one.layout.options
     base = result.space.base
     if options.zero_stage < 3:
@@ -82,7 +82,7 @@ def _hpz(result: SearchResult, one: Scored) -> str:
     return f"off: {_without(result, one, options._replace(hpz=True), 'with a second copy on each machine')}"
 
 
-def _offloading(result: SearchResult, one: Scored) -> str:
+def _offloading(result: SearchResult, one: ScoredLayout) -> str:
     options = one.layout.options
     places = (options.offload_optimizer, options.offload_param)
     if places not in OFFLOADS or places == OFFLOADS[0]:
@@ -96,7 +96,7 @@ def _offloading(result: SearchResult, one: Scored) -> str:
     return f"{what} in host memory ({host}{have} a rank): {_without(result, one, changed, 'with less of it')}"
 
 
-def _replicas(result: SearchResult, one: Scored) -> str:
+def _replicas(result: SearchResult, one: ScoredLayout) -> str:
     cut = one.layout.cut
     parts = cut.tensor * cut.pipeline * cut.ulysses
     more = [other for other in result.ranked if other.layout.cut.data > cut.data]
@@ -114,7 +114,7 @@ def _replicas(result: SearchResult, one: Scored) -> str:
     return f"{head}; with {other} is {change}"
 
 
-def _without(result: SearchResult, one: Scored, options: Options, words: str) -> str:
+def _without(result: SearchResult, one: ScoredLayout, options: Options, words: str) -> str:
     """Describe the layout with other options: not allowed, not fitting, tight, slower or faster."""
     other = Layout(one.layout.cut, one.layout.micro_batch_size, options)
     if broken := problems(result.space, other):

@@ -53,7 +53,7 @@ OFFLOADS: tuple[tuple[Place, Place], ...] = (("none", "none"), ("cpu", "none"), 
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredLayout:
     """A layout with its memory and, if it fits, its time."""
 
     layout: Layout
@@ -106,7 +106,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedGroup:
     """A group of layouts that are not ranked, for one reason."""
 
     words: str
@@ -123,13 +123,13 @@ class SearchResult:
 
     space: Space
     name: str
-    ranked: tuple[Scored, ...]
-    refused: tuple[Refused, ...]
+    ranked: tuple[ScoredLayout, ...]
+    refused: tuple[RefusedGroup, ...]
     estimated: int
     """Layouts whose memory was estimated."""
 
     @property
-    def best(self) -> Scored | None:
+    def best(self) -> ScoredLayout | None:
         return self.ranked[0] if self.ranked else None
 
     @property
@@ -262,7 +262,7 @@ def search_space(space: Space, name: str = "a model") -> SearchResult:
     if not any(one.fits for one in tried):
         tried += [one for cut in wide for one in try_cut(space, cut)]
         wide = []
-    refused = [Refused(_some(words), len(words), "rule", reason) for reason, words in illegal.items()]
+    refused = [RefusedGroup(_some(words), len(words), "rule", reason) for reason, words in illegal.items()]
     refused += _illegal_options(space, inside)
     refused += _too_large(tried)
     if wide:
@@ -270,16 +270,16 @@ def search_space(space: Space, name: str = "a model") -> SearchResult:
             f"their tensor-parallel ranks span several machines of {space.base.devices_per_node} GPUs, whose "
             "links are slower, and layouts that keep them on one machine fit"
         )
-        refused.append(Refused(_some([cut.words for cut in wide]), len(wide), "unneeded", reason))
+        refused.append(RefusedGroup(_some([cut.words for cut in wide]), len(wide), "unneeded", reason))
     if space.base.host_memory_bytes is None:
         reason = "host memory is not known: set resources.memory_per_node_bytes"
-        refused.append(Refused("optimizer or weights in host memory", len(inside), "memory", reason))
+        refused.append(RefusedGroup("optimizer or weights in host memory", len(inside), "memory", reason))
     refused += _not_estimated(space, inside, len(tried))
     ranked = sorted((one for one in tried if one.step is not None), key=lambda one: one.cost)
     return SearchResult(space, name, tuple(ranked), tuple(refused), len(tried))
 
 
-def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[Refused]:
+def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[RefusedGroup]:
     """Yield the options that the table of combinations rejects for legal cuts, grouped by reason."""
     found: dict[str, list[str]] = {}
     for cut in legal:
@@ -288,10 +288,10 @@ def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[Refused]:
             for reason in kind_problems(cut.flags, options, space.kept)[:1]:
                 found.setdefault(reason, []).append(f"ZeRO {zero}{' with hpZ' * hpz}")
     for reason, words in found.items():
-        yield Refused(", ".join(dict.fromkeys(words)), len(words), "rule", reason)
+        yield RefusedGroup(", ".join(dict.fromkeys(words)), len(words), "rule", reason)
 
 
-def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refused]:
+def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[RefusedGroup]:
     """Yield the legal layouts that are not estimated, grouped by reason."""
     every = sum(len(legal_options(space, cut)) * len(micro_batches(space, cut)) for cut in legal)
     if every > tried:
@@ -300,7 +300,7 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
             "does not fit, SP is off although it costs nothing, or ZeRO 2, ZeRO 3 or hpZ would shard "
             "nothing and move nothing to the host"
         )
-        yield Refused(
+        yield RefusedGroup(
             "more memory-saving techniques or larger micro batches than needed",
             every - tried,
             "unneeded",
@@ -308,12 +308,12 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
         )
 
 
-def _too_large(tried: list[Scored]) -> Iterator[Refused]:
+def _too_large(tried: list[ScoredLayout]) -> Iterator[RefusedGroup]:
     """Yield the cuts without a layout that fits, with the least memory that one of their layouts needs.
 
     For the other cuts, yield the number of layouts that do not fit.
     """
-    by_cut: dict[Cut, list[Scored]] = {}
+    by_cut: dict[Cut, list[ScoredLayout]] = {}
     for one in tried:
         by_cut.setdefault(one.layout.cut, []).append(one)
     for cut, scored in by_cut.items():
@@ -323,10 +323,10 @@ def _too_large(tried: list[Scored]) -> Iterator[Refused]:
         least = min(failing, key=lambda one: one.memory.total_bytes)
         few = f"{len(failing)} of {len(scored)} tried" if len(failing) < len(scored) else "all"
         reason = f"the smallest, {least.layout.words.partition(', ')[2]}, {shortage(least)}"
-        yield Refused(f"{cut.words}: {few}", len(failing), "memory", reason)
+        yield RefusedGroup(f"{cut.words}: {few}", len(failing), "memory", reason)
 
 
-def shortage(one: Scored) -> str:
+def shortage(one: ScoredLayout) -> str:
     """Explain why a layout does not fit: the memory that it needs, the memory of the device, and the largest
     part.
     """
@@ -374,7 +374,7 @@ def why_not(result: SearchResult, layout: Layout) -> str:
     )
 
 
-def try_cut(space: Space, cut: Cut) -> Iterator[Scored]:
+def try_cut(space: Space, cut: Cut) -> Iterator[ScoredLayout]:
     """Estimate the useful layouts of one cut: those that fit, and the first that do not."""
     families: dict[tuple[int, bool, bool], set[Options]] = {}
     for options in legal_options(space, cut):
@@ -425,12 +425,12 @@ def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
     return OFFLOADS if space.base.host_memory_bytes is not None else OFFLOADS[:1]
 
 
-def score(space: Space, layout: Layout) -> Scored:
+def score(space: Space, layout: Layout) -> ScoredLayout:
     """Estimate the memory of a legal layout and, if it fits, its time."""
     setup = space.setup(layout)
     memory = estimate(setup)
     fits = bool(memory.fits) and memory.fits_host is not False
-    return Scored(layout, setup, memory, estimate_step(setup, rates_of(space)) if fits else None)
+    return ScoredLayout(layout, setup, memory, estimate_step(setup, rates_of(space)) if fits else None)
 
 
 def rates_of(space: Space) -> Rates | None:

@@ -6,10 +6,10 @@ point.
 
 from typing import TYPE_CHECKING
 
-from nbtrain.base.printing.look import BLUE, GREY, ORANGE, RED, themed
+from nbtrain.base.printing.theme import BLUE, GREY, ORANGE, RED, themed
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.planner.picture import new_figure
-from nbtrain.planner.search.search import Scored, SearchResult
+from nbtrain.planner.search.search import ScoredLayout, SearchResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def draw(result: SearchResult, top: int) -> "Figure":
     return themed(figure)
 
 
-def _number(axes: "Axes", numbered: dict[int, Scored]) -> None:
+def _number(axes: "Axes", numbered: dict[int, ScoredLayout]) -> None:
     """Draw a ring around each of these layouts, and its number below all points."""
     (left, right), (bottom, top) = (0.0, axes.get_xlim()[1]), axes.get_ylim()
     fastest = min(one.seconds for one in numbered.values())
@@ -101,5 +101,5 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _gib(one: Scored) -> float:
+def _gib(one: ScoredLayout) -> float:
     return one.memory.total_bytes / GIB

@@ -20,7 +20,7 @@ from nbtrain.planner.search.legal import PLAIN, RECOMPUTATIONS, Cut, Layout, Opt
 from nbtrain.planner.search.reasons import Reason, reasons
 from nbtrain.planner.search.search import (
     ROOMY_FRACTION,
-    Scored,
+    ScoredLayout,
     SearchResult,
     rates_of,
     run_seconds,
@@ -47,14 +47,14 @@ class FoundLayouts(Result):
     """Number of rows to show."""
 
     @property
-    def best(self) -> Scored | None:
+    def best(self) -> ScoredLayout | None:
         """The first layout; None if nothing fits."""
         return self.result.best
 
     def __len__(self) -> int:
         return len(self.result.ranked)
 
-    def __getitem__(self, number: int) -> Scored:
+    def __getitem__(self, number: int) -> ScoredLayout:
         """Return the layout with a number in the table, counted from 1. Raises ConfigError for an unknown
         number.
         """
@@ -116,7 +116,7 @@ class FoundLayouts(Result):
         return [_row(self.result, number, one) for number, one in enumerate(self._shown, start=1)]
 
     @property
-    def _shown(self) -> Sequence[Scored]:
+    def _shown(self) -> Sequence[ScoredLayout]:
         return self.result.ranked[: self.top]
 
     def as_report(self) -> Report:
@@ -184,20 +184,20 @@ class FoundLayouts(Result):
         }
 
 
-def step_parts(one: Scored) -> dict[str, float]:
+def step_parts(one: ScoredLayout) -> dict[str, float]:
     """Return the seconds of a step by part."""
     assert one.step is not None
     return {part.name: getattr(one.step, part.name) for part in fields(one.step)}
 
 
-def _run_seconds(result: SearchResult, one: Scored) -> float | None:
+def _run_seconds(result: SearchResult, one: ScoredLayout) -> float | None:
     """Return the seconds of the whole run; None if only a model shape was searched."""
     if result.space.config is None:
         return None
     return run_seconds(result.space.run(one.layout, check=False), one.setup, one.step)
 
 
-def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
+def _row(result: SearchResult, number: int, one: ScoredLayout) -> tuple[str, ...]:
     whole = _run_seconds(result, one)
     parts = step_parts(one)
     idle = one.seconds - parts["compute"] - parts["recompute"]
@@ -214,7 +214,7 @@ def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
     )
 
 
-def against(result: SearchResult, one: Scored) -> str:
+def against(result: SearchResult, one: ScoredLayout) -> str:
     """Format the difference between a layout's step and the best layout's: "+4 %: bubble +0.21 s"."""
     best = result.best
     assert best is not None

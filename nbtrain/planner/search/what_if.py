@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.printing.look import MEMORY_COLORS, TIME_COLORS
+from nbtrain.base.printing.theme import MEMORY_COLORS, TIME_COLORS
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import BY_NAME
 from nbtrain.config.arithmetic.divisors import divisors

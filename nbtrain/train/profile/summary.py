@@ -24,6 +24,7 @@ from nbtrain.base import files
 from nbtrain.base.printing.report import Column, Record, Report, Result, Sentence, Table
 from nbtrain.base.text import amounts
 from nbtrain.train.profile.picture import picture
+from nbtrain.train.profile.sentences import profile_sentences
 from nbtrain.train.profile.trace import (
     CATEGORIES,
     Interval,
@@ -36,7 +37,6 @@ from nbtrain.train.profile.trace import (
     union,
     without,
 )
-from nbtrain.train.profile.words import words
 
 TOP_OPERATORS = 25
 TIMELINE_POINTS = 400
@@ -89,7 +89,7 @@ class ProfileSummary(Result, Record):
     @property
     def words(self) -> list[str]:
         """Sentences about the profile."""
-        return words(asdict(self))
+        return profile_sentences(asdict(self))
 
     def as_report(self) -> Report:
         """Return the sentences, where the time goes, the most expensive operators and the peak of memory."""

@@ -7,8 +7,8 @@ import torch
 
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.export import write_folder
+from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.checkpoint.pretrained.plain import PlainModel
-from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.config.schema import ModelConfig
@@ -65,7 +65,7 @@ def test_a_family_is_read_and_written_exactly(kind, tmp_path):
     again.mkdir()
     ids = {key: model.folder.config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (again / "config.json").write_text(json.dumps(config_json(config, "fp32", ids, vocab_size)))
-    weights = WholeWeights(read)
+    weights = FullParameters(read)
     list(write_folder(weights, config, again, 10**9))
     assert list(compare(PlainModel(again), weights, config))[-1] < 1e-5
     assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
@@ -107,7 +107,7 @@ def test_shards_in_16_bits_are_written_as_they_were(dtype, tmp_path):
     made.write_model(folder, "qwen3", dtype, max_shard_size=40_000)
     model, config = run_of(folder, tmp_path)
     again.mkdir()
-    weights = WholeWeights(FolderWeights(model, model.described.vocab_size))
+    weights = FullParameters(FolderWeights(model, model.described.vocab_size))
     assert weights.dtype == dtype
     list(write_folder(weights, config, again, 40_000))
     names = sorted(path.name for path in folder.glob("model*"))

@@ -13,9 +13,9 @@ from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained import gguf_file
 from nbtrain.checkpoint.pretrained.compare import compare
+from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.checkpoint.pretrained.gguf_file import GGUFFile, name_of_words
 from nbtrain.checkpoint.pretrained.plain_gguf import PlainGGUF
-from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer import training
@@ -40,7 +40,7 @@ def written(folder, tmp_path, dtype=torch.float32, **changes):
     config = load(str(source), {**fields, "tokenizer.vocab_size": model.described.vocab_size, **changes})
     save(training.train(TEXTS, 300), tmp_path / "tokenizer", None)
     shutil.copy(tmp_path / "tokenizer" / "tokenizer.json", folder / "tokenizer.json")
-    weights = WholeWeights(FolderWeights(model, model.described.vocab_size), dtype)
+    weights = FullParameters(FolderWeights(model, model.described.vocab_size), dtype)
     path = tmp_path / "gguf" / "model.gguf"
     path.parent.mkdir(exist_ok=True)
     for done, total in GGUFFile(weights, config, folder).write(path):

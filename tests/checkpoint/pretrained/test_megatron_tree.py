@@ -392,7 +392,10 @@ OF_STATE = {
         lambda state: with_tensor(state, QKV.replace("query_key_value", "q_layernorm"), torch.ones(1)),
         "rank 0 holds layers.1.attention.q_layernorm.weight, which is not part of the model",
     ),
-    "shape": (lambda state: with_tensor(state, QKV, torch.ones(5, 3)), "weight in the shape [5, 3], and [96"),
+    "shape": (
+        lambda state: with_tensor(state, QKV, torch.ones(5, 3)),
+        "weight in the shape [5, 3], but its arguments give [96",
+    ),
     "format": (
         lambda state: with_tensor(state, QKV, torch.ones(96, 64).long()),
         "rank 0 has layers.1.attention.query_key_value.weight as torch.int64, torch.strided; plain fp32",

@@ -94,7 +94,7 @@ class Engine:
                 self.curves[name] = json.loads(written[0].read_text())
         if ended.timed_out:
             return f"no end after {timeout_seconds:g} s"
-        return "" if ended.succeeded else ended.last_words(20)
+        return "" if ended.succeeded else ended.last_output(20)
 
     def make_all(self, configs: Iterable[RunConfig]) -> dict[str, str]:
         """Run the steps of all runs in few launches; return the errors of the runs that failed."""

@@ -52,11 +52,11 @@ def scheduler():
     import dask
     from distributed import LocalCluster
 
-    from nbtrain.corpus.workers.dask_cluster import SETTINGS, _heard
+    from nbtrain.corpus.workers.dask_cluster import SETTINGS, _collected_warnings
 
     with (
         dask.config.set(SETTINGS),
-        _heard(),
+        _collected_warnings(),
         LocalCluster(
             n_workers=2,
             threads_per_worker=1,

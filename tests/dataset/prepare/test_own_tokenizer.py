@@ -8,9 +8,9 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.folder import read_manifest
-from nbtrain.dataset.look.card import data_card
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.views.card import data_card
 from nbtrain.planner.plan import plan
 
 MODEL = "{num_layers: 1, hidden_size: 8, num_attention_heads: 1, seq_length: 16}"

@@ -29,9 +29,9 @@ from nbtrain.dataset import files as dataset_files
 from nbtrain.dataset.encode.encoder import Encoder
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.look.prepare_report import PrepareReport
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.views.prepare_report import PrepareReport
 from tests.corpus.wiki.conftest import dump_xml, page
 
 

@@ -11,9 +11,9 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.look.card import data_card
 from nbtrain.dataset.merge import merge
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.views.card import data_card
 
 EOD = "<|endoftext|>"
 KNOWN, UNKNOWN = "a b a b a b", "a \u4e2d b"

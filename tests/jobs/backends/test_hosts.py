@@ -32,7 +32,7 @@ from nbtrain.jobs.backends.hosts.launcher import (
     runner_environment,
 )
 from nbtrain.jobs.backends.hosts.on_host import as_word, job_of
-from nbtrain.jobs.backends.hosts.ssh import Answer, run_everywhere
+from nbtrain.jobs.backends.hosts.ssh import RemoteOutput, run_everywhere
 from nbtrain.jobs.machine.hostfile import read_hostfile
 from nbtrain.jobs.submission.dry_run import request_text
 
@@ -102,7 +102,7 @@ def test_what_is_typed_by_hand_has_the_port_and_the_configuration(
         f"Log in once by hand (`ssh -F {tmp_path}/conf -p 2299 a`) and compare the key, or add it with "
         "ssh-keyscan.",
     )
-    changed = Answer("a", 255, "", "REMOTE HOST IDENTIFICATION HAS CHANGED", " -p 2299", 2299)
+    changed = RemoteOutput("a", 255, "", "REMOTE HOST IDENTIFICATION HAS CHANGED", " -p 2299", 2299)
     assert "`ssh-keygen -R '[a]:2299'`" in changed.trouble[1]
 
 
@@ -122,9 +122,9 @@ def test_machines_that_cannot_be_used_have_no_devices(
     """A machine that cannot be used counts as having no devices, with the reason in the log; one with fewer
     GPUs counts those it has.
     """
-    gone = Answer("a", 255, "", "ssh: connect to host a port 22: No route to host")
+    gone = RemoteOutput("a", 255, "", "ssh: connect to host a port 22: No route to host")
 
-    def ask(*rest: Any) -> list[Answer]:
+    def ask(*rest: Any) -> list[RemoteOutput]:
         return [gone, answer_of("b", rest[3], gpus=["A100"])]
 
     monkeypatch.setattr(checks, "run_everywhere", ask)
@@ -141,7 +141,7 @@ def test_a_host_that_no_name_server_knows_is_a_mistake(
 ) -> None:
     """A host name that cannot be resolved is an error, not a shortage, which a notebook would skip."""
     words = "ssh: Could not resolve hostname a: Name or service not known"
-    monkeypatch.setattr(checks, "run_everywhere", lambda *rest: [Answer("a", 255, "", words)])
+    monkeypatch.setattr(checks, "run_everywhere", lambda *rest: [RemoteOutput("a", 255, "", words)])
     found = [finding for finding in checks.findings(config()) if "nothing here resolves" in str(finding)]
     assert [finding.lacks for finding in found] == [""]
 
@@ -155,12 +155,13 @@ def started(config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Call
 
     def end(
         section: Any, hosts: list[str], job_id: str, grace_seconds: float, agents: float | None = None
-    ) -> list[Answer]:
+    ) -> list[RemoteOutput]:
         assert agents is None or agents == 10 * grace_seconds + AGENT_END_SECONDS
         calls.append((tuple(hosts), job_id, grace_seconds))
         words = "ssh: connect to host off port 22: No route to host"
         return [
-            Answer(host, 255 if host == "off" else 0, "", words if host == "off" else "") for host in hosts
+            RemoteOutput(host, 255 if host == "off" else 0, "", words if host == "off" else "")
+            for host in hosts
         ]
 
     monkeypatch.setattr(launcher_module, "end_marked", end)
@@ -170,7 +171,7 @@ def started(config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Call
         calls.clear()
         launcher._config = config
         agents = launcher.start_agents(config)
-        return [*calls, *([agents.last_words] if agents else [])]
+        return [*calls, *([agents.end_message] if agents else [])]
 
     return start
 
@@ -312,10 +313,10 @@ def test_what_does_not_end_is_said_in_words(
     code = end_job.main(JOB_ID, 0.0, 0.0)
     said = capsys.readouterr()
     assert said.out == f"{len(left)} {len(left)} {len(left)}\n"
-    assert launcher_module.why(Answer("node-b", code, said.out, said.err)) == f"node-b: {words}"
+    assert launcher_module.why(RemoteOutput("node-b", code, said.out, said.err)) == f"node-b: {words}"
 
 
-def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
+def answer_of(host: str, asked: list[str], /, **changes: Any) -> RemoteOutput:
     """Return the output of the check on a host without problems, changed by `changes`."""
     question = json.loads(asked[0])
     with Path(question["token"]).open() as token:
@@ -339,7 +340,7 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
             "gpus": None,
             **changes,
         }
-    return Answer(host, 0, f"{json.dumps(found)}\n", "")
+    return RemoteOutput(host, 0, f"{json.dumps(found)}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -388,7 +389,9 @@ def test_each_problem_of_a_host_is_named(
 ) -> None:
     """Each problem of a host is reported, and the file that tests for a shared disk is removed again."""
 
-    def answers(section: Any, hosts: list[str], program: Any, asked: list[str], *more: Any) -> list[Answer]:
+    def answers(
+        section: Any, hosts: list[str], program: Any, asked: list[str], *more: Any
+    ) -> list[RemoteOutput]:
         return [answer_of("a", asked), answer_of("b", asked, **changes)]
 
     monkeypatch.setattr(checks, "run_everywhere", answers)
@@ -408,7 +411,9 @@ def test_mpirun_needs_its_daemon_on_every_host(
     """
     asked_for = []
 
-    def answers(section: Any, hosts: list[str], program: Any, asked: list[str], *more: Any) -> list[Answer]:
+    def answers(
+        section: Any, hosts: list[str], program: Any, asked: list[str], *more: Any
+    ) -> list[RemoteOutput]:
         asked_for.append(json.loads(asked[0])["daemons"])
         return [answer_of("a", asked, daemon=True), answer_of("b", asked, daemon=False)]
 

@@ -46,7 +46,7 @@ class Clock:
 class Started:
     """A stand-in for the program that starts the agents."""
 
-    last_words = ""
+    end_message = ""
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -159,14 +159,14 @@ def test_agents_that_do_not_come_are_named(cluster: Cluster) -> None:
     cluster.launcher.poll()
     cluster.launcher.starts[0].code = 3
     assert cluster.launcher.poll() == 3
-    assert cluster.launcher.last_words == (
+    assert cluster.launcher.end_message == (
         "the agents of nodes 1 (of 2) did not report: what starts the agents ended with code 3; "
         "logs/node<k>.log and logs/supervisor.log say more"
     )
     cluster.launcher.launch(cluster.config, 1)
     cluster.pass_seconds(700)
     assert cluster.launcher.poll() == 1
-    assert "within backend.start_timeout_seconds = 600" in cluster.launcher.last_words
+    assert "within backend.start_timeout_seconds = 600" in cluster.launcher.end_message
     assert cluster.launcher.starts[1].ended
 
 
@@ -179,7 +179,7 @@ def test_a_machine_with_loopback_alone_is_named(cluster: Cluster) -> None:
     assert record is not None
     replace(record, address="127.0.0.1").write(path)
     assert cluster.launcher.poll() == 1
-    assert cluster.launcher.last_words.startswith("node1: no network address but loopback")
+    assert cluster.launcher.end_message.startswith("node1: no network address but loopback")
 
 
 def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
@@ -197,7 +197,7 @@ def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
     assert cluster.launcher.poll() == 1
     # With the real trainer the peers fail first, because their connections to it are closed.
     ends = {rank: ExitRecord(rank, 0, 10.0, 1, None, "failed", 6, "connection reset") for rank in (0, 1)}
-    verdict = judge(ends, Circumstances(world_size=4, node_left=cluster.launcher.last_words))
+    verdict = judge(ends, Circumstances(world_size=4, node_left=cluster.launcher.end_message))
     assert verdict.retry and verdict.cause == (
         "node node1 is gone: nothing was heard of its agent for 31 s (backend.node_timeout_seconds = 30); no "
         "record from ranks 2, 3"
@@ -225,7 +225,7 @@ def test_a_node_that_refuses_says_why(cluster: Cluster) -> None:
     assert cluster.launcher.trouble() == "10.0.0.0 does not resolve on node1"
     cluster.ended(0, -15)
     assert cluster.launcher.poll() == 15
-    assert cluster.launcher.last_words == "10.0.0.0 does not resolve on node1"
+    assert cluster.launcher.end_message == "10.0.0.0 does not resolve on node1"
 
 
 @pytest.mark.parametrize("ahead", [300.0, -300.0])
@@ -387,7 +387,7 @@ def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None
     cluster.ended(1, -9)
     assert cluster.launcher.poll() == 9
     ends = {rank: ExitRecord(rank, 0, 10.0, 0, None, "stopped", 6) for rank in range(3)}
-    verdict = judge(ends, Circumstances(world_size=4, launcher_message=cluster.launcher.last_words))
+    verdict = judge(ends, Circumstances(world_size=4, launcher_message=cluster.launcher.end_message))
     assert verdict.cause.startswith("rank 3's wrapper was killed, and rank 3 with it, not by nbtrain")
 
 
@@ -416,7 +416,7 @@ def test_the_node_that_does_not_answer_the_order_to_end_is_named(
 
     monkeypatch.setattr(cluster.launcher, "poll", living)
     cluster.launcher.kill()
-    assert cluster.launcher.last_words.startswith(words)
+    assert cluster.launcher.end_message.startswith(words)
 
 
 def test_a_node_whose_launcher_fails_before_any_rank_ends_the_wait_of_the_others(cluster: Cluster) -> None:

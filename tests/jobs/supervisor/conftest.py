@@ -16,8 +16,8 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.submission.job_files import write_identity
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.queue_place import Place
-from nbtrain.jobs.supervisor.signals import Asked
+from nbtrain.jobs.supervisor.queue_place import QueuePlace
+from nbtrain.jobs.supervisor.signals import SignalRequests
 from tests.jobs.conftest import TINY
 
 
@@ -69,9 +69,9 @@ class Holders:
         log = os.open(job.supervisor_log, os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        asked, journal = Asked().listen(), Journal(job)
+        asked, journal = SignalRequests().listen(), Journal(job)
         journal.take_over()
-        place = Place(journal, config)
+        place = QueuePlace(journal, config)
         if place.wait(asked, config) is None:
             journal.set_state("RUNNING")
             self._say(f"{job.run.name} + {os.environ.get('NBTRAIN_GPUS', '')}")

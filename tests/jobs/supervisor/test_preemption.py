@@ -60,7 +60,7 @@ def supervised(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
 
 def left(told: Told, step: int, why: str = PREEMPTION) -> Verdict:
     """Return the verdict on an attempt whose ranks were asked to leave."""
-    told.it.asked.stop, told.it.asked.why = True, why
+    told.it.requests.stop, told.it.requests.why = True, why
     told.journal.reached_step = step
     return Verdict(CANCELLED, f"stopped on request at step {step}; saved", step=step)
 
@@ -94,7 +94,7 @@ def test_ten_preemptions_need_no_restart_and_ten_signals_end_the_job(supervised:
     assert all(preemption.resumed_at for preemption in record.preemptions[:-1])
     assert {attempt.cause for attempt in record.attempts} == {NOTICE}
     launcher.looks = 0
-    supervised.it.asked.why = ""
+    supervised.it.requests.why = ""
     verdict = supervise.run_attempts(supervised.it, lambda it: killed())
     assert verdict.state == FAILED and verdict.cause.endswith("backend.max_restarts = 0 is used up")
 
@@ -147,7 +147,7 @@ def test_the_wait_ends_with_the_allocation_or_on_request(
     supervised: Told, why: str, state: str, kept: bool
 ) -> None:
     """The scheduler's TERM, a stop and a pause end the wait; each is handled as in a job that runs."""
-    launcher, asked = supervised.it.launcher, supervised.it.asked
+    launcher, asked = supervised.it.launcher, supervised.it.requests
     supervised.it.pause_ends_allocation = True
 
     def signal() -> None:
@@ -181,7 +181,7 @@ def test_a_users_stop_is_not_a_preemption(supervised: Told, why: str) -> None:
 
 def test_a_notice_makes_the_ranks_save_and_a_broken_command_is_reported_once(supervised: Told) -> None:
     """A notice asks the ranks to leave; a command that fails is one warning and changes nothing."""
-    launcher, asked = supervised.it.launcher, supervised.it.asked
+    launcher, asked = supervised.it.launcher, supervised.it.requests
     trouble = "backend.preemption_notice: curl took more than 10 s and was killed"
     for launcher.trouble in (trouble, trouble, "", trouble):
         supervise.heed_preemption(supervised.it)
@@ -236,7 +236,7 @@ def test_a_preempted_job_waits_in_the_queue_only_if_it_continues(
     supervised: Told, monkeypatch: pytest.MonkeyPatch, continues: str, state: str, cause: str
 ) -> None:
     """With PreemptMode=CANCEL and no resubmission left, the job is CANCELLED and does not claim to wait."""
-    journal, asked = supervised.journal, supervised.it.asked
+    journal, asked = supervised.journal, supervised.it.requests
     journal.record.backend = "slurm"
     supervised.job.run.config_yaml.write_text(to_yaml(supervised.it.config))
 

@@ -38,7 +38,7 @@ from nbtrain.jobs.submission import submit
 from nbtrain.jobs.supervisor import queue_place
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.queue_place import place_of
-from nbtrain.jobs.supervisor.signals import Asked
+from nbtrain.jobs.supervisor.signals import SignalRequests
 
 
 @pytest.mark.slow
@@ -428,7 +428,7 @@ def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
     monkeypatch.setattr(queue_place, "LATER_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(queue_place, "LOOK_SECONDS", 0.01)
     mine = place_of(journal, config := holders.config("one"))
-    assert mine.wait(Asked(), config) is None
+    assert mine.wait(SignalRequests(), config) is None
     assert said == ["waits for room on the disk of the queue (queue: Disk quota exceeded)"] * 3
     assert (cause_of(journal.job), holders.queue.ticket(journal.job).holds) == (said[0], ["cpu-0", "cpu-1"])
     mine.give_up()

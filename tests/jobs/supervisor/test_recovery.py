@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory import final_record
 from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.run_directory.events import EventWriter, read_events
 from nbtrain.base.run_directory.node_records import Ask
@@ -34,7 +34,7 @@ from nbtrain.jobs.supervisor import journal as journal_module
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.recovery import NO_ROOM_BYTES, in_vain, recovery_from, with_the_disk
-from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, REQUEST, Asked
+from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, REQUEST, SignalRequests
 from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts, wait_for_devices
 from nbtrain.monitor.status.status_records import asked_of
 
@@ -49,7 +49,7 @@ class Told:
         self.journal = Journal(self.job)
         self.journal.config = config
         self.journal.reserve = Reserve(self.job.path, "supervisor")
-        self.it = Supervision(self.job, config, LocalLauncher(self.job, []), Asked(), self.journal)
+        self.it = Supervision(self.job, config, LocalLauncher(self.job, []), SignalRequests(), self.journal)
         self.verdicts = []
 
     def run(self):
@@ -116,7 +116,7 @@ def test_a_stop_while_waiting_is_obeyed(supervised):
     before it.
     """
     supervised.verdicts = [failure(), failure()]
-    supervised.it.asked.stop = True
+    supervised.it.requests.stop = True
     verdict = supervised.run()
     assert (verdict.state, verdict.cause) == (
         "CANCELLED",
@@ -334,7 +334,7 @@ def test_a_read_only_disk_is_the_cause_and_ends_the_job():
     assert with_the_disk(done, 1 << 30, read_only=True) == done
 
 
-def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monkeypatch, capfd):
+def test_the_final_record_of_a_read_only_disk_is_kept_elsewhere(supervised, tmp_path, monkeypatch, capfd):
     """If the disk is read-only, the end of the job is recorded elsewhere; the log says where, and a status
     query finds it.
     """
@@ -347,7 +347,7 @@ def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monk
     monkeypatch.setattr(EventWriter, "write", refuse)
     monkeypatch.setattr(journal_module, "is_read_only", lambda folder: True)
     kept = []
-    monkeypatch.setattr(last_words, "keep", lambda record: kept.append(record) or tmp_path / "words")
+    monkeypatch.setattr(final_record, "keep", lambda record: kept.append(record) or tmp_path / "words")
     supervised.journal.end(failure(retry=False))
     assert [(record.state, record.cause) for record in kept] == [("FAILED", "rank 0 failed")]
     assert JobRecord.read(supervised.job.job_json).state == "RUNNING"
@@ -422,7 +422,7 @@ def test_devices_are_counted_again_after_a_pause(elastic, monkeypatch):
         control.ask_pause(elastic.job, False)
         return False
 
-    monkeypatch.setattr(Asked, "stop_within", stop_within)
+    monkeypatch.setattr(SignalRequests, "stop_within", stop_within)
     control.ask_pause(elastic.job, True)
     assert run_attempts(elastic.it, left) == Verdict("SUCCEEDED", "done")
     assert (elastic.it.config.parallel.data_parallel_size, elastic.journal.record.restarts) == (2, 0)
@@ -499,7 +499,7 @@ def test_a_stop_before_an_attempt_leaves_the_one_before_as_it_was(supervised):
     """If the job is stopped before an attempt starts, the record of the previous attempt is not changed."""
     ended = AttemptRecord(0, 1.0, 1, 1, ended_at=500.0, reached_step=9, lost_tokens=128, cause="a pause")
     supervised.journal.record.attempts, supervised.journal.record.attempt = [replace(ended)], 1
-    supervised.it.asked.stop = True
+    supervised.it.requests.stop = True
     assert run_attempts(supervised.it) == Verdict(
         "CANCELLED", "stopped on request before its ranks were started"
     )
@@ -559,9 +559,9 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
 def left(it, cause="stopped on request at step 4; saved"):
     """Return the verdict of an attempt whose ranks exited after a stop request."""
     supervise.look(it)
-    if it.asked.stop:
-        it.journal.request("stop", it.asked.why)
-    return Verdict("CANCELLED", cause, step=4) if it.asked.stop else Verdict("SUCCEEDED", "done")
+    if it.requests.stop:
+        it.journal.request("stop", it.requests.why)
+    return Verdict("CANCELLED", cause, step=4) if it.requests.stop else Verdict("SUCCEEDED", "done")
 
 
 def test_a_job_that_passes_its_deadline_has_failed(supervised):
@@ -576,7 +576,7 @@ def test_a_job_that_passes_its_deadline_has_failed(supervised):
     assert run_attempts(supervised.it, left).state == "SUCCEEDED"
     supervised.it.paused_seconds = 0
     verdict = run_attempts(supervised.it, left)
-    assert (verdict.state, verdict.step, supervised.it.asked.why) == ("FAILED", 4, DEADLINE)
+    assert (verdict.state, verdict.step, supervised.it.requests.why) == ("FAILED", 4, DEADLINE)
     assert verdict.cause == ("deadline: backend.deadline_seconds = 60 have passed; stopped at step 4; saved")
     assert run_attempts(supervised.it, lambda it: Verdict("SUCCEEDED", "done")).state == "SUCCEEDED"
 
@@ -621,7 +621,7 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
         meanwhile()
         return asked.stop
 
-    monkeypatch.setattr(Asked, "stop_within", stop_within)
+    monkeypatch.setattr(SignalRequests, "stop_within", stop_within)
     control.ask_pause(supervised.job, True)
     assert run_attempts(supervised.it, left) == Verdict("SUCCEEDED", "done")
     record = supervised.journal.record
@@ -635,7 +635,7 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
         "CANCELLED",
         "stopped on request while the job was paused (paused on request at step 4; saved)",
     )
-    assert supervised.it.asked.why != PAUSE
+    assert supervised.it.requests.why != PAUSE
 
 
 def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monkeypatch):
@@ -648,10 +648,10 @@ def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monke
         control.ask_pause(supervised.job, False)
         return asked.stop
 
-    monkeypatch.setattr(Asked, "stop_within", stop_within)
+    monkeypatch.setattr(SignalRequests, "stop_within", stop_within)
 
     def give_up():
-        it.asked.stop, it.asked.why = True, REQUEST
+        it.requests.stop, it.requests.why = True, REQUEST
 
     it.place = SimpleNamespace(wait=lambda asked, config: None, give_up=give_up, queue_again=lambda: None)
     control.ask_pause(supervised.job, True)

@@ -12,7 +12,7 @@ from nbtrain.base.run_directory.node_records import Ask
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, PAUSE, REQUEST, Asked
+from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, PAUSE, REQUEST, SignalRequests
 from nbtrain.jobs.supervisor.supervise import asked_again
 
 
@@ -35,9 +35,9 @@ def handlers() -> Iterator[None]:
 
 def test_each_request_is_heeded_once(job: JobDir) -> None:
     """Each request is obeyed once; when save is requested again, the request has another number."""
-    asked = Asked()
+    asked = SignalRequests()
     asked.read_ask(job)
-    assert asked == Asked()
+    assert asked == SignalRequests()
     Ask(1, "save", 0.0).write(job.control_ask)
     asked.read_ask(job)
     assert asked.save and not asked.stop
@@ -56,7 +56,7 @@ def test_of_two_who_ask_at_once_the_second_is_heeded_too(job: JobDir) -> None:
     """If two processes write a request with the same number at the same time, both are obeyed; an old request
     that reappears is not.
     """
-    asked = Asked()
+    asked = SignalRequests()
     for number, action, stops in ((3, "save", False), (3, "stop", True)):
         Ask(number, action, 1.0).write(job.control_ask)
         asked.read_ask(job)
@@ -91,7 +91,7 @@ def test_a_new_supervisor_heeds_only_an_old_stop(job: JobDir, action: str, stops
     answered the saves.
     """
     Ask(7, action, 0.0).write(job.control_ask)
-    asked = Asked()
+    asked = SignalRequests()
     asked.read_ask(job, at_start=True)
     assert (asked.stop, asked.save) == (stops, False)
 
@@ -100,7 +100,7 @@ def test_a_request_outweighs_other_reasons(job: JobDir) -> None:
     """A user's stop takes precedence over the end of an allocation, so the job does not continue in another
     allocation.
     """
-    asked = Asked()
+    asked = SignalRequests()
     asked.leave(PAUSE)
     asked.leave(ALLOCATION)
     assert asked.why == PAUSE
@@ -115,7 +115,7 @@ def test_signals_of_an_allocation_are_its_engines(handlers: None) -> None:
     """In an allocation, USR1 means the time limit and TERM the end; otherwise they are a user's requests to
     save and to stop.
     """
-    inside, outside = Asked().listen(in_allocation=True), Asked()
+    inside, outside = SignalRequests().listen(in_allocation=True), SignalRequests()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert (inside.stop, inside.save, inside.why) == (True, False, ALLOCATION)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -33,7 +33,7 @@ def test_each_rank_has_its_environment_its_log_and_its_exit_code(fork_server, tm
     for rank in range(3):
         assert (tmp_path / str(rank)).read_text() == f"{rank} {rank} 3 3 mine"
         assert ended.launch.log_of(rank).read_text() == f"said by rank {rank}\n"
-    assert ended.last_words() == "said by rank 1"
+    assert ended.last_output() == "said by rank 1"
 
 
 def test_two_launches_at_one_time_have_groups_of_their_own(fork_server, tmp_path):
@@ -67,7 +67,7 @@ def test_the_others_do_not_outlive_a_failed_rank(fork_server, tmp_path):
         timeout_seconds=800,
     )
     assert ended.exit_codes == [-signal.SIGKILL, 1, -signal.SIGKILL]
-    assert ended.last_words(1) == "ValueError: no more"
+    assert ended.last_output(1) == "ValueError: no more"
     assert not ended.timed_out and ended.seconds < 800
 
 
@@ -99,7 +99,7 @@ def test_a_function_that_is_not_there_is_said_by_its_ranks(fork_server, tmp_path
         1, "tests.jobs.forked_rank:nothing", [], sys_path=[REPOSITORY], log=tmp_path / "{rank}"
     )
     assert ended.exit_codes == [1]
-    assert "has no attribute 'nothing'" in ended.last_words()
+    assert "has no attribute 'nothing'" in ended.last_output()
 
 
 def test_it_says_what_can_be_trained_here(fork_server):

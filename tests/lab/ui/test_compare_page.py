@@ -8,7 +8,7 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.ui.script import script
-from nbtrain.monitor.run.metrics_range import Asked, metrics
+from nbtrain.monitor.run.metrics_range import CurvesRequest, metrics
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.runs.compare import MOST_RUNS, compared, tables
 from nbtrain.monitor.runs.published import parse_published
@@ -24,7 +24,7 @@ def curves_of(run: RunDir) -> Any:
 
     def answer(query: dict[str, str], _: Any) -> Any:
         looks.append(query)
-        found = metrics(view, Asked(tuple(query.get("tags", "loss").split("%2C"))))
+        found = metrics(view, CurvesRequest(tuple(query.get("tags", "loss").split("%2C"))))
         if len(looks) > 2:
             return found
         halves = {name: {**part, **half(part)} for name, part in found["series"].items()}

@@ -5,8 +5,8 @@ import pytest
 import nbtrain as nb
 from nbtrain.api import verbs as api
 from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.look.browser import Browser
-from nbtrain.dataset.look.card import data_card
+from nbtrain.dataset.views.browser import Browser
+from nbtrain.dataset.views.card import data_card
 from nbtrain.lab.widgets import mime
 from nbtrain.lab.widgets.data_browser import CardPanel, DocumentBrowser, live
 from nbtrain.lab.widgets.mime import WIDGET_MIME

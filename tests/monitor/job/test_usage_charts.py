@@ -9,7 +9,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.run_directory.usage_files import UsageWriter
 from nbtrain.monitor.job.job_records import describe_job
 from nbtrain.monitor.job.job_tables import job_tables
-from nbtrain.monitor.job.usage_charts import Line, UsageChart, drawn, time_ticks, usage_charts
+from nbtrain.monitor.job.usage_charts import Curve, UsageChart, drawn, time_ticks, usage_charts
 from nbtrain.monitor.metrics.chart_data import byte_ticks
 from nbtrain.monitor.usage.usage import Points
 from tests.lab.widgets.fake_run import GIB, FakeJob, measure
@@ -47,7 +47,7 @@ def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
     assert charts["CPU"]["curves"]["0"]["words"][-1] == "2.00 cores"
     assert charts["CPU"]["y_ticks"] == [[0.0, "0 cores"], [2.0, "2 cores"], [4.0, "4 cores"]]
     calm = drawn(
-        UsageChart("", "gpu_fraction", [Line("", Points([0, 9], [0.004] * 2, [0.004] * 2))], [], []), 0
+        UsageChart("", "gpu_fraction", [Curve("", Points([0, 9], [0.004] * 2, [0.004] * 2))], [], []), 0
     )
     assert [label for _, label in calm["y_ticks"]] == ["0.0 %", "0.2 %", "0.4 %"]
     page.limits["memory_bytes"] = 512 * GIB

@@ -14,7 +14,7 @@ from nbtrain.monitor.metrics import curves, metrics_reader
 from nbtrain.monitor.metrics.curves import Curve, CurveReader
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.monitor.metrics.series import Series
-from nbtrain.monitor.run.metrics_range import Asked, csv_pieces, curve_view, metrics
+from nbtrain.monitor.run.metrics_range import CurvesRequest, csv_pieces, curve_view, metrics
 
 LOSS = scalar("loss").tag
 TOKENS = scalar("steps_vs_tokens").tag
@@ -193,7 +193,7 @@ def run_with(tmp_path, steps):
 def test_metrics_by_step_tokens_and_time(tmp_path):
     """Metrics can be requested by step, tokens or time; a range also includes one point on each side."""
     view = curve_view(run_with(tmp_path, 100))
-    found = metrics(view, Asked(("loss", "grad_norm")))
+    found = metrics(view, CurvesRequest(("loss", "grad_norm")))
     assert [tag["tag"] for tag in found["tags"]] == ["loss", "steps_vs_tokens"]
     assert found["tags"][0]["unit"] == "nats" and found["tags"][0]["num_points"] == 100
     loss = found["series"]["loss"]
@@ -208,13 +208,13 @@ def test_metrics_by_step_tokens_and_time(tmp_path):
     }
     assert (found["marks"], found["reading"]) == ([], 1.0)
     for x, first, last in (("step", 10, 12), ("tokens", 640, 768), ("time", 1010, 1012)):
-        part = metrics(view, Asked(("loss",), x, first, last))["series"]["loss"]
+        part = metrics(view, CurvesRequest(("loss",), x, first, last))["series"]["loss"]
         assert part["step"] == [9, 10, 11, 12, 13]
-    assert metrics(view, Asked(("loss",), "step", 200, 300))["series"]["loss"]["step"] == []
-    few = metrics(view, Asked(("loss",), points=10))["series"]["loss"]
+    assert metrics(view, CurvesRequest(("loss",), "step", 200, 300))["series"]["loss"]["step"] == []
+    few = metrics(view, CurvesRequest(("loss",), points=10))["series"]["loss"]
     assert len(few["step"]) <= 10 and 99.0 in few["high"] and few["num_points"] == 100
     with pytest.raises(ConfigError, match=r"^'los' is not a scalar of nbtrain\. Nearest: loss\.$"):
-        metrics(view, Asked(("los",)))
+        metrics(view, CurvesRequest(("los",)))
 
 
 @pytest.mark.slow
@@ -222,12 +222,12 @@ def test_a_narrow_range_of_a_long_run_has_every_point(tmp_path):
     """A long run is downsampled but keeps its spike; a narrow range of the run has every point."""
     view = curve_view(run_with(tmp_path, 9000))
     # On a busy machine each read covers a part of the file.
-    while (answer := metrics(view, Asked(("loss",))))["reading"] < 1:
+    while (answer := metrics(view, CurvesRequest(("loss",))))["reading"] < 1:
         pass
     whole = answer["series"]["loss"]
     assert len(whole["step"]) <= 500 and 99.0 in whole["high"] and whole["num_points"] == 9000
     assert (whole["step"][0], whole["step"][-1]) == (1, 9000)
-    part = metrics(view, Asked(("loss",), "tokens", 64 * 2000, 64 * 2100))["series"]["loss"]
+    part = metrics(view, CurvesRequest(("loss",), "tokens", 64 * 2000, 64 * 2100))["series"]["loss"]
     assert set(range(2000, 2101)) <= set(part["step"])
     assert part["tokens"] == pytest.approx([64 * step for step in part["step"]])
 
@@ -236,20 +236,20 @@ def test_a_range_between_two_kept_points_is_read_from_the_files(tmp_path, monkey
     """A range between two kept points is read from the files; a range outside all points is empty."""
     monkeypatch.setattr(curves, "Curve", lambda: Curve(16))
     view = curve_view(run_with(tmp_path, 600))
-    while metrics(view, Asked(("loss",)))["reading"] < 1:
+    while metrics(view, CurvesRequest(("loss",)))["reading"] < 1:
         pass
     kept = list(view.reader.series[LOSS].steps)
     left, right = max(itertools.pairwise(kept), key=lambda pair: pair[1] - pair[0])
     assert right - left > 12
     first = left + 4
     for x, begin in (("step", 0), ("time", 1000)):
-        part = metrics(view, Asked(("loss",), x, begin + first, begin + first + 3))["series"]["loss"]
+        part = metrics(view, CurvesRequest(("loss",), x, begin + first, begin + first + 3))["series"]["loss"]
         assert part["step"] == [*range(first - 1, first + 5)]
         for outside in ((-9, -1), (601, 700)):
-            asked = Asked(("loss",), x, *(begin + at for at in outside))
+            asked = CurvesRequest(("loss",), x, *(begin + at for at in outside))
             assert metrics(view, asked)["series"]["loss"]["step"] == []
         # Nothing was written between two steps.
-        none = metrics(view, Asked(("loss",), x, begin + first + 0.25, begin + first + 0.75))
+        none = metrics(view, CurvesRequest(("loss",), x, begin + first + 0.25, begin + first + 0.75))
         assert none["series"]["loss"]["step"] == []
 
 

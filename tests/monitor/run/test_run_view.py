@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.run_directory import last_words
+from nbtrain.base.run_directory import final_record
 from nbtrain.base.run_directory.records import (
     AttemptRecord,
     ExitRecord,
@@ -29,7 +29,7 @@ from nbtrain.monitor.metrics.curves import Band, band
 from nbtrain.monitor.metrics.finite_json import encoded, finite
 from nbtrain.monitor.metrics.series import Gaps
 from nbtrain.monitor.run import run_view
-from nbtrain.monitor.run.metrics_range import Asked, metrics
+from nbtrain.monitor.run.metrics_range import CurvesRequest, metrics
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.run.status_text import progress_line, resume_report, status_report
 from nbtrain.monitor.status.status_records import read_status
@@ -337,7 +337,7 @@ def test_losses_of_named_datasets(run: RunDir) -> None:
     view = RunView(run)
     assert view.scalars("loss/set-10").values == [1.5]
     assert view.scalar_names() == ["loss", "grad_norm", "loss/a b/c", "loss/set-2", "loss/set-10"]
-    assert [row["tag"] for row in metrics(view, Asked(()))["tags"]] == view.scalar_names()
+    assert [row["tag"] for row in metrics(view, CurvesRequest(()))["tags"]] == view.scalar_names()
     assert len(view.scalars("loss/other")) == 0
     job.finish("CANCELLED", "stopped")
 
@@ -349,7 +349,7 @@ def test_a_curve_is_called_what_its_dataset_or_task_is(run: RunDir) -> None:
     job = FakeJob(run, steps=10)
     job.step = 1
     job.scalars(**{"grad_norm": 1.0, "loss/web_text": 1.5, "task/my_task acc_norm": 0.5})
-    titles = {row["tag"]: row["title"] for row in metrics(RunView(run), Asked(()))["tags"]}
+    titles = {row["tag"]: row["title"] for row in metrics(RunView(run), CurvesRequest(()))["tags"]}
     assert titles == {
         "grad_norm": "gradient norm",
         "loss/web_text": "loss of web_text",
@@ -653,7 +653,7 @@ def test_the_end_in_the_last_words_counts(
     job.one_step()
     lose(job)
     ended = job.record.started_at + 42
-    last_words.keep(replace(job.record, state="FAILED", cause="read-only", ended_at=ended, restarts=3))
+    final_record.keep(replace(job.record, state="FAILED", cause="read-only", ended_at=ended, restarts=3))
     assert ends_and_durations(run, monkeypatch) == (ended, pytest.approx(42))
     view = RunView(run)
     assert (view.state, view.describe().to_dict()["job"]["restarts"]) == ("FAILED", 3)

@@ -185,7 +185,7 @@ def wrong_layouts(server: ForkServer, root: Path, cases: Iterable[Case]) -> list
             sys_path=[launch.REPOSITORY],
             timeout_seconds=launch.TIMEOUT_SECONDS,
         )
-        assert ended.succeeded, ended.last_words(40)
+        assert ended.succeeded, ended.last_output(40)
         for rank in range(ranks):
             measured = json.loads(Path(f"{answer}.{rank}").read_text())
             wrong += [

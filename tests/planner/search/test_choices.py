@@ -15,7 +15,7 @@ from nbtrain.config.arithmetic.vocabulary import (
 )
 from nbtrain.config.load import load
 from nbtrain.planner.plan import plan
-from nbtrain.planner.search.choices import MOST_EPOCHS, SMALL, Place, Text, choose, predicted_loss
+from nbtrain.planner.search.choices import MOST_EPOCHS, SMALL, Hardware, Text, choose, predicted_loss
 from nbtrain.planner.time import speed
 
 # For 1 MB of English books: docs/choosing.md.
@@ -25,7 +25,7 @@ BOOKS = (
     VocabularyFit(2048, 3.104, 19, 337_809),
     VocabularyFit(4096, 3.497, 4, 299_844),
 )
-A100 = Place(64, 4, "A100-80GB", 4)
+A100 = Hardware(64, 4, "A100-80GB", 4)
 
 
 def books(num_bytes, documents=500):
@@ -39,11 +39,11 @@ def two_quick_cores(monkeypatch, workspace):
     monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: 154e9)
 
 
-TWO_CORES = Place(2)
+TWO_CORES = Hardware(2)
 
 
-def chosen(text, place=TWO_CORES, **options):
-    choices = choose(text, place, **options)
+def chosen(text, hardware=TWO_CORES, **options):
+    choices = choose(text, hardware, **options)
     return choices, load(choices.extends, {"name": "mine", **choices.overrides})
 
 
@@ -108,11 +108,11 @@ def test_an_earlier_run_of_the_base_changes_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("num_bytes", [3e5, 3e7, 3e9, 3e11])
-@pytest.mark.parametrize("place", [Place(2), Place(64), A100, Place(8, 64, "H100", 8)])
-def test_every_choice_is_a_run(num_bytes, place):
+@pytest.mark.parametrize("hardware", [Hardware(2), Hardware(64), A100, Hardware(8, 64, "H100", 8)])
+def test_every_choice_is_a_run(num_bytes, hardware):
     """For any text and device, the chosen run passes every rule, uses all devices, and fits in memory."""
-    _, config = chosen(books(num_bytes, 5000), place)
-    assert config.world_size == max(place.gpus, 1)
+    _, config = chosen(books(num_bytes, 5000), hardware)
+    assert config.world_size == max(hardware.gpus, 1)
     assert plan(config).memory.fits
     assert config.tokenizer.vocab_size <= largest_seen(BOOKS, num_bytes)
     assert config.batch.train_amount[0] == "tokens"
@@ -121,7 +121,7 @@ def test_every_choice_is_a_run(num_bytes, place):
 @pytest.mark.parametrize("size", ["125M", "1.3B", "13B", "3.7B", "1B", "20M"])
 def test_a_size_that_is_named(size):
     """A requested size selects a preset or the nearest small model, for the requested GPUs."""
-    _, config = chosen(books(1e11, 100_000), Place(64, 16, "A100-80GB", 8), size=size)
+    _, config = chosen(books(1e11, 100_000), Hardware(64, 16, "A100-80GB", 8), size=size)
     wanted = float(size[:-1]) * {"M": 1e6, "B": 1e9}[size[-1]]
     assert 0.6 < count_parameters(config).total / wanted < 1.7
     assert config.world_size == 16 and plan(config).memory.fits
@@ -137,18 +137,18 @@ def test_a_size_too_large_for_the_text():
 def test_what_is_refused():
     """Text that is too short, too few documents, and options that would have no effect are rejected."""
     with pytest.raises(DataError, match=r"too short to train a model on: about [\d,]+ tokens"):
-        choose(books(20e3), Place(2))
+        choose(books(20e3), Hardware(2))
     with pytest.raises(DataError, match="too few documents"):
-        choose(books(3e6, 9), Place(2))
+        choose(books(3e6, 9), Hardware(2))
     for options, words in (
         ({"size": "125M"}, "--gpus 4 --gpu-type"),
         ({"size": "large"}, "must be a number of parameters"),
         ({"minutes": 0}, "must be more than 0"),
     ):
         with pytest.raises(ConfigError, match=words):
-            choose(books(3e6), Place(2), **options)
+            choose(books(3e6), Hardware(2), **options)
     with pytest.raises(ConfigError, match=r"no such GPU in the table\. Nearest: A100"):
-        choose(books(3e6), Place(2, 4, "A100-90GB"))
+        choose(books(3e6), Hardware(2, 4, "A100-90GB"))
 
 
 def test_small_models_are_in_order():

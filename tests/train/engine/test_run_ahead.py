@@ -46,7 +46,7 @@ def test_a_step_takes_no_number_from_the_device(tmp_path, fork_server):
         sys_path=[launch.REPOSITORY],
         timeout_seconds=launch.TIMEOUT_SECONDS,
     )
-    assert ended.succeeded, ended.last_words(40)
+    assert ended.succeeded, ended.last_output(40)
     waits = {name: json.loads((run.path / "host_syncs.json").read_text()) for name, run in runs.items()}
     own = {"stability.py:_look": 2 * STEPS}
     for name, found in waits.items():

@@ -372,7 +372,7 @@ def discarded(tmp_path_factory, fork_server, yaml, request):
         sys_path=[launch.REPOSITORY],
         timeout_seconds=launch.TIMEOUT_SECONDS,
     )
-    assert ended.succeeded, ended.last_words(40)
+    assert ended.succeeded, ended.last_output(40)
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 

@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from nbtrain.train.profile.picture import picture
+from nbtrain.train.profile.sentences import profile_sentences
 from nbtrain.train.profile.summary import TIMELINE_BARS, summarize
 from nbtrain.train.profile.trace import category_of, product_flops
-from nbtrain.train.profile.words import words
 
 MAIN, GLOO, STREAM = 1, 2, 7
 
@@ -169,7 +169,7 @@ def test_the_page():
 
 def test_the_words():
     """The text says what makes a step slow and when memory peaks, and omits what is not in the trace."""
-    assert words(dataclasses.asdict(summarize(on_cpu()))) == [
+    assert profile_sentences(dataclasses.asdict(summarize(on_cpu()))) == [
         "A step takes 1 ms. The largest shares are idle 36%, communication 20%, optimizer 15%.",
         "By the host's clock the phases are optimizer 40%, forward 35%, data 5%; 20% is in none of them.",
         "For 36% of the time no operator runs: Python works between the operators. Larger micro-batches make "
@@ -180,7 +180,7 @@ def test_the_words():
         "Memory peaks at 4.9 KiB, in the forward pass in step 1 of the profile.",
     ]
     trace = {"traceEvents": [event("ProfilerStep#2", 0, 100, "user_annotation"), event("aten::mm", 0, 95)]}
-    assert words(dataclasses.asdict(summarize(trace))) == [
+    assert profile_sentences(dataclasses.asdict(summarize(trace))) == [
         "A step takes 0.1 ms. The largest shares are matmul 95%, idle 5%.",
         "The costliest operator is aten::mm: 95% of the time in 1 call.",
     ]

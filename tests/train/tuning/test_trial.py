@@ -47,7 +47,7 @@ def test_a_trial_ends_when_deepspeed_has_measured_it(forked, run, tmp_path):
         environment={"NBTRAIN_DATA": str(forked.data_home)},
         timeout_seconds=TIMEOUT_SECONDS,
     )
-    assert ended.succeeded, ended.last_words(40)
+    assert ended.succeeded, ended.last_output(40)
     found = json.loads(metrics.read_text())
     assert found["throughput"] == pytest.approx(8 * 1e6 / found["latency"]) and found["FLOPS_per_gpu"] > 0
     job = run.newest_job()

@@ -19,7 +19,7 @@ from nbtrain.base.version import __version__
 from nbtrain.base.workspace import data_home, display, output_root, resolve, workspace
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere
+from nbtrain.jobs.backends.hosts.ssh import RemoteOutput, last_line, python_of, run_everywhere
 from nbtrain.jobs.machine.environment import package_version
 from nbtrain.jobs.machine.hostfile import hostfile_finding, hosts_of
 from nbtrain.jobs.machine.shared_memory import too_little
@@ -189,7 +189,7 @@ def _hosts_key(config: RunConfig) -> str:
     return "backend.hosts.hostfile" if config.backend.hosts.hostfile else "backend.hosts.hosts"
 
 
-def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Finding | None]:
+def _read(config: RunConfig, answer: RemoteOutput) -> tuple[dict[str, Any], Finding | None]:
     """Return the probe's output, or the reason why there is none."""
     key = _hosts_key(config)
     words, fix = answer.trouble

@@ -30,7 +30,7 @@ from nbtrain.config.sections.backend_section import HostsConfig
 from nbtrain.jobs.attempt.phases import cap_seconds, stop_patience_seconds
 from nbtrain.jobs.backends.hosts.checks import usable_devices
 from nbtrain.jobs.backends.hosts.on_host import VISIBLE, as_word, order_path
-from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere, ssh_options
+from nbtrain.jobs.backends.hosts.ssh import RemoteOutput, last_line, python_of, run_everywhere, ssh_options
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.machine.environment import recorded_variables, supervisor_environment
@@ -146,7 +146,7 @@ class NotStarted:
     """Stand-in for agents that could not be started."""
 
     def __init__(self, words: str):
-        self.last_words = words
+        self.end_message = words
 
     def poll(self) -> int | None:
         """Return the exit code with which ssh reports its own failure."""
@@ -159,7 +159,7 @@ class NotStarted:
 class Runner:
     """A running DeepSpeed launcher, and the agents that it has started."""
 
-    last_words = ""
+    end_message = ""
 
     def __init__(self, process: subprocess.Popen, section: HostsConfig, hosts: list[str], job_id: str):
         self._process = process
@@ -186,7 +186,7 @@ class Runner:
         self._process.wait()
 
 
-def end_lost(section: HostsConfig, hosts: Sequence[str], job_id: str, patience: float) -> list[Answer]:
+def end_lost(section: HostsConfig, hosts: Sequence[str], job_id: str, patience: float) -> list[RemoteOutput]:
     """On each host, ask the processes of a LOST job to save and exit; agents kill processes that take too
     long.
     """
@@ -199,7 +199,7 @@ def end_marked(
     job_id: str,
     grace_seconds: float,
     agents_seconds: float | None = None,
-) -> list[Answer]:
+) -> list[RemoteOutput]:
     """On each host, end the processes with the job's marker; `grace_seconds` 0 kills them at once.
 
     `agents_seconds` is the time for agents, which end their ranks themselves; None means `grace_seconds`.
@@ -210,7 +210,7 @@ def end_marked(
     return run_everywhere(section, hosts, END_JOB, arguments, timeout_seconds=limit)
 
 
-def why(answer: Answer) -> str:
+def why(answer: RemoteOutput) -> str:
     """Return why a host did not carry out a request; "" if it did."""
     if words := answer.trouble[0]:
         return words

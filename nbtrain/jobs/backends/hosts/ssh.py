@@ -54,7 +54,7 @@ TROUBLES = (
 
 
 @dataclass(frozen=True)
-class Answer:
+class RemoteOutput:
     """A machine's output, or the reason why it has none."""
 
     host: str
@@ -126,13 +126,13 @@ def run_everywhere(
     arguments: Iterable[str] = (),
     variables: Iterable[str] = (),
     timeout_seconds: float = 60.0,
-) -> list[Answer]:
+) -> list[RemoteOutput]:
     """Run a local Python file on every host, with `variables` (NAME=value) in its environment."""
     command = ["env", *variables, python_of(section), "-", *arguments]
     text = program.read_text(encoding="utf-8")
     login = _by_hand(section), section.ssh_port
 
-    def ask(host: str) -> Answer:
+    def ask(host: str) -> RemoteOutput:
         # One shell is between ssh and the program.
         call = ["ssh", *ssh_options(section), "--", host, shlex.join(command)]
         try:
@@ -146,10 +146,10 @@ def run_everywhere(
                 timeout=timeout_seconds,
             )
         except subprocess.TimeoutExpired:
-            return Answer(host, None, "", "", *login)
+            return RemoteOutput(host, None, "", "", *login)
         except OSError as error:
-            return Answer(host, SSH_FAILED, "", f"ssh cannot be started here: {error.strerror}", *login)
-        return Answer(host, done.returncode, done.stdout, done.stderr, *login)
+            return RemoteOutput(host, SSH_FAILED, "", f"ssh cannot be started here: {error.strerror}", *login)
+        return RemoteOutput(host, done.returncode, done.stdout, done.stderr, *login)
 
     with ThreadPoolExecutor(min(AT_ONCE, len(hosts)) or 1) as pool:
         return list(pool.map(ask, hosts))

@@ -27,7 +27,7 @@ from nbtrain.jobs.backends.kubernetes.connect import connect, own_namespace
 from nbtrain.jobs.backends.kubernetes.engine import (
     KubernetesDetails,
     ask,
-    keep_last_words,
+    keep_last_logs,
     own_uid,
     speaker,
 )
@@ -112,7 +112,7 @@ class KubernetesBackend(RemoteBackend):
         with contextlib.suppress(OSError):
             details.write(job.kubernetes_json)
             if known is None or known.replicas != details.replicas:
-                keep_last_words(job, cluster, KINDS[handle.kind], details.replicas)
+                keep_last_logs(job, cluster, KINDS[handle.kind], details.replicas)
         return word
 
     def end_in_engine(self, job: JobDir) -> None:
@@ -285,7 +285,7 @@ class PodLauncher(RemoteLauncher):
 class PodAgents:
     """The pods' agents; the operator ends them with their pods."""
 
-    last_words = ""
+    end_message = ""
 
     def poll(self) -> int | None:
         """Return None, because the agents run as long as the pods do."""

@@ -100,7 +100,7 @@ def speaker(kind: Kind, replicas: list[dict[str, Any]], node: int) -> str:
     return max(pods, key=lambda pod: pod["created"])["pod"] if pods else ""
 
 
-def keep_last_words(job: JobDir, cluster: Cluster, kind: Kind, replicas: list[dict[str, Any]]) -> None:
+def keep_last_logs(job: JobDir, cluster: Cluster, kind: Kind, replicas: list[dict[str, Any]]) -> None:
     """Save the log of a pod that ended before its agent could write to the run directory."""
     for pod in replicas:
         path = job.node_log(pod["node"] or 0)

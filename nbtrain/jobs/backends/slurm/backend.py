@@ -446,8 +446,8 @@ class SlurmLauncher(RemoteLauncher):
             return self._ended
         code = super().poll()
         # Before the order, launch() or poll() itself may have ended the step.
-        if code is not None and self._order is not None and self.last_words:
-            self.last_words = f"{self._cancelled_step()}{self.last_words}"
+        if code is not None and self._order is not None and self.end_message:
+            self.end_message = f"{self._cancelled_step()}{self.end_message}"
         return code
 
     def _end_agents(self, why: str) -> None:
@@ -542,7 +542,7 @@ class SlurmLauncher(RemoteLauncher):
 class Step:
     """A running srun process."""
 
-    last_words = ""
+    end_message = ""
 
     def __init__(self, process: subprocess.Popen):
         self._process = process

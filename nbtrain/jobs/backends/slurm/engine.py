@@ -22,7 +22,7 @@ from nbtrain.base.run_directory.node_records import EngineWord
 from nbtrain.base.text import amounts
 from nbtrain.config.sections.backend_section import without_slurm_conf
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen
-from nbtrain.jobs.backends.slurm.words import STATES, reason_words
+from nbtrain.jobs.backends.slurm.states import STATES, reason_words
 
 COMMAND_SECONDS = 30.0
 # sbatch prints the first form with --parsable, which a wrapper may drop.
@@ -100,7 +100,7 @@ SINFO_FORMAT = "%P|%N|%c|%m|%G"
 
 
 @dataclass(frozen=True)
-class Place:
+class PartitionNode:
     """A node in a partition, with its resources if it is up."""
 
     name: str
@@ -113,7 +113,7 @@ class Place:
     gpus: int
 
 
-def read_sinfo(text: str) -> list[Place]:
+def read_sinfo(text: str) -> list[PartitionNode]:
     """Parse lines of `sinfo -N` in SINFO_FORMAT."""
     found = []
     for line in text.splitlines():
@@ -123,7 +123,7 @@ def read_sinfo(text: str) -> list[Place]:
             # gpu:a100:8(S:0-1),shard:a100:32
             gpus = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres)
             sizes = (_leading(cpus), _leading(megabytes) << 20, sum(map(int, gpus)))
-            found.append(Place(name.rstrip("*"), name.endswith("*"), node, *sizes))
+            found.append(PartitionNode(name.rstrip("*"), name.endswith("*"), node, *sizes))
     return found
 
 

@@ -244,7 +244,7 @@ def test_a_step_that_scancel_has_ended_is_named(
         with job.node_log(0).open("a") as log:
             log.write(added)
         launcher._end_agents("node n0 did not answer the order to end")
-        return launcher.last_words
+        return launcher.end_message
 
     job.node_log(0).write_text(line.format(0))
     added = ""

@@ -17,7 +17,7 @@ from nbtrain.jobs.backends.slurm.engine import (
     submitted_number,
     word_of,
 )
-from nbtrain.jobs.backends.slurm.words import STATES, WAITING, reason_words
+from nbtrain.jobs.backends.slurm.states import STATES, WAITING, reason_words
 
 RECORDS = Path(__file__).with_name("records")
 

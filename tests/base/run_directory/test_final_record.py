@@ -7,7 +7,7 @@ import time
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.run_directory import last_words, observed_state
+from nbtrain.base.run_directory import final_record, observed_state
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 
@@ -40,19 +40,19 @@ def ended(job):
 def test_status_reports_the_last_words(job, temporary):
     """The status is the recorded end instead of LOST, until a newer job of the run removes the record."""
     assert observed_state.read_state(job, time.time())[0] == "LOST"
-    path = last_words.keep(ended(job))
+    path = final_record.keep(ended(job))
     assert path.parent == temporary / f"nbtrain-{os.getuid()}"
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert observed_state.read_state(job, time.time()) == (
         "FAILED",
         "the run directory is on a read-only disk",
     )
-    last_words.forget(ended(job))
+    final_record.forget(ended(job))
     assert observed_state.read_state(job, time.time())[0] == "LOST"
 
 
 def test_what_job_json_says_itself_counts_more(job, temporary):
-    last_words.keep(ended(job))
+    final_record.keep(ended(job))
     record = JobRecord.read(job.job_json)
     record.state, record.cause = "SUCCEEDED", "done"
     record.write(job.job_json)
@@ -62,28 +62,28 @@ def test_what_job_json_says_itself_counts_more(job, temporary):
 @pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
 def test_a_folder_that_others_could_have_made_is_not_used(job, temporary, tmp_path, trap):
     """A folder that another user could have created is neither written to nor read."""
-    path = last_words.keep(ended(job))
+    path = final_record.keep(ended(job))
     folder, real = path.parent, tmp_path / "real"
     if trap == "open to others":
         folder.chmod(0o777)
     else:
         folder.rename(real)
         folder.symlink_to(real) if trap == "a link" else folder.write_text("")
-    assert last_words.kept(ended(job)) is None
-    assert last_words.keep(ended(job)) is None
+    assert final_record.read(ended(job)) is None
+    assert final_record.keep(ended(job)) is None
     assert observed_state.read_state(job, time.time())[0] == "LOST"
 
 
 def test_words_about_another_job_and_damaged_ones_are_not_believed(job, temporary):
     other = ended(job)
     other.run_id = "../../another"
-    assert last_words.keep(other).parent.parent == temporary
-    assert last_words.kept(ended(job)) is None
-    path = last_words.keep(ended(job))
+    assert final_record.keep(other).parent.parent == temporary
+    assert final_record.read(ended(job)) is None
+    path = final_record.keep(ended(job))
     path.write_text("{")
-    assert last_words.kept(ended(job)) is None
+    assert final_record.read(ended(job)) is None
     other.write(path)
-    assert last_words.kept(ended(job)) is None
+    assert final_record.read(ended(job)) is None
 
 
 def test_a_lost_job_on_a_read_only_disk_says_so(job, temporary, monkeypatch):

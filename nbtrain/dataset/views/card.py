@@ -37,15 +37,15 @@ from nbtrain.corpus.tokenizer.folder import folder_of
 from nbtrain.corpus.tokenizer.other_text import other_text_of
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.look.browser import Browser, Documents
-from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
-from nbtrain.dataset.look.duplicates import Duplicates, find_duplicates
-from nbtrain.dataset.look.prepare_report import split_rows, splits_table
-from nbtrain.dataset.look.sequences import Sequences, sequences_of
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 from nbtrain.dataset.tables import sources_table, unread_table
+from nbtrain.dataset.views.browser import Browser, Documents
+from nbtrain.dataset.views.card_pictures import bars_svg, histogram_svg
+from nbtrain.dataset.views.duplicates import Duplicates, find_duplicates
+from nbtrain.dataset.views.prepare_report import split_rows, splits_table
+from nbtrain.dataset.views.sequences import Sequences, sequences_of
 
 NUM_SAMPLES = 12
 NAMED_TEMPLATES = 10

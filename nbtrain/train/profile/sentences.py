@@ -20,7 +20,7 @@ IDLE = {
 }
 
 
-def words(summary: dict[str, Any]) -> list[str]:
+def profile_sentences(summary: dict[str, Any]) -> list[str]:
     """Return the sentences about a ProfileSummary (as a dict), most important first."""
     whole = summary["seconds"] or 1.0
     said = [_kinds(summary, whole)]

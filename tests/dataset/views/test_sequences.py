@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from nbtrain.dataset.look import marked
-from nbtrain.dataset.look.browser import Browser, Document
-from nbtrain.dataset.look.card import data_card
-from nbtrain.dataset.look.inspect import inspect
-from nbtrain.dataset.look.sequences import LOSS, PADDING, READ, TrainingSequence, training_sequences
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.dataset.views import marked
+from nbtrain.dataset.views.browser import Browser, Document
+from nbtrain.dataset.views.card import data_card
+from nbtrain.dataset.views.inspect import inspect
+from nbtrain.dataset.views.sequences import LOSS, PADDING, READ, TrainingSequence, training_sequences
 from tests.dataset.dataset_maker import make_dataset, make_tokenizer
 
 TALK = [

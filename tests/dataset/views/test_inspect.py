@@ -11,10 +11,10 @@ from nbtrain.base.errors import DataError
 from nbtrain.cli import __main__ as cli
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import write_index
-from nbtrain.dataset.look import inspect as module
-from nbtrain.dataset.look.inspect import inspect, verify
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.views import inspect as module
+from nbtrain.dataset.views.inspect import inspect, verify
 from tests.dataset.dataset_maker import make_dataset, make_tokenizer
 from tests.dataset.indexed_writer import IndexedWriter
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from nbtrain.base.run_directory.evaluation_files import Estimate
 
 
-class Asked(NamedTuple):
+class ScoreRequest(NamedTuple):
     """A context and its continuations, with at least one token each."""
 
     context: list[int]
@@ -22,7 +22,7 @@ class Scored(NamedTuple):
     """Whether each token is the likeliest token at its position."""
 
 
-Score = Callable[[Iterable[Asked]], Iterator[tuple[int, list[Scored]]]]
+Score = Callable[[Iterable[ScoreRequest]], Iterator[tuple[int, list[Scored]]]]
 """(number of the question, its continuations' scores), in any order; questions are built when needed."""
 
 
@@ -46,7 +46,7 @@ class Task(Protocol):
     unit: str
     total: int
 
-    def asked(self) -> Iterator[Asked]:
+    def requests(self) -> Iterator[ScoreRequest]:
         """Yield the questions; each is built only when it is needed."""
 
     def take(self, number: int, scored: list[Scored]) -> int:

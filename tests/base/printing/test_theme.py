@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.printing import look
-from nbtrain.base.printing.look import progress_bar, progress_line, themed
+from nbtrain.base.printing import theme
+from nbtrain.base.printing.theme import progress_bar, progress_line, themed
 from nbtrain.planner import memory
 
 WHITE, DARK, DARK_PANEL = "#ffffff", "#111111", "#212121"
-WHAT_IF = Path(look.__file__).parents[2] / "lab/widgets/what_if.js"
+WHAT_IF = Path(theme.__file__).parents[2] / "lab/widgets/what_if.js"
 
 
 def luminance(color: str) -> float:
@@ -28,12 +28,12 @@ def contrast(one: str, other: str) -> float:
 
 def test_words_of_a_figure_read_on_white_and_on_black() -> None:
     """Text in plots has a contrast of at least 4.2 on white and on JupyterLab's dark background."""
-    assert min(contrast(look.GREY, ground) for ground in (WHITE, DARK)) >= 4.2
+    assert min(contrast(theme.GREY, ground) for ground in (WHITE, DARK)) >= 4.2
     assert (contrast(WHITE, DARK)) ** 0.5 < 4.5
 
 
-PARTS = {*look.MEMORY_COLORS.values(), *look.TIME_COLORS.values()}
-COLORS = sorted({*look.SERIES, *PARTS, look.RED, look.LINE})
+PARTS = {*theme.MEMORY_COLORS.values(), *theme.TIME_COLORS.values()}
+COLORS = sorted({*theme.SERIES, *PARTS, theme.RED, theme.LINE})
 
 
 @pytest.mark.parametrize("color", COLORS)
@@ -46,9 +46,9 @@ def test_a_part_has_one_colour_everywhere() -> None:
     """A part of memory has the colour of the part of time with its name, and no page has colours of its
     own.
     """
-    both = look.MEMORY_COLORS.keys() & look.TIME_COLORS.keys()
-    assert both and all(look.MEMORY_COLORS[part] == look.TIME_COLORS[part] for part in both)
-    assert look.MEMORY_COLORS.keys() == {*memory.PARTS, *memory.HOST_PARTS}
+    both = theme.MEMORY_COLORS.keys() & theme.TIME_COLORS.keys()
+    assert both and all(theme.MEMORY_COLORS[part] == theme.TIME_COLORS[part] for part in both)
+    assert theme.MEMORY_COLORS.keys() == {*memory.PARTS, *memory.HOST_PARTS}
     assert not re.findall(r"#[0-9a-f]{6}", WHAT_IF.read_text().rpartition("`;\n")[2])
 
 
@@ -62,7 +62,7 @@ def test_a_figure_has_no_ground_and_no_black() -> None:
     axes = figure.subplots()
     axes.plot([1, 2], [3, 4], label="curve")
     axes.set_title("left", loc="left")
-    axes.set_ylabel("loss", color=look.BLUE)
+    axes.set_ylabel("loss", color=theme.BLUE)
     axes.text(1, 3, "words")
     axes.grid(True)
     axes.legend()
@@ -71,10 +71,10 @@ def test_a_figure_has_no_ground_and_no_black() -> None:
     assert figure.patch.get_alpha() == axes.patch.get_alpha() == 0
     words = [*axes.get_xticklabels(), *axes.texts, axes._left_title, figure._suptitle]
     words += axes.get_legend().get_texts()
-    assert {to_hex(text.get_color()) for text in words} == {look.GREY}
-    assert {to_hex(spine.get_edgecolor()) for spine in axes.spines.values()} == {look.GREY}
-    assert axes.yaxis.label.get_color() == look.BLUE
-    assert to_hex(axes.get_xgridlines()[0].get_color()) == look.LINE
+    assert {to_hex(text.get_color()) for text in words} == {theme.GREY}
+    assert {to_hex(spine.get_edgecolor()) for spine in axes.spines.values()} == {theme.GREY}
+    assert axes.yaxis.label.get_color() == theme.BLUE
+    assert to_hex(axes.get_xgridlines()[0].get_color()) == theme.LINE
 
 
 def test_a_bar_stays_in_its_bounds() -> None:

@@ -9,9 +9,9 @@ from IPython.lib.pretty import pretty
 
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.look import baselines as module
-from nbtrain.dataset.look.baselines import K_GRID, NoBaselines, baselines, compute, validation_samples
 from nbtrain.dataset.of_run import dataset_of
+from nbtrain.dataset.views import baselines as module
+from nbtrain.dataset.views.baselines import K_GRID, NoBaselines, baselines, compute, validation_samples
 from tests.dataset.dataset_maker import make_dataset
 
 

@@ -25,7 +25,7 @@ def keep(record: JobRecord) -> Path | None:
     return None
 
 
-def kept(record: JobRecord) -> JobRecord | None:
+def read(record: JobRecord) -> JobRecord | None:
     """Return the final record of the job that `record` describes; None if none is kept."""
     folder = _folder()
     if not _is_ours(folder):

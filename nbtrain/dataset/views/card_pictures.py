@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from nbtrain.base.printing.look import BLUE, GREY, ORANGE, themed
+from nbtrain.base.printing.theme import BLUE, GREY, ORANGE, themed
 from nbtrain.base.text.amounts import count
 
 

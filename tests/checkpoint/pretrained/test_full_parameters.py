@@ -7,8 +7,8 @@ import torch
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint.pretrained.compare import compare
+from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.checkpoint.pretrained.plain import PlainModel
-from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.checkpoint.weights.folder_weights import FolderWeights
 from nbtrain.config.load import load
 from nbtrain.pretrained.model import open_model
@@ -40,12 +40,12 @@ def test_weights_that_are_no_numbers(number, dtype, said, tmp_path, monkeypatch)
         parameters={NAME: types.SimpleNamespace(shape=(2,))},
         read=lambda name, state: values,
     )
-    weights = WholeWeights(source, dtype)
+    weights = FullParameters(source, dtype)
     if said is None:
-        assert torch.equal(weights.whole(NAME), values.to(dtype))
+        assert torch.equal(weights.full(NAME), values.to(dtype))
         return
     with pytest.raises(CheckpointError) as refused:
-        weights.whole(NAME)
+        weights.full(NAME)
     assert str(refused.value) == f"global_step7: {NAME} {said}"
 
 
@@ -58,7 +58,7 @@ def test_logits_that_are_no_numbers_do_not_agree(tmp_path, monkeypatch):
     fields = {f"model.{key}": value for key, value in model.described.fields.items()}
     rows = {"tokenizer.vocab_size": model.described.vocab_size, "model.seq_length": 32}
     config = load("gpt-tiny", {**fields, **rows}, check=False)
-    weights = WholeWeights(FolderWeights(model, model.described.vocab_size), torch.float32)
+    weights = FullParameters(FolderWeights(model, model.described.vocab_size), torch.float32)
     assert list(compare(PlainModel(tmp_path / "m"), weights, config))[-1] < 1e-5
     plain = PlainModel(tmp_path / "m")
     monkeypatch.setattr(plain, "logits", lambda *one: PlainModel.logits(plain, *one) * torch.nan)

@@ -22,7 +22,7 @@ from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.printing.report import Report, Result, Sentence
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.requested_settings import place
+from nbtrain.corpus.requested_settings import place_of_setting
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
@@ -100,14 +100,14 @@ def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBas
 def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if config.data.blend:
         return NoBaselines(
-            f"{place(config, 'data.blend')}: baselines describe one dataset, but the blend has "
+            f"{place_of_setting(config, 'data.blend')}: baselines describe one dataset, but the blend has "
             f"{len(config.data.blend)}. Request them for one entry, with a run that sets data.name to it and "
             "has no data.blend."
         )
     if config.dpo is not None:
         return NoBaselines(
-            f"{place(config, 'dpo')}: the loss of pairs of answers is not a loss per token, so baselines do "
-            f"not apply."
+            f"{place_of_setting(config, 'dpo')}: the loss of pairs of answers is not a loss per token, so "
+            f"baselines do not apply."
         )
     dataset = dataset_of(config)
     opened = dataset.open(config.tokenizer.vocab_size)

@@ -8,9 +8,9 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.look import contents
-from nbtrain.dataset.look.contents import REMEMBERED, check_contents
 from nbtrain.dataset.of_run import dataset_of
+from nbtrain.dataset.views import contents
+from nbtrain.dataset.views.contents import REMEMBERED, check_contents
 from tests.dataset.dataset_maker import make_dataset
 
 

@@ -6,11 +6,11 @@ import pytest
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.dataset.indexed_writer import write_index
-from nbtrain.dataset.look import browser as module
-from nbtrain.dataset.look.browser import Browser
-from nbtrain.dataset.look.inspect import inspect
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.views import browser as module
+from nbtrain.dataset.views.browser import Browser
+from nbtrain.dataset.views.inspect import inspect
 from tests.corpus.tokenizer.byte_fallback import byte_fallback_tokenizer
 from tests.dataset.dataset_maker import make_dataset
 from tests.dataset.indexed_writer import IndexedWriter

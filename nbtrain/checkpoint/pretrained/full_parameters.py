@@ -1,7 +1,7 @@
-"""Whole parameters of a checkpoint, a folder or a tree, in the format in which they are to be written.
+"""Full parameters of a checkpoint, a folder or a tree, in the format in which they are to be written.
 
-    weights = WholeWeights(CheckpointStore(folder), torch.bfloat16)
-    weights.whole("layers.0.attention.dense.weight")    [h, h], bf16; the vocabulary without padding
+    weights = FullParameters(CheckpointStore(folder), torch.bfloat16)
+    weights.full("layers.0.attention.dense.weight")    [h, h], bf16; the vocabulary without padding
 
 In the format of training, they are the weights that the run computed with; in fp32, they are the optimizer's
 masters.
@@ -23,8 +23,8 @@ from nbtrain.pretrained.tensors import Piece, TensorMap
 KEPT = 2
 
 
-class WholeWeights:
-    """The whole parameters of `source` in `dtype`; None means the format in which they were trained."""
+class FullParameters:
+    """The full parameters of `source` in `dtype`; None means the format in which they were trained."""
 
     def __init__(self, source: Weights | MegatronWeights, dtype: torch.dtype | None = None):
         self.source = source
@@ -33,7 +33,7 @@ class WholeWeights:
         self.vocab_size = source.vocab_size
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
 
-    def whole(self, name: str) -> torch.Tensor:
+    def full(self, name: str) -> torch.Tensor:
         """Return one parameter in its own shape. Raises CheckpointError if it holds NaN or Inf in this
         format.
         """
@@ -63,10 +63,10 @@ class WholeWeights:
         users, shape = known.users[name], known.tensors[name]
         parameter, piece = users[0]
         if piece == Piece(0, known.shapes[parameter][0], name) and shape == known.shapes[parameter]:
-            return self.whole(parameter)
+            return self.full(parameter)
         out = torch.empty(shape, dtype=self.dtype)
         for parameter, piece in users:
-            rows = self.whole(parameter)[piece.first : piece.first + piece.count]
+            rows = self.full(parameter)[piece.first : piece.first + piece.count]
             there = slice(piece.there, piece.there + piece.count)
             if piece.transposed:
                 out[:, there] = rows.T

@@ -11,11 +11,11 @@ from nbtrain.base.errors import DataError
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load
 from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.look import duplicates
-from nbtrain.dataset.look.card import data_card
-from nbtrain.dataset.look.inspect import inspect
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.views import duplicates
+from nbtrain.dataset.views.card import data_card
+from nbtrain.dataset.views.inspect import inspect
 from tests.corpus.wiki.conftest import dump_xml, page
 from tests.dataset.dataset_maker import make_dataset, make_tokenizer
 from tests.dataset.indexed_writer import IndexedWriter

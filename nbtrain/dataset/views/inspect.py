@@ -18,11 +18,11 @@ from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import BLOCK, IndexedDataset
-from nbtrain.dataset.look.browser import Browser, Documents
-from nbtrain.dataset.look.sequences import Sequences, sequences_of
 from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
 from nbtrain.dataset.tables import sources_table, unread_table
+from nbtrain.dataset.views.browser import Browser, Documents
+from nbtrain.dataset.views.sequences import Sequences, sequences_of
 
 SAMPLE_TOKENS = 80
 PROGRESS_BYTES = 64 << 20

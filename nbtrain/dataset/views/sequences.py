@@ -18,10 +18,10 @@ import numpy as np
 from nbtrain.base.errors import DataError
 from nbtrain.base.printing.report import Block, Record, TextForm, heading
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.look import marked
-from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
 from nbtrain.dataset.samples.sample import Sample
+from nbtrain.dataset.views import marked
+from nbtrain.dataset.views.browser import Browser
 
 NUM_SEQUENCES = 2
 SHOWN_DOCUMENTS = 8

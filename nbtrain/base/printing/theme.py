@@ -2,7 +2,7 @@
 
 A saved output does not know the theme that it is shown in. So every color here has contrast with white and
 with JupyterLab's dark backgrounds (#111111, #212121): text has at least 4.2 with white and #111111, lines and
-areas 3.0 with all three (tests/base/printing/test_look.py). No color can have 4.5 with both white and
+areas 3.0 with all three (tests/base/printing/test_theme.py). No color can have 4.5 with both white and
 #111111.
 """
 

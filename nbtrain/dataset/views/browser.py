@@ -24,9 +24,9 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.corpus.tokenizer.unfinished import decode_finished
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.look import marked
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
+from nbtrain.dataset.views import marked
 
 SHOWN_TOKENS = 600
 SEARCHED_TOKENS = 100_000

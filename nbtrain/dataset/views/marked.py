@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from nbtrain.base.printing.look import GREEN, LINE
+from nbtrain.base.printing.theme import GREEN, LINE
 from nbtrain.base.text.terminal import printable
 
 Kind = Literal["loss", "read", "padding"]

@@ -9,7 +9,7 @@ from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.status.status_records import read_status
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 
 Found = TypeVar("Found")
 
@@ -43,7 +43,7 @@ def each_checkpoint(
         elif not is_active:
             break
         else:
-            wait(LOOK_SECONDS)
+            wait(POLL_SECONDS)
     if done < 0:
         raise CheckpointError(f"{run.name} has ended, and has no complete checkpoint.")
 

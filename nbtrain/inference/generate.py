@@ -59,7 +59,7 @@ from nbtrain.parallel.groups import ALONE
 
 Message = dict[str, Any]
 
-LOOK_SECONDS = 10.0
+POLL_SECONDS = 10.0
 
 
 def main() -> int:
@@ -167,7 +167,7 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
         # Nothing to do: wait for the next command. Otherwise read only the commands that have arrived.
         while (engine.is_idle and counts() == said) or not commands.empty():
             try:
-                command = commands.get(timeout=LOOK_SECONDS)
+                command = commands.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 # A process that was forked from the parent may still hold the other end of stdin.
                 if os.getppid() != parent:

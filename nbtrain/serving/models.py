@@ -20,7 +20,7 @@ from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.refusals import Refusal, missing_parameter, unknown_model
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Models:
     async def unload_when_idle(self) -> None:
         """Unload idle models, to free their memory, as long as the server runs."""
         while True:
-            await asyncio.sleep(min(LOOK_SECONDS, self.options.idle_seconds / 2))
+            await asyncio.sleep(min(POLL_SECONDS, self.options.idle_seconds / 2))
             served = self.loaded
             if self.is_single or served is None:
                 continue

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.api.follow import LOOK_SECONDS, each_checkpoint
+from nbtrain.api.follow import POLL_SECONDS, each_checkpoint
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.run_directory.rundir import RunDir
 
@@ -22,7 +22,7 @@ def test_each_checkpoint_once_and_the_last_one_after_the_end(tmp_path):
     is visited after the run ends.
     """
     looks = [(True, None), (True, 10), (True, 10), (True, 40), (False, 50), (False, 50)]
-    assert followed(tmp_path, looks) == ([10, 40, 50], [LOOK_SECONDS] * 2)
+    assert followed(tmp_path, looks) == ([10, 40, 50], [POLL_SECONDS] * 2)
 
 
 def test_an_ended_run_is_done_once(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nbtrain.base.run_directory.usage_files import UsageWriter
 from nbtrain.jobs.node.job_processes import YOUNG_SECONDS
-from nbtrain.jobs.node.sampler import SAMPLE_SECONDS, NodeLook
+from nbtrain.jobs.node.sampler import SAMPLE_SECONDS, NodeMeter
 
 JOB = "20270101-000000-abcd"
 LOOKS = 100
@@ -29,7 +29,7 @@ def measure(ranks: int, processes_per_rank: int) -> str:
         for _ in range(processes_per_rank)
     ]
     try:
-        look = NodeLook(JOB, range(ranks), gpus=False)
+        look = NodeMeter(JOB, range(ranks), gpus=False)
         time.sleep(YOUNG_SECONDS + 1)
         look.sample()
         with tempfile.TemporaryDirectory() as folder:

@@ -111,7 +111,7 @@ def words(found: dict[str, float]) -> str:
     return ", ".join(f"{value:,.0f} {key}" for key, value in found.items())
 
 
-LOOK_SECONDS = 40.0
+POLL_SECONDS = 40.0
 
 
 def browser_seconds() -> float:
@@ -125,7 +125,7 @@ def browser_seconds() -> float:
 
 
 def shares(page: Any, devtools: Any) -> tuple[float, float]:
-    """Measure the page's main thread and the whole browser over LOOK_SECONDS, as fractions of a core."""
+    """Measure the page's main thread and the whole browser over POLL_SECONDS, as fractions of a core."""
 
     def busy() -> float:
         metrics = devtools.send("Performance.getMetrics")["metrics"]
@@ -133,7 +133,7 @@ def shares(page: Any, devtools: Any) -> tuple[float, float]:
         return next(metric["value"] for metric in metrics if metric["name"] == "ThreadTime")
 
     tasks, spent, began = busy(), browser_seconds(), time.monotonic()
-    page.wait_for_timeout(1000 * LOOK_SECONDS)
+    page.wait_for_timeout(1000 * POLL_SECONDS)
     seconds = time.monotonic() - began
     return (busy() - tasks) / seconds, (browser_seconds() - spent) / seconds
 

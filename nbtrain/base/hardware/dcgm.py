@@ -52,7 +52,7 @@ class TensorActivity:
         if not self.supported:
             self.close()
 
-    def look(self) -> dict[int, float]:
+    def sample(self) -> dict[int, float]:
         """Return {index: fraction} of the GPUs with a value since the previous call."""
         self._read()
         found, self._newest = self._newest, {}

@@ -139,7 +139,7 @@ class TensorActivity:
     def close(self) -> None:
         """Do nothing. dcgm.TensorActivity overrides this method because it has a process to end."""
 
-    def look(self) -> dict[int, float]:
+    def sample(self) -> dict[int, float]:
         """Return {index: fraction since the previous call} of the GPUs that answer."""
         if (library := _library()) is None:
             return {}

@@ -48,5 +48,5 @@ class AlpacaReader(ExampleReader):
                 values["system"] = text_of(value, system_key)
                 read.append(system_key)
         answer = answer_of(value, config.output_key, kind=self.kind)
-        self.keys.look(value, read, notes)
+        self.keys.note_unread(value, read, notes)
         return joined([(template.render(values), False), (answer, True)])

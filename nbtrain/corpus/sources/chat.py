@@ -158,7 +158,7 @@ class ChatReader(ExampleReader):
             for row in rows:
                 if self.config.messages_key is None and isinstance(row.record.get("prompt"), dict):
                     notes = RecordNotes()
-                    self.keys.look(row.record, ("prompt", *TREE_KEYS), notes)
+                    self.keys.note_unread(row.record, ("prompt", *TREE_KEYS), notes)
                     root = _nested(row, tally)
                     yield from self._tree([root] if root else [], path, tally, row.number, notes)
                 elif (example := self.checked(row.record, path, row.number, tally)) is not None:
@@ -170,7 +170,7 @@ class ChatReader(ExampleReader):
         num_opening = len(turns)
         turns = self._opened(turns, value, read)
         num_opening = len(turns) - num_opening
-        self.keys.look(value, read, notes)
+        self.keys.note_unread(value, read, notes)
         example = self._example(turns, num_shared + num_opening if num_shared else 0)
         if example is None and not notes.refused:
             if any(turn.mark is False or turn.spans for turn in turns):
@@ -358,7 +358,7 @@ class ChatReader(ExampleReader):
         keys, read = self.message_keys, [role_key, content_key, *TREE_KEYS]
 
         def look_at_part(part: dict[str, Any], own: Container[str], where: str) -> None:
-            keys.look(part, own, notes, where)
+            keys.note_unread(part, own, notes, where)
 
         held = {key for key, value in message.items() if holds_value(value)}
         calls = [key for key in keys.readable(CALL_NAMES) if key in held and names_tools(message[key])]
@@ -381,7 +381,7 @@ class ChatReader(ExampleReader):
             ]
             after = "\n".join(["", *texts] if content else texts)
             read += calls
-        keys.look(message, read, notes, place)
+        keys.note_unread(message, read, notes, place)
         said = before + content + after
         bears_loss = role in self._learnt if mark is None else mark
         if bears_loss and not said.strip() and not notes.refused:

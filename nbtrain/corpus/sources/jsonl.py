@@ -63,7 +63,7 @@ class JsonlReader(FileReader):
                             record = json_line.record_of(line)
                             texts = texts_of(record, read, self.kind)
                             notes = RecordNotes()
-                            policy.look(record, read, notes)
+                            policy.note_unread(record, read, notes)
                             notes.check(self.kind)
                             tally.add_unread(notes.unread)
                         except ValueError as problem:

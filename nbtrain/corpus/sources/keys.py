@@ -691,7 +691,7 @@ class KeyPolicy:
         """Return whether a key is counted whatever its values are, so that they need not be read."""
         return self._rule(name).use == "counted"
 
-    def look(
+    def note_unread(
         self, value: Mapping[str, Any], read: Container[str], notes: RecordNotes, place: str = ""
     ) -> None:
         """Note the keys that hold values and are not in `read`, of a record or of its message at `place`."""
@@ -737,7 +737,7 @@ class KeyCounter:
             self._shapes[shape] = count + 1
             return True
         notes = RecordNotes()
-        self._policy.look(record, self._read, notes)
+        self._policy.note_unread(record, self._read, notes)
         if notes.refused:
             return False
         tally.add_unread(notes.unread)

@@ -60,7 +60,7 @@ class PreferenceReader(ChatReader):
             pair = self._of_texts(value, prompt)
         else:
             pair = self._of_messages(value, prompt or [], (both[0], both[1]), read, notes)
-        self.keys.look(value, read, notes)
+        self.keys.note_unread(value, read, notes)
         texts = ["".join(text for text, _ in example.pieces) for example in pair]
         if texts[0] == texts[1]:
             notes.check(self.kind)
@@ -79,7 +79,7 @@ class PreferenceReader(ChatReader):
         prompt = value.get(key)
         if isinstance(prompt, dict) and "messages" in prompt:
             # The input of a preference in OpenAI's format, with tools and messages.
-            self.keys.look(prompt, ("messages",), notes, key)
+            self.keys.note_unread(prompt, ("messages",), notes, key)
             return messages_of(prompt["messages"], key), [key]
         if isinstance(prompt, str) and holds_messages(prompt):
             return messages_of(prompt, key), [key]

@@ -27,5 +27,5 @@ class PromptCompletionReader(ExampleReader):
             raise BrokenExample(f"{keys} are messages, not text; {forward}")
         prompt = text_of(value, prompt_key, kind=self.kind)
         example = joined([(prompt, False), (answer_of(value, completion_key, kind=self.kind), True)])
-        self.keys.look(value, (prompt_key, completion_key), notes)
+        self.keys.note_unread(value, (prompt_key, completion_key), notes)
         return example

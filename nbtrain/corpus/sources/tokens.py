@@ -166,7 +166,7 @@ class TokensReader(RecordFileReader):
                     "'attention_mask' is 0 between tokens, not at the ends only: attention masks between "
                     "tokens are not supported. For packed documents, add seq_lens"
                 )
-        self.keys.look(record, read, notes)
+        self.keys.note_unread(record, read, notes)
         for key in held.difference(read):
             if (rule := self._doubt(key, record[key], len(ids))) is not None:
                 notes.unread.discard(key)

@@ -27,7 +27,7 @@ from nbtrain.corpus.workers.ordered_map import TASKS_PER_WORKER, Executor, Make,
 logger = logging.getLogger(__name__)
 
 LARGEST_MESSAGE_BYTES = 1 << 20
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 LOST_SECONDS = 0.1
 REMIND_SECONDS = 60.0
 # A cluster that has shrunk to no worker only grows again if there is work.
@@ -57,7 +57,7 @@ class DaskPool(Executor):
         self._order = pickle.dumps(tuple(order))
         self._number = 0
         self._workers: set[str] = set()
-        self._looked = -LOOK_SECONDS
+        self._looked = -POLL_SECONDS
         self._alone_since: float | None = None
         self._reminded = 0.0
         self._has_spoken = False
@@ -71,7 +71,7 @@ class DaskPool(Executor):
         self._call = call
 
     def look_ahead(self) -> int:
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
+        if time.monotonic() - self._looked >= POLL_SECONDS:
             self._look()
         return max(LEAST_LOOK_AHEAD, TASKS_PER_WORKER * len(self._workers))
 

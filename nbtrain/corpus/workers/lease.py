@@ -16,7 +16,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.files import write_text
 from nbtrain.base.workspace import display
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 # Seconds for which NFS caches the names in a folder.
 SEEN_AFTER_SECONDS = 60.0
 
@@ -64,14 +64,14 @@ def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_S
                 f"{worker}: cannot see {display(path.parent)}. All workers need the data directory and the "
                 f"sources under the same paths on a shared file system: set NBTRAIN_DATA to a folder on it."
             )
-        time.sleep(LOOK_SECONDS / 5)
+        time.sleep(POLL_SECONDS / 5)
     _held, _looked = path, time.monotonic()
 
 
 def stop_if_ended() -> None:
     """Raise Ended if this process works under a lease that is gone. The file is checked once a second."""
     global _looked
-    if _held is None or time.monotonic() - _looked < LOOK_SECONDS:
+    if _held is None or time.monotonic() - _looked < POLL_SECONDS:
         return
     _looked = time.monotonic()
     if not _held.is_file():

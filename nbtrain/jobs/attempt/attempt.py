@@ -139,7 +139,7 @@ class Attempt:
         """Wait for the last process of the attempt and return the verdict."""
         if self._launcher.finish():
             self.killed_at = self.killed_at or time.time()
-        self.ranks.look(time.monotonic())
+        self.ranks.poll(time.monotonic())
         code = self._launcher.poll()
         return judge(
             self.ranks.records,
@@ -175,7 +175,7 @@ class Attempt:
     def _observe(self, now: float) -> Observed:
         """Read the current state of the ranks, and note since when it has lasted."""
         code = self._launcher.poll()
-        stood_still = self.ranks.look(now)
+        stood_still = self.ranks.poll(now)
         if self._stop_asked_at is not None:
             self._stop_asked_at += stood_still
         if code is not None:

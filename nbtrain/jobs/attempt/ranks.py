@@ -94,7 +94,7 @@ class Ranks:
         self._looked_at: float | None = None
         self._trained = False
 
-    def look(self, now: float) -> float:
+    def poll(self, now: float) -> float:
         """Read every heartbeat and every new exit record. Return the seconds for which the supervisor itself
         was suspended.
         """

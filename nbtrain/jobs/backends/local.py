@@ -111,7 +111,7 @@ class LocalLauncher:
 
     def preemption(self, signalled: bool = False) -> str:
         """Return this machine's notice."""
-        return self._notice.look() if self._notice else ""
+        return self._notice.poll() if self._notice else ""
 
     def preemption_trouble(self) -> str:
         """Return why the notice's program gave no answer."""

@@ -42,7 +42,7 @@ class PreemptionNotice:
         self.trouble = ""
         """Reason why the newest run of the program gave no answer; "" if it gave one."""
 
-    def look(self) -> str:
+    def poll(self) -> str:
         """Start the program if it is due, read its end if it has ended, and return the notice; "" without
         one. Never blocks.
         """

@@ -41,7 +41,7 @@ from nbtrain.jobs.machine.preemption_notice import notice_of
 from nbtrain.jobs.node.ranks_here import NodeRanks, RanksHere, send_to
 from nbtrain.jobs.node.sampler import Sampler
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 REPORT_SECONDS = 1.0
 
 
@@ -143,7 +143,7 @@ class Agent:
             if why := self._must_leave(leaving):
                 self._notice.close()
                 return self._leave(why)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def report(self) -> None:
         """Write nodes/<k>.json again."""
@@ -181,7 +181,7 @@ class Agent:
             self._obey_signals()
             if self._ranks.poll() is not None:
                 self._attempt_ended()
-        notice = self._notice.look()
+        notice = self._notice.poll()
         told = (notice, self._notice.trouble) == (self.record.notice, self.record.notice_trouble)
         self.record.notice, self.record.notice_trouble = notice, self._notice.trouble
         if not told or time.monotonic() - self._reported_at >= REPORT_SECONDS:
@@ -360,7 +360,7 @@ class Agent:
             while self._ranks.poll() is None and not patience.over():
                 self._obey_signals()
                 self.report()
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
             if self._ranks.poll() is None:
                 self._ranks.kill()
             self._attempt_ended()

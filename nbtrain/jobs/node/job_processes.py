@@ -67,7 +67,7 @@ class JobProcesses:
         self._known: dict[int, _Process] = {}
         self._total: dict[int | None, Counters] = {}
 
-    def look(self, boot_seconds: float) -> dict[int | None, Counters]:
+    def sample(self, boot_seconds: float) -> dict[int | None, Counters]:
         """Return {rank: its counters}, None for processes of no rank; ended processes keep counting.
 
         `boot_seconds` is the current time since boot. Memory and the number of processes are current values.

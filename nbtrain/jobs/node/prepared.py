@@ -14,7 +14,7 @@ from nbtrain.config.load.one_line import RUN_ID, RUN_YAML, from_one_line
 if TYPE_CHECKING:
     from nbtrain.jobs.node.agent import Leaving
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
@@ -44,7 +44,7 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
                 "writes it. The log of its pod says why it did not; if it did, put the output folder on a "
                 "volume that all pods mount."
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return True
 
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from nbtrain.base.process.signals import hear_signals
 
 # Seconds between two looks at the commands, as in torchrun (--monitor-interval).
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
             break
         if None not in codes:
             return 0
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     end(wrappers, options.shutdown_timeout)
     return 1
 

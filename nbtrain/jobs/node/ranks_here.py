@@ -23,7 +23,7 @@ from nbtrain.jobs.machine import processes
 from nbtrain.jobs.machine.host_memory import HostMemory
 
 WRAPPER_GRACE_SECONDS = 3.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 # A process that SIGKILL does not end in this time waits for a disk that may never answer.
 ABANDON_SECONDS = 10.0
 
@@ -108,13 +108,13 @@ class RanksHere:
         assert self._launcher is not None, "no attempt was started"
         processes.send(self._marked(EXIT_FD), signal.SIGKILL)
         # Looks are counted, not seconds: on a machine that was suspended, the wrappers have not run either.
-        for _ in range(round(WRAPPER_GRACE_SECONDS / LOOK_SECONDS)):
+        for _ in range(round(WRAPPER_GRACE_SECONDS / POLL_SECONDS)):
             # Without the launcher the wrappers are orphans, and so are all other processes left of the job.
             running = self._launcher.poll() is None
             if not (processes.children(self._launcher.pid) if running else self.processes_left()):
                 break
             processes.reap_orphans()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         processes.end_marked([self._job_id], 0.0, also=self._also)
 
     def abandon(self) -> None:
@@ -132,7 +132,7 @@ class RanksHere:
         self._launcher.wait()
         deadline = time.monotonic() + ABANDON_SECONDS
         while any(rank and rank.alive() for rank in ranks) and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def processes_left(self) -> bool:
         """Return whether any process carries the marker of these ranks."""

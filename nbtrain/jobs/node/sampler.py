@@ -58,7 +58,7 @@ GPU_FIGURES = {
 }
 
 
-class NodeLook:
+class NodeMeter:
     """Measures the resource use of a node. Rates are averages since the previous sample."""
 
     def __init__(
@@ -85,7 +85,7 @@ class NodeLook:
         """Return {subject: {metric: value, None if unknown}}; subjects and metrics never change."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         elapsed = now - self._looked_at if self._looked_at is not None else None
-        counters = self._processes.look(now)
+        counters = self._processes.sample(now)
         node = node_counters()
         found: dict[str, dict[str, float | None]] = {"node": {}}
         found["node"] = {
@@ -144,7 +144,7 @@ class NodeLook:
     def _gpu_figures(self) -> dict[str, dict[str, float | None]]:
         if not self._gpus:
             return {}
-        tensor = self._tensor.look()
+        tensor = self._tensor.sample()
         there = {gpu.index: gpu for gpu in nvml.gpus()}
         found = {}
         for index in self._gpus:
@@ -212,17 +212,17 @@ class Sampler:
 
     def _run(self) -> None:
         try:
-            look = NodeLook(self._job_id, self._ranks, self._gpus, self._visible, self._writer.node)
-            with contextlib.closing(look):
-                self._watch(look)
+            meter = NodeMeter(self._job_id, self._ranks, self._gpus, self._visible, self._writer.node)
+            with contextlib.closing(meter):
+                self._watch(meter)
         except Exception as error:
             # Training continues whatever the driver or the kernel answers.
             self.failure = f"{type(error).__name__}: {error}"
 
-    def _watch(self, look: NodeLook) -> None:
-        about = look.about(self._requests)
+    def _watch(self, meter: NodeMeter) -> None:
+        about = meter.about(self._requests)
         for number in itertools.count():
-            sample = look.sample()
+            sample = meter.sample()
             # A driver may have blocked this thread so long that another one writes now.
             if self._stop.is_set():
                 return

@@ -27,7 +27,7 @@ from nbtrain.jobs.queue.after_boot import MODULE, from_before
 
 # Seconds for starting one job again: its checks read its data and call the driver.
 START_SECONDS = 300.0
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
@@ -68,7 +68,7 @@ def await_place(queue: Queue, run: RunDir) -> None:
     while (job := run.newest_job()) and time.monotonic() < deadline:
         if queue.ticket(job) or read_state(job, time.time())[0] != QUEUED:
             return
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def start_again(ticket: Ticket) -> str:

@@ -17,7 +17,7 @@ from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, LOOK_SECONDS, PAUSE, REQUEST, SignalRequests
+from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, PAUSE, POLL_SECONDS, REQUEST, SignalRequests
 
 
 def is_paused(requests: SignalRequests, verdict: Verdict) -> bool:
@@ -25,7 +25,7 @@ def is_paused(requests: SignalRequests, verdict: Verdict) -> bool:
     return requests.why == PAUSE and verdict.state == CANCELLED
 
 
-def look(job: JobDir, journal: Journal, requests: SignalRequests) -> None:
+def poll_requests(job: JobDir, journal: Journal, requests: SignalRequests) -> None:
     """Renew the sign of life, and read requests to end the job from other machines."""
     journal.sign_of_life()
     requests.read_ask(job)
@@ -60,7 +60,7 @@ def hold(job: JobDir, journal: Journal, requests: SignalRequests, verdict: Verdi
     journal.set_state(SUSPENDED, cause)
     while asked_pause(job):
         requests.save = False  # the pause has saved everything
-        if requests.stop_within(LOOK_SECONDS, lambda: look(job, journal, requests)):
+        if requests.stop_within(POLL_SECONDS, lambda: poll_requests(job, journal, requests)):
             requests.why = requests.why if requests.why in (ALLOCATION, ENGINE) else REQUEST
             return stopped_while_paused(cause)
     journal.event("state", "resumed after a pause")

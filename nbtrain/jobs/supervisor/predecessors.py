@@ -16,7 +16,7 @@ from nbtrain.jobs.supervisor.journal import Journal
 
 # A supervisor that lost its job reads that in job.json within SIGN_OF_LIFE_SECONDS, and kills its ranks.
 DISPLACED_SECONDS = 2 * SIGN_OF_LIFE_SECONDS
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def wait_for_displaced(journal: Journal) -> None:
@@ -36,7 +36,7 @@ def wait_for_displaced(journal: Journal) -> None:
             if not displaced.elsewhere():
                 journal.event("warning", f"{named}, has not left in {DISPLACED_SECONDS:g} s")
             return
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:

@@ -37,7 +37,7 @@ class ProgressReport:
             if self._status is None:
                 self._tell(f"{place} is not https, or its token or certificate is not named")
 
-    def look(self, beat: Heartbeat | None) -> None:
+    def poll(self, beat: Heartbeat | None) -> None:
         """Start a report if one is due and the previous report was answered or given up."""
         status = self._status
         if status is None or beat is None or beat.progress is None:

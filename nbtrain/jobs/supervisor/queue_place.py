@@ -27,10 +27,10 @@ from nbtrain.jobs.machine.environment import HELD_CORES, HELD_GPUS, variables_to
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket, system_start
 from nbtrain.jobs.queue.listing import waiting_before, waiting_words
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, PAUSE, SignalRequests
+from nbtrain.jobs.supervisor.signals import PAUSE, POLL_SECONDS, SignalRequests
 
 # Jobs that are not first look less often, because many may wait.
-LATER_LOOK_SECONDS = 0.5
+LATER_POLL_SECONDS = 0.5
 
 
 class QueuePlace:
@@ -68,7 +68,7 @@ class QueuePlace:
             # There is nothing to save yet.
             requests.save = False
             requests.stop_within(
-                LOOK_SECONDS if self._first else LATER_LOOK_SECONDS, lambda: self._look(requests)
+                POLL_SECONDS if self._first else LATER_POLL_SECONDS, lambda: self._look(requests)
             )
             if requests.stop:
                 self.give_up()

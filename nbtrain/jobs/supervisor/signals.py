@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nbtrain.base.run_directory.node_records import STOPS, Ask
 from nbtrain.base.run_directory.rundir import JobDir
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 # Reasons for the ranks to leave.
@@ -87,5 +87,5 @@ class SignalRequests:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.stop:
             meanwhile()
-            time.sleep(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
         return self.stop

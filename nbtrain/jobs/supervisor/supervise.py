@@ -75,8 +75,8 @@ from nbtrain.jobs.supervisor.signals import (
     ALLOCATION,
     DEADLINE,
     ENGINE,
-    LOOK_SECONDS,
     PAUSE,
+    POLL_SECONDS,
     PREEMPTION,
     SignalRequests,
 )
@@ -376,7 +376,7 @@ def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
 
 def run_attempt(it: Supervision) -> Verdict:
     """Run one attempt, from its start until the last process is gone."""
-    look(it)
+    poll_requests(it)
     if it.requests.stop:
         return Verdict(CANCELLED, "stopped on request before its ranks were started")
     it.journal.forget_request()
@@ -392,14 +392,14 @@ def run_attempt(it: Supervision) -> Verdict:
     attempt.start()
     with measured(it):
         while attempt.poll():
-            look(it)
+            poll_requests(it)
             heed_preemption(it)
             obey(it, attempt)
             tell_training(it, attempt)
             tell_saving(it, attempt)
             if it.report:
-                it.report.look(attempt.ranks.lead())
-            time.sleep(LOOK_SECONDS)
+                it.report.poll(attempt.ranks.lead())
+            time.sleep(POLL_SECONDS)
     # An attempt may be shorter than the interval between two looks.
     tell_training(it, attempt)
     verdict = attempt.finish()
@@ -416,7 +416,7 @@ def look_for_requests(it: Supervision) -> None:
         it.requests.leave(PAUSE)
 
 
-def look(it: Supervision) -> None:
+def poll_requests(it: Supervision) -> None:
     """Look for requests, and check for a passed deadline."""
     look_for_requests(it)
     deadline = it.config.backend.deadline_seconds
@@ -465,7 +465,7 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     journal.set_state(RESTARTING, verdict.cause)
     if recovery.needs_room and (ended := wait_for_room(it, verdict)):
         return ended
-    if it.requests.stop_within(recovery.wait_seconds, lambda: look(it)):
+    if it.requests.stop_within(recovery.wait_seconds, lambda: poll_requests(it)):
         return cancelled_while_waiting(verdict)
     return fit_devices(it, verdict) if recovery.counts_devices else None
 
@@ -517,7 +517,7 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
             announced = True
             said = f"waits up to {seconds:g} s for room on the disk: {words}"
             it.journal.event("warning", said, needed_bytes=needed, wait_seconds=seconds)
-        if it.requests.stop_within(DISK_POLL_SECONDS, lambda: look(it)):
+        if it.requests.stop_within(DISK_POLL_SECONDS, lambda: poll_requests(it)):
             return cancelled_while_waiting(verdict)
     return None
 

@@ -22,7 +22,7 @@ COMMAND = ("-m", "nbtrain.cli", "twin", "--submit")
 FOLDER = ".twins"
 # How long the twin's folder may take to appear: imports, and the checks of the twin.
 START_SECONDS = 90.0
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 LAST_CHARACTERS = 2000
 
 
@@ -53,7 +53,7 @@ def start_twin(config: RunConfig) -> str:
         if ended is not None:
             said = log.read_text(errors="replace")[-LAST_CHARACTERS:].strip()
             raise SubmitError(said or f"the twin ended with exit code {ended}; see {display(log)}.")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     raise SubmitError(
         f"the twin has not started within {START_SECONDS:.0f} s; it may still start. Its log: {display(log)}."
     )
@@ -63,7 +63,7 @@ def _made_since(twin_of: str, began: float) -> str | None:
     """Return the name of the run's twin if its run.json was written after `began`, else None."""
     for path in output_root().glob("[!.]*/run.json"):
         try:
-            if path.stat().st_mtime < began - LOOK_SECONDS:
+            if path.stat().st_mtime < began - POLL_SECONDS:
                 continue
             record = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -18,7 +18,7 @@ from nbtrain.base.process.signals import hear_signals
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 # ESTABLISHED and TIME_WAIT in the kernel's table (include/net/tcp_states.h).
 USED = ("01", "06")
-LOOK_SECONDS = 30.0
+POLL_SECONDS = 30.0
 END_SECONDS = 10.0
 
 
@@ -38,7 +38,7 @@ def serve(
     command: list[str],
     idle_seconds: float,
     looks: Callable[[], int],
-    every_seconds: float = LOOK_SECONDS,
+    every_seconds: float = POLL_SECONDS,
 ) -> int:
     """Run `command` until it ends, or until `looks()` has been 0 for `idle_seconds`; return its exit code."""
     process = subprocess.Popen(command)

@@ -12,7 +12,7 @@ import pytest
 
 from nbtrain.base.hardware import dcgm, nvml
 from nbtrain.base.hardware.nvml import GpuUse
-from nbtrain.jobs.node.sampler import NodeLook
+from nbtrain.jobs.node.sampler import NodeMeter
 
 HEAD = "#Entity   TENSO\nID\n"
 
@@ -59,17 +59,17 @@ def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path]
     activity = dcgm.TensorActivity([0, 1, 3], first_seconds=60)
     assert activity.supported
     assert said.read_text().split()[1:] == ["dmon", "-e", "1004", "-d", "1000", "-i", "0,1,3"]
-    assert activity.look() == {0: 0.25}
-    assert activity.look() == {}
+    assert activity.sample() == {0: 0.25}
+    assert activity.sample() == {}
     go_on.touch()
     found: dict[int, float] = {}
     deadline = time.monotonic() + 60
     while found != {0: 0.4, 3: 0.5} and time.monotonic() < deadline:
-        found |= activity.look()
+        found |= activity.sample()
         time.sleep(0.02)
     assert found == {0: 0.4, 3: 0.5}
     activity.close()
-    assert gone(said) and activity.look() == {}
+    assert gone(said) and activity.sample() == {}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_without_engine_or_rights_there_is_no_figure(program: Callable[[str], Pa
     """No value is read without the DCGM service or the permission to read it, and dcgmi is stopped."""
     said = program(script)
     activity = dcgm.TensorActivity([0], first_seconds=0.5)
-    assert not activity.supported and activity.look() == {}
+    assert not activity.supported and activity.sample() == {}
     assert gone(said)
 
 
@@ -102,7 +102,7 @@ def test_a_node_asks_it_for_gpus_that_the_driver_does_not_count(
     gpu = GpuUse(0, "NVIDIA A100-SXM4-80GB", 0.9, 1 << 30, 80 << 30, 61, 300.0, 1410)
     monkeypatch.setattr(nvml, "gpus", lambda: [gpu])
     monkeypatch.setattr(dcgm.TensorActivity.__init__, "__defaults__", (60.0,))
-    look = NodeLook("20270101-000000-abcd", [0], gpus=True)
+    look = NodeMeter("20270101-000000-abcd", [0], gpus=True)
     assert look.sample()["gpu 0"]["tensor_fraction"] == 0.625
     assert look.sample()["gpu 0"]["tensor_fraction"] is None, "nothing new was said"
     look.close()

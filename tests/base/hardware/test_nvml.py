@@ -169,11 +169,11 @@ def test_tensor_activity_is_between_two_looks(driver: Driver) -> None:
     """Tensor activity needs two samples of a GPU's counters; GPUs without counters are skipped."""
     activity = nvml.TensorActivity([0, 1, 2])
     assert activity.supported
-    assert [activity.look() for _ in range(3)] == [{}, {0: 0.3}, {0: 0.3}]
+    assert [activity.sample() for _ in range(3)] == [{}, {0: 0.3}, {0: 0.3}]
     assert driver.freed == [30.0, 60.0]
     older = nvml.TensorActivity([1])
     assert not older.supported
-    assert older.look() == {}
+    assert older.sample() == {}
 
 
 def test_the_gpus_of_the_machine_have_name_memory_and_uuid(driver: Driver) -> None:

@@ -13,10 +13,10 @@ from nbtrain.jobs.machine.preemption_notice import PreemptionNotice
 
 def answer(notice: PreemptionNotice) -> str:
     """Look until the program has ended or was given up, and return the notice."""
-    notice.look()
+    notice.poll()
     deadline = time.monotonic() + 60
     while notice._process is not None and time.monotonic() < deadline:
-        notice.look()
+        notice.poll()
         time.sleep(0.01)
     return notice._answer
 
@@ -48,13 +48,13 @@ def test_the_command_is_a_list_and_its_failure_is_reported(tmp_path: Path) -> No
     absent = PreemptionNotice(["no-such-program"], 1.0)
     assert answer(absent) == ""
     assert absent.trouble.startswith("backend.preemption_notice: no-such-program did not start: ")
-    assert PreemptionNotice([], 1.0).look() == ""
+    assert PreemptionNotice([], 1.0).poll() == ""
 
 
 def test_its_exit_code_is_not_lost_to_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor reaps orphans; a program that was reaped so would seem to have ended with 0, a notice."""
     asked = PreemptionNotice(["sh", "-c", "exit 3"], 1.0)
-    asked.look()
+    asked.poll()
     process = asked._process
     assert process is not None
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -71,7 +71,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(
     """A query that does not answer never blocks, and is killed with everything that it has started."""
     pid = tmp_path / "pid"
     asked = PreemptionNotice(["sh", "-c", f"sleep 600 & echo $! > {pid}.new; mv {pid}.new {pid}; wait"], 1.0)
-    asked.look()
+    asked.poll()
     while not pid.exists():
         time.sleep(0.01)
     monkeypatch.setattr(preemption_notice, "TIMEOUT_SECONDS", 0.0)
@@ -88,9 +88,9 @@ def test_a_program_that_prints_without_end_fills_nothing(monkeypatch: pytest.Mon
     """Output is not kept on a disk or in memory beyond the part in which the last line is searched."""
     monkeypatch.setattr(preemption_notice, "TIMEOUT_SECONDS", 600.0)
     asked = PreemptionNotice(["yes"], 60.0)
-    asked.look()
+    asked.poll()
     while len(asked._output) < preemption_notice.OUTPUT_BYTES:
-        asked.look()
+        asked.poll()
     monkeypatch.setattr(preemption_notice, "TIMEOUT_SECONDS", 0.0)
     assert answer(asked) == ""
     assert asked.trouble == "backend.preemption_notice: yes took more than 0 s and was killed"
@@ -107,10 +107,10 @@ def test_a_program_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.M
     monkeypatch.setattr(os, "killpg", refuse)
     asked = PreemptionNotice(["sleep", "600"], 0.0)
     for _ in range(3):
-        assert asked.look() == ""
+        assert asked.poll() == ""
     process = asked._process
     assert process is not None and process.poll() is None and "was killed" in asked.trouble
     process.kill()
     process.wait()
     asked._interval_seconds = 60.0
-    assert asked.look() == "" and asked._process is None
+    assert asked.poll() == "" and asked._process is None

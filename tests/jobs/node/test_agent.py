@@ -118,7 +118,7 @@ def test_a_notice_is_in_its_record_until_it_is_withdrawn(agent: Agent) -> None:
     class Notice:
         answer, trouble = "spot", ""
 
-        def look(self) -> str:
+        def poll(self) -> str:
             return self.answer
 
     agent._notice = notice = Notice()  # type: ignore[assignment]

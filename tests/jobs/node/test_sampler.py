@@ -22,7 +22,7 @@ from nbtrain.base.run_directory.usage_files import UsageWriter
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.node.job_processes import JobProcesses
 from nbtrain.jobs.node.node_counters import rdma_counters
-from nbtrain.jobs.node.sampler import NodeLook, Sampler
+from nbtrain.jobs.node.sampler import NodeMeter, Sampler
 from nbtrain.monitor.usage.usage import read_usage
 
 JOB = "20270101-000000-abcd"
@@ -75,7 +75,7 @@ def test_processes_of_a_job_are_those_with_its_marker(ranks: list[subprocess.Pop
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
 
     def look() -> dict:
-        return processes.look(time.clock_gettime(time.CLOCK_BOOTTIME))
+        return processes.sample(time.clock_gettime(time.CLOCK_BOOTTIME))
 
     found = look()
     assert set(found) == {0, 1}
@@ -95,7 +95,7 @@ def test_a_look_has_the_same_columns_whatever_is_there() -> None:
     """All samples have the same columns. Rates are available from the second sample on, and a rank that does
     not exist has no values.
     """
-    look = NodeLook(JOB, [4, 5], gpus=False)
+    look = NodeMeter(JOB, [4, 5], gpus=False)
     first, second = look.sample(), look.sample()
     assert list(first) == ["node", "replica", "rank 4", "rank 5"]
     assert {name: list(figures) for name, figures in first.items()} == {
@@ -105,7 +105,7 @@ def test_a_look_has_the_same_columns_whatever_is_there() -> None:
     assert second["replica"]["cpu_cores"] >= 0
     assert set(second["rank 4"].values()) == {None}
     assert 1e6 < second["replica"]["memory_bytes"] < psutil.virtual_memory().total
-    assert "rank 7" not in NodeLook(JOB, [7], gpus=False).sample(), "its figures are the replica's"
+    assert "rank 7" not in NodeMeter(JOB, [7], gpus=False).sample(), "its figures are the replica's"
     about = look.about({"memory_bytes": 1e9})
     assert about["requests"] == {"memory_bytes": 1e9} and about["ranks"] == [4, 5]
     assert 1 <= about["limits"]["cpu_cores"] <= os.cpu_count()
@@ -115,7 +115,7 @@ def test_gpus_are_those_that_the_ranks_see(monkeypatch: pytest.MonkeyPatch) -> N
     """The GPUs are those in CUDA_VISIBLE_DEVICES; if a GPU is lost later, its column remains."""
     there = [GpuUse(index, "H100", 0.5, 1 << 30, 80 << 30, 61, 300.0, 1980) for index in range(4)]
     monkeypatch.setattr(nvml, "gpus", lambda: there)
-    look = NodeLook(JOB, [0, 1], gpus=True, visible="2,3")
+    look = NodeMeter(JOB, [0, 1], gpus=True, visible="2,3")
     assert [subject for subject in look.sample() if subject.startswith("gpu")] == ["gpu 2", "gpu 3"]
     del there[3]
     assert look.sample()["gpu 3"]["power_watts"] is None
@@ -142,10 +142,10 @@ def test_ports_of_infiniband_count_words_of_four_bytes(tmp_path: Path) -> None:
 def test_a_failure_is_kept_and_ends_nothing(
     tmp_path: Path, tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: NodeLook) -> None:
+    def broken(self: NodeMeter) -> None:
         raise RuntimeError("the driver answers in tongues")
 
-    monkeypatch.setattr(NodeLook, "sample", broken)
+    monkeypatch.setattr(NodeMeter, "sample", broken)
     with Sampler(UsageWriter(tmp_path, 0), JOB, [0], tiny()) as sampler:
         sampler._thread.join(60)
     assert sampler.failure == "RuntimeError: the driver answers in tongues"

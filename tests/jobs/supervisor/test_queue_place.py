@@ -425,8 +425,8 @@ def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
 
     monkeypatch.setattr(Queue, "write", lambda *given: fails("write", lambda: write(*given)))
     monkeypatch.setattr(Queue, "lock_slot", lambda *given: fails("lock", lambda: lock_slot(*given)))
-    monkeypatch.setattr(queue_place, "LATER_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(queue_place, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(queue_place, "LATER_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(queue_place, "POLL_SECONDS", 0.01)
     mine = place_of(journal, config := holders.config("one"))
     assert mine.wait(SignalRequests(), config) is None
     assert said == ["waits for room on the disk of the queue (queue: Disk quota exceeded)"] * 3

@@ -558,7 +558,7 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
 
 def left(it, cause="stopped on request at step 4; saved"):
     """Return the verdict of an attempt whose ranks exited after a stop request."""
-    supervise.look(it)
+    supervise.poll_requests(it)
     if it.requests.stop:
         it.journal.request("stop", it.requests.why)
     return Verdict("CANCELLED", cause, step=4) if it.requests.stop else Verdict("SUCCEEDED", "done")

@@ -3,7 +3,7 @@
 `scontrol show job -o` is used because it works without accounting in every version from 22.05 on. The
 controller forgets a job MinJobAge after its end, and when it loses its state. Then `sacct` is queried, if the
 cluster has accounting. JSON output is not used: scontrol 22.05 has none, and its fields change with the
-version (job_state is a string before 23.11 and a list since). words.py explains the names.
+version (job_state is a string before 23.11 and a list since). states.py explains the names.
 """
 
 import os

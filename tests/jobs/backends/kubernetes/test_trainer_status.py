@@ -85,14 +85,14 @@ def test_the_supervisor_reports_now_and_then_and_at_the_end(operator, journal):
     answers += [500, 500]
     report = ProgressReport(journal, environment)
     beats = [Heartbeat(0, 0, ProcessIdentity(1, 1, "b", "h"), 0, n, "train", 0, PROGRESS) for n in range(9)]
-    report.look(None)
-    report.look(beats[0])
+    report.poll(None)
+    report.poll(beats[0])
     first = report._thread
     for beat in beats[1:-1]:
-        report.look(beat)
+        report.poll(beat)
     first.join()
     report._status._next = 0.0
-    report.look(beats[1])
+    report.poll(beats[1])
     report.close(beats[-1])
     steps = [body["trainerStatus"]["metrics"][0]["value"] for _, body in posted]
     assert steps == ["0", "1", "8"], "it posts the first step, the next that is due, and the last"
@@ -104,7 +104,7 @@ def test_the_supervisor_reports_now_and_then_and_at_the_end(operator, journal):
 
 def test_a_place_that_cannot_be_used_is_said_once(journal):
     """An unusable address is reported once; if the variables are not set, nothing is reported."""
-    ProgressReport(journal, {}).look(None)
+    ProgressReport(journal, {}).poll(None)
     assert read_events(journal.job) == []
     ProgressReport(journal, {URL: "http://status", TOKEN: "/token", CA_CERT: "/ca"}).close(None)
     why = f"{URL} is not https, or its token or certificate is not named"

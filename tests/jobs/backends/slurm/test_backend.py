@@ -382,7 +382,7 @@ def test_tasks_of_a_paused_array_do_not_run_beside_the_new_ones(
     """
     job = at_rest(**{"backend.slurm.array": "1-3%1"})
     # The signals and orphans of this process are not the job's.
-    monkeypatch.setattr(supervise.Asked, "listen", lambda asked, in_allocation: asked)
+    monkeypatch.setattr(supervise.SignalRequests, "listen", lambda requests, in_allocation: requests)
     monkeypatch.setattr(supervise.processes, "adopt_orphans", lambda: None)
     assert supervise.main(str(job.run.path), job.job_id, foreground=True) == 0
     assert BACKEND.status(job) == (SUSPENDED, PAUSED)

@@ -7,7 +7,7 @@ from nbtrain.api.arguments import misused, whole_number, whole_or_none
 from nbtrain.api.arguments import text as as_text
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.base.workspace import typed_path
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.files import too_many_digits
 from nbtrain.base.git_lfs import pointer_problem_of
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -26,7 +26,7 @@ from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
 from nbtrain.base.text.amounts import counted
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.config.generation import Generation
 from nbtrain.corpus.optional import missing
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.printing.report import Code, InNotebook, Items, Report, Result
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.config.load import flatten
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value, spelled

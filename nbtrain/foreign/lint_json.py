@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbtrain.base.findings import FATAL, Cost, Finding
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
 from nbtrain.config.deepspeed.known_keys import (

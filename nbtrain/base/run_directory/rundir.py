@@ -68,7 +68,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.process.locks import flock_folder
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.base.workspace import check_name, display, output_root
 
 SCHEMA_VERSION = 1

@@ -6,7 +6,6 @@ mark of direction would show what follows backwards. HTML pages and JSON files h
 
 import re
 import unicodedata
-from collections.abc import Iterable
 
 # Harmless characters that str.isprintable() calls unprintable: spaces of every width, and joiners.
 HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
@@ -18,15 +17,6 @@ MOST_QUOTED_CHARS = 80
 def shortened(text: str, most: int = MOST_QUOTED_CHARS) -> str:
     """Return the text, or its first 77 characters and "..." if it is too long to be quoted in a message."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
-    """Return a sentence, after a space, with the known words most similar to `word`; "" if there are none."""
-    # Imported here, because only a wrong word needs it.
-    import difflib
-
-    near = difflib.get_close_matches(word, list(known), n=count)
-    return f" Nearest: {', '.join(near)}." if near else ""
 
 
 def printable(text: str) -> str:

@@ -23,7 +23,8 @@ from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.run_directory.rundir import RunDir, run_names
 from nbtrain.base.text.addresses import text_without_secrets, without_secrets
 from nbtrain.base.text.amounts import counted
-from nbtrain.base.text.terminal import nearest, shortened
+from nbtrain.base.text.nearest import nearest
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display, example_folders, example_names, typed_path, valid_name, workspace
 from nbtrain.config.load.other_files import (
     OTHER_ENDINGS,

@@ -5,7 +5,8 @@ from typing import Any
 
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text.amounts import counted
-from nbtrain.base.text.terminal import nearest, shortened
+from nbtrain.base.text.nearest import nearest
+from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE
 from nbtrain.config.names.keys import entry_models
 from nbtrain.config.sections.backend_section import BACKEND_WORDS

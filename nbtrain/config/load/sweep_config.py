@@ -4,7 +4,7 @@ from pydantic import ValidationError
 
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.config.load.schema_errors import schema_finding
 from nbtrain.config.sections.sweep_section import SweepConfig
 from nbtrain.config.yaml_source import Located

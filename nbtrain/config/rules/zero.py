@@ -6,7 +6,7 @@ Which kinds of parallelism, offloading and formats go together is in combination
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS, collisions, derived_config
 from nbtrain.config.deepspeed.known_keys import UNKNOWN_KEY, key_problems, nearest_key
 from nbtrain.config.findings import mistake

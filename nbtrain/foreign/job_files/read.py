@@ -12,7 +12,8 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.git_lfs import pointer_problem
-from nbtrain.base.text.terminal import nearest, printable, shortened
+from nbtrain.base.text.nearest import nearest
+from nbtrain.base.text.terminal import printable, shortened
 from nbtrain.base.workspace import typed_path, workspace
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
 from nbtrain.config.load.other_files import JOB_KINDS, OTHER_ENDINGS, SCRIPTS, begins_array, is_run

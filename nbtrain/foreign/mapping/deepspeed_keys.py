@@ -6,7 +6,7 @@ of Megatron-DeepSpeed the flags set batch and learning rate; a JSON alone sets t
 
 from typing import Any, TypeGuard
 
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
 from nbtrain.config.deepspeed.known_keys import (
     VERSION,

@@ -17,7 +17,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.foreign.syntax.located import FILL_IN, Word
 
 TABLES = Path(__file__).with_name("tables")

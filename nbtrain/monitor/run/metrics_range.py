@@ -17,8 +17,8 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.metrics import BY_NAME, name_of, scalar
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.nearest import nearest
 from nbtrain.base.text.order import natural
-from nbtrain.base.text.terminal import nearest
 from nbtrain.monitor.metrics.curves import Curve, CurveReader, band, curve_part, thinned_means
 from nbtrain.monitor.metrics.metric_charts import OF_DATASETS, OF_TASKS, how_drawn, metric_charts
 from nbtrain.monitor.metrics.metrics_reader import Row, ScalarReader

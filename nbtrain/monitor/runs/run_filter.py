@@ -12,8 +12,9 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, RUN_MEANING
+from nbtrain.base.text.nearest import nearest
 from nbtrain.base.text.order import natural
-from nbtrain.base.text.terminal import nearest, shortened
+from nbtrain.base.text.terminal import shortened
 from nbtrain.monitor.status.run_status import RunStatus
 
 STATES = tuple(RUN_MEANING)

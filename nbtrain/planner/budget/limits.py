@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text import amounts
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.base.workspace import display, is_workspace, output_root, workspace
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load.schema_errors import schema_finding

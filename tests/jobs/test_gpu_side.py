@@ -57,7 +57,7 @@ def test_an_error_comes_back_as_itself(package):
         next(answers)
 
 
-def test_a_death_is_reported_with_its_last_words(package):
+def test_a_death_is_reported_with_its_last_output(package):
     """If the process dies without reporting an error, its last log lines are reported."""
     with pytest.raises(NbtrainError) as died:
         list(stream(package, {"count": 0, "end": "die"}))

@@ -37,7 +37,7 @@ def ended(job):
     return record
 
 
-def test_status_reports_the_last_words(job, temporary):
+def test_status_reports_the_final_record(job, temporary):
     """The status is the recorded end instead of LOST, until a newer job of the run removes the record."""
     assert observed_state.read_state(job, time.time())[0] == "LOST"
     path = final_record.keep(ended(job))

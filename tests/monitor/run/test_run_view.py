@@ -644,7 +644,7 @@ def test_a_lost_job_without_a_heartbeat_ended_when_job_json_was_written(
     assert (end, elapsed) == (pytest.approx(moment), pytest.approx(60))
 
 
-def test_the_end_in_the_last_words_counts(
+def test_the_end_in_the_final_record_counts(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """If the run directory has become read-only, the end is read from the record that was saved elsewhere."""

@@ -191,7 +191,7 @@ def test_two_processes_measure_collectives_between_them():
 
 
 @pytest.mark.slow
-def test_the_last_words_of_a_failed_rank_come_back():
+def test_the_last_output_of_a_failed_rank_come_back():
     work = {"device": "cpu", "parts": None, "model_formats": [], **NO_TIME}
     with pytest.raises(JobError) as raised:
         list(run_ranks(1, 1, work, time.monotonic() + 600))

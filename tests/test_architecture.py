@@ -427,6 +427,38 @@ def test_import_nbtrain_costs_nothing():
     assert answer["seconds"] < 0.1
 
 
+def test_status_and_logs_load_neither_the_schema_nor_numpy(workspace):
+    """A command that reads the records of a run starts without the modules that a plan or a dataset needs."""
+    answer = run_python(
+        """
+        import contextlib, io, json, sys, time
+        from nbtrain.base import files
+        from nbtrain.base.run_directory.records import AttemptRecord, JobRecord
+        from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
+        from nbtrain.cli import main
+        job = JobDir(RunDir.named("tiny"), new_job_id())
+        job.make_folders()
+        files.write_json(job.run.run_json, {"run_id": "id", "name": "tiny", "parent": None})
+        job.run.config_yaml.write_text("resources: {device: gpu}")
+        at = time.time() - 7200
+        attempt = AttemptRecord(0, at, 2, 2, running_at=at + 60, ended_at=at + 3600, reached_step=5)
+        record = JobRecord(job.job_id, "id", "tiny", "SUCCEEDED", at, 2, started_at=at, ended_at=at + 3600)
+        record.attempts.append(attempt)
+        record.write(job.job_json)
+        job.log(0, 0).write_text("the last line")
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            codes = [main(["status", "tiny"]), main(["logs", "tiny"])]
+        print(json.dumps({"text": shown.getvalue(), "codes": codes, "modules": sorted(sys.modules)}))
+        """,
+        workspace,
+    )
+    assert answer["codes"] == [0, 0]
+    assert "cost: 2 GPU hours" in answer["text"] and "the last line" in answer["text"]
+    loaded = {name.partition(".")[0] for name in answer["modules"]}
+    assert loaded & {"pydantic", "numpy", "matplotlib", "tensorboard"} == set()
+
+
 @pytest.mark.slow
 def test_the_notebook_side_never_loads_torch():
     """Importing all modules of the notebook side loads neither torch nor deepspeed nor any module of the GPU

@@ -17,12 +17,11 @@ from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, runs_like
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, output_root, resolve, the_workspace
-from nbtrain.config.load import Overrides
-from nbtrain.config.load import load as load_config
-from nbtrain.config.schema import RunConfig
 from nbtrain.lab.widgets.watched import note_unfinished
 
 if TYPE_CHECKING:
+    from nbtrain.config.load import Overrides
+    from nbtrain.config.schema import RunConfig
     from nbtrain.jobs.queue.listing import QueueList
     from nbtrain.monitor.job.job_description import JobDescription
     from nbtrain.monitor.logs.log_search import Hit
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from nbtrain.monitor.run.run_view import RunView
 
 
-RunLike = Union[str, Path, RunConfig, "Run"]
+RunLike = Union[str, Path, "RunConfig", "Run"]
 
 LOG_TAIL_LINES = 30
 WAIT_POLL_SECONDS = 0.5
@@ -65,7 +64,7 @@ class Run:
         return self.directory.name
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> "RunConfig":
         from nbtrain.config.load import load_resolved
 
         return load_resolved(self.directory.config_yaml)
@@ -77,11 +76,6 @@ class Run:
         if job is None:
             raise JobError(f"{display(self.directory.path)} holds no job yet; nb.submit starts one.")
         return job
-
-    def _job(self, job_id: str | None) -> JobDir:
-        from nbtrain.monitor.job.job_records import job_of
-
-        return job_of(self.directory, job_id)
 
     @property
     def state(self) -> str:
@@ -229,7 +223,7 @@ class Run:
         """Return the last traceback in a rank's log, by default the failed rank's; None if there is none."""
         from nbtrain.monitor.logs.tracebacks import failed_rank, last_traceback
 
-        job = self._job(job_id)
+        job = self.directory.existing_job(job_id)
         return last_traceback(job, failed_rank(job, _status(job)[1]) if rank is None else self._whose(rank))
 
     def search(
@@ -245,7 +239,7 @@ class Run:
 
         if not text_of("text", text):
             raise ConfigError("the text to search for is empty.")
-        ids = [self._job(job_id).job_id] if job_id else reversed(self.directory.job_ids())
+        ids = [self.directory.existing_job(job_id).job_id] if job_id else reversed(self.directory.job_ids())
         jobs = [self.directory.job(job_id) for job_id in ids]
         return search(jobs, text, whole_or_none("rank", rank, "all ranks"), bool(ignore_case))
 
@@ -257,17 +251,17 @@ class Run:
 
     def log(self, lines: int = LOG_TAIL_LINES, rank: int | str = 0, job_id: str | None = None) -> list[str]:
         """Return the last lines of a log of the newest job: of a rank, or of "supervisor" or "node0"."""
-        from nbtrain.jobs.attempt.backend import backend_of_job
+        from nbtrain.jobs.attempt.backend import reader_of_job
 
         lines, rank = whole_number("lines", lines), self._whose(rank)
-        job = self._job(job_id) if job_id else self.directory.newest_job()
-        return backend_of_job(job).logs(job, rank, lines) if job else []
+        job = self.directory.existing_job(job_id) if job_id else self.directory.newest_job()
+        return reader_of_job(job).logs(job, rank, lines) if job else []
 
     def follow(self, rank: int | str = 0) -> Iterator[str]:
         """Yield the lines that are added to a log of the newest job from now on until the job ends."""
-        from nbtrain.jobs.attempt.backend import backend_of_job
+        from nbtrain.jobs.attempt.backend import reader_of_job
 
-        return backend_of_job(self.job).follow(self.job, self._whose(rank))
+        return reader_of_job(self.job).follow(self.job, self._whose(rank))
 
     def _whose(self, rank: int | str) -> int | str:
         from nbtrain.monitor.logs.logs import NODE, SUPERVISOR
@@ -278,9 +272,9 @@ class Run:
     @property
     def events(self) -> list[dict[str, Any]]:
         """Return the newest job's events, oldest first: {"time", "writer", "kind", "message", ...}."""
-        from nbtrain.jobs.attempt.backend import backend_of_job
+        from nbtrain.jobs.attempt.backend import reader_of_job
 
-        return backend_of_job(self.job).events(self.job)
+        return reader_of_job(self.job).events(self.job)
 
     def cancel(self, now: bool = False) -> None:
         """Ask the newest job to save and exit; with `now`, kill it without saving."""
@@ -352,7 +346,7 @@ class Run:
 
         pause(self.job)
 
-    def resume(self, overrides: Overrides = None) -> "Run":
+    def resume(self, overrides: "Overrides" = None) -> "Run":
         """Resume from the newest complete checkpoint as a new job, e.g. with {"batch.train_tokens": 5e6}.
 
         A paused job continues as the same job, unless `overrides` change a setting.
@@ -373,7 +367,7 @@ class Run:
             move(self.job, priority, now)
         return list_queue()
 
-    def clone(self, name: str, overrides: Overrides = None) -> RunConfig:
+    def clone(self, name: str, overrides: "Overrides" = None) -> "RunConfig":
         """Copy this run's configuration to a new run with another name, ready to be submitted."""
         from nbtrain.jobs.submission.clone import clone
 
@@ -455,12 +449,16 @@ def open_run(run: RunLike) -> Run:
     """Open a run by its name, its YAML or its folder, from any kernel."""
     if isinstance(run, Run):
         return run
-    if isinstance(run, RunConfig):
-        directory = RunDir.named(run.name)
-    elif not isinstance(run, str | Path) or not str(run).strip():
-        raise misused("run", run, "the name of a run, the path of its folder or YAML, a RunConfig or a Run")
-    else:
+    if isinstance(run, str | Path) and str(run).strip():
         directory = _directory_of(str(run))
+    else:
+        # The schema takes longer to load than the rest of `nbtrain status`.
+        from nbtrain.config.schema import RunConfig
+
+        if not isinstance(run, RunConfig):
+            expected = "the name of a run, the path of its folder or YAML, a RunConfig or a Run"
+            raise misused("run", run, expected)
+        directory = RunDir.named(run.name)
     if not directory.exists():
         raise JobError(
             f"{display(directory.path)} is not a run: it has no run.json. {the_workspace()} "
@@ -473,7 +471,9 @@ def _directory_of(run: str) -> RunDir:
     for folder in (output_root() / run, resolve(run), Path(run)):
         if (folder / "run.json").is_file():
             return RunDir(folder)
+    from nbtrain.config.load import load
+
     try:
-        return RunDir.named(load_config(run, check=False).name)
+        return RunDir.named(load(run, check=False).name)
     except ConfigError:
         return RunDir(output_root() / run)

@@ -334,7 +334,7 @@ def status(options: argparse.Namespace) -> None:
     if options.json:
         show_json(run.view.describe().to_dict())
     else:
-        show(status_report(run.view))
+        show(status_report(run.directory))
 
 
 def job(options: argparse.Namespace) -> None:
@@ -359,7 +359,6 @@ def job(options: argparse.Namespace) -> None:
 def logs(options: argparse.Namespace) -> None:
     """Show, follow or search the logs of a run."""
     from nbtrain.jobs.attempt.backend import status_of
-    from nbtrain.monitor.job.job_records import job_of
     from nbtrain.monitor.logs.logs import log_path
     from nbtrain.monitor.logs.tracebacks import failed_rank, whose
     from nbtrain.monitor.run.status_text import no_log_line, waiting_line
@@ -377,7 +376,7 @@ def logs(options: argparse.Namespace) -> None:
     if options.follow and options.job:
         raise ConfigError("--follow prints the newest job: omit --job.")
     lines = 50 if options.lines is None else options.lines
-    job = job_of(run.directory, options.job) if options.job else run.directory.newest_job()
+    job = run.directory.existing_job(options.job) if options.job else run.directory.newest_job()
     state, cause = status_of(job) if job else (None, None)
     if rank is None and job and state == FAILED:
         rank = failed_rank(job, cause)

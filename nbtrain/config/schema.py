@@ -289,31 +289,31 @@ class RunConfig(ConfigModel):
     """Dataset, and the order of its samples."""
     batch: BatchConfig
     """Batch size and length of training."""
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig.model_construct()
     """Optimizer and its settings."""
     lr_schedule: LrScheduleConfig
     """Learning-rate schedule."""
-    precision: PrecisionConfig = PrecisionConfig()
+    precision: PrecisionConfig = PrecisionConfig.model_construct()
     """Number format of weights and activations."""
-    parallel: Annotated[ParallelConfig, SameMathematics()] = ParallelConfig()
+    parallel: Annotated[ParallelConfig, SameMathematics()] = ParallelConfig.model_construct()
     """Sharding of the model and the batch across the ranks."""
-    checkpoint: Annotated[CheckpointConfig, WithoutEffect()] = CheckpointConfig()
+    checkpoint: Annotated[CheckpointConfig, WithoutEffect()] = CheckpointConfig.model_construct()
     """When and where checkpoints are saved."""
-    evaluation: Annotated[EvaluationConfig, WithoutEffect()] = EvaluationConfig()
+    evaluation: Annotated[EvaluationConfig, WithoutEffect()] = EvaluationConfig.model_construct()
     """When validation and test run."""
-    stability: StabilityConfig = StabilityConfig()
+    stability: StabilityConfig = StabilityConfig.model_construct()
     """Policies for a step that goes wrong."""
-    logging: Annotated[LoggingConfig, WithoutEffect()] = LoggingConfig()
+    logging: Annotated[LoggingConfig, WithoutEffect()] = LoggingConfig.model_construct()
     """Log lines and alerts."""
-    profile: Annotated[ProfileConfig, WithoutEffect()] = ProfileConfig()
+    profile: Annotated[ProfileConfig, WithoutEffect()] = ProfileConfig.model_construct()
     """Profiling with torch.profiler."""
-    notify: Annotated[NotifyConfig, WithoutEffect()] = NotifyConfig()
+    notify: Annotated[NotifyConfig, WithoutEffect()] = NotifyConfig.model_construct()
     """Command to run or address to call when a job has ended."""
-    limits: Annotated[LimitsConfig, WithoutEffect()] = LimitsConfig()
+    limits: Annotated[LimitsConfig, WithoutEffect()] = LimitsConfig.model_construct()
     """Limits of GPU hours, money, energy, days, epochs and disk that the plan must stay within."""
-    resources: Annotated[ResourcesConfig, WithoutEffect()] = ResourcesConfig()
+    resources: Annotated[ResourcesConfig, WithoutEffect()] = ResourcesConfig.model_construct()
     """Machines and devices."""
-    backend: Annotated[BackendConfig, WithoutEffect()] = BackendConfig()
+    backend: Annotated[BackendConfig, WithoutEffect()] = BackendConfig.model_construct()
     """Where the ranks run, and how the job restarts after failures."""
 
     # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load/.

@@ -67,6 +67,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.errors import JobError
 from nbtrain.base.process.locks import flock_folder
 from nbtrain.base.text.nearest import nearest
 from nbtrain.base.workspace import check_name, display, output_root
@@ -171,6 +172,15 @@ class RunDir:
     def newest_job(self) -> "JobDir | None":
         ids = self.job_ids()
         return JobDir(self, ids[-1]) if ids else None
+
+    def existing_job(self, job_id: str | None = None) -> "JobDir":
+        """Return the job with the given id, by default the newest. Raises JobError if there is none."""
+        ids = self.job_ids()
+        if not ids:
+            raise JobError(f"{display(self.path)} holds no job yet; `nbtrain submit {self.name}` starts one.")
+        if job_id is not None and job_id not in ids:
+            raise JobError(f"{display(self.path)} has no job {job_id!r}; there are: {', '.join(ids)}.")
+        return self.job(job_id or ids[-1])
 
     @contextlib.contextmanager
     def locked(self, blocking: bool = True) -> Iterator[bool]:

@@ -193,9 +193,9 @@ class BackendConfig(ConfigModel):
     cuda_launch_blocking CUDA_LAUNCH_BLOCKING=1 (an error names its kernel; slow), cpp_stacks
     TORCH_SHOW_CPP_STACKTRACES=1. With anomaly, an error in a backward pass names the forward line that caused
     it, and NaN in a gradient is such an error; slow."""
-    hosts: HostsConfig = HostsConfig()
+    hosts: HostsConfig = HostsConfig.model_construct()
     """Machines reached by ssh; read on kind: hosts."""
-    slurm: SlurmConfig = SlurmConfig()
+    slurm: SlurmConfig = SlurmConfig.model_construct()
     """The Slurm cluster; read on kind: slurm."""
-    kubernetes: KubernetesConfig = KubernetesConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig.model_construct()
     """The Kubernetes cluster and its pods; read on kind: kubernetes."""

@@ -129,7 +129,7 @@ class CleaningConfig(ConfigModel):
     """
     exact_dedup: bool = True
     """Whether a document is dropped if an earlier document has the same text."""
-    near_dedup: NearDedupConfig = NearDedupConfig()
+    near_dedup: NearDedupConfig = NearDedupConfig.model_construct()
     """Near duplicates: documents that are nearly the same as an earlier one, which are dropped."""
 
 
@@ -158,7 +158,7 @@ class DataConfig(ConfigModel):
     """Sources of the text, in order; empty for a blend, or if the .bin and .idx exist already."""
     blend: Annotated[list[BlendEntry], Binds()] = []
     """Datasets that are mixed by weight, instead of one dataset named data.name."""
-    cleaning: CleaningConfig = CleaningConfig()
+    cleaning: CleaningConfig = CleaningConfig.model_construct()
     """Cleaning before encoding: repairs of documents, and filters that drop documents."""
     json_key: Annotated[Word, Binds()] = "text"
     """First part of the names of the dataset's files, <json_key>_document.bin and .idx, as in Megatron."""
@@ -171,7 +171,7 @@ class DataConfig(ConfigModel):
     num_prepare_workers: Annotated[WorkerCount, WithoutEffect()] = 0
     """Number of processes that extract and encode; 0 means one per core. The result is the same for any
     number."""
-    workers: Annotated[WorkersConfig, WithoutEffect()] = WorkersConfig()
+    workers: Annotated[WorkersConfig, WithoutEffect()] = WorkersConfig.model_construct()
     """Place where the prepare processes run: this machine, or the workers of a Dask scheduler."""
     split: Annotated[Word, Binds("data_state.split")] = "949,50,1"
     """Relative sizes of the training, validation and test splits."""

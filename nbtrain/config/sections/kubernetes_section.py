@@ -195,7 +195,7 @@ class KubernetesConfig(ConfigModel):
     """Conditions on the nodes. All that have no weight must hold."""
     pod_affinity: list[PodAffinityConfig] = []
     """Conditions on the pods in the same node, rack or zone. All that have no weight must hold."""
-    security_context: SecurityContextConfig = SecurityContextConfig()
+    security_context: SecurityContextConfig = SecurityContextConfig.model_construct()
     """Users and groups of the pods' processes."""
     host_network: bool = False
     """Whether the pods use the network of their nodes instead of the cluster's, as some RDMA setups need.

@@ -51,7 +51,7 @@ class PrecisionConfig(ConfigModel):
     """Whether the linear layers of the blocks multiply in FP8 (e4m3 forward, e5m2 backward); bf16 only, on
     Hopper GPUs and later.
     """
-    fp16: LossScaleConfig = LossScaleConfig()
+    fp16: LossScaleConfig = LossScaleConfig.model_construct()
     """Loss scaling of fp16."""
 
 
@@ -110,11 +110,11 @@ class ParallelConfig(ConfigModel):
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
     """State that ZeRO shards across the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3
     parameters too."""
-    offload_optimizer: OffloadConfig = OffloadConfig()
+    offload_optimizer: OffloadConfig = OffloadConfig.model_construct()
     """Where ZeRO's master weights and moments are kept. If that is off the device, the CPU computes the
     optimizer's step.
     """
-    offload_param: OffloadConfig = OffloadConfig()
+    offload_param: OffloadConfig = OffloadConfig.model_construct()
     """ZeRO 3: where parameters are kept between their uses."""
     zero_hpz: bool = False
     """Whether each machine has a second copy of the parameters, sharded inside it (ZeRO++ on stage 3,
@@ -126,7 +126,7 @@ class ParallelConfig(ConfigModel):
     """Whether parameters are gathered in INT8 (ZeRO++ on stage 3); GPU only."""
     zero_quantized_gradients: bool = False
     """Whether gradients are reduced between machines in INT4 (ZeRO++ on stage 3); GPU only."""
-    activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
+    activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig.model_construct()
     """Activation checkpointing: less memory for more computation."""
     overlap_comm: bool = True
     """ZeRO: whether gradients are reduced while the backward pass runs. A pipeline always reduces them after

@@ -125,7 +125,7 @@ class LoggingConfig(ConfigModel):
 
     log_interval_steps: PositiveSteps = 10
     """Steps between log lines and alert checks; scalars are written at every step."""
-    alerts: AlertConfig = AlertConfig()
+    alerts: AlertConfig = AlertConfig.model_construct()
     """Thresholds that raise alerts."""
 
 

@@ -63,5 +63,5 @@ class WorkersConfig(ConfigModel):
     """
     wait_minutes: Minutes = 60.0
     """Minutes to wait while no worker is connected, for example while the jobs are in Slurm's queue."""
-    slurm: SlurmWorkersConfig = SlurmWorkersConfig()
+    slurm: SlurmWorkersConfig = SlurmWorkersConfig.model_construct()
     """Options of the jobs of cluster: slurm."""

@@ -9,7 +9,7 @@ import importlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.findings import Finding
@@ -17,9 +17,11 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir
-from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.monitor.logs.logs import follow, log_path, tail_lines
+
+if TYPE_CHECKING:
+    from nbtrain.config.schema import RunConfig
 
 Value = TypeVar("Value")
 
@@ -30,7 +32,7 @@ class Launcher(Protocol):
     end_message: str
     """Reason that the attempt ended, for an attempt in which no rank lived long enough to report a reason."""
 
-    def launch(self, config: RunConfig, attempt: int) -> None:
+    def launch(self, config: "RunConfig", attempt: int) -> None:
         """Start the ranks of an attempt. If this process dies, they save and exit."""
 
     def poll(self) -> int | None:
@@ -59,7 +61,7 @@ class Launcher(Protocol):
     def memory(self) -> HostMemory:
         """Return the kernel's host memory counters since the launch."""
 
-    def devices(self, config: RunConfig) -> list[int] | None:
+    def devices(self, config: "RunConfig") -> list[int] | None:
         """Return the number of usable devices on each machine; None if devices are not counted.
 
         `config` is the run's configuration as submitted, before any restart resized it."""
@@ -122,7 +124,7 @@ class Backend:
         """Start a job whose folder has been written, and its supervisor. Raises SubmitError."""
         raise NotImplementedError
 
-    def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
+    def request_text(self, job: JobDir, config: "RunConfig", alone: bool = False) -> str:
         """Return the text that submit() would send to the scheduler, or the commands that it would start; ""
         if neither.
 
@@ -186,11 +188,11 @@ class Backend:
         """Return all events of the job, by time."""
         return read_events(job)
 
-    def findings(self, config: RunConfig) -> Iterator[Finding]:
+    def findings(self, config: "RunConfig") -> Iterator[Finding]:
         """Yield the problems that would stop the run in this place; nothing is started to find them."""
         yield from ()
 
-    def go_on(self, job: JobDir, config: RunConfig) -> str:
+    def go_on(self, job: JobDir, config: "RunConfig") -> str:
         """Request the next allocation when this one ends; return text that names the next one, "" if there is
         none.
         """
@@ -202,7 +204,7 @@ class Backend:
         """
         return ""
 
-    def after_preemption(self, job: JobDir, config: RunConfig) -> str:
+    def after_preemption(self, job: JobDir, config: "RunConfig") -> str:
         """Return text that says how a preempted job continues, submitting it again if need be; "" if it does
         not continue by itself.
         """
@@ -230,6 +232,9 @@ BACKENDS = {
 }
 """{backend.kind: its module}, imported on use; the module's BACKEND is the backend."""
 
+READ_FROM_FILES = ("local", "hosts")
+"""Backends without a scheduler: what they report of a job is in its run directory, and Backend reads it."""
+
 CAPABILITIES = {
     "local": Capabilities(save=True, stop_in_order=True, pause=True),
     "hosts": Capabilities(save=True, stop_in_order=True, pause=True),
@@ -251,6 +256,15 @@ def backend_of_job(job: JobDir) -> Backend:
     return backend_of(_kind_of(job))
 
 
+def reader_of_job(job: JobDir) -> Backend:
+    """Return what reads the state, logs and events of a job: its backend, or Backend where these are files.
+
+    `nbtrain status` then loads neither the backend's module nor the schema. Raises JobError.
+    """
+    kind = _kind_of(job)
+    return Backend() if kind in READ_FROM_FILES else backend_of(kind)
+
+
 def capabilities_of_job(job: JobDir) -> Capabilities:
     """Return the capabilities of the job's backend. Raises JobError."""
     return _known(CAPABILITIES, _kind_of(job))
@@ -268,7 +282,7 @@ def _known(table: Mapping[str, Value], kind: str) -> Value:
     return table[kind]
 
 
-def network_interface(config: RunConfig) -> str | None:
+def network_interface(config: "RunConfig") -> str | None:
     """Return the network interface that the run's backend names for traffic between ranks."""
     section = getattr(config.backend, config.backend.kind, None)
     return getattr(section, "network_interface", None)
@@ -276,4 +290,4 @@ def network_interface(config: RunConfig) -> str | None:
 
 def status_of(job: JobDir) -> tuple[str, str | None]:
     """Return (state, cause) of a job, from its backend."""
-    return backend_of_job(job).status(job)
+    return reader_of_job(job).status(job)

@@ -22,15 +22,10 @@ def job_named(run: RunDir, job_id: str | None) -> JobDir:
     """Return the run's job with an id; the newest job by default. Raises NoRun if it does not exist, and
     OutsideError if it is a link.
     """
-    ids = run.job_ids()
-    if not ids or (job_id is not None and job_id not in ids):
-        from nbtrain.monitor.job.job_records import job_of
-
-        try:
-            job_of(run, job_id)
-        except JobError as error:
-            raise NoRun(str(error)) from error
-    job = run.job(job_id or ids[-1])
+    try:
+        job = run.existing_job(job_id)
+    except JobError as error:
+        raise NoRun(str(error)) from error
     if job_id is not None:
         refuse_links(run, job)
     return job

@@ -73,7 +73,7 @@ PHASES = {
 
 def describe_job(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobDescription:
     """Return the description of a run's newest job, or of `job_id`. Raises JobError if there is none."""
-    job = job_of(run, job_id)
+    job = run.existing_job(job_id)
     now = time.time() if now is None else now
     record, state, cause = job_with_end(job, now)
     if record is None:
@@ -138,16 +138,6 @@ def _doing(job: JobDir, active: bool) -> tuple[str, float] | None:
     if heartbeat is None or heartbeat.process.gone():
         return None
     return heartbeat.phase, heartbeat.phase_since
-
-
-def job_of(run: RunDir, job_id: str | None) -> JobDir:
-    """Return the job with the given id, by default the newest job. Raises JobError if there is none."""
-    ids = run.job_ids()
-    if not ids:
-        raise JobError(f"{display(run.path)} holds no job yet; `nbtrain submit {run.name}` starts one.")
-    if job_id is not None and job_id not in ids:
-        raise JobError(f"{display(run.path)} has no job {job_id!r}; there are: {', '.join(ids)}.")
-    return run.job(job_id or ids[-1])
 
 
 def _labels(run: RunDir, job: JobDir, record: JobRecord, said: RunNotes) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Description of a run: the one JSON object from which every view of a run draws.
 
     RunView.describe()  ->  RunDescription  ->  to_dict()      `nbtrain status --json`, REST, the panel
-                                            ->  status_report()  `nbtrain status`
                                             ->  run_html()     the static picture
 
 It is the run's status (run_status.py) with what a list has no room for: curves, ranks, events, resources and
@@ -19,6 +18,7 @@ from nbtrain.base.run_directory.records import Heartbeat
 from nbtrain.base.text import amounts
 from nbtrain.monitor.job.job_description import JobStatus
 from nbtrain.monitor.metrics.chart_data import charts
+from nbtrain.monitor.run.rank_rows import heartbeat_text
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus, perplexity
 
 SCHEMA_VERSION = 1
@@ -323,12 +323,6 @@ def _rank(row: Mapping[str, Any], run: RunDescription) -> dict[str, Any]:
         row["message"],
     ]
     return {"bad": row["stale"] or row["phase"] == ERROR, "cells": cells}
-
-
-def heartbeat_text(row: Mapping[str, Any], active: bool) -> str:
-    """Format the age of a rank's heartbeat; "" if its job has ended."""
-    age = row["heartbeat_age_seconds"]
-    return "" if age is None or not active else f"{amounts.elapsed(age)} ago"
 
 
 def _job_rows(run: RunDescription) -> list[list[str]]:

@@ -6,19 +6,16 @@ Files and the process table are the only sources, so that readers in another ker
 the same run.
 """
 
-import contextlib
 import threading
 import time
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.errors import RecordError
 from nbtrain.base.run_directory.events import read_events
-from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, LOST, RUNNING, STARTING
+from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, LOST, RUNNING
 from nbtrain.base.run_directory.metrics import BY_NAME, name_of
 from nbtrain.base.run_directory.metrics import scalar as scalar_named
 from nbtrain.base.run_directory.observed_state import read_state
-from nbtrain.base.run_directory.rank_phases import phase_of_rank
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.text import amounts
@@ -33,8 +30,9 @@ from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.metrics.tokens import tokens_at
 from nbtrain.monitor.run.advice import advice, marks, nan_words, remedies, waiting
 from nbtrain.monitor.run.prediction import prediction
+from nbtrain.monitor.run.rank_rows import rank_rows, read_heartbeats
 from nbtrain.monitor.run.run_description import RunDescription, progress_part
-from nbtrain.monitor.status.spending import run_spending
+from nbtrain.monitor.status.spending import spending_line
 from nbtrain.monitor.status.status_records import NOTHING_SUBMITTED, job_with_end, status_of
 from nbtrain.monitor.usage.resources import ProcessTable, ResourceSampler
 
@@ -49,8 +47,6 @@ PARALLEL_KEYS = ("zero_stage", "data_parallel_size", "tensor_parallel_size", "pi
 # A point is the mean of an interval, with its lowest and highest value.
 LARGEST_NUM_POINTS = 200
 LOG_LINES = 12
-# Heartbeats are at most a second apart while steps are short, but a step may be long.
-STALE_HEARTBEAT_SECONDS = 60.0
 # Several panels and cells may request the same run: within this time they get the same answer.
 DESCRIPTION_AGE_SECONDS = 0.4
 # The cost of a run is read from the events of all its jobs.
@@ -156,7 +152,7 @@ class RunView:
     def _describe(self) -> RunDescription:
         now, job = time.time(), self.job
         record, state, cause = job_with_end(job, now) if job else (None, *NOTHING_SUBMITTED)
-        heartbeats = self._heartbeats(job, record)
+        heartbeats = read_heartbeats(job, record)
         status = status_of(self.run, job, record, state, cause, heartbeats.get(0))
         self.reader.refresh(self._read_seconds)
         resources = self._resources(job, record, heartbeats, status.active)
@@ -179,7 +175,7 @@ class RunView:
             "curves": curves,
             "reading": self.read_fraction(),
             "resources": resources,
-            "ranks": self._ranks(job, record, heartbeats, resources, now, state),
+            "ranks": rank_rows(job, record, heartbeats, resources, now, state),
             "failed_rank": _first_failed(job, record) if status.failed else None,
             "log": self._log(job, state),
             "events": [event_part(event) for event in in_sight(events, NUM_EVENTS)],
@@ -207,12 +203,8 @@ class RunView:
             or self._kept_cost[1] != state
             or at - self._kept_cost[0] > COST_AGE_SECONDS
         ):
-            device = "GPU" if config and config["device"] == "gpu" else "process"
-            words = ""
-            # The job's own place names a record that cannot be read.
-            with contextlib.suppress(RecordError):
-                words = run_spending(self.run, now).words(device)
-            self._kept_cost = (at, state, words)
+            device = config["device"] if config else ""
+            self._kept_cost = (at, state, spending_line(self.run, device, now))
         return self._kept_cost[2]
 
     def read_fraction(self) -> float:
@@ -233,14 +225,7 @@ class RunView:
         checkpoint's step.
         """
         job = self.job
-        return self._heartbeats(job, JobRecord.read(job.job_json) if job else None)
-
-    def _heartbeats(self, job: JobDir | None, record: JobRecord | None) -> dict[int, Heartbeat]:
-        found = {}
-        for path in job.heartbeats() if job else ():
-            if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
-                found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
-        return dict(sorted(found.items()))
+        return read_heartbeats(job, JobRecord.read(job.job_json) if job else None)
 
     def _jobs(self, now: float) -> list[tuple[dict[str, Any], JobRecord | None]]:
         """Return the description's entry and the record of each job, oldest first."""
@@ -310,46 +295,6 @@ class RunView:
         sampler = self._samplers.setdefault(job.job_id, ResourceSampler(self._processes))
         roots = [record.supervisor] if record.supervisor else []
         return sampler.sample(roots, {rank: heartbeat.process for rank, heartbeat in heartbeats.items()})
-
-    def _ranks(
-        self,
-        job: JobDir | None,
-        record: JobRecord | None,
-        heartbeats: dict[int, Heartbeat],
-        resources: dict[str, Any] | None,
-        now: float,
-        state: str,
-    ) -> list[dict[str, Any]]:
-        if job is None:
-            return []
-        uses = resources["ranks"] if resources else {}
-        rows = []
-        for rank in range(record.world_size if record else len(heartbeats)):
-            heartbeat = heartbeats.get(rank)
-            if heartbeat and record and state in (STARTING, RUNNING) and heartbeat.attempt < record.attempt:
-                # How the rank ended in an earlier attempt says nothing about this one.
-                heartbeat = None
-            attempt = heartbeat.attempt if heartbeat else (record.attempt if record else 0)
-            ended = ExitRecord.read(job.exit_record(rank, attempt))
-            age = heartbeat.seconds_since("time", now) if heartbeat else None
-            phase, activity = phase_of_rank(state, record.attempt if record else 0, heartbeat, ended)
-            use = uses.get(str(rank)) or {}
-            stale = state in ACTIVE and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS
-            row = {
-                "rank": rank,
-                "phase": phase,
-                "activity": activity,
-                "step": ended.step if ended and ended.step is not None else heartbeat and heartbeat.step,
-                "pid": heartbeat.process.pid if heartbeat else None,
-                "attempt": attempt,
-                "heartbeat_age_seconds": age,
-                "stale": stale,
-                **{key: use.get(key) for key in ("cpu_cores", "memory_bytes")},
-                **{key: getattr(ended, key, None) for key in ("exit_code", "signal")},
-                "message": ended.message if ended else "",
-            }
-            rows.append(row)
-        return rows
 
     def _log(self, job: JobDir | None, state: str) -> dict[str, Any]:
         """Return the end of rank 0's log, or of the supervisor's or node 0's log while rank 0's is empty."""

@@ -13,14 +13,21 @@ from nbtrain.base.run_directory.rank_phases import WAITING_PHASES, activity_of
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import NOT_USED, JobDir, RunDir
 from nbtrain.base.text import amounts
-from nbtrain.monitor.job.conditions import in_sight
-from nbtrain.monitor.job.job_description import engine_words
+from nbtrain.config.yaml_source import read_yaml
+from nbtrain.monitor.job.conditions import event_part, in_sight
+from nbtrain.monitor.job.job_description import engine_words, job_status
 from nbtrain.monitor.logs.logs import log_path, read_log
 from nbtrain.monitor.logs.tracebacks import whose
-from nbtrain.monitor.run.run_description import RunDescription, heartbeat_text
-from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.run.rank_rows import heartbeat_text, rank_rows, read_heartbeats
 from nbtrain.monitor.status.run_status import RunStatus
-from nbtrain.monitor.status.status_records import lost_words, read_status
+from nbtrain.monitor.status.spending import spending_line
+from nbtrain.monitor.status.status_records import (
+    NOTHING_SUBMITTED,
+    job_with_end,
+    lost_words,
+    read_status,
+    status_of,
+)
 
 STATUS_EVENTS = 8
 STATUS_RANKS = 16
@@ -137,27 +144,46 @@ def resume_report(run: RunDir) -> list[Block]:
     return [Sentence(str(made)), Items(skipped)]
 
 
-def status_report(view: RunView) -> Report:
-    """Return a run's status for one terminal screen: state, progress, ranks, last events."""
-    description = view.describe()
-    status, job = description.status, description.job
-    engine = engine_lines(view.run, status) if job else []
-    reasons = [reason for reason in _reasons(view.run, status) if not any(reason in line for line in engine)]
-    lines = [*reasons]
-    if job:
-        heard = "last heard of after " if status.state == LOST else ""
+def status_report(run: RunDir) -> Report:
+    """Return a run's status for one terminal screen: state, progress, ranks, last events.
+
+    It reads records and no scalar, so that it costs the same after a million steps.
+    """
+    now, job = time.time(), run.newest_job()
+    record, state, cause = job_with_end(job, now) if job else (None, *NOTHING_SUBMITTED)
+    heartbeats = read_heartbeats(job, record)
+    status = status_of(run, job, record, state, cause, heartbeats.get(0))
+    events = read_events(job) if job else []
+    engine = engine_lines(run, status) if job else []
+    lines = [reason for reason in _reasons(run, status) if not any(reason in line for line in engine)]
+    if record:
+        entry = job_status(record, status.active, events, now)
+        heard = "last heard of after " if state == LOST else ""
         lines.append(
-            f"job {job.job_id}: {job.ranks_text} on backend {job.backend}, "
-            f"{heard}{amounts.elapsed(job.elapsed_seconds)}, attempt {job.attempt}, {job.restarts_text}"
+            f"job {entry.job_id}: {entry.ranks_text} on backend {entry.backend}, "
+            f"{heard}{amounts.elapsed(entry.elapsed_seconds)}, attempt {entry.attempt}, {entry.restarts_text}"
         )
-        lines += [f"cost: {description.cost}"] if description.cost else []
+        cost = spending_line(run, _device(run), now)
+        lines += [f"cost: {cost}"] if cost else []
         lines += engine
-    blocks = [*map(Sentence, lines), *resume_report(view.run)]
-    return Report(" | ".join(_progress(status)), [*blocks, *_ranks(description), _last_events(description)])
+    blocks = [*map(Sentence, lines), *resume_report(run)]
+    rows = rank_rows(job, record, heartbeats, None, now, state)
+    return Report(
+        " | ".join(_progress(status)), [*blocks, *_ranks(rows, status.active), _last_events(events)]
+    )
 
 
-def _ranks(description: RunDescription) -> list[Block]:
-    ranks = description.ranks
+def _device(run: RunDir) -> str:
+    """Return resources.device of a run's config.yaml, which is resolved and has every key; "" without one.
+
+    The schema is not loaded, because that takes longer than everything else that a status needs.
+    """
+    if not run.config_yaml.is_file():
+        return ""
+    return str(read_yaml(run.config_yaml).value["resources"]["device"])
+
+
+def _ranks(ranks: list[dict[str, Any]], active: bool) -> list[Block]:
     if all(rank["phase"] in WAITING_PHASES for rank in ranks):
         # None has reported: the job's own line says so.
         return []
@@ -167,7 +193,7 @@ def _ranks(description: RunDescription) -> list[Block]:
             rank["phase"],
             rank["activity"],
             rank["step"],
-            heartbeat_text(rank, description.status.active),
+            heartbeat_text(rank, active),
             one_line(rank["message"]),
         )
         for rank in ranks[:STATUS_RANKS]
@@ -179,9 +205,9 @@ def _ranks(description: RunDescription) -> list[Block]:
     return [table, Sentence(f"{INDENT}and {amounts.counted(more, 'more rank')}")] if more > 0 else [table]
 
 
-def _last_events(description: RunDescription) -> Table:
+def _last_events(events: list[dict[str, Any]]) -> Table:
     rows = [
         (amounts.utc(event["time"], "%H:%M:%S"), event["kind"], one_line(event["message"] or ""))
-        for event in in_sight(description.events, STATUS_EVENTS)
+        for event in map(event_part, in_sight(events, STATUS_EVENTS))
     ]
     return Table(("TIME (UTC)", "KIND", "MESSAGE"), rows, "Last events")

@@ -182,6 +182,16 @@ def run_spending(run: RunDir, now: float, current: tuple[str, JobRecord, str] | 
     )
 
 
+def spending_line(run: RunDir, device: str, now: float) -> str:
+    """Return what a run has used in one line, as Spending.words() has it; "" if a record cannot be read.
+
+    `device` is the run's resources.device. The place of a job names the record that cannot be read.
+    """
+    with contextlib.suppress(RecordError):
+        return run_spending(run, now).words("GPU" if device == "gpu" else "process")
+    return ""
+
+
 def _spans(job: JobDir, record: JobRecord, until: float) -> list[Span]:
     """Return the spans of a job's life; from its attempts alone if its events were deleted."""
     spans = life_spans(read_events(job), record.created_at, until)

@@ -11,7 +11,14 @@ from nbtrain.base.errors import JobError
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
-from nbtrain.jobs.attempt.backend import BACKENDS, CAPABILITIES, Capabilities, backend_of
+from nbtrain.jobs.attempt.backend import (
+    BACKENDS,
+    CAPABILITIES,
+    READ_FROM_FILES,
+    Backend,
+    Capabilities,
+    backend_of,
+)
 from nbtrain.jobs.control import control
 from nbtrain.jobs.request.request import active_job
 
@@ -71,6 +78,13 @@ def test_a_job_is_asked_through_its_backend(job, elsewhere):
     assert control.cancel(job) == ("CANCELLED", None)
     assert elsewhere.asked == [("cancel", True), ("finish", False)]
     assert active_job(job.run) is None
+
+
+def test_a_backend_whose_jobs_are_read_from_files_reads_them_as_backend_does():
+    """Backend reads the jobs of local and hosts, so neither may read them differently."""
+    for kind in READ_FROM_FILES:
+        for name in ("status", "logs", "follow", "events"):
+            assert getattr(type(backend_of(kind)), name) is getattr(Backend, name), (kind, name)
 
 
 def test_what_a_backend_cannot_do_is_not_asked_for(job, elsewhere):

@@ -107,7 +107,7 @@ def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
         "attempt 0 failed",
         "step 42",
     ]
-    lines = str(status_report(view)).partition("Last events\n")[2].splitlines()[1:]
+    lines = str(status_report(run)).partition("Last events\n")[2].splitlines()[1:]
     assert [line.split(maxsplit=2)[2].split(":")[0] for line in lines] == [
         "rank 1 was killed; 2 steps are lost",
         "attempt 0 failed",
@@ -432,20 +432,18 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     beat.progress.target_tokens = 2048
     beat.write(job.job.heartbeat(0))
     assert "tokens 2.05k/2.05k" in progress_line(run)
-    text = str(status_report(RunView(run)))
+    text = str(status_report(run))
     assert f"job {job.job.job_id}: 2 ranks on backend local, " in text
     assert re.search(r"\n     1  Running  training     2  \d+ s ago", text)
     assert "resume from" not in text
     ResumeCertificate("data-exact", ["device"], 1, "a" * 64, 0.0).write(job.job.resume_json)
     resumed = "\nresume from step 1 is data-exact, next batch aaaaaaaaaaaa: device\n"
-    assert resumed in str(status_report(RunView(run)))
+    assert resumed in str(status_report(run))
     # From another attempt, which resumed an older checkpoint, and from this one.
     job.events.write("warning", f"checkpoint global_step1 {NOT_USED}: a is missing; trying", step=1)
     job.events.write("warning", f"checkpoint global_step3 {NOT_USED}: b is missing; trying", step=3)
     assert resume_report(run)[1].items == ["checkpoint global_step3 is not used: b is missing"]
-    assert "device\n  - checkpoint global_step3 is not used: b is missing\n" in str(
-        status_report(RunView(run))
-    )
+    assert "device\n  - checkpoint global_step3 is not used: b is missing\n" in str(status_report(run))
     # Saved again and complete: the skipped checkpoint is history.
     run.checkpoint(3).mkdir(parents=True)
     assert resume_report(run)[1].items
@@ -453,7 +451,7 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     assert not resume_report(run)[1].items
     job.finish("FAILED", "rank 1 was killed by SIGKILL")
     assert progress_line(run).endswith(" tokens/s | rank 1 was killed by SIGKILL")
-    assert "  state    FAILED: rank 1 was killed by SIGKILL" in str(status_report(RunView(run)))
+    assert "  state    FAILED: rank 1 was killed by SIGKILL" in str(status_report(run))
 
 
 def test_what_a_dead_rank_did_last_is_not_shown_as_going_on(run: RunDir) -> None:
@@ -518,7 +516,7 @@ def test_status_is_tidy_in_every_state(run: RunDir, state: str) -> None:
     job.record.write(job.job.job_json)
     job.supervisor_events.write("state", causes.get(state, ""))
     job.tensorboard.close()
-    text = str(status_report(RunView(run)))
+    text = str(status_report(run))
     text = re.sub(r"^gpt-fake [A-Z]+ \| step 2/2 .* tokens/s", "PROGRESS", text)
     text = re.sub(r"^job .*: 1 rank on backend local, .*, attempt 0, 0 restarts$", "JOB", text, flags=re.M)
     text = re.sub(r"\d+ s ago", "0 s ago", text)
@@ -591,7 +589,7 @@ def ends_and_durations(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[fl
         ends = {snapshot["job"]["ended_at"], snapshot["jobs"][-1]["ended_at"]}
         assert ends == {read_status(run, now + later).ended_at}
         words = dict(snapshot["shown"]["line"])["elapsed"]
-        assert words in str(status_report(RunView(run)))
+        assert words in str(status_report(run))
         found.append((*ends, snapshot["job"]["elapsed_seconds"], words))
     assert found[0] == found[1]
     return found[0][:2]
@@ -627,7 +625,7 @@ def test_a_lost_job_ended_at_its_last_heartbeat(
             os.utime(path, (moment - age, moment - age))
         later, longer = ends_and_durations(run, monkeypatch)
         assert (later, longer) == (pytest.approx(end + 40, abs=2), pytest.approx(elapsed + 40, abs=2))
-    assert ", last heard of after " in str(status_report(RunView(run)))
+    assert ", last heard of after " in str(status_report(run))
     assert RunView(run).state == "LOST"
 
 

@@ -28,7 +28,6 @@ from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, LOST, QUEUED,
 from nbtrain.base.run_directory.node_records import EngineWord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.control.control import cancel
-from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.run.status_text import status_report
 from tests.jobs.backends import fault_tables
 from tests.jobs.backends.fault_tables import Fault, Row, Tables, environment, plain_times
@@ -233,9 +232,7 @@ def server_silent(scene: Scene) -> Row:
     )
     assert scene.status()[0] == RUNNING and word.state is not None
     flag = next(
-        line
-        for line in str(status_report(RunView(scene.job.run))).splitlines()
-        if "not reachable now" in line
+        line for line in str(status_report(scene.job.run)).splitlines() if "not reachable now" in line
     )
     scene.stub._faults.clear()
     assert scene.end()[0] == SUCCEEDED and scene.record.restarts == 0, scene.seen

@@ -571,10 +571,9 @@ def _word(job: JobDir) -> EngineWord:
 
 
 def _status_text(job: JobDir) -> str:
-    from nbtrain.monitor.run.run_view import RunView
     from nbtrain.monitor.run.status_text import status_report
 
-    return str(status_report(RunView(job.run)))
+    return str(status_report(job.run))
 
 
 FAULTS = {

@@ -1,0 +1,71 @@
+"""Ranks of a job as rows: the phase, step, process and message of each, from heartbeats and exit records."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbtrain.base.run_directory.jobstate import ACTIVE, RUNNING, STARTING
+from nbtrain.base.run_directory.rank_phases import phase_of_rank
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.text import amounts
+
+# Heartbeats are at most a second apart while steps are short, but a step may be long.
+STALE_HEARTBEAT_SECONDS = 60.0
+
+
+def read_heartbeats(job: JobDir | None, record: JobRecord | None) -> dict[int, Heartbeat]:
+    """Return {rank: newest heartbeat} of a job; until the checkpoint is loaded, they show the checkpoint's
+    step.
+    """
+    found = {}
+    for path in job.heartbeats() if job else ():
+        if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
+            found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
+    return dict(sorted(found.items()))
+
+
+def rank_rows(
+    job: JobDir | None,
+    record: JobRecord | None,
+    heartbeats: Mapping[int, Heartbeat],
+    resources: Mapping[str, Any] | None,
+    now: float,
+    state: str,
+) -> list[dict[str, Any]]:
+    """Return a row for each rank of a job. `resources` has the CPU and memory that each uses, if measured."""
+    if job is None:
+        return []
+    uses = resources["ranks"] if resources else {}
+    rows = []
+    for rank in range(record.world_size if record else len(heartbeats)):
+        heartbeat = heartbeats.get(rank)
+        if heartbeat and record and state in (STARTING, RUNNING) and heartbeat.attempt < record.attempt:
+            # How the rank ended in an earlier attempt says nothing about this one.
+            heartbeat = None
+        attempt = heartbeat.attempt if heartbeat else (record.attempt if record else 0)
+        ended = ExitRecord.read(job.exit_record(rank, attempt))
+        age = heartbeat.seconds_since("time", now) if heartbeat else None
+        phase, activity = phase_of_rank(state, record.attempt if record else 0, heartbeat, ended)
+        use = uses.get(str(rank)) or {}
+        stale = state in ACTIVE and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS
+        row = {
+            "rank": rank,
+            "phase": phase,
+            "activity": activity,
+            "step": ended.step if ended and ended.step is not None else heartbeat and heartbeat.step,
+            "pid": heartbeat.process.pid if heartbeat else None,
+            "attempt": attempt,
+            "heartbeat_age_seconds": age,
+            "stale": stale,
+            **{key: use.get(key) for key in ("cpu_cores", "memory_bytes")},
+            **{key: getattr(ended, key, None) for key in ("exit_code", "signal")},
+            "message": ended.message if ended else "",
+        }
+        rows.append(row)
+    return rows
+
+
+def heartbeat_text(row: Mapping[str, Any], active: bool) -> str:
+    """Format the age of a rank's heartbeat; "" if its job has ended."""
+    age = row["heartbeat_age_seconds"]
+    return "" if age is None or not active else f"{amounts.elapsed(age)} ago"

@@ -69,7 +69,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     refused, nothing is raised: its problems are findings of the level error.
     """
     from nbtrain.config.findings import findings_of
-    from nbtrain.foreign.job_files.read import is_foreign
+    from nbtrain.foreign.job_files.file_kinds import is_foreign
     from nbtrain.jobs.checks.this_machine import findings_here
     from nbtrain.jobs.request.initial_weights import findings_of_weights, with_new_tokens
     from nbtrain.planner.plan import plan

@@ -274,7 +274,7 @@ def check(options: argparse.Namespace) -> int:
     from nbtrain.api import verbs as api
     from nbtrain.base.errors import ConfigError
     from nbtrain.config.load import to_yaml
-    from nbtrain.foreign.job_files.read import is_foreign
+    from nbtrain.foreign.job_files.file_kinds import is_foreign
     from nbtrain.planner.budget.cost import checked_prices, is_prices
 
     files = [options.run, *(word for word in options.overrides if not is_override(word))]

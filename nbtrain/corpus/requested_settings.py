@@ -4,8 +4,6 @@ import platform
 from importlib import metadata
 from typing import Any
 
-import numpy as np
-
 from nbtrain.base.version import __version__
 from nbtrain.config.names.own_names import MAKES_DATASET
 from nbtrain.config.schema import RunConfig
@@ -36,8 +34,8 @@ def same_text(there: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 def software(*distributions: str) -> dict[str, str]:
     """Return the versions of the software that prepares data."""
-    versions = {"nbtrain": __version__, "python": platform.python_version(), "numpy": np.__version__}
-    return {**versions, **{name: metadata.version(name) for name in distributions}}
+    versions = {"nbtrain": __version__, "python": platform.python_version()}
+    return {**versions, **{name: metadata.version(name) for name in ("numpy", *distributions)}}
 
 
 def origin(config: RunConfig, key: str) -> str:

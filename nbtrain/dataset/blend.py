@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import dataset_dir, display, resolve, tokenizer_dir
@@ -18,8 +18,10 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.data_section import BlendEntry
 from nbtrain.corpus.tokenizer.folder import folder_of, read_manifest
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files, stem_of
-from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
 from nbtrain.dataset.manifest import DatasetManifest, added_counts
+
+if TYPE_CHECKING:
+    from nbtrain.dataset.indexed import IndexedDataset
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Entry:
         manifest = self.files.manifest() if self.is_named else self.files.own_manifest()
         if manifest or self.is_named or not self.files.idx.is_file():
             return manifest
+        from nbtrain.dataset.indexed import IndexedDataset
+
         return _manifest_of_pair(self.files, IndexedDataset(self.files.prefix))
 
     def open(self, vocab_size: int | None) -> OpenDataset:
@@ -173,6 +177,8 @@ class OpenBlend(NamedTuple):
 
 def open_pair(pair: DatasetFiles, vocab_size: int | None) -> OpenDataset:
     """Open a pair without needing a manifest, memory-mapped, and check its sizes. Raises DataError."""
+    from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
+
     if manifest := pair.own_manifest():
         return pair.open(vocab_size, manifest)
     indexed = IndexedDataset(pair.prefix)
@@ -186,7 +192,7 @@ def _name_of(target: DatasetFiles) -> str:
     return target.directory.name if target.stem.endswith(("_document", "_sentence")) else target.stem
 
 
-def _manifest_of_pair(pair: DatasetFiles, indexed: IndexedDataset) -> DatasetManifest:
+def _manifest_of_pair(pair: DatasetFiles, indexed: "IndexedDataset") -> DatasetManifest:
     """Return a manifest for a pair that has none. Its hash covers the index and the size of the .bin."""
     bin_sha256 = f"{pair.bin.stat().st_size} bytes"
     unknown = {"vocab_size": 0, "eod_id": None, "tokenizer_sha256": None}

@@ -3,7 +3,8 @@
 import numpy as np
 
 from nbtrain.base.workspace import display
-from nbtrain.dataset.indexed import IndexedDataset, bin_path
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.pair_paths import bin_path
 
 LOOKED_AT_DOCUMENTS = 10_000
 """Documents of a dataset whose last tokens are checked, spread over all of it."""

@@ -13,15 +13,19 @@ data/dataset/<name>/
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import dataset_dir, display
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.records import BROKEN_RECORDS
-from nbtrain.dataset.indexed import IndexedDataset, bin_path, check_vocabulary, idx_path, missing
 from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest, manifest_dtype, read_manifest
+from nbtrain.dataset.pair_paths import bin_path, idx_path, missing
+
+if TYPE_CHECKING:
+    # Imported on use, because a plan of a run without data needs no NumPy.
+    from nbtrain.dataset.indexed import IndexedDataset
 
 
 class DatasetFiles:
@@ -100,6 +104,8 @@ class DatasetFiles:
         Raises DataError if it was not prepared, is truncated, has changed, or has a dtype that cannot hold
         the vocabulary.
         """
+        from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
+
         for path in (self.bin, self.idx, self.manifest_json):
             if not path.is_file():
                 raise missing(path)
@@ -128,10 +134,12 @@ class DatasetFiles:
         """Open the dataset to check it, and return its manifest. Raises DataError."""
         return self.open(vocab_size).manifest
 
-    def open_loss_mask(self, dataset: IndexedDataset) -> IndexedDataset | None:
+    def open_loss_mask(self, dataset: "IndexedDataset") -> "IndexedDataset | None":
         """Open the loss mask, one entry per token; None if there is none. Raises DataError if it belongs to
         another pair.
         """
+        from nbtrain.dataset.indexed import IndexedDataset
+
         if not self.has_loss_mask:
             return None
         mask = IndexedDataset(self.loss_mask.prefix)
@@ -157,13 +165,13 @@ class OpenDataset(NamedTuple):
 
     files: DatasetFiles
     manifest: DatasetManifest
-    indexed: IndexedDataset
-    loss_mask: IndexedDataset | None
+    indexed: "IndexedDataset"
+    loss_mask: "IndexedDataset | None"
     """Loss mask, one entry per token; None if every token is in the loss."""
 
 
 def manifest_of_files(
-    pair: DatasetFiles, indexed: IndexedDataset, bin_sha256: str, **known: Any
+    pair: DatasetFiles, indexed: "IndexedDataset", bin_sha256: str, **known: Any
 ) -> DatasetManifest:
     """Return a manifest built from the two files of a pair and from further facts in `known`."""
     documents, tokens = indexed.num_documents, indexed.num_tokens

@@ -26,6 +26,7 @@ import numpy as np
 from nbtrain.base.errors import DataError
 from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
+from nbtrain.dataset.pair_paths import bin_path, idx_path, missing
 
 MAGIC = b"MMIDIDX\x00\x00"
 LEGACY_MAGIC = b"TNTIDX"
@@ -65,15 +66,6 @@ def check_vocabulary(dtype: np.dtype, vocab_size: int, where: str) -> None:
             f"holds at most {largest:,}. Encode again with dtype {optimal_dtype(vocab_size).name}, or use a "
             f"tokenizer of at most {largest + 1:,} entries."
         )
-
-
-def bin_path(prefix: str | os.PathLike) -> Path:
-    """Return the token file of a prefix (`<dir>/<key>_document`)."""
-    return Path(f"{os.fspath(prefix)}.bin")
-
-
-def idx_path(prefix: str | os.PathLike) -> Path:
-    return Path(f"{os.fspath(prefix)}.idx")
 
 
 class IndexedDataset:
@@ -376,8 +368,3 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
             f"{num_entries:,} document entries = {expected:,} bytes. {AGAIN}"
         )
     return DTYPES[code], num_sequences, num_entries
-
-
-def missing(path: Path) -> DataError:
-    """Return the error for a missing dataset file."""
-    return DataError(f"{display(path)}: no such file. Make it with `nbtrain prepare RUN.yaml`.")

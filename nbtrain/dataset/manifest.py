@@ -5,14 +5,15 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.printing.report import Record
 from nbtrain.base.workspace import display
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SCHEMA_VERSION = 1
 MASK_SUFFIX = "_loss_mask"
@@ -139,7 +140,7 @@ def is_mask(stem: str, stems: Container[str]) -> bool:
     return stem.endswith(MASK_SUFFIX) and stem.removesuffix(MASK_SUFFIX) in stems
 
 
-def manifest_dtype(dtype: np.dtype) -> str:
+def manifest_dtype(dtype: "np.dtype") -> str:
     """Return the dtype's plain name, e.g. uint16."""
     return dtype.newbyteorder("=").name
 

@@ -13,8 +13,8 @@ from nbtrain.corpus.requested_settings import settings
 from nbtrain.corpus.tokenizer.other_text import other_text_of
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of
-from nbtrain.dataset.indexed import bin_path, idx_path
 from nbtrain.dataset.manifest import is_mask
+from nbtrain.dataset.pair_paths import bin_path, idx_path
 
 
 def dataset_of(config: RunConfig) -> DatasetFiles:

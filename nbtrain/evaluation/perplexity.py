@@ -26,8 +26,8 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.blend import open_pair
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
-from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
+from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_bounds
 from nbtrain.evaluation.estimates import exp, ratio
 from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
 

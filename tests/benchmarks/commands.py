@@ -12,20 +12,35 @@ pip does. The run of status and logs has 60 steps; that of curves has 20 scalars
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from nbtrain.base.run_directory.rundir import RunDir
 from tests.benchmarks.list_runs import cpu_seconds
-from tests.benchmarks.server_cost import make_long_run
-from tests.lab.widgets.fake_run import FakeJob
 
 REPOSITORY = Path(__file__).parents[2]
-STEPS = 60
 NEEDLE = "out of memory"
 LINE = "step {:>9,} | tokens 41.0k | loss 3.1415 | lr 0.001 | 5,104 tokens/s | memory 512.0 MiB\n"
+# Each version writes the runs that it reads, because the files of a run may differ between versions.
+SHORT = """
+import sys, time
+from pathlib import Path
+from tests.lab.widgets.fake_run import FakeJob, RunDir
+job = FakeJob(RunDir(Path(sys.argv[1])), 60)
+for _ in range(60):
+    job.one_step()
+at, records = time.time(), sys.modules[type(job.record).__module__]
+job.record.attempts.append(records.AttemptRecord(0, at - 60, 1, 1, running_at=at - 50, ended_at=at))
+job.finish("SUCCEEDED", "done")
+"""
+LONG = """
+import sys
+from pathlib import Path
+from tests.benchmarks.server_cost import make_long_run
+make_long_run(Path(sys.argv[1]), int(sys.argv[2]))
+"""
 
 
 def main() -> None:
@@ -34,72 +49,86 @@ def main() -> None:
     )
     parser.add_argument("--old", type=Path, help="the root of another version of this repository")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="commands that begin with one of these")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="status, logs, check, plan, curves or grep")
     parser.add_argument("--points", type=int, nargs="*", default=[1_000_000, 2_000_000])
     parser.add_argument("--log-bytes", type=int, default=1_000_000_000)
     options = parser.parse_args()
-    versions = {"this version": REPOSITORY} | ({"old": options.old.resolve()} if options.old else {})
     print("| command | program | CPU s, median | least to most | relative to this version |")
     print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for command, peer in commands(folder / "output", options):
-            call = [sys.executable, "-P", "-m", "nbtrain", *command]
-            programs = {
-                version: (call, environment(folder, version, root)) for version, root in versions.items()
-            }
+        versions = [Version("this version", REPOSITORY, Path(name) / "this")]
+        if options.old:
+            versions.append(Version("old", options.old.resolve(), Path(name) / "old"))
+        for command, peer in commands(versions, options):
+            programs = {version.title: (version.call(command), version.variables) for version in versions}
             programs |= {title: (words, dict(os.environ)) for title, words in peer.items()}
-            compare(" ".join(command).replace(name, "."), programs, options.rounds)
+            compare(
+                " ".join(command[:2] + [word for word in command[2:3] if word[0] == "-"]), programs, options
+            )
 
 
-def commands(output: Path, options: argparse.Namespace) -> Iterator[tuple[list[str], dict[str, list[str]]]]:
-    """Yield (command, {title: its peer}), and write the runs that each needs before."""
+class Version:
+    """A version of nbtrain: its modules, compiled in a separate folder, and its runs."""
+
+    def __init__(self, title: str, root: Path, folder: Path):
+        self.title, self.output = title, folder / "output"
+        self.output.mkdir(parents=True)
+        (folder / "data").mkdir()  # where a plan keeps the rate of this machine's cores
+        variables = {"PYTHONPATH": str(root), "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+        variables |= {"NBTRAIN_WORKSPACE": str(folder), "NBTRAIN_OUTPUT": str(self.output)}
+        variables |= {"NBTRAIN_QUEUE": str(folder / "queue"), "MPLCONFIGDIR": str(folder)}
+        self.variables = {**os.environ, **variables}
+        self.variables.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def call(self, command: list[str]) -> list[str]:
+        words = [word.replace("OUTPUT", str(self.output)) for word in command]
+        return [sys.executable, "-P", "-m", "nbtrain", *words]
+
+    def write(self, code: str, name: str, *arguments: object) -> None:
+        words = [sys.executable, "-P", "-c", code, str(self.output / name), *map(str, arguments)]
+        subprocess.run(words, env=self.variables, check=True)
+
+    def write_log(self, name: str, num_bytes: int) -> Path:
+        """Write a run whose log has this size, and the needle in its last line."""
+        self.write(SHORT, name)
+        (path,) = (self.output / name).glob("jobs/*/logs/0.0.log")
+        with path.open("w", encoding="utf-8") as stream:
+            for step in range(num_bytes // len(LINE.format(0))):
+                stream.write(LINE.format(step))
+            stream.write(f"RuntimeError: {NEEDLE}\n")
+        return path
+
+
+def commands(
+    versions: list[Version], options: argparse.Namespace
+) -> Iterator[tuple[list[str], dict[str, list[str]]]]:
+    """Write the runs that each command needs, and yield (command, {title: its peer})."""
 
     def is_wanted(word: str) -> bool:
-        return not options.only or any(word.startswith(start) for start in options.only)
+        return not options.only or word in options.only
 
     bare = {"an empty Python process": [sys.executable, "-c", "pass"]}
-    job = FakeJob(RunDir(output / "short"), STEPS)
-    for _ in range(STEPS):
-        job.one_step()
-    job.finish("SUCCEEDED", "done")
+    for version in versions:
+        version.write(SHORT, "short")
     for words in (["status", "short"], ["logs", "short"], ["check", "gpt-tiny"], ["plan", "175B"]):
         if is_wanted(words[0]):
             yield words, bare
     for points in options.points if is_wanted("curves") else ():
-        make_long_run(output / f"long-{points}", points)
-        yield ["curves", f"long-{points}", "-o", str(output.parent / "curves.png")], {}
+        name = f"{points:,}-points".replace(",", "-")
+        for version in versions:
+            version.write(LONG, name, points)
+        yield ["curves", name, "-o", "OUTPUT/curves.png"], {}
     if options.log_bytes and is_wanted("grep"):
-        log = write_log(RunDir(output / "logged"), options.log_bytes)
-        yield ["logs", "logged", "--grep", NEEDLE], {"grep -F": ["grep", "-F", NEEDLE, str(log)]}
+        logs = [version.write_log("logged", options.log_bytes) for version in versions]
+        yield ["logs", "logged", "--grep", NEEDLE], {"grep -F": ["grep", "-F", NEEDLE, str(logs[0])]}
 
 
-def write_log(run: RunDir, num_bytes: int) -> Path:
-    """Write a run whose log has this size, and the needle in its last line."""
-    job = FakeJob(run, 1)
-    job.one_step()
-    job.finish("SUCCEEDED", "done")
-    path = job.job.log(0, 0)
-    with path.open("w", encoding="utf-8") as stream:
-        for step in range(num_bytes // len(LINE.format(0))):
-            stream.write(LINE.format(step))
-        stream.write(f"RuntimeError: {NEEDLE}\n")
-    return path
-
-
-def environment(folder: Path, version: str, root: Path) -> dict[str, str]:
-    """Return the environment of a version's commands: its modules, compiled in a folder of its own."""
-    variables = {**os.environ, "PYTHONPATH": str(root), "NBTRAIN_WORKSPACE": str(folder)}
-    variables |= {"NBTRAIN_OUTPUT": str(folder / "output"), "NBTRAIN_QUEUE": str(folder / "queue")}
-    variables |= {"PYTHONPYCACHEPREFIX": str(folder / "compiled" / version), "MPLCONFIGDIR": str(folder)}
-    variables.pop("PYTHONDONTWRITEBYTECODE", None)
-    return variables
-
-
-def compare(title: str, programs: dict[str, tuple[list[str], dict[str, str]]], rounds: int) -> None:
+def compare(
+    title: str, programs: dict[str, tuple[list[str], dict[str, str]]], options: argparse.Namespace
+) -> None:
     """Run the programs in turn, and print a row of each; the first call of each is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for number in range(rounds + 1):
+    for number in range(options.rounds + 1):
         for name, (command, variables) in programs.items():
             measured = cpu_seconds(command, variables)
             if number:

@@ -12,8 +12,9 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-from nbtrain.dataset.indexed import bin_path, check_vocabulary, idx_path, optimal_dtype
+from nbtrain.dataset.indexed import check_vocabulary, optimal_dtype
 from nbtrain.dataset.indexed_writer import insert_at, write_index
+from nbtrain.dataset.pair_paths import bin_path, idx_path
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from nbtrain.corpus.tokenizer.folder import (
     refuse_other_than_gpt2,
 )
 from nbtrain.corpus.tokenizer.padding import PADDING, give_padding
-from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "chat_template.jinja"
 CLASS = "PreTrainedTokenizerFast"
@@ -47,6 +46,8 @@ def write_tokenizer(
     never ends a text. Raises the errors of Tokenizer.load, and DataError if a vocabulary in as-given/ has
     changed.
     """
+    from nbtrain.corpus.tokenizer.tokenizer import Tokenizer  # NumPy, which no other function here needs
+
     tokenizer = Tokenizer.load(directory)
     kept = directory / KEPT
     if kept.is_dir():

@@ -4,12 +4,14 @@ The run's init_from.json records it. A run that started from another run inherit
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.corpus.tokenizer.exported import is_as_given
-from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 KEYS = ("config", "generation_config", "tokenizer_sha256")
 
@@ -28,7 +30,7 @@ def origin_of(run: RunDir, directory: Path) -> dict[str, Any]:
     return found if is_as_given(directory, found.get("tokenizer_sha256")) else {}
 
 
-def end_ids(run: RunDir, tokenizer: Tokenizer) -> frozenset[int]:
+def end_ids(run: RunDir, tokenizer: "Tokenizer") -> frozenset[int]:
     """Return the ids that end a text: the tokenizer's, and all ids at which transformers' generate() stops.
 
     Models trained to answer have several (Llama 3 Instruct has three, in eos_token_id of

@@ -23,8 +23,8 @@ from nbtrain.base import files
 from nbtrain.config.sections.data_section import CleaningConfig
 from nbtrain.corpus.documents.dedup import ExactIndex, NearIndex
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, arrays_path, tokens_path
-from nbtrain.dataset.indexed import bin_path, idx_path
 from nbtrain.dataset.indexed_writer import FileEntry, write_index
+from nbtrain.dataset.pair_paths import bin_path, idx_path
 
 COPY_BYTES = 1 << 20
 

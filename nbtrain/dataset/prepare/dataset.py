@@ -46,8 +46,9 @@ from nbtrain.dataset.encode.progress import PREFIX, EncodeProgress, WorkerCounte
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, tokens_path
 from nbtrain.dataset.ends import doubtful_ends, last_tokens
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files
-from nbtrain.dataset.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
+from nbtrain.dataset.indexed import IndexedDataset, optimal_dtype
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, manifest_dtype
+from nbtrain.dataset.pair_paths import bin_path, idx_path, missing
 from nbtrain.dataset.prepare.inputs import check_same_inputs
 from nbtrain.dataset.prepare.workers import ChosenWorkers
 

@@ -18,7 +18,7 @@ from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.samples import packed_dataset, preference_dataset
 from nbtrain.dataset.samples.gpt_blend import BlendedDataset, BlendIndex, blend_sizes
 from nbtrain.dataset.samples.gpt_dataset import GPTDataset, SampleDataset, SampleOptions
-from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds, split_weights
+from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_bounds, split_weights
 from nbtrain.dataset.samples.state import DataState
 
 logger = logging.getLogger(__name__)

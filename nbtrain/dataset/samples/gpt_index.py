@@ -1,4 +1,4 @@
-"""The tokens of each GPT sample: Megatron's splits and its document, sample and shuffle index, in NumPy.
+"""The tokens of each GPT sample: Megatron's document, sample and shuffle index, in NumPy.
 
     document index   [E * documents]  the documents of E epochs, shuffled
     sample index     [n + 1, 2]       start of sample k: (position in the document index, token in it)
@@ -9,16 +9,13 @@ neighbours share one token. The generator is numpy.random.RandomState(seed), use
 in this order, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
 """
 
-import itertools
-import re
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.errors import DataError
 
-SPLIT_NAMES = ("train", "valid", "test")
 SEPARATE_LAST_EPOCH_BELOW = 0.80
 LARGEST_INDEX_BYTES = 16 << 30
 LARGEST_INT32 = np.iinfo(np.int32).max
@@ -26,44 +23,6 @@ LARGEST_INT32 = np.iinfo(np.int32).max
 UINT32_SAMPLES = 2**32 - 2
 # Rows processed at a time: a few MiB of temporary arrays.
 CHUNK_DOCUMENTS = 1 << 18
-
-
-def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, int]]:
-    """Return [first, last) sequences of train, valid and test.
-
-    `split` holds relative sizes, e.g. "949,50,1"; missing ones are 0. megatron-core rounds each cumulative
-    bound. Megatron-DeepSpeed adds rounded sizes and subtracts the excess from every bound but the first,
-    which can give the test split a document more or less. Raises ConfigError for a split in another form.
-    """
-    weights = split_weights(split)
-    total = sum(weights)
-    if rule == "megatron-core":
-        ends = [0.0, *np.cumsum(np.array(weights) / total).tolist()]
-        bounds = [round(end * float(num_sequences)) for end in ends]
-    elif rule == "megatron-deepspeed":
-        bounds = [
-            0,
-            *itertools.accumulate(round(weight / total * float(num_sequences)) for weight in weights),
-        ]
-        excess = bounds[-1] - num_sequences
-        bounds = [0, *(bound - excess for bound in bounds[1:])]
-    else:
-        raise ConfigError(f"data.split_rule = {rule!r}: must be megatron-deepspeed or megatron-core.")
-    # With a handful of documents, Megatron-DeepSpeed's subtraction goes below the previous bound.
-    bounds = np.maximum.accumulate(np.clip(bounds, 0, num_sequences)).tolist()
-    return list(itertools.pairwise(bounds))
-
-
-def split_weights(split: str) -> list[float]:
-    """Return three relative sizes. Raises ConfigError."""
-    parts = [part.strip() for part in re.split(r"[,/]", split)]
-    try:
-        weights = [float(part) for part in parts]
-    except ValueError:
-        weights = []
-    if not 1 <= len(weights) <= 3 or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
-        raise ConfigError(f'data.split = {split!r}: must be one to three relative sizes, e.g. "949,50,1".')
-    return weights + [0.0] * (3 - len(weights))
 
 
 class Epochs(NamedTuple):

@@ -27,8 +27,8 @@ from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples.build import build_datasets
-from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
+from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_bounds
 
 logger = logging.getLogger(__name__)
 

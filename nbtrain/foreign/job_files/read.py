@@ -11,12 +11,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.git_lfs import pointer_problem
 from nbtrain.base.text.nearest import nearest
 from nbtrain.base.text.terminal import printable, shortened
-from nbtrain.base.workspace import typed_path, workspace
 from nbtrain.config.deepspeed.ds_config import KNOWN_KEYS
-from nbtrain.config.load.other_files import JOB_KINDS, OTHER_ENDINGS, SCRIPTS, begins_array, is_run
+from nbtrain.config.load.other_files import JOB_KINDS, OTHER_ENDINGS, SCRIPTS, is_run
 from nbtrain.config.names.other_programs import (
     MODEL_CONFIG,
     has_keys,
@@ -25,6 +23,7 @@ from nbtrain.config.names.other_programs import (
 )
 from nbtrain.config.sections.imported import ImportedFile
 from nbtrain.foreign.job_files.accelerate import accelerate_job
+from nbtrain.foreign.job_files.file_kinds import FILES, JSON, OF_A_CHART, YAML, path_of, text_of
 from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.job_files.manifests import read_manifests
 from nbtrain.foreign.job_files.programs import READS
@@ -34,57 +33,11 @@ from nbtrain.foreign.syntax.json_comments import Document, read_json
 from nbtrain.foreign.syntax.located import Word
 from nbtrain.foreign.syntax.yaml_tree import HELM, Tree, read_documents, template_problem
 
-
-def _path(file: str | Path) -> Path:
-    """Return the path of a file as typed, if it exists there, else below the workspace."""
-    if not isinstance(file, str | Path):
-        raise ConfigError(f"{file!r}: must be the path of {FILES}.")
-    typed = typed_path(file)
-    return typed if typed.is_absolute() or typed.exists() else workspace() / typed
-
-
-FILES = "a manifest, a shell script or a DeepSpeed JSON"
-MOST_BYTES = 10_000_000
 # kubectl writes manifests as JSON too, with this key first.
 JSON_MANIFEST = re.compile(r'\s*\{\s*"apiVersion"\s*:')
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
-JSON, YAML = (".json", ".jsonc"), (".yaml", ".yml")
-# Files of a chart of Helm.
-OF_A_CHART = re.compile(r"Chart\.ya?ml|values[\w.-]*\.ya?ml")
 # Kinds of files that start with a job, read without the files next to it.
 SHEBANG = re.compile(r"#!.*\b(sh|bash|dash|zsh|ksh)\b")
-
-
-def is_foreign(path: str | Path) -> bool:
-    """Return whether a file belongs to another program: a script, a JSON, a manifest of Kubernetes, or a
-    configuration of a program that the table names.
-    """
-    file = _path(path)
-    if not file.is_file():
-        return False
-    if file.suffix == ".json" and begins_array(file):
-        return False  # records of text
-    if file.suffix in (*SCRIPTS, *JSON, ".toml", ".py", ".ipynb"):
-        return True
-    if file.suffix not in YAML:
-        return False
-    text = _text(file)
-    job = re.search(r"^kind:\s*(ConfigMap|\w*Job)\b", text, re.MULTILINE | re.IGNORECASE)
-    if job or (re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text)):
-        return True
-    value = _top(text)
-    if is_accelerate(value):
-        return True
-    return not is_run(value) and bool(program_of_file(value) or OF_A_CHART.fullmatch(file.name))
-
-
-def _top(text: str) -> Mapping[str, Any]:
-    """Return the mapping of a YAML's first document; {} if it holds none."""
-    try:
-        trees = read_documents(text, "")
-    except ConfigError:
-        return {}
-    return trees[0].value if trees and isinstance(trees[0].value, dict) else {}
 
 
 def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None = None) -> list[Job]:
@@ -101,8 +54,8 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
     scripts: dict[str, Word] = {}
     values = UserValues(dict(variables or {}))
     for file in files:
-        path = _path(file)
-        text, label = _text(path), printable(path.name)
+        path = path_of(file)
+        text, label = text_of(path), printable(path.name)
         if label in (file.file for file in given):
             fix = "Rename one, or import one after the other."
             raise ConfigError(f"{label}: two of these files have this name, by which others find them. {fix}")
@@ -243,29 +196,6 @@ def _refuse_other_text(path: Path, text: str) -> None:
         raise ConfigError(f"{path.name}: is text, not a script; give {FILES}.")
 
 
-def _text(path: Path) -> str:
-    try:
-        if not path.is_file() and path.exists():
-            kind = "a folder" if path.is_dir() else "not a regular file"
-            raise ConfigError(f"{path}: is {kind}; give {FILES}.")
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; no file of a job is that large.")
-        text = path.read_text(encoding="utf-8")
-        if problem := pointer_problem(text.encode()):
-            raise ConfigError(f"{path}: {problem}.")
-        # Values that DeepSpeed rejects stay in the JSON, so that they are named.
-        return text if path.suffix in (".json", ".jsonc") else text.removeprefix("\ufeff")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give {FILES}.") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: byte {error.start + 1} is not UTF-8. Save the file as UTF-8 text: "
-            f"iconv -f utf-16 -t utf-8 {path.name} if Windows wrote it."
-        ) from None
-    except (OSError, ValueError) as error:  # ValueError of a name that no file can have
-        raise ConfigError(f"{printable(str(path))}: cannot be read: {error}") from None
-
-
 def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> None:
     """Set the DeepSpeed JSON of a job: a file that was passed, one that its script or ConfigMap writes, or a
     file in the same folder.
@@ -280,10 +210,10 @@ def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> 
     if word is None and len(written) == 1 and (named or job.flag("--deepspeed")):
         word = next(iter(written.values()))
     if word is None and name:
-        folders = [_path(file).parent for file in files if _path(file).name == job.label]
+        folders = [path_of(file).parent for file in files if path_of(file).name == job.label]
         beside = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if beside is not None:
-            word = Word(_text(beside), f"{name}:1")
+            word = Word(text_of(beside), f"{name}:1")
             job.files.append(imported_file(beside))
     if word is None:
         return

@@ -12,7 +12,7 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.git import ask_git
 from nbtrain.base.hardware.nvml import CUDA_DEVICES
@@ -23,9 +23,11 @@ from nbtrain.base.workspace import data_home, output_root, queue_folder, workspa
 from nbtrain.config.load.attempt import TAKEN_OVER
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.debug import debug_variables
-from nbtrain.dataset.run_data import RunData
 from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.machine.processes import JOB_MARKER, NODE_MARKER
+
+if TYPE_CHECKING:
+    from nbtrain.dataset.run_data import RunData
 
 RECORDED_PACKAGES = (
     *("torch", "deepspeed", "numpy", "tokenizers", "fastokens"),
@@ -126,7 +128,7 @@ def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, 
     return {**variables, **own}
 
 
-def environment_record(config: RunConfig, job: JobDir, machine: Machine, data: RunData) -> dict[str, Any]:
+def environment_record(config: RunConfig, job: JobDir, machine: Machine, data: "RunData") -> dict[str, Any]:
     """Return the contents of environment.json: everything but the configuration that this job's results
     depend on.
     """

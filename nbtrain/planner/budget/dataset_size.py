@@ -5,16 +5,20 @@ the plan reports a finding (lint/schedule.py). Opening an index does not read an
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
-from nbtrain.dataset.files import OpenDataset
-from nbtrain.dataset.indexed import IndexedDataset, idx_path
+from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import dataset_of
-from nbtrain.dataset.samples.gpt_index import split_bounds, split_weights
+from nbtrain.dataset.pair_paths import idx_path
+from nbtrain.dataset.samples.splits import split_bounds, split_weights
+
+if TYPE_CHECKING:
+    from nbtrain.dataset.indexed import IndexedDataset
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class DatasetOnDisk:
 
     manifest: DatasetManifest | None
     """None if there is none, or if it is damaged."""
-    indexed: tuple[IndexedDataset, ...]
+    indexed: "tuple[IndexedDataset, ...]"
     """The dataset's pair, or all pairs of a blend; empty if one is missing or damaged."""
     problem: str = ""
     """Description of what is damaged; "" if nothing is."""
@@ -53,7 +57,7 @@ def read_dataset(config: RunConfig, opened: OpenDataset | OpenBlend | None = Non
     files = dataset_of(config)
     pairs = [entry.files for entry in files.entries] if isinstance(files, BlendFiles) else [files]
     manifest: DatasetManifest | None = None
-    indexed: list[IndexedDataset] = []
+    indexed: tuple[IndexedDataset, ...] = ()
     problem = ""
     try:
         manifest = files.manifest()
@@ -61,10 +65,17 @@ def read_dataset(config: RunConfig, opened: OpenDataset | OpenBlend | None = Non
         problem = str(error)
     if all(pair.idx.is_file() for pair in pairs):
         try:
-            indexed = [IndexedDataset(pair.prefix) for pair in pairs]
+            indexed = _opened(pairs)
         except DataError as error:
             problem = str(error)
-    return DatasetOnDisk(manifest, tuple(indexed), problem)
+    return DatasetOnDisk(manifest, indexed, problem)
+
+
+def _opened(pairs: list[DatasetFiles]) -> "tuple[IndexedDataset, ...]":
+    """Open the pairs. This loads NumPy, which a plan without a dataset does not need."""
+    from nbtrain.dataset.indexed import IndexedDataset
+
+    return tuple(IndexedDataset(pair.prefix) for pair in pairs)
 
 
 def dataset_size(config: RunConfig, dataset: DatasetOnDisk) -> DatasetSize | None:
@@ -97,7 +108,7 @@ def _counts(manifest: DatasetManifest) -> tuple[int, int]:
     return manifest.counts["tokens"], manifest.counts["documents"]
 
 
-def _train_tokens(config: RunConfig, indexed: IndexedDataset) -> int:
+def _train_tokens(config: RunConfig, indexed: "IndexedDataset") -> int:
     """Return the number of tokens in the training sequences."""
     first, last = split_bounds(config.data.split, config.data.split_rule, len(indexed))[0]
     if last >= len(indexed):

@@ -19,7 +19,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.sources import WikiSource
-from nbtrain.dataset.samples.gpt_index import split_weights
+from nbtrain.dataset.samples.splits import split_weights
 
 DATE = "2023-06-01"
 SOURCE = "tensorflow/datasets, docs/catalog/wikipedia.md"

@@ -9,6 +9,7 @@ CPU runs measure it.
 """
 
 import functools
+import importlib.metadata
 import logging
 import os
 import platform
@@ -89,9 +90,7 @@ def measure() -> float:
 
 
 def _machine() -> str:
-    import numpy as np
-
-    return f"{cpu_model()}, {os.cpu_count()} cores, numpy {np.__version__}"
+    return f"{cpu_model()}, {os.cpu_count()} cores, numpy {importlib.metadata.version('numpy')}"
 
 
 def cpu_model() -> str:

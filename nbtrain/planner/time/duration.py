@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_weights
+from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_weights
 from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.measured import LARGEST_RATIO
 from nbtrain.planner.setup.setup import Setup

@@ -9,8 +9,9 @@ import pytest
 
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.dataset.samples import gpt_index
-from nbtrain.dataset.samples.gpt_index import build_gpt_index, epochs_needed, split_bounds, split_weights
+from nbtrain.dataset.samples.gpt_index import build_gpt_index, epochs_needed
 from nbtrain.dataset.samples.index_files import cached_arrays, store
+from nbtrain.dataset.samples.splits import split_bounds, split_weights
 
 LENGTHS = np.array([5, 3, 0, 9, 2, 7], np.int32)
 GOLDEN_DOCUMENTS = [2, 1, 5, 0, 4, 3, 0, 4, 3, 2, 5, 1]

@@ -6,7 +6,7 @@ from nbtrain.api.check import check
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
 from nbtrain.foreign.importing import import_files
-from nbtrain.foreign.job_files.read import is_foreign
+from nbtrain.foreign.job_files.file_kinds import is_foreign
 
 FLAGS = (
     "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "

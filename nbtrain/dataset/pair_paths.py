@@ -1,0 +1,21 @@
+"""Paths of a dataset's pair, and the error for a file that is missing; the format is indexed.py's."""
+
+import os
+from pathlib import Path
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+
+
+def bin_path(prefix: str | os.PathLike) -> Path:
+    """Return the token file of a prefix (`<dir>/<key>_document`)."""
+    return Path(f"{os.fspath(prefix)}.bin")
+
+
+def idx_path(prefix: str | os.PathLike) -> Path:
+    return Path(f"{os.fspath(prefix)}.idx")
+
+
+def missing(path: Path) -> DataError:
+    """Return the error for a missing dataset file."""
+    return DataError(f"{display(path)}: no such file. Make it with `nbtrain prepare RUN.yaml`.")

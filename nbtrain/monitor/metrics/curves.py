@@ -26,6 +26,8 @@ from nbtrain.monitor.metrics.series import Gaps
 
 # A chart is 300 to 1,400 pixels wide. 24 bytes each: a run with 60 curves takes 3 MB.
 MOST_POINTS = 2048
+MOST_DRAWN = 2000
+"""Points of a line in a picture: a lowest and a highest for each of 1,000 columns, twice those of an axis."""
 
 Point = tuple[int, float, float]
 """Step, value, wall time."""
@@ -334,6 +336,22 @@ def band(values: Sequence[float], most: int, means: Sequence[float] | None = Non
         lows.append(min(part))
         highs.append(max(part))
     return Band(at, middle, lows, highs)
+
+
+def drawn_points(values: Sequence[float], most: int = MOST_DRAWN) -> list[int]:
+    """Return the indices of at most about `most` points that draw the same line as all of them.
+
+    These are the first and the last point, and the lowest and the highest of each of `most` / 2 intervals of
+    equal length, which are narrower than a pixel. NaN is neither.
+    """
+    num = len(values)
+    if num <= most:
+        return [*range(num)]
+    bounds = [num * part // (most // 2) for part in range(most // 2 + 1)]
+    inside = (
+        first + index for first, last in itertools.pairwise(bounds) for index in _ends(values[first:last])
+    )
+    return sorted({0, num - 1, *inside})
 
 
 def thinned_means(points: Any) -> Sequence[float] | None:

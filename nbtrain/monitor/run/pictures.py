@@ -6,8 +6,10 @@ display, are not shown twice in a notebook, and are freed with their last refere
 """
 
 import io
+import itertools
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.text.order import natural
 from nbtrain.base.workspace import resolve
+from nbtrain.monitor.metrics.curves import drawn_points
 from nbtrain.monitor.metrics.event_files import read_event_files
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.monitor.metrics.series import Series
@@ -133,16 +136,18 @@ def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
     whole = series.get("iteration_time")
     if not whole:
         return
-    base = [0.0] * len(whole.steps)
+    at = drawn_points(whole.values)
+    steps, values = [whole.steps[index] for index in at], [whole.values[index] for index in at]
+    base = [0.0] * len(steps)
     for name, color in PARTS.items():
         if name not in series:
             continue
         own = dict(zip(series[name].steps, series[name].values))
-        top = [below + own.get(step, 0.0) for below, step in zip(base, whole.steps)]
+        top = [below + own.get(step, 0.0) for below, step in zip(base, steps)]
         label = name.removesuffix("_seconds")
-        axes.fill_between(whole.steps, base, top, color=color, linewidth=0, label=label)
+        axes.fill_between(steps, base, top, color=color, linewidth=0, label=label)
         base = top
-    axes.plot(whole.steps, whole.values, color=GREY, linewidth=0.8, label="whole step")
+    axes.plot(steps, values, color=GREY, linewidth=0.8, label="whole step")
     axes.set_ylim(bottom=0)
 
 
@@ -225,27 +230,28 @@ def _curve(
 ) -> None:
     if not series:
         return
-    points = [(step, value) for step, value in zip(series.steps, series.values) if math.isfinite(value)]
-    if not points:
+    steps, values = series.steps, series.values
+    if not math.isfinite(sum(values)):
+        finite = [at for at, value in enumerate(values) if math.isfinite(value)]
+        steps, values = [steps[at] for at in finite], [values[at] for at in finite]
+    if not steps:
         return
-    steps, values = zip(*points)
-    style: dict[str, Any] = {"marker": marker, "markersize": 3.5} if marker and len(steps) <= 100 else {}
-    if smooth and len(steps) >= 50:
-        axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.35)
-        axes.plot(steps, _running_mean(values, len(steps) // 25), color=color, linewidth=1.6, label=label)
+    num, at = len(steps), drawn_points(values)
+    shown_steps, shown_values = [steps[index] for index in at], [values[index] for index in at]
+    style: dict[str, Any] = {"marker": marker, "markersize": 3.5} if marker and num <= 100 else {}
+    if smooth and num >= 50:
+        means = _running_means(values, at, num // 25)
+        axes.plot(shown_steps, shown_values, color=color, linewidth=0.7, alpha=0.35)
+        axes.plot(shown_steps, means, color=color, linewidth=1.6, label=label)
     else:
-        axes.plot(steps, values, color=color, linewidth=1.5, label=label, **style)
+        axes.plot(shown_steps, shown_values, color=color, linewidth=1.5, label=label, **style)
 
 
-def _running_mean(values: tuple[float, ...], window: int) -> list[float]:
-    """Return the mean of each point with the `window` - 1 points before it."""
-    means, total = [], 0.0
-    for at, value in enumerate(values):
-        total += value
-        if at >= window:
-            total -= values[at - window]
-        means.append(total / min(at + 1, window))
-    return means
+def _running_means(values: Sequence[float], at: Sequence[int], window: int) -> list[float]:
+    """Return the mean of each of some points with the `window` - 1 points before it."""
+    sums = [0.0, *itertools.accumulate(values)]
+    first = [max(0, index + 1 - window) for index in at]
+    return [(sums[last + 1] - sums[begin]) / (last + 1 - begin) for begin, last in zip(first, at)]
 
 
 def _dress(axes: "Axes", title: str, unit: str) -> None:

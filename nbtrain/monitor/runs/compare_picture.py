@@ -10,6 +10,7 @@ from nbtrain.base.printing.report import Block, Picture, Pictures, Report, Sente
 from nbtrain.base.printing.theme import SERIES, line_look, themed
 from nbtrain.base.run_directory.metrics import BY_NAME
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.monitor.metrics.curves import drawn_points
 from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.run.pictures import scalars_of, shown_figure
 
@@ -43,8 +44,10 @@ def _figure(found: Mapping[str, Mapping[str, Series]], names: Sequence[str], wid
             look = line_look(at)
             color, dash = SERIES[int(look["color"][1:])], look["dash"]
             style: Any = (0, tuple(map(float, dash.split()))) if dash else "-"
-            points = series.get(name)
-            steps, values = (points.steps, points.values) if points else ([], [])
+            points = series.get(name) or Series()
+            shown = drawn_points(points.values)
+            steps = [points.steps[index] for index in shown]
+            values = [points.values[index] for index in shown]
             marker = "o" if 0 < len(steps) < 20 else None
             axes.plot(
                 steps, values, color=color, linestyle=style, label=run, linewidth=1.3, marker=marker, ms=3

@@ -11,7 +11,7 @@ from nbtrain.base.run_directory.metrics import scalar
 from nbtrain.base.run_directory.metrics_files import MetricsFile
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.metrics import curves, metrics_reader
-from nbtrain.monitor.metrics.curves import Curve, CurveReader
+from nbtrain.monitor.metrics.curves import Curve, CurveReader, drawn_points
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.run.metrics_range import CurvesRequest, csv_pieces, curve_view, metrics
@@ -262,3 +262,17 @@ def test_csv_has_every_point_once(tmp_path):
     assert lines[:2] == ["name,step,tokens,time,value", "loss,1,64,1970-01-01T00:16:41.000+00:00,3.019999"]
     assert [line.split(",")[1] for line in lines[1:-1]] == ["1", "2", "3", "4"]
     assert lines[-2:] == ["loss,4,256,1970-01-01T00:33:21.000+00:00,1.5", ""]
+
+
+def test_a_picture_draws_the_ends_and_the_lowest_and_highest_of_every_column():
+    """A long line is drawn with few points, none of which a reader of the picture would miss."""
+    assert drawn_points([1.0, 2.0, 3.0], most=4) == [0, 1, 2]
+    values = [loss_at(step) for step in range(10_000)]
+    values[4_321], values[7_000], values[7_001] = 99.0, -5.0, math.nan
+    at = drawn_points(values, most=100)
+    assert len(at) <= 102 and at == sorted(set(at)) and (at[0], at[-1]) == (0, 9_999)
+    assert 4_321 in at and 7_000 in at and 7_001 not in at
+    for first in range(0, 10_000, 200):
+        column = [value for value in values[first : first + 200] if value == value]
+        drawn = [values[index] for index in at if first <= index < first + 200]
+        assert min(column) == min(drawn) and max(column) == max(drawn)

@@ -5,8 +5,9 @@
     swiglu          silu(gate) * up; keeps gate and up
     squared_relu    relu(x)^2; keeps x
 
-torch's autograd would keep every intermediate result. On a GPU, torch's own kernel is used for rms_norm, and
-inside a compiled layer the compiler decides.
+torch's autograd would keep every intermediate result. Where no gradient is asked for, the same operations run
+without an autograd.Function, which costs as much as one of them. On a GPU, torch's own kernel is used for
+rms_norm, and inside a compiled layer the compiler decides.
 
 Shapes: [..] tokens, h hidden, f MLP width
 """
@@ -22,6 +23,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     """Apply RMSNorm (arXiv:1910.07467), computed in fp32 and rounded once. [.., h], [h] -> [.., h]."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.rms_norm(x, weight.shape, weight, epsilon)
+    if not torch.is_grad_enabled():
+        return _normed(x, weight, epsilon)[0]
     return _RMSNorm.apply(x, weight, epsilon)
 
 
@@ -34,6 +37,8 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Compute silu(gate) * up (arXiv:2002.05202). [.., f], [.., f] -> [.., f]."""
     if torch.compiler.is_compiling():
         return F.silu(gate) * up
+    if not torch.is_grad_enabled():
+        return F.silu(gate).mul_(up)
     return _SwiGLU.apply(gate, up)
 
 
@@ -41,6 +46,8 @@ def squared_relu(x: torch.Tensor) -> torch.Tensor:
     """Compute relu(x)^2 (arXiv:2109.08668). [.., f] -> [.., f]."""
     if torch.compiler.is_compiling():
         return F.relu(x).square()
+    if not torch.is_grad_enabled():
+        return F.relu(x).square_()
     return _SquaredReLU.apply(x)
 
 
@@ -79,14 +86,20 @@ class _SquaredReLU(torch.autograd.Function):
         return F.relu(x).mul_(2).mul_(grad)
 
 
+def _normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (rms_norm(x), 1 / sqrt(mean(x^2) + epsilon) of each token in fp32)."""
+    wide = x.float()
+    factor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+    factor = factor.div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    return (wide * factor).mul_(weight).to(x.dtype), factor
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, epsilon):
-        wide = x.float()
-        factor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
-        factor = factor.div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        normed, factor = _normed(x, weight, epsilon)
         ctx.save_for_backward(x, weight, factor)
-        return (wide * factor).mul_(weight).to(x.dtype)
+        return normed
 
     @staticmethod
     @once_differentiable

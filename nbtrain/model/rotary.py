@@ -16,6 +16,7 @@ Angles are in fp32; their cosines are rounded to the format of the queries, as i
 Shapes: b sequences, n heads, s tokens, d head size, r rotary size
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -29,16 +30,18 @@ class Rotation(NamedTuple):
 
     cosine: torch.Tensor
     sine: torch.Tensor
+    """Sines for the second element of each pair, and for the first one their negatives, which come first."""
 
 
 def rotation_of(config: GPTConfig, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
     """Return the rotation for positions [s], or for the positions of each sequence, [b, s]."""
-    frequencies, scale = inverse_frequencies(config)
-    angles = positions.float().unsqueeze(-1) * frequencies.to(positions.device)
+    size, base, scaling = config.rotary_size, config.rotary_base, config.rope_scaling
+    frequencies, scale = _kept_frequencies(size, base, scaling, positions.device)
+    angles = positions.float().unsqueeze(-1) * frequencies
     if angles.dim() > 2:
         angles = angles.unsqueeze(1)
-    angles = torch.cat([angles, angles], dim=-1)
-    return Rotation((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
+    cosine, sine = (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+    return Rotation(torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1))
 
 
 def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -46,13 +49,23 @@ def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     size = rotation.cosine.shape[-1]
     part = x[..., :size]
     first, second = part.chunk(2, dim=-1)
-    turned = part * rotation.cosine + torch.cat([-second, first], dim=-1) * rotation.sine
+    turned = part * rotation.cosine + torch.cat([second, first], dim=-1) * rotation.sine
     return turned if size == x.shape[-1] else torch.cat([turned, x[..., size:]], dim=-1)
 
 
-def inverse_frequencies(config: GPTConfig) -> tuple[torch.Tensor, float]:
+@functools.lru_cache(16)
+def _kept_frequencies(
+    size: int, base: float, scaling: RopeScaling | None, device: torch.device
+) -> tuple[torch.Tensor, float]:
+    """Return inverse_frequencies() on a device, computed once, because decoding needs them for each token."""
+    # Tensors that are made in inference mode could not be used in training.
+    with torch.inference_mode(False):
+        frequencies, scale = inverse_frequencies(size, base, scaling)
+        return frequencies.to(device), scale
+
+
+def inverse_frequencies(size: int, base: float, scaling: RopeScaling | None) -> tuple[torch.Tensor, float]:
     """Return (radians of each pair per position, fp32 [r / 2], on the CPU; factor for cosines and sines)."""
-    size, base, scaling = config.rotary_size, config.rotary_base, config.rope_scaling
     plain = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     if scaling is None:
         return plain, 1.0

@@ -1,11 +1,13 @@
 """Tokens per second of decoding on a CPU: this engine compared with transformers' generate at equal sizes.
 
-    python tests/benchmarks/generate_cpu.py [14M 124M] [--batches 1 8] [--dtype fp32] [--threads 1]
+    python tests/benchmarks/generate_cpu.py [14M 124M llama] [--batches 1 8 16] [--dtype fp32] [--threads 1]
     python tests/benchmarks/generate_cpu.py 14M --clients 1 4 16      through `nbtrain serve`, over HTTP
 
 Both use random weights and decode greedily after a prompt of 128 tokens. The time of a step is the CPU time
-between two tokens; a run's result is the median. Runs of the two alternate (A B A B), and each ratio compares
-two neighboring runs, because other programs on the machine slow both down. Prints a Markdown table.
+between two tokens; a run's result is the median. The time of the first token is the CPU time from the call to
+it. Runs of the two alternate (A B A B), and each ratio compares two neighboring runs, because other programs
+on the machine slow both down. llama is train_cpu.py's, 14M parameters with two groups of queries, compared
+with LlamaForCausalLM. Prints a Markdown table.
 """
 
 import argparse
@@ -13,10 +15,9 @@ import concurrent.futures
 import itertools
 import os
 import statistics
-import sys
 import tempfile
 import time
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -25,11 +26,25 @@ from nbtrain.inference.choice import Request
 from nbtrain.inference.engine import Engine
 from nbtrain.inference.packed import pack
 from nbtrain.inference.runner import Runner
-from nbtrain.model.gpt import GPT, GPTConfig
+from nbtrain.model.gpt import GPT
+from tests.benchmarks.train_cpu import Shape, bare_model, transformers_model
 
-# name: (layers, hidden size, heads, vocabulary, positions, new tokens)
-SIZES = {"14M": (6, 384, 6, 8192, 1024, 48), "124M": (12, 768, 12, 50304, 1024, 20)}
+SIZES = {
+    "14M": Shape(6, 384, 6, 1536, 8192, 1024),
+    "124M": Shape(12, 768, 12, 3072, 50304, 1024),
+    "llama": Shape(6, 384, 6, 1152, 8192, 1024, groups=2),
+}
+NEW_TOKENS = {"14M": 48, "124M": 20, "llama": 48}
 PROMPT_TOKENS = 128
+
+
+class Steps(NamedTuple):
+    """CPU seconds of one run."""
+
+    first: float
+    """Until the first token, with the reading of the prompts."""
+    step: float
+    """Median of the later steps."""
 
 
 class NoText:
@@ -45,47 +60,37 @@ class NoText:
 
 
 def ours(name: str, dtype: torch.dtype) -> GPT:
-    layers, hidden, heads, vocabulary, positions, _ = SIZES[name]
-    model = GPT(GPTConfig(layers, hidden, heads, 4 * hidden, vocabulary, positions)).eval().to(dtype)
+    model = bare_model(SIZES[name], 0.0).eval().to(dtype)
     pack(model.requires_grad_(False))
     return model
 
 
 def theirs(name: str, dtype: torch.dtype):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    layers, hidden, heads, vocabulary, positions, _ = SIZES[name]
-    config = GPT2Config(
-        vocab_size=vocabulary,
-        n_positions=positions,
-        n_embd=hidden,
-        n_layer=layers,
-        n_head=heads,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return GPT2LMHeadModel(config).eval().to(dtype)
+    model = transformers_model(SIZES[name], 0.0).eval().to(dtype)
+    model.config.use_cache = model.generation_config.use_cache = True
+    # Random weights would soon choose the token that ends a text.
+    model.generation_config.bos_token_id = model.generation_config.eos_token_id = None
+    return model
 
 
-def step_of_ours(model: GPT, batch: int, count: int) -> float:
-    """Return the median seconds of a step of our engine, without the steps that read the prompts."""
+def step_of_ours(model: GPT, batch: int, count: int) -> Steps:
+    """Decode with our engine."""
     engine = Engine(Runner(model, batch), NoText(), prefill_tokens=batch * PROMPT_TOKENS)
     generation = Generation(max_new_tokens=count, temperature=0.0, ignore_eod=True)
     for number in range(batch):
         # Prompts with a common prefix would share its cache.
         prompt = [1 + number, *range(1, PROMPT_TOKENS)]
         engine.add(Request(str(number), prompt, generation, False))
-    stamps = []
+    stamps = [time.process_time()]
     while not engine.is_idle:
         engine.step()
         stamps.append(time.process_time())
-    return median(stamps)
+    return steps_of(stamps)
 
 
-def step_of_theirs(model, batch: int, count: int) -> float:
+def step_of_theirs(model, batch: int, count: int) -> Steps:
+    """Decode with transformers' generate()."""
     from transformers import StoppingCriteria, StoppingCriteriaList
-
-    stamps = []
 
     class Stamp(StoppingCriteria):
         def __call__(self, input_ids, scores, **more):
@@ -93,6 +98,7 @@ def step_of_theirs(model, batch: int, count: int) -> float:
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
     prompts = torch.tensor([[1 + number, *range(1, PROMPT_TOKENS)] for number in range(batch)])
+    stamps = [time.process_time()]
     model.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
@@ -101,31 +107,35 @@ def step_of_theirs(model, batch: int, count: int) -> float:
         pad_token_id=0,
         stopping_criteria=StoppingCriteriaList([Stamp()]),
     )
-    return median(stamps)
+    return steps_of(stamps)
 
 
-def median(stamps: list[float]) -> float:
-    return statistics.median(end - start for start, end in itertools.pairwise(stamps))
+def steps_of(stamps: list[float]) -> Steps:
+    first, *rest = (end - start for start, end in itertools.pairwise(stamps))
+    return Steps(first, statistics.median(rest))
 
 
 def decoding(names: list[str], batches: list[int], dtype: str, repeats: int) -> None:
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    print(f"| model, {dtype} | texts | ours, tokens/s | transformers | ratio (least to most) |")
-    print("| --- | --- | --- | --- | --- |")
+    print(
+        f"| model, {dtype} | texts | ours, tokens/s | transformers | ratio (least to most) | "
+        "first token, ms | transformers |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for name in names:
-        our_model, their_model, count = ours(name, kind), theirs(name, kind), SIZES[name][-1]
+        our_model, their_model, count = ours(name, kind), theirs(name, kind), NEW_TOKENS[name]
         for batch in batches:
-            pairs = []
-            for _ in range(repeats):
-                pairs.append(
-                    (step_of_ours(our_model, batch, count), step_of_theirs(their_model, batch, count))
-                )
-            ratios = sorted(other / own for own, other in pairs)
-            own, other = (batch / statistics.median(side) for side in zip(*pairs))
-            middle = statistics.median(ratios)
+            step_of_ours(our_model, batch, 2), step_of_theirs(their_model, batch, 2)
+            pairs = [
+                (step_of_ours(our_model, batch, count), step_of_theirs(their_model, batch, count))
+                for _ in range(repeats)
+            ]
+            ratios = sorted(other.step / own.step for own, other in pairs)
+            own, other = (batch / statistics.median(run.step for run in side) for side in zip(*pairs))
+            first, their_first = (1e3 * statistics.median(run.first for run in side) for side in zip(*pairs))
             print(
-                f"| {name} | {batch} | {own:.0f} | {other:.0f} | {middle:.2f} ({ratios[0]:.2f} to "
-                f"{ratios[-1]:.2f}) |",
+                f"| {name} | {batch} | {own:.0f} | {other:.0f} | {statistics.median(ratios):.2f} "
+                f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {first:.0f} | {their_first:.0f} |",
                 flush=True,
             )
 
@@ -138,12 +148,16 @@ def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
     from nbtrain.serving.options import ServeOptions
     from tests.inference import saved
 
-    layers, hidden, heads, vocabulary, positions, _ = SIZES[name]
+    shape = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["NBTRAIN_WORKSPACE"] = folder
-        sizes = {"num_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+        sizes = {
+            "num_layers": shape.layers,
+            "hidden_size": shape.hidden,
+            "num_attention_heads": shape.heads,
+        }
         overrides = {f"model.{key}": value for key, value in sizes.items()}
-        overrides |= {"model.seq_length": positions, "tokenizer.vocab_size": vocabulary}
+        overrides |= {"model.seq_length": shape.seq, "tokenizer.vocab_size": shape.vocab}
         overrides |= {"model.untie_embeddings_and_output_weights": False}
         run = saved.save_run("timed", overrides, std=0.05)
         with Server(
@@ -191,7 +205,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sizes", nargs="*", default=[*SIZES], choices=[*SIZES, []])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 16])
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
@@ -205,5 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
     main()

@@ -11,7 +11,7 @@ from nbtrain.config.load import load
 from nbtrain.model import functions
 from nbtrain.model.gpt import build_model
 from nbtrain.model.names import optimizer_group
-from nbtrain.model.rotary import inverse_frequencies
+from nbtrain.model.rotary import inverse_frequencies, rotated, rotation_of
 from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.setup.setup import setup_of
 from tests.parity.cases import MODELS
@@ -155,7 +155,7 @@ def test_angles_are_those_of_the_formulas():
     for base, scaling in ((5e5, None), (5e5, llama3), (1e6, yarn)):
         section = SimpleNamespace(**scaling) if scaling else None
         config = SimpleNamespace(rotary_size=128, rotary_base=base, rope_scaling=section)
-        ours, amplitude = inverse_frequencies(config)
+        ours, amplitude = inverse_frequencies(config.rotary_size, config.rotary_base, config.rope_scaling)
         expected, expected_amplitude = angles(128, base, scaling)
         torch.testing.assert_close(ours, torch.tensor(expected), rtol=2e-6, atol=0)
         assert amplitude == pytest.approx(expected_amplitude)
@@ -210,3 +210,23 @@ def test_rms_norm_is_torchs(dtype):
     for ours, theirs in zip(*found):
         tolerance = 1e-5 if dtype == torch.float32 else 3e-2
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_a_gradient_the_functions_give_the_same_bits(dtype):
+    """Inference computes what training computes; rotary frequencies kept by inference serve training too."""
+    generator = torch.Generator().manual_seed(4)
+    x, y, weight = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((3, 8), (3, 8), (8,)))
+    with_gradient = [tensor.clone().requires_grad_() for tensor in (x, y, weight)]
+    for function, at in ((functions.swiglu, (0, 1)), (functions.squared_relu, (0,))):
+        with torch.inference_mode():
+            found = function(*((x, y, weight)[index] for index in at))
+        assert torch.equal(found, function(*(with_gradient[index] for index in at)))
+    with torch.inference_mode():
+        found = functions.rms_norm(x, weight, 1e-3)
+    assert torch.equal(found, functions.rms_norm(with_gradient[0], with_gradient[2], 1e-3))
+    config = SimpleNamespace(rotary_size=8, rotary_base=77.0, rope_scaling=None)
+    with torch.inference_mode():
+        rotation_of(config, torch.arange(3), dtype)
+    rotation = rotation_of(config, torch.arange(3), dtype)
+    rotated(with_gradient[0].view(1, 1, 3, 8), rotation).sum().backward()

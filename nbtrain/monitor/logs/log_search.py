@@ -20,7 +20,7 @@ from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.monitor.logs.logs import log_attempts
 
-# Bytes that are read at a time: they stay in the core's cache while they are searched and their lines counted.
+# Bytes that are read at a time: they stay in the cache while they are searched and their lines counted.
 READ_BYTES = 1 << 16
 # Longest line that is searched as a whole; it is in memory twice.
 BLOCK_BYTES = 1 << 20

@@ -1,7 +1,7 @@
 """Encode the same text with local processes and with a Dask cluster on this machine, in alternation.
 
     python tests/benchmarks/dask_workers.py [--text FILE.jsonl] [--megabytes 400] [--workers 1 2 4]
-                                            [--rounds 3]
+                                            [--rounds 3] [--pools local dask]
 
 The text is installed source and documentation files, each once (or FILE.jsonl). A contender is `nbtrain data
 encode` in a separate process: the tokenizer exists already, and the dataset and manifest are built. The
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pools", nargs="+", choices=("local", "dask"), default=["local", "dask"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
@@ -79,7 +80,7 @@ def main() -> None:
         found: dict[tuple[int, str], list[tuple[float, float, str]]] = {}
         for _ in range(options.rounds):
             for workers in options.workers:
-                for pool in ("local", "dask"):
+                for pool in options.pools:
                     entry = measure(run, overrides(pool, workers))
                     found.setdefault((workers, pool), []).append(entry)
         print(f"{written / 1e6:.0f} MB of text, {options.rounds} rounds; medians (least to most)\n")

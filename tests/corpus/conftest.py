@@ -1,3 +1,3 @@
 """Fixtures of tests/dataset (small runs and texts), shared with the tests in this folder."""
 
-from tests.dataset.conftest import make_config, texts, write_dataset  # noqa: F401
+from tests.dataset.conftest import make_config, parallel, texts, write_dataset  # noqa: F401

@@ -15,6 +15,7 @@ from nbtrain.base import files
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.manifest import DatasetManifest
+from nbtrain.dataset.prepare import workers
 from tests.dataset.indexed_writer import IndexedWriter
 
 WORDS = ["the", "model", "reads", "a", "text", "and", "is", "cut", "into", "tokens", "one", "by"]
@@ -114,6 +115,13 @@ def make_config(workspace, texts):
         return RunConfig.model_validate(base)
 
     return make
+
+
+@pytest.fixture
+def parallel(monkeypatch):
+    """Let data.num_prepare_workers processes prepare texts of any size."""
+    for name in ("PARALLEL_FROM_BYTES", "PARALLEL_FROM_BYTES_WHEN_SLOW"):
+        monkeypatch.setattr(workers, name, 0)
 
 
 @pytest.fixture

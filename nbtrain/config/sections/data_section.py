@@ -169,7 +169,8 @@ class DataConfig(ConfigModel):
     them.
     """
     num_prepare_workers: Annotated[WorkerCount, WithoutEffect()] = 0
-    """Number of processes that extract and encode; 0 means one per core. The result is the same for any
+    """Largest number of processes that extract and encode; 0 means one per core. Small data (below 256 MiB,
+    or 16 MiB if they are cleaned) are processed by one, which is faster. The result is the same for any
     number."""
     workers: Annotated[WorkersConfig, WithoutEffect()] = WorkersConfig.model_construct()
     """Place where the prepare processes run: this machine, or the workers of a Dask scheduler."""

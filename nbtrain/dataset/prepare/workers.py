@@ -15,7 +15,7 @@ from nbtrain.corpus.workers.ordered_map import Workers
 if TYPE_CHECKING:
     from nbtrain.corpus.workers.dask_cluster import DaskCluster
 
-# A worker takes half a second to start: below these sizes one process finishes sooner.
+# A worker takes half a second to start: below these sizes one process finishes sooner, however many are set.
 PARALLEL_FROM_BYTES = 256 << 20
 PARALLEL_FROM_BYTES_WHEN_SLOW = 16 << 20
 
@@ -60,7 +60,7 @@ class ChosenWorkers:
             if self._cluster is None:
                 self._cluster = DaskCluster(data.workers, place_of_setting(self.config, "data.workers"))
             return partial(DaskPool, self._cluster, folder)
-        if data.num_prepare_workers:
-            return local(data.num_prepare_workers)
         least = PARALLEL_FROM_BYTES_WHEN_SLOW if is_slow else PARALLEL_FROM_BYTES
-        return local(usable_cores()) if total_bytes is None or total_bytes >= least else None
+        if total_bytes is not None and total_bytes < least:
+            return None
+        return local(data.num_prepare_workers or usable_cores())

@@ -100,7 +100,7 @@ def test_one_part_or_many(make_config, small_parts, monkeypatch):
 
 
 @pytest.mark.slow
-def test_any_number_of_workers(make_config, small_parts):
+def test_any_number_of_workers(make_config, small_parts, parallel):
     """1 and 3 processes write the same bytes and the same manifest."""
     prepare(make_config(data={"num_prepare_workers": 1}))
     one, manifest = content(dataset_dir("small")), DatasetFiles.named("small").manifest()
@@ -137,7 +137,7 @@ def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, mon
 
 
 @pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, num_workers):
+def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, request, num_workers):
     """After a kill, complete shards are reused, truncated ones are rebuilt, and the bytes are the same."""
     config = make_config()
     prepare(config)
@@ -163,6 +163,7 @@ def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, 
     os.truncate(work / "in-order.bin", first.files["in-order.bin"] + 10)
     assert ShardRecord.read(work, 1) is None
     calls[:] = [-1, -1, -1]
+    request.getfixturevalue("parallel")
     prepare(make_config(data={"num_prepare_workers": num_workers}))
     assert calls[3:5] == ([1, 2] if num_workers == 1 else [])
     assert content(dataset_dir("small")) == expected
@@ -609,13 +610,15 @@ from nbtrain.corpus.sources import base, files, jsonl
 for module in (base, files, jsonl):
     if hasattr(module, "PART_BYTES"):
         module.PART_BYTES = 2_000
+from nbtrain.dataset.prepare import workers
+workers.PARALLEL_FROM_BYTES = workers.PARALLEL_FROM_BYTES_WHEN_SLOW = 0
 from nbtrain.dataset.prepare.prepare import prepare
 prepare(load(sys.argv[1], sys.argv[2:]))
 """
 
 
 @pytest.mark.slow
-def test_a_parent_that_is_killed_while_its_workers_encode(make_config, workspace):
+def test_a_parent_that_is_killed_while_its_workers_encode(make_config, workspace, parallel):
     """After kill -9 when a part is encoded, a second run writes the same bytes, and no partial file has a
     final name. tests/dataset/prepare/test_prepare.py kills one process at every moment.
     """

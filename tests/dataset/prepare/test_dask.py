@@ -120,7 +120,7 @@ def make(folder):
 
 
 @pytest.mark.slow
-def test_the_bytes_of_the_local_pool(make_config, small_parts, scheduler):
+def test_the_bytes_of_the_local_pool(make_config, small_parts, parallel, scheduler):
     """The same dataset is written by an existing scheduler, a new cluster with 1
     worker, and 2 local processes.
     """

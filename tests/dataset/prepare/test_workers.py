@@ -1,4 +1,4 @@
-"""The number of processes that prepare data: as configured, else the number of usable cores."""
+"""The number of processes that prepare large data: as configured, else the number of usable cores."""
 
 import pytest
 
@@ -24,7 +24,9 @@ def container(tmp_path, monkeypatch):
         (0, PARALLEL_FROM_BYTES, False, 4),
         (0, PARALLEL_FROM_BYTES - 1, False, None),
         (0, PARALLEL_FROM_BYTES_WHEN_SLOW, True, 4),
-        (7, 1, False, 7),
+        (7, None, False, 7),
+        (7, PARALLEL_FROM_BYTES, False, 7),
+        (7, PARALLEL_FROM_BYTES - 1, False, None),
         (1, None, True, None),
     ],
 )

@@ -90,6 +90,13 @@ class BatchSchedule:
         """Return the number of tokens consumed after `step` steps."""
         return self.samples_after(step) * self.seq_length
 
+    def sizes(self, num_steps: int) -> list[tuple[int, int]]:
+        """Return (batch size, number of steps with it) of each part of the first `num_steps` steps."""
+        steps, _, sizes = _stretches(self)
+        ends = [*steps[1:], num_steps]
+        parts = zip(steps, ends, sizes)
+        return [(size, min(end, num_steps) - first) for first, end, size in parts if first < num_steps]
+
     @property
     def total_steps(self) -> int:
         """Number of complete steps that reach train_tokens."""
@@ -105,7 +112,7 @@ class BatchSchedule:
 
 @functools.lru_cache(maxsize=64)
 def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]]:
-    """Yield (first step, samples before it, batch size) of each stretch of steps with one size; the last has
+    """Return (first step, samples before it, batch size) of each stretch of steps with one size; the last has
     no end.
 
     Not every step has an entry, because a ramp may be arbitrarily long.

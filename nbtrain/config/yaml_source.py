@@ -428,6 +428,11 @@ def spelled(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if type(value) is int and abs(value) < 10**MOST_DIGITS:
         return str(value)
+    # A form spells hundreds of values for each answer, and most of them again.
+    return _spelled_scalar(value) if isinstance(value, str | float) else _spelled(value)
+
+
+def _spelled(value: Any) -> str:
     try:
         text = yaml.dump(
             without_secrets(value),
@@ -442,3 +447,6 @@ def spelled(value: Any) -> str:
     except ValueError:  # an int of more digits than Python writes, given in Python
         text = "a number of more than 4,300 digits"
     return text.removesuffix("...\n").strip()
+
+
+_spelled_scalar = functools.lru_cache(4096, typed=True)(_spelled)

@@ -287,14 +287,17 @@ class Draft:
 
     def texts_for(self, config: RunConfig) -> dict[str, str]:
         """Return the texts that turn this draft into `config`: {key: text} of the fields that differ."""
-        wanted = config.model_dump()
-        return {
-            key: one.text(one.as_held(_at(wanted, key)))
-            for key, one in every_field().items()
-            if key != "name"
-            and not (one.within and _at(wanted, one.within) is None)
-            and one.text(one.as_held(_at(wanted, key))) != self.text(one)
-        }
+        wanted, found = config.model_dump(), {}
+        for key, one in every_field().items():
+            if key == "name" or (one.within and _at(wanted, one.within) is None):
+                continue
+            value, own = one.as_held(_at(wanted, key)), self.value(key)
+            # Most fields have the same value; spelling all of them takes longer than a search for layouts.
+            if type(value) is type(own) and value == own:
+                continue
+            if (text := one.text(value)) != one.text(own):
+                found[key] = text
+        return found
 
     def _around(self, function: str) -> tuple[str, str, list[str]]:
         """Return the overrides of a call, and the text before and after them."""

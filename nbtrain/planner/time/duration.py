@@ -25,7 +25,7 @@ from nbtrain.planner.setup.measured import LARGEST_RATIO
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.rates import Rates
 from nbtrain.planner.time.speed import Speed, read_speed
-from nbtrain.planner.time.step import StepTime, estimate_step, forward_seconds
+from nbtrain.planner.time.step import StepTime, estimate_step, forward_seconds, step_of_size
 
 
 @dataclass(frozen=True)
@@ -110,35 +110,14 @@ def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dic
     forward = forward_seconds(step)
     if config.mode == "eval":
         return {"validation and test": 2 * evaluation.eval_iters * forward}
-    schedule, steps, done, seconds = config.batch_schedule, config.train_steps, 0, 0.0
-    while done < steps:
-        size = schedule.size_at(schedule.samples_after(done))
-        end = _end_of_size(config, done, steps, size)
-        one = step if size == setup.global_batch_size else None
-        one = one or estimate_step(replace(setup, global_batch_size=size), rates)
-        assert one is not None
-        seconds += (end - done) * one.seconds
-        done = end
+    steps, seconds, step_of = config.train_steps, 0.0, step_of_size(setup, rates)
+    for size, num_steps in config.batch_schedule.sizes(steps):
+        seconds += num_steps * (step if size == setup.global_batch_size else step_of(size)).seconds
     if config.mode == "perf" or not evaluation.eval_iters:
         return {"steps": seconds, "validation": 0.0}
     one, times = evaluation.eval_iters * forward, -(-steps // evaluation.eval_interval_steps)
     has_test = split_weights(config.data.split)[SPLIT_NAMES.index("test")] > 0
     return {"steps": seconds, "validation": times * one, **({"test": one} if has_test else {})}
-
-
-def _end_of_size(config: RunConfig, first: int, steps: int, size: int) -> int:
-    """Return the first step after `first` whose batch size differs, or `steps`; sizes never decrease."""
-    schedule = config.batch_schedule
-    if size == config.batch.global_batch_size:
-        return steps
-    low, high = first + 1, steps
-    while low < high:
-        middle = (low + high) // 2
-        if schedule.size_at(schedule.samples_after(middle)) == size:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[str, float]:

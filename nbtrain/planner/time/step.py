@@ -16,7 +16,9 @@ A pipeline of p stages and m micro batches takes m times its slowest stage and e
 1/v of that with v interleaved pieces (arXiv:2104.04473, section 2.2).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nbtrain.planner.calibration.calibrated_step import calibrated_step
 from nbtrain.planner.memory.estimate import estimate
@@ -24,6 +26,7 @@ from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.compute import (
+    BlockTimes,
     attention_seconds,
     block_times,
     logits_seconds,
@@ -100,21 +103,61 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
     """Estimate the seconds of one step; None if neither the device nor other rates are known."""
     if rates is None:
         rates = rates_of_setup(setup)
-    if rates is None:
-        return None
-    if rates.calibration is not None:
-        parts = calibrated_step(setup, rates.calibration)
-        if parts is not None:
-            return StepTime(**parts)
-    engine = ENGINES[setup.engine]
-    shape = setup.shape
-    tensor, stages = setup.tensor_parallel_size, setup.pipeline_parallel_size
-    micro_batches = setup.accumulation_steps
-    full = setup.recompute == "full"
+    return step_of_size(setup, rates)(setup.global_batch_size) if rates is not None else None
 
+
+def step_of_size(setup: Setup, rates: Rates) -> Callable[[int], StepTime]:
+    """Return a function that estimates one step of the setup for a global batch size.
+
+    What does not depend on the size is computed once: a ramp-up has a hundred sizes.
+    """
+    micro_batch: _MicroBatch | None = None
+
+    def estimate_size(global_batch_size: int) -> StepTime:
+        nonlocal micro_batch
+        sized = setup
+        if global_batch_size != setup.global_batch_size:
+            sized = replace(setup, global_batch_size=global_batch_size)
+        if rates.calibration is not None:
+            parts = calibrated_step(sized, rates.calibration)
+            if parts is not None:
+                return StepTime(**parts)
+        micro_batch = micro_batch or _micro_batch(setup, rates)
+        return _step(sized, rates, micro_batch)
+
+    return estimate_size
+
+
+class _MicroBatch(NamedTuple):
+    """The parts of a step that are the same for every number of micro batches, in seconds."""
+
+    block: BlockTimes
+    logits: float
+    tensor_wait: float
+    """Wait of one block for tensor-parallel traffic."""
+    sequence_wait: float
+    chunks_wait: float
+    idle: float
+    """Wait of one block for its kernels to be started."""
+    slowest: float
+    """The slowest stage's blocks and ends."""
+    whole: float
+    """All stages' blocks and ends."""
+    boundary: float
+    """Traffic of the slowest boundary between two stages, one way."""
+    held: int
+    """Parameters of a rank."""
+    trained: int
+    optimizer: float
+    exchange: float
+    """Muon's traffic."""
+
+
+def _micro_batch(setup: Setup, rates: Rates) -> _MicroBatch:
+    engine = ENGINES[setup.engine]
+    tensor, stages = setup.tensor_parallel_size, setup.pipeline_parallel_size
     block = block_times(setup, engine, rates)
     logits = logits_seconds(setup, rates)
-    work = block.forward + block.backward
 
     # Tensor-parallel and sequence traffic of one block.
     tensor_wait = sequence_wait = 0.0
@@ -135,42 +178,57 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
         chunks_wait = chunk_seconds(setup, rates, attention_seconds(setup, engine, rates))
 
     # Stages: blocks, ends, and the least time that starting kernels takes.
-    launch = engine.launch_seconds * rates.host_times * (4 / 3 if full else 1)
-    busy = work + block.recompute + tensor_wait + sequence_wait + chunks_wait
+    launch = engine.launch_seconds * rates.host_times * (4 / 3 if setup.recompute == "full" else 1)
+    busy = block.forward + block.backward + block.recompute + tensor_wait + sequence_wait + chunks_wait
     idle = max(launch - busy, 0.0)
-    layers = setup.layers_by_stage
-    costs = [count * (busy + idle) for count in layers]
+    costs = [count * (busy + idle) for count in setup.layers_by_stage]
     costs[-1] += logits
-    slowest, whole = max(costs), sum(costs)
-    mean = whole / stages
-    bubble = micro_batches * (slowest - mean) + (whole - slowest) / setup.virtual_stages
-    pipeline = 0.0
+    boundary = 0.0
     if stages > 1:
         # The slowest boundary sets the pace: one between machines, if the stages are on several.
         group = group_of(setup, rates, stages, setup.world_size // stages)
-        once = boundary_bytes(setup) / group.bytes_per_second + group.latency_seconds
-        shown = 1 - engine.hidden_pipeline
-        pipeline = shown * 4 * setup.virtual_stages * once * (micro_batches + stages - 1)
-
-    per_stage = micro_batches * shape.num_layers / stages
-    compute = per_stage * work + micro_batches * logits / stages
+        boundary = boundary_bytes(setup) / group.bytes_per_second + group.latency_seconds
     trained = trained_parameters(setup)
-    data = _data_seconds(setup, rates, compute + per_stage * block.recompute, micro_batches)
-    offload, host_step = _offload_seconds(setup, rates, rank_parameters(setup), trained)
     muon = muon_traffic(setup)
-    exchange = muon.times * muon.seconds(setup, rates)
+    return _MicroBatch(
+        block=block,
+        logits=logits,
+        tensor_wait=tensor_wait,
+        sequence_wait=sequence_wait,
+        chunks_wait=chunks_wait,
+        idle=idle,
+        slowest=max(costs),
+        whole=sum(costs),
+        boundary=boundary,
+        held=rank_parameters(setup),
+        trained=trained,
+        optimizer=optimizer_seconds(setup, rates, trained),
+        exchange=muon.times * muon.seconds(setup, rates),
+    )
+
+
+def _step(setup: Setup, rates: Rates, one: _MicroBatch) -> StepTime:
+    engine, block = ENGINES[setup.engine], one.block
+    micro_batches, stages = setup.accumulation_steps, setup.pipeline_parallel_size
+    bubble = micro_batches * (one.slowest - one.whole / stages)
+    bubble += (one.whole - one.slowest) / setup.virtual_stages
+    per_stage = micro_batches * setup.shape.num_layers / stages
+    compute = per_stage * (block.forward + block.backward) + micro_batches * one.logits / stages
+    data = _data_seconds(setup, rates, compute + per_stage * block.recompute, micro_batches)
+    offload, host_step = _offload_seconds(setup, rates, one.held, one.trained)
+    shown = 1 - engine.hidden_pipeline
     return StepTime(
         compute=compute,
         recompute=per_stage * block.recompute,
-        tensor=per_stage * tensor_wait,
-        sequence=per_stage * sequence_wait,
+        tensor=per_stage * one.tensor_wait,
+        sequence=per_stage * one.sequence_wait,
         bubble=bubble,
-        pipeline=pipeline,
+        pipeline=shown * 4 * setup.virtual_stages * one.boundary * (micro_batches + stages - 1),
         data=data,
-        optimizer=optimizer_seconds(setup, rates, trained) + host_step + exchange,
+        optimizer=one.optimizer + host_step + one.exchange,
         offload=offload,
-        host=per_stage * idle + engine.step_seconds * rates.host_times,
-        chunks=per_stage * chunks_wait,
+        host=per_stage * one.idle + engine.step_seconds * rates.host_times,
+        chunks=per_stage * one.chunks_wait,
     )
 
 

@@ -2,9 +2,9 @@
 
     python tests/benchmarks/form_answers.py [--old FOLDER] [--rounds 7] [--yaml gpt-175b]
 
-Each round starts a process per version, in turn, as a server does: it imports the form, answers once (the first
-answer builds the schema), and then answers the form, the check of a draft and the search for layouts four
-times each, of which the least counts. `--old` is the root of another version, as for commands.py.
+Each round starts a process per version, in turn. As a server does, it imports the form and answers once (the
+first answer builds the schema). Then it answers the form, the check of a draft and the search for layouts
+four times each, of which the least counts. `--old` is the root of another version, as for commands.py.
 """
 
 import argparse
@@ -21,7 +21,6 @@ ANSWERS = ("form", "form/assess", "form/layouts")
 CODE = """
 import json, sys, time
 from nbtrain.lab.form.answers import answer
-import nbtrain.planner.search.search, nbtrain.planner.search.search_results
 found = {}
 for path in ("first form", *json.loads(sys.argv[2])):
     seconds = []

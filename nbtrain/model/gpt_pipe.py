@@ -14,6 +14,9 @@ trained separately. The logits never exist at full size, because the loss is lin
 function. Documents are sent along with the activations as numbers, [b, s] whatever their count, and each
 stage builds its mask from them.
 
+The first stage receives whole sequences. Under Ulysses it selects this rank's tokens, and each stage sends
+only those; positions and documents are sent for the whole sequence, because attention needs them.
+
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks
 """
 
@@ -34,6 +37,7 @@ from nbtrain.model.names import TRAINED_ROWS, canonical_name
 from nbtrain.model.recompute import recomputed
 from nbtrain.model.rotary import rotation_of
 from nbtrain.parallel.layout import ModelParallel
+from nbtrain.parallel.ulysses import own_tokens
 
 if TYPE_CHECKING:
     from nbtrain.parallel.pipeline import Pipeline
@@ -172,9 +176,11 @@ class _Program:
         turned = None
         if self.config.turns:
             # Inside attention every rank has all tokens; the first stage is given them.
-            is_cut = x.is_floating_point() and self.parallel.cuts_tokens
-            length = x.shape[1] * (self.parallel.tensor.size if is_cut else 1)
+            sharing = self.parallel.tokens_shared_by if x.is_floating_point() else 1
+            length = x.shape[1] * sharing
             turned = torch.arange(length, device=x.device) if position_ids is None else position_ids
+        if not x.is_floating_point():
+            x = own_tokens(x, self.parallel.ulysses)
         return x, _ExtraInputs(position_ids, numbers, documents, turned)
 
     def run(self, layers: Sequence[Callable], x: Any, extra: _ExtraInputs) -> Any:
@@ -183,7 +189,7 @@ class _Program:
         with products_in(self.config, x.device.type):
             for layer in layers:
                 if isinstance(layer, PositionEmbedding):
-                    x = layer(x, position_ids=extra.position_ids)
+                    x = layer(x, *self._positions(x, extra.position_ids))
                 elif isinstance(layer, TransformerLayer):
                     if extra.turned is not None and "rotation" not in apart:
                         dtype = torch.bfloat16 if self.config.autocast else x.dtype
@@ -192,6 +198,14 @@ class _Program:
                 else:
                     x = layer(x)
         return x
+
+    def _positions(
+        self, x: torch.Tensor, position_ids: torch.Tensor | None
+    ) -> tuple[int, torch.Tensor | None]:
+        """Return (first position, position ids) of this Ulysses rank's tokens, for the position embedding."""
+        ulysses = self.parallel.ulysses
+        own = x.shape[1] * self.parallel.tokens_shared_by // ulysses.size
+        return ulysses.rank * own, None if position_ids is None else own_tokens(position_ids, ulysses)
 
     def run_again(self, layers: Sequence[Callable], x: torch.Tensor, extra: _ExtraInputs) -> Any:
         return recomputed(self.parallel.stream, self.run, layers, x, extra)

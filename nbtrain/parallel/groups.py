@@ -7,6 +7,7 @@
     sequence_parallel         Ulysses: take parts of the same sequences; neighbours on the data axis
     sequence_data_parallel    data times sequence, the whole data axis: ZeRO shards the optimizer across it
     tensor_and_data_parallel  tensor times the data axis: all ranks of one pipeline stage
+    alone                     this rank only
 
 The names are Megatron's and DeepSpeed's. Megatron's sequence parallelism uses the tensor group.
 """
@@ -76,6 +77,7 @@ def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str
         ],
         "sequence_data_parallel": [ranks([p], range(axis), [t]) for p in pipelines for t in tensors],
         "tensor_and_data_parallel": [ranks([p], range(axis), tensors) for p in pipelines],
+        "alone": [(rank,) for rank in range(topology.world_size)],
     }
 
 
@@ -90,6 +92,7 @@ class ParallelGroups:
     sequence_parallel: Group
     sequence_data_parallel: Group
     tensor_and_data_parallel: Group
+    alone: Group
 
     @classmethod
     def create(

@@ -31,6 +31,11 @@ class ModelParallel:
         return self.sequence_parallel and self.tensor.size > 1
 
     @property
+    def tokens_shared_by(self) -> int:
+        """Return the number of ranks among which the residual stream divides the tokens of a sequence."""
+        return self.ulysses.size * (self.tensor.size if self.cuts_tokens else 1)
+
+    @property
     def hidden_stream(self) -> TensorParallelStream | None:
         """Return the random stream for dropout on the residual stream; None if it is equal on the ranks of
         `tensor`.

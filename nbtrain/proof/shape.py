@@ -5,10 +5,11 @@ widths, heads, vocabulary, sequence, batch, steps, and the number of ranks.
 
 Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up). Among equal
 sizes, data comes first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind
-of parallelism is still used:
+of parallelism is still used. A run with all four kinds therefore has a twin of 16 ranks:
 
     4 data x 4 pipeline               -> 2 x 4          4 data x 4 pipeline x 4 tensor  -> 2 x 2 x 2
     4 data x 8 pipeline               -> 2 x 4          16 pipeline x 8 tensor          -> 4 x 2
+    8 tensor x 2 pipeline x 2 Ulysses -> 2 x 2 x 2
 
 Features that a CPU does not support are removed or replaced, and reported, so that a proof never claims more
 than was run.
@@ -19,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
 from nbtrain.config.schema import RunConfig
 from nbtrain.proof.small_sections import (
     EVAL_INTERVAL_STEPS,
@@ -40,6 +40,7 @@ from nbtrain.proof.small_sections import (
     validated,
 )
 
+# More only if two ranks for each kind are more.
 MAX_RANKS = 8
 # The order in which equal sizes are halved; a deep pipeline has more to get wrong than many copies.
 FOLDED_FIRST = tuple(f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence"))
@@ -107,34 +108,23 @@ NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 WITHOUT = Abilities()
 
 
-def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]:
-    """Return `sizes` halved until their product is at most max_ranks. Raises ConfigError if there are too
-    many kinds.
-    """
+def fold(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return `sizes` halved until their product is at most MAX_RANKS, or none is larger than 2."""
     folded = dict(sizes)
-    while math.prod(folded.values()) > max_ranks:
-        largest = max(folded.values())
-        if largest <= 2:
-            kinds = ", ".join(key for key, size in sizes.items() if size > 1)
-            raise ConfigError(
-                f"a twin of {kinds} needs {math.prod(folded.values())} ranks, two for each kind, but a twin "
-                f"has at most {max_ranks}."
-            )
+    while math.prod(folded.values()) > MAX_RANKS and (largest := max(folded.values())) > 2:
         key = next(key for key in FOLDED_FIRST if folded.get(key) == largest)
         folded[key] = max(-(-largest // 2), 2)
     return folded
 
 
-def make_twin(
-    config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "data/twin", max_ranks: int = MAX_RANKS
-) -> Twin:
+def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "data/twin") -> Twin:
     """Return the twin of a run, which passes check.py. Raises ConfigError if the run cannot have one.
 
     `folder`, relative to the workspace, is where the examples of a fine-tuning run's twin will be.
     """
     missing: list[NotProven] = []
     sizes = {key: getattr(config.parallel, key) for key in FOLDED_FIRST}
-    folded = fold(sizes, max_ranks)
+    folded = fold(sizes)
     values = config.model_dump()
     values |= {
         "name": name_of(config.name, "twin"),

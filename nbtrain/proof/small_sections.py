@@ -122,13 +122,15 @@ def _small_heads(config: RunConfig, tensor: int, ulysses: int) -> tuple[int, int
     """Return (heads, groups) of the twin. Ranks share groups, or have whole ones, as in the run."""
     model, parallel = config.model, config.parallel
     ranks, groups = tensor * ulysses, model.num_query_groups
-    heads = max(4, ranks)
+    heads = -(-4 // ranks) * ranks
     if groups is None:
         return heads, None
     if groups == model.num_attention_heads:
         return heads, heads
-    if groups < parallel.tensor_parallel_size or groups % parallel.ds_sequence_parallel_size:
-        return heads, max(ranks // 2, 1)
+    if groups < parallel.tensor_parallel_size:
+        return heads, max(tensor // 2, 1)
+    if groups // parallel.tensor_parallel_size % parallel.ds_sequence_parallel_size:
+        return heads, tensor * max(ulysses // 2, 1)
     return 2 * max(2, ranks), max(2, ranks)
 
 

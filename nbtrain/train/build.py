@@ -266,11 +266,8 @@ def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
     """
     if groups.tensor_model_parallel.size * groups.sequence_parallel.size == 1:
         return None
-    # In a run with Ulysses, the tensor group is this rank alone.
-    alone = groups.tensor_model_parallel if groups.sequence_parallel.size > 1 else groups.sequence_parallel
-    return MegatronUnits(
-        dataclasses.replace(groups, data_parallel=groups.sequence_data_parallel, sequence_parallel=alone)
-    )
+    axis, alone = groups.sequence_data_parallel, groups.alone
+    return MegatronUnits(dataclasses.replace(groups, data_parallel=axis, sequence_parallel=alone))
 
 
 def _build_data(config: RunConfig, index_samples: int | None, skipped: int, world: World) -> GPTDatasets:

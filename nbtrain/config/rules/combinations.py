@@ -201,9 +201,6 @@ zero2 | pipeline | DeepSpeed's pipeline engine keeps gradients whole between mic
     1.
 zero3 | pipeline | DeepSpeed's pipeline engine keeps parameters and gradients whole between micro batches |
     Set zero_stage: 1.
-ulysses | tensor pipeline | such a run has not been compared with one process yet | Set
-    ds_sequence_parallel_size: 1, or keep Ulysses with ZeRO 3 and an uncut model. For long sequences, tensor
-    parallelism has sequence_parallel.
 hpz | tensor | DeepSpeed lets ranks with consecutive numbers share the second copy, but these are
     tensor-parallel ranks, whose parameters differ | Set zero_hpz: false, or tensor_parallel_size: 1.
 qgz | tensor | DeepSpeed exchanges INT4 gradients among all ranks of a machine, but tensor-parallel ranks hold

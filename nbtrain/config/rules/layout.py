@@ -17,14 +17,13 @@ from nbtrain.config.schema import RopeScalingConfig, RunConfig
 FP8_CAPABILITY = (9, 0)
 
 
-def legal_heads(hidden: int, wanted: int, *shared_by: int) -> list[int]:
+def legal_heads(hidden: int, wanted: int, ranks: int) -> list[int]:
     """Return numbers of heads around `wanted` that divide `hidden` into heads of a usual size, nearest first.
 
-    At most one of them is smaller than `wanted`, and at most one larger. The numbers of ranks in `shared_by`
-    divide both.
+    At most one of them is smaller than `wanted`, and at most one larger. Both are multiples of `ranks`.
     """
     counts = [count for count in range(1, hidden + 1) if hidden % count == 0 and _is_usual(hidden // count)]
-    counts = [count for count in counts if not any(count % ranks for ranks in shared_by)]
+    counts = [count for count in counts if count % ranks == 0]
     around = [max((count for count in counts if count < wanted), default=0)]
     around.append(min((count for count in counts if count > wanted), default=0))
     return sorted(filter(None, around), key=lambda count: abs(count - wanted))
@@ -36,7 +35,7 @@ def _is_usual(head: int) -> bool:
 
 
 def heads_divide(config: RunConfig) -> Problems:
-    """All tensor-parallel or Ulysses ranks have the same number of heads, and the same part of the MLP."""
+    """All ranks have the same number of heads, and all tensor-parallel ranks the same part of the MLP."""
     shape, parallel, model = config.shape, config.parallel, config.model
     tensor = parallel.tensor_parallel_size
     yield from problems_of(config, limits.heads(shape, tensor, parallel.ds_sequence_parallel_size))
@@ -51,8 +50,8 @@ def heads_fill_the_width(config: RunConfig) -> Problems:
     if model.kv_channels is not None or hidden % heads == 0:
         return
     words = f"num_attention_heads({heads})"
-    shared_by = parallel.tensor_parallel_size, parallel.ds_sequence_parallel_size
-    if legal := legal_heads(hidden, heads, *shared_by):
+    ranks = parallel.tensor_parallel_size * parallel.ds_sequence_parallel_size
+    if legal := legal_heads(hidden, heads, ranks):
         yield broken(
             config,
             "model.num_attention_heads",
@@ -187,9 +186,10 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
 def sequence_divides(config: RunConfig) -> Problems:
     """Ranks that share a sequence have equal parts of it; with FPDT, they have equal parts of each chunk."""
     parallel, shape = config.parallel, config.shape
-    if parallel.sequence_parallel:
-        yield from problems_of(config, limits.sharded_sequence(shape, parallel.tensor_parallel_size))
     ulysses, chunk = parallel.ds_sequence_parallel_size, parallel.fpdt_chunk_tokens
+    if parallel.sequence_parallel:
+        tensor = parallel.tensor_parallel_size
+        yield from problems_of(config, limits.sharded_sequence(shape, tensor, ulysses))
     yield from problems_of(config, limits.sequence(shape, ulysses, chunk))
 
 

@@ -80,11 +80,14 @@ def _of(key: str, value: int) -> str:
 
 
 def heads(shape: Shape, tensor: int, ulysses: int) -> Iterator[Broken]:
-    """All tensor-parallel or Ulysses ranks have the same number of heads."""
+    """All ranks have the same number of heads: tensor parallelism shards them first, then Ulysses."""
     count = shape.num_attention_heads
     words = f"num_attention_heads({count})"
     yield from divides("parallel.tensor_parallel_size", tensor, count, words)
-    yield from divides("parallel.ds_sequence_parallel_size", ulysses, count, words)
+    if count % tensor == 0:
+        if tensor > 1:
+            words += f" / tensor_parallel_size({tensor}) = {count // tensor}"
+        yield from divides("parallel.ds_sequence_parallel_size", ulysses, count // tensor, words)
 
 
 def mlp_width(shape: Shape, tensor: int, key: str = "model.ffn_hidden_size") -> Iterator[Broken]:
@@ -155,10 +158,15 @@ def sequence(shape: Shape, ulysses: int, chunk: int) -> Iterator[Broken]:
     yield from is_multiple("parallel.fpdt_chunk_tokens", chunk, ulysses, f"{words}: ranks share each chunk")
 
 
-def sharded_sequence(shape: Shape, tensor: int) -> Iterator[Broken]:
-    """With sequence_parallel, tensor-parallel ranks have equal parts of a sequence."""
-    words = f"tensor_parallel_size({tensor}) with sequence_parallel"
-    yield from is_multiple("model.seq_length", shape.seq_length, tensor, words)
+def sharded_sequence(shape: Shape, tensor: int, ulysses: int) -> Iterator[Broken]:
+    """With sequence_parallel, tensor-parallel ranks have equal parts of a sequence, or of a Ulysses rank's
+    part.
+    """
+    words = f"tensor_parallel_size({tensor})"
+    if ulysses > 1:
+        words += f" * ds_sequence_parallel_size({ulysses}) = {tensor * ulysses}"
+    words += " with sequence_parallel"
+    yield from is_multiple("model.seq_length", shape.seq_length, tensor * ulysses, words)
 
 
 def hpz_partition(size: int, data_axis_size: int) -> Iterator[Broken]:

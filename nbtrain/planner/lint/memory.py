@@ -186,6 +186,12 @@ def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding
     if ulysses == 1 or zero == 3 or memory.fits is not False:
         return
     whole = {0: "weights, gradients and optimizer state", 1: "weights and gradients", 2: "weights"}[zero]
+    fix = "Set parallel.zero_stage: 3, which divides them among data-parallel and Ulysses ranks alike."
+    if parallel.pipeline_parallel_size > 1:
+        fix = (
+            "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which divide the "
+            "weights."
+        )
     yield finding_of(
         config,
         "sequence_ranks_hold_all_weights",
@@ -193,7 +199,7 @@ def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding
         f"ds_sequence_parallel_size({ulysses}) divides the tokens of a sequence and no weights: with "
         f"zero_stage({zero}) each of the {ulysses} ranks holds all {whole}. "
         f"{amounts.size(memory.states_bytes)} of model state are on each rank.",
-        "Set parallel.zero_stage: 3, which divides them among data-parallel and Ulysses ranks alike.",
+        fix,
         Cost(words="memory that the layout does not save"),
     )
 

@@ -27,7 +27,6 @@ The bytes that autograd really keeps: within 5 %, on one rank (tests/planner/mem
 and on each of two that share the model (test_activations_cut.py).
 """
 
-import math
 from typing import NamedTuple
 
 from nbtrain.planner.memory.programs import habits_of
@@ -126,7 +125,7 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
         mlp = element * tokens * hidden / cut
         return Kinds(norms, attention, mlp, masks, scores)
     heads, query = shape.num_attention_heads / tensor, shape.query_width / tensor
-    groups = _groups(setup)
+    groups = setup.attended_groups
     key = groups * shape.kv_channels
     scores = 0.0
     drops_core = recompute == "selective"
@@ -246,17 +245,6 @@ def _fpdt_chunks(setup: Setup) -> float:
     return max(tokens * shape.hidden_size * chunk, tokens * 2 * element * shape.ffn_hidden_size)
 
 
-def _groups(setup: Setup) -> float:
-    """Return the key and value heads that a rank attends with, as heads for its share of the tokens.
-
-    Tensor ranks that share a group have a copy each. Ulysses ranks repeat groups until each has as many
-    (parallel/query_groups.py).
-    """
-    groups, ulysses = setup.shape.num_query_groups, setup.ulysses_size
-    repeated = groups * (ulysses // math.gcd(groups, ulysses))
-    return max(repeated / setup.tensor_parallel_size, 1)
-
-
 def _normed_heads(setup: Setup, query: float, key: float, heads: float) -> float:
     """Return the bytes per token that norms of queries and keys keep: their input and its statistics.
 
@@ -299,7 +287,7 @@ def _every_other_product(setup: Setup) -> Kinds:
     """
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
     element, cut = product_element(setup), stream_cut(setup)
-    query, key = shape.query_width / tensor, _groups(setup) * shape.kv_channels
+    query, key = shape.query_width / tensor, setup.attended_groups * shape.kv_channels
     attention = tokens * (element * (2 * query + key) + 4 * shape.num_attention_heads / tensor)
     mlp = tokens * element * (shape.ffn_hidden_size / tensor + shape.hidden_size / cut)
     return Kinds(attention=attention, mlp=mlp, layer_inputs=stream_bytes(setup))

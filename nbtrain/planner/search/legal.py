@@ -316,7 +316,7 @@ def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
 def _broken_by_options(space: Space, cut: Cut, options: Options) -> Iterator[Broken]:
     """Yield the limits of config/rules/limits.py that options violate together with the sizes of a cut."""
     if options.sequence_parallel:
-        yield from limits.sharded_sequence(space.base.shape, cut.tensor)
+        yield from limits.sharded_sequence(space.base.shape, cut.tensor, cut.ulysses)
     if options.hpz and space.hpz_partition:
         yield from limits.hpz_partition(space.hpz_partition, cut.data * cut.ulysses)
     if space.config is not None and space.config.lora is not None:

@@ -5,6 +5,7 @@ run of another program is a setup too, with the program's name as its `engine`: 
 program's memory and time.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -163,6 +164,16 @@ class Setup:
         """Tokens of a micro batch on one rank; Ulysses and ring ranks share each sequence."""
         sharing = self.ulysses_size * self.context_parallel_size
         return self.shape.seq_length * self.micro_batch_size // sharing
+
+    @property
+    def attended_groups(self) -> float:
+        """Key and value heads that a rank attends with, as heads for its share of the tokens.
+
+        Tensor-parallel ranks that share a group have a copy each. Ulysses ranks repeat a tensor-parallel
+        rank's groups until each has as many (parallel/query_groups.py).
+        """
+        groups = max(self.shape.num_query_groups / self.tensor_parallel_size, 1)
+        return groups * (self.ulysses_size // math.gcd(int(groups), self.ulysses_size))
 
     @property
     def adapter_parameters(self) -> int:

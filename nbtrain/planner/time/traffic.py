@@ -19,7 +19,6 @@ for an all-reduce and (n-1)/n for the others (NVIDIA/nccl-tests doc/PERFORMANCE.
 section 7, arXiv:1909.08053 section 3, arXiv:2306.10209, arXiv:2309.14509.
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -214,11 +213,12 @@ def shared_groups_bytes(setup: Setup) -> float:
 def traded_bytes(setup: Setup) -> float:
     """Return the mean bytes that a Ulysses rank sends in one of four all-to-alls: query, key, value, output.
 
-    Groups that the ranks do not divide are repeated (parallel/query_groups.py).
+    Each tensor rank exchanges its own heads. Groups that the ranks do not divide are repeated
+    (parallel/query_groups.py).
     """
-    shape, ulysses = setup.shape, setup.ulysses_size
-    keys = shape.kv_width * (ulysses // math.gcd(shape.num_query_groups, ulysses))
-    return DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * (shape.query_width + keys) / 2
+    shape, query = setup.shape, setup.shape.query_width / setup.tensor_parallel_size
+    keys = setup.attended_groups * shape.kv_channels
+    return DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * (query + keys) / 2
 
 
 def boundary_bytes(setup: Setup) -> float:

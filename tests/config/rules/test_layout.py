@@ -264,20 +264,20 @@ def test_processes_spread_evenly_over_machines_without_gpus():
 
 
 @pytest.mark.parametrize(
-    ("hidden", "wanted", "shared_by", "expected"),
+    ("hidden", "wanted", "ranks", "expected"),
     [
-        (5120, 48, (1, 1), [40, 64]),
-        (5120, 48, (16, 1), [32, 64]),
-        (768, 7, (1, 1), [6, 8]),
-        (768, 100, (1, 1), [24]),
-        (250, 4, (1, 1), []),
+        (5120, 48, 1, [40, 64]),
+        (5120, 48, 16, [32, 64]),
+        (768, 7, 1, [6, 8]),
+        (768, 100, 1, [24]),
+        (250, 4, 1, []),
     ],
 )
-def test_head_counts_that_are_named_are_legal(hidden, wanted, shared_by, expected):
+def test_head_counts_that_are_named_are_legal(hidden, wanted, ranks, expected):
     """Suggested head counts are legal: head sizes of 32 to 256 in multiples of 8,
     divided evenly among the ranks.
     """
-    assert layout.legal_heads(hidden, wanted, *shared_by) == expected
+    assert layout.legal_heads(hidden, wanted, ranks) == expected
 
 
 LLAMA_3 = "model.rope_scaling={kind: llama3, factor: 8, original_max_position_embeddings: 8192}"

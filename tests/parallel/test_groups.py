@@ -29,6 +29,7 @@ def test_every_rank_is_in_one_group_of_each_kind_of_the_right_size(topology, seq
         "sequence_parallel": sequence,
         "sequence_data_parallel": topology.data_parallel_size,
         "tensor_and_data_parallel": topology.data_parallel_size * topology.tensor_parallel_size,
+        "alone": 1,
     }
     groups = group_ranks(topology, sequence)
     assert list(groups) == list(KINDS) and set(sizes) == set(KINDS)
@@ -55,6 +56,17 @@ def test_ulysses_ranks_are_neighbours_and_replicas_are_apart():
     assert groups["sequence_parallel"] == [(0, 1), (2, 3)]
     assert groups["data_parallel"] == [(0, 2), (1, 3)]
     assert groups["sequence_data_parallel"] == [(0, 1, 2, 3)]
+
+
+def test_the_groups_of_ulysses_beside_tensor_ranks_and_stages():
+    """With two ranks of each kind, tensor-parallel ranks are neighbours, then Ulysses ranks, and a Ulysses
+    group has the same tensor rank and stage.
+    """
+    groups = group_ranks(Topology(2, 2, 2), 2)
+    assert groups["tensor_model_parallel"] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert groups["sequence_parallel"] == groups["sequence_data_parallel"] == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert groups["data_parallel"] == groups["alone"] == [(rank,) for rank in range(8)]
+    assert groups["pipeline_model_parallel"] == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
 def test_a_sequence_group_that_does_not_divide_the_data_axis_is_refused():

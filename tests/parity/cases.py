@@ -241,6 +241,22 @@ class Case:
         }
 
 
+# Ulysses beside tensor parallelism, beside a pipeline, and beside both.
+BOTH_CUTS: tuple[dict[str, Any], ...] = (
+    {"tp": 2, "us": 2},
+    {"tp": 2, "sp": True, "us": 2, "zero": 3},
+    {"pp": 2, "us": 2},
+    {"tp": 2, "sp": True, "pp": 2, "us": 2},
+)
+
+
+def is_cut_both_ways(case: Case) -> bool:
+    """Return whether ranks share sequences by Ulysses, and also the model by tensor or pipeline
+    parallelism.
+    """
+    return case.us > 1 and (case.tp > 1 or case.pp > 1)
+
+
 def parity_cases() -> list[Case]:
     """Return every combination of layouts with up to 8 ranks, and every other choice with each kind of
     layout.
@@ -263,6 +279,12 @@ def parity_cases() -> list[Case]:
         for us, dp in ((2, 1), (4, 1), (8, 1), (2, 2), (2, 4), (4, 2))
         for zero in (0, 1, 2, 3)
     ]
+    for sp in (False, True):
+        cases += [Case(tp=2, us=2, sp=sp, zero=zero) for zero in (1, 2, 3)]
+        cases += [Case(tp=2, us=2, dp=2, sp=sp, zero=zero) for zero in (1, 2, 3)]
+        cases += [Case(tp=tp, us=us, sp=sp) for tp, us in ((4, 2), (2, 4))]
+        cases += [Case(tp=2, pp=2, us=2, sp=sp)]
+    cases += [Case(pp=pp, us=us, dp=dp) for pp, us, dp in ((2, 2, 1), (4, 2, 1), (2, 4, 1), (2, 2, 2))]
     # Other choices, with every kind of layout.
     apart: list[dict[str, Any]] = [{"tp": 2}, {"pp": 2, "dp": 2}, {"us": 2}]
     cuts: list[dict[str, Any]] = [
@@ -276,6 +298,7 @@ def parity_cases() -> list[Case]:
         {"tp": 2, "sp": True, "pp": 2, "dp": 2},
         {"us": 2},
         {"us": 2, "dp": 2, "zero": 3},
+        *BOTH_CUTS,
     ]
     for cut in cuts:
         cases += [Case(**cut, precision=precision) for precision in ("bf16", "autocast")]
@@ -295,6 +318,9 @@ def parity_cases() -> list[Case]:
     cases += [Case(tp=4, sp=sp, model="grouped") for sp in (False, True)]
     cases += [Case(tp=4, dp=2, zero=3, model="grouped"), Case(tp=4, pp=2, model="grouped")]
     cases += [Case(us=4, model="grouped"), Case(us=4, dp=2, zero=3, model="all")]
+    # Two tensor-parallel ranks have one group each, or share one, and their Ulysses ranks repeat it.
+    cases += [Case(tp=2, us=4, model=model) for model in ("grouped", "multi-query")]
+    cases += [Case(tp=4, us=2, model="grouped")]
     cases += [Case(data="documents", model=model) for model in ("window", "softcap")]
     # In a pipeline DeepSpeed accumulates fp16 gradients separately, also for the tied embedding.
     cases += [
@@ -316,6 +342,7 @@ def parity_cases() -> list[Case]:
             {"pp": 4, "dp": 2},
             {"tp": 2, "pp": 2, "dp": 2},
             {"us": 4, "dp": 2, "zero": 2},
+            {"tp": 2, "us": 2, "dp": 2, "zero": 2},
             {"dp": 2, "precision": "fp16"},
             {"dp": 2, "zero": 2, "data": "ramp"},
             {"dp": 2, "zero": 3, "offload": "param"},

@@ -122,6 +122,9 @@ def reshape_cases() -> list[Case]:
         Case(tp=2, pp=2, dp=2),
         Case(us=2, zero=1),
         Case(us=2, dp=2, zero=3),
+        Case(tp=2, us=2, zero=2),
+        Case(pp=2, us=2),
+        Case(tp=2, sp=True, pp=2, us=2),
     ]
 
 

@@ -42,6 +42,7 @@ CASES = {
         *cover(),
         Case(dp=4, zero=3, hpz=2),
         Case(dp=2, precision="fp16"),
+        Case(tp=2, pp=2, us=2, model="grouped"),
     )
 }
 

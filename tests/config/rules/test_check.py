@@ -824,14 +824,24 @@ BROKEN = {
         "  must be less than save_interval_steps(100), at which a checkpoint is written to the nodes' disks "
         "anyway. Set 10 for example, or null.",
     ),
-    "Ulysses with tensor ranks": (
+    "Ulysses ranks that do not divide a tensor rank's heads": (
         "gpt-13b-4xdp-4xpp-4xtp",
         ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"],
         "@: parallel.ds_sequence_parallel_size = 4\n"
-        "  does not go with tensor_parallel_size(4) and pipeline_parallel_size(4): such a run has not been "
-        "compared with one process yet.\n"
-        "  Set ds_sequence_parallel_size: 1, or keep Ulysses with ZeRO 3 and an uncut model. For long "
-        "sequences, tensor parallelism has sequence_parallel.",
+        "  must divide num_attention_heads(40) / tensor_parallel_size(4) = 10; nearest: 2, 5.",
+    ),
+    "a sequence that Ulysses and tensor ranks cannot share": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        [
+            "parallel.ds_sequence_parallel_size=2",
+            "parallel.data_parallel_size=2",
+            "model.seq_length=2044",
+            "model.max_position_embeddings=2048",
+            "parallel.sequence_parallel=true",
+        ],
+        "@: model.seq_length = 2044\n"
+        "  must be a multiple of tensor_parallel_size(4) * ds_sequence_parallel_size(2) = 8 with "
+        "sequence_parallel; nearest: 2040, 2048.",
     ),
     "a compiled model in parts": (
         "gpt-125m",

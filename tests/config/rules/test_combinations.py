@@ -79,6 +79,9 @@ def test_what_the_reference_measured_as_right_is_allowed():
         ),
         ("ulysses", "zero0"),
         ("ulysses", "data"),
+        ("ulysses", "tensor"),
+        ("ulysses", "sequence"),
+        ("ulysses", "pipeline"),
         ("autocast", "zero0"),
         ("offload_optimizer_cpu", "pipeline"),
     ):

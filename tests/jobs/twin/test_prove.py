@@ -185,7 +185,14 @@ def test_why_a_launch_ended(tmp_path, codes, late, words):
 
 # --- whole twins ----------------------------------------------------------------------------------
 
-# Shapes that no example has.
+WIDE = {
+    "model.num_layers": 8,
+    "model.num_attention_heads": 16,
+    "model.hidden_size": 512,
+    "parallel.sequence_parallel": True,
+    "precision.dtype": "bf16",
+}
+# Shapes that no example has. The last two are published layouts: 32 ranks, and 128 whose twin has 16.
 OWN = {
     "ulysses": {
         "parallel.ds_sequence_parallel_size": 2,
@@ -211,10 +218,23 @@ OWN = {
         "checkpoint.async_save": True,
         "precision.dtype": "bf16",
     },
+    "8-tensor-2-pipeline-2-ulysses": {
+        **WIDE,
+        "parallel.tensor_parallel_size": 8,
+        "parallel.pipeline_parallel_size": 2,
+        "parallel.ds_sequence_parallel_size": 2,
+    },
+    "8-tensor-4-pipeline-2-ulysses-2-data": {
+        **WIDE,
+        "parallel.tensor_parallel_size": 8,
+        "parallel.pipeline_parallel_size": 4,
+        "parallel.ds_sequence_parallel_size": 2,
+        "parallel.data_parallel_size": 2,
+    },
 }  # fmt: skip
-# One process with packed examples of prompts and completions, and sequences over ranks with ZeRO 3; `make
-# soak` runs the rest, and a run on one rank is a twin of tests/end_to_end/test_twin_notebook.py.
-HERE = ("gpt-tiny-instructions.yaml", "ulysses")
+# One process with packed examples of prompts and completions, and three kinds of parallelism; `make soak`
+# runs the rest, and a run on one rank is a twin of tests/end_to_end/test_twin_notebook.py.
+HERE = ("gpt-tiny-instructions.yaml", "8-tensor-2-pipeline-2-ulysses")
 
 
 def shape(config):

@@ -612,7 +612,7 @@ PARTS = (
     ),
     Part(
         "activations",
-        "planned activations on two ranks, sharded in every way, within 2 % of what autograd keeps",
+        "planned activations on two and four ranks, sharded in every way, within 2 % of what autograd keeps",
         _pytest(
             "--soak",
             "tests/planner/memory/test_activations_cut.py",

@@ -362,6 +362,15 @@ def micro_batches(space: Space, cut: Cut) -> list[int]:
     return [micro for micro in sizes if not any(micro_batch_problems(space, cut, micro))]
 
 
+def useful_micro_batches(space: Space, cut: Cut) -> list[int]:
+    """Return the sizes of micro_batches without those that share a factor with the number of Ulysses ranks.
+
+    With a common factor f, f times as many replicas and micro-batches of 1/f have as many tokens on each rank
+    and the same number of micro-batches, and exchange less.
+    """
+    return [micro for micro in micro_batches(space, cut) if math.gcd(micro, cut.ulysses) == 1]
+
+
 @functools.lru_cache(256)
 def combinations(flags: tuple[bool, bool, bool, bool], kept: frozenset[str]) -> tuple[Options, ...]:
     """Return the options that the table in combinations.py allows for a cut with the kinds of `flags`."""

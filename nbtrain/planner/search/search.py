@@ -38,6 +38,7 @@ from nbtrain.planner.search.legal import (
     micro_batches,
     problems,
     space_of,
+    useful_micro_batches,
 )
 from nbtrain.planner.setup.setup import Place, Setup
 from nbtrain.planner.time.calibrated_rates import calibrated_rates
@@ -297,8 +298,9 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
     if every > tried:
         reason = (
             f"a cheaper technique already fits with {ROOMY_FRACTION:.0%} headroom, a smaller micro batch "
-            "does not fit, SP is off although it costs nothing, or ZeRO 2, ZeRO 3 or hpZ would shard "
-            "nothing and move nothing to the host"
+            "does not fit, SP is off although it costs nothing, Ulysses shares sequences where replicas with "
+            "a smaller micro batch do the same, or ZeRO 2, ZeRO 3 or hpZ would shard nothing and move "
+            "nothing to the host"
         )
         yield RefusedGroup(
             "more memory-saving techniques or larger micro batches than needed",
@@ -381,7 +383,7 @@ def try_cut(space: Space, cut: Cut) -> Iterator[ScoredLayout]:
         if is_worth(space, cut, options):
             key = (options.zero_stage, options.sequence_parallel, options.hpz)
             families.setdefault(key, set()).add(options)
-    sizes = micro_batches(space, cut)
+    sizes = useful_micro_batches(space, cut)
     for (zero, sequence, hpz), known in families.items():
         for micro in sizes:
             found = False
@@ -407,7 +409,7 @@ def is_worth(space: Space, cut: Cut, options: Options) -> bool:
     if options.hpz and (space.base.nodes == 1 or ranks <= space.base.devices_per_node):
         return False
     # Sequence parallelism sends as many bytes and keeps fewer activations (arXiv:2205.05198, section 4.2).
-    divides = space.base.shape.seq_length % cut.tensor == 0
+    divides = space.base.shape.seq_length % (cut.tensor * cut.ulysses) == 0
     return options.sequence_parallel or cut.tensor == 1 or not divides
 
 

@@ -1,8 +1,9 @@
-"""Activations of models that are sharded across two real ranks: the plan is within 2 % of what autograd keeps
-on each.
+"""Activations of models that are sharded across two or four real ranks: the plan is within 2 % of what
+autograd keeps on each.
 
-Each check runs on both ranks of a gloo group (tests/parallel/ranks.py). The suite runs fp32 with dropout,
-which has the most kinds of tensors; `--soak` runs every format, with and without kept scores and dropout.
+Each check runs on all ranks of a gloo group (tests/parallel/ranks.py). The suite runs fp32 with dropout on
+two ranks, which has the most kinds of tensors; `--soak` runs every format, with and without kept scores and
+dropout, and on four ranks Ulysses beside tensor parallelism and beside a pipeline.
 """
 
 import functools
@@ -14,22 +15,21 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from nbtrain.base.topology import Topology
 from nbtrain.config.shape import Shape
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_pipe import build_pipeline, pipeline_inputs
-from nbtrain.parallel.groups import ALONE
+from nbtrain.parallel.groups import ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream
 from nbtrain.planner.memory.activations import in_flight
 from nbtrain.planner.setup.setup import Setup
 from tests.parallel import ranks
-from tests.parallel.cut import world
 from tests.planner.memory.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved
 
-# The stages of a pipeline differ: one layer and two. With 480 tokens no tensor has the shape of a matrix.
+# The stages of a pipeline differ: one layer and two. With 480 tokens on each rank, no tensor has the shape
+# of a matrix.
 SHAPE = Shape(3, 128, 4, 512, 512, 120, 4, 32, learned_positions=120)
 STAGES = (1, 2)
 GROUPED = {"num_query_groups": 1, "kv_channels": 48, "qk_layernorm": True}
@@ -95,18 +95,40 @@ def check_all_of_pipeline():
     assert_planned(ALL, pipeline_parallel_size=2, stage_layers=STAGES)
 
 
+# On four ranks.
+
+
+def check_both_of_tensor_and_ulysses():
+    for sequence in (False, True):
+        assert_planned(FEW, tensor_parallel_size=2, ulysses_size=2, sequence_parallel=sequence)
+
+
+def check_both_of_pipeline_and_ulysses():
+    assert_planned(FEW, pipeline_parallel_size=2, stage_layers=STAGES, ulysses_size=2)
+
+
 def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
-    """Assert that the plan of every case is right. Both ranks run each case, because each needs the other in
+    """Assert that the plan of every case is right. All ranks run each case, because each needs the others in
     its forward pass.
     """
     wrong = []
+    sizes = ("pipeline_parallel_size", "ulysses_size", "tensor_parallel_size")
+    topology = Topology(*(cut.get(size, 1) for size in sizes))
+    groups = ParallelGroups.create(topology, topology.data_parallel_size)
+    # Two on each rank: of a single head, autograd keeps fewer and other tensors.
+    heads = max(2 * topology.tensor_parallel_size * topology.data_parallel_size, SHAPE.num_attention_heads)
     for case in cases:
         # On a CPU only the math kernel has dropout.
         attention = case.dropout if case.scores else 0.0
         setup = Setup(
             replace(
                 SHAPE,
-                **(GROUPED if case.grouped else {}),
+                **{
+                    "num_attention_heads": heads,
+                    "num_query_groups": heads,
+                    "kv_channels": SHAPE.hidden_size // heads,
+                    **(GROUPED if case.grouped else {}),
+                },
                 hidden_dropout=case.dropout,
                 attention_dropout=attention,
                 gated=case.gated,
@@ -116,30 +138,29 @@ def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
                 learned_positions=0 if case.gated else SHAPE.learned_positions,
             ),
             on_gpu=False,
-            micro_batch_size=MICRO_BATCH,
+            micro_batch_size=MICRO_BATCH * topology.data_parallel_size,
             # Stage 0 of a pipeline holds two micro batches.
-            global_batch_size=2 * MICRO_BATCH,
+            global_batch_size=2 * MICRO_BATCH * topology.data_parallel_size,
             keeps_scores=case.scores,
             logits_chunk_tokens=CHUNK_TOKENS,
             **{"dtype": "fp32", **PRECISIONS[case.precision], **RECOMPUTE[case.recompute], **cut},
         )
-        stage = dist.get_rank() if setup.pipeline_parallel_size > 1 else 0
-        size, expected = planned(setup, stage), _kept(setup, stage)
+        stage = groups.pipeline_model_parallel.rank
+        size, expected = planned(setup, stage), _kept(setup, groups)
         if abs(size - expected) > ALLOWED * expected:
             wrong.append(f"{case}: planned {size:,.0f}, kept {expected:,}: {size / expected - 1:+.1%}")
         print(f"{cut} {case}: {size / expected - 1:+.2%}")
     assert not wrong, "\n".join(wrong)
 
 
-def _kept(setup: Setup, stage: int) -> int:
+def _kept(setup: Setup, groups: ParallelGroups) -> int:
     """Return the bytes that autograd keeps for this rank's part of the model."""
-    group = world()
-    is_cut = setup.tensor_parallel_size > 1
+    stage, tensor = groups.pipeline_model_parallel.rank, groups.tensor_model_parallel
     layout = ModelParallel(
-        group if is_cut else ALONE,
+        tensor,
         setup.sequence_parallel,
-        group if setup.ulysses_size > 1 else ALONE,
-        TensorParallelStream(1, 0, group.rank) if is_cut else None,
+        groups.sequence_parallel,
+        TensorParallelStream(1, 0, tensor.rank) if tensor.size > 1 else None,
     )
     tokens = torch.zeros(setup.micro_batch_size, setup.shape.seq_length, dtype=torch.int64)
     if setup.pipeline_parallel_size == 1:
@@ -149,7 +170,7 @@ def _kept(setup: Setup, stage: int) -> int:
 
     # Uses the existing process group.
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    topology = Topology(pipeline_parallel_size=2)
+    topology = Topology(pipeline_parallel_size=2, data_parallel_size=setup.ulysses_size)
     model = in_format(setup, build_pipeline(gpt_config(setup), layout, topology, STAGES))
     passes = _stage_passes(setup, model, stage)
     # A reference is kept, as DeepSpeed keeps the outputs until their gradients return.
@@ -166,7 +187,10 @@ def _stage_passes(setup: Setup, model: Any, stage: int) -> Iterator[torch.Tensor
         if stage == 0:
             yield model(inputs)
         else:
-            received = torch.zeros(*size, hidden, dtype=dtype, requires_grad=True)
+            rows, tokens = size
+            received = torch.zeros(
+                rows, tokens // setup.ulysses_size, hidden, dtype=dtype, requires_grad=True
+            )
             yield model.loss_fn(model(received), labels)
 
 
@@ -192,7 +216,7 @@ def outcomes(fork_server, tmp_path_factory):
     def of(amount: str) -> dict[str, str]:
         folder = tmp_path_factory.mktemp("ranks")
         wanted = [name for name in ranks.names(globals()) if name.startswith(f"check_{amount}_")]
-        found = ranks.launch(fork_server, __file__, 2, folder, wanted)
+        found = ranks.launch(fork_server, __file__, 4 if amount == "both" else 2, folder, wanted)
         shutil.rmtree(folder)
         return found
 
@@ -216,3 +240,10 @@ def test_activations_of_a_cut(cut, outcomes):
 @pytest.mark.parametrize("cut", CUTS)
 def test_activations_of_a_cut_in_every_format(cut, outcomes):
     assert (problem := outcomes("all")[f"check_all_of_{cut}"]) == "", problem
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("cut", ["tensor_and_ulysses", "pipeline_and_ulysses"])
+def test_activations_of_a_cut_both_ways(cut, outcomes):
+    assert (problem := outcomes("both")[f"check_both_of_{cut}"]) == "", problem

@@ -58,7 +58,7 @@ def test_ulysses_ranks_are_neighbours_and_replicas_are_apart():
     assert groups["sequence_data_parallel"] == [(0, 1, 2, 3)]
 
 
-def test_the_groups_of_ulysses_beside_tensor_ranks_and_stages():
+def test_the_groups_of_ulysses_with_tensor_ranks_and_stages():
     """With two ranks of each kind, tensor-parallel ranks are neighbours, then Ulysses ranks, and a Ulysses
     group has the same tensor rank and stage.
     """

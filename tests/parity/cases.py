@@ -241,9 +241,8 @@ class Case:
         }
 
 
-# Ulysses beside tensor parallelism, beside a pipeline, and beside both.
+# Ulysses with tensor parallelism, with a pipeline, and with both.
 BOTH_CUTS: tuple[dict[str, Any], ...] = (
-    {"tp": 2, "us": 2},
     {"tp": 2, "sp": True, "us": 2, "zero": 3},
     {"pp": 2, "us": 2},
     {"tp": 2, "sp": True, "pp": 2, "us": 2},

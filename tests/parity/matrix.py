@@ -1,19 +1,21 @@
 """`make parity`: every combination of parallelism on up to 8 CPU ranks; writes docs/evidence/parity.md.
 
     python -m tests.parity.matrix [--only parity autotp resume reshape] [--folder build/parity] [--at-once 2]
-                                  [--match fp16]
+                                  [--match fp16] [--ulysses]
 
 Results are kept in --folder under the hash of the sources, so that an interrupted run continues. Once all
-cases are done, the page is written. With --match only cases whose names contain the text are run, and no page
-is written. Exits with 1 if a deviation is larger than allowed.
+cases are done, the page is written. With --ulysses, only layouts that combine Ulysses with tensor or pipeline
+parallelism are run, and docs/evidence/parity-ulysses.md is written. With --match only cases whose names
+contain the text are run, and no page is written. Exits with 1 if a deviation is larger than allowed.
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.proof import fork_client
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity import page
-from tests.parity.cases import Case, parity_cases
+from tests.parity.cases import Case, is_cut_both_ways, parity_cases
 from tests.parity.reshaping import (
     first_half,
     reshape_cases,
@@ -33,7 +35,7 @@ from tests.parity.reshaping import (
 )
 from tests.parity.resuming import resume_cases, resumed
 from tests.parity.runner import Job, RunFailed, Runner, exceeds, make_datasets
-from tests.parity.sources import PARITY, REPOSITORY, sources_sha256, stamp
+from tests.parity.sources import PARITY, PARITY_ULYSSES, REPOSITORY, sources_sha256, stamp
 
 TABLES = ("parity", "autotp", "resume", "reshape")
 AUTOTP = [Case(tp=2), Case(tp=4), Case(tp=2, dp=2), Case(tp=2, dp=2, zero=2), Case(tp=2, dp=2, zero=3)]
@@ -61,8 +63,10 @@ class Results:
         with self.path.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
 
-    def of(self, table: str) -> list[Record]:
-        return [record for (kind, _), record in self.records.items() if kind == table]
+    def of(self, table: str, entries: Iterable["Entry"]) -> list[Record]:
+        """Return the results of these entries of a table, in their order; missing ones are left out."""
+        keys = ((table, name) for name, _ in entries)
+        return [self.records[key] for key in keys if key in self.records]
 
 
 def parity_job(runner: Runner, case: Case) -> Job[Record]:
@@ -111,8 +115,12 @@ def _first_of(runner: Runner, origin: Case) -> RunDir:
     return runner.run_dir(f"{origin.name}-first")
 
 
-def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator[tuple[str, Job[Record]]]:
-    """Return (name, job) of each case that has no result yet."""
+Entry = tuple[str, tuple[Case, ...]]
+"""(name of a result, its case; a reshaped run has two)."""
+
+
+def entries_of(table: str) -> Iterator[Entry]:
+    """Yield the results of a table, in order; the pairs of a reshaped layout follow one another."""
     if table == "reshape":
         for cases in (
             reshape_cases(),
@@ -120,25 +128,27 @@ def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator
             reshape_cases_all(),
             reshape_cases_muon(),
         ):
-            for origin in cases:
-                targets = [case for case in cases if case != origin]
-                left = [case for case in targets if not done(f"{origin.name} -> {case.name}")]
-                if left:
-                    # It must be trained before its checkpoint is loaded.
-                    for name, found in runner.finish([(origin.name, first_half(runner, origin))]):
-                        if isinstance(found, str):
-                            raise RunFailed(f"{name}: {found}")
-                for target in left:
-                    yield f"{origin.name} -> {target.name}", reshape_job(runner, origin, target)
+            for origin, target in itertools.permutations(cases, 2):
+                yield f"{origin.name} -> {target.name}", (origin, target)
         return
-    job, cases = {
-        "parity": (parity_job, parity_cases()),
-        "autotp": (autotp_job, AUTOTP),
-        "resume": (resume_job, resume_cases()),
-    }[table]
-    for case in cases:
-        if not done(case.name):
-            yield case.name, job(runner, case)
+    for case in {"parity": parity_cases, "autotp": lambda: AUTOTP, "resume": resume_cases}[table]():
+        yield case.name, (case,)
+
+
+def jobs_of(table: str, runner: Runner, entries: Iterable[Entry]) -> Iterator[tuple[str, Job[Record]]]:
+    """Yield (name, job) of each entry."""
+    if table != "reshape":
+        job = {"parity": parity_job, "autotp": autotp_job, "resume": resume_job}[table]
+        for name, (case,) in entries:
+            yield name, job(runner, case)
+        return
+    for origin, pairs in itertools.groupby(entries, key=lambda entry: entry[1][0]):
+        # It must be trained before its checkpoint is loaded.
+        for name, found in runner.finish([(origin.name, first_half(runner, origin))]):
+            if isinstance(found, str):
+                raise RunFailed(f"{name}: {found}")
+        for name, (_, target) in pairs:
+            yield name, reshape_job(runner, origin, target)
 
 
 def main() -> int:
@@ -147,6 +157,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "parity")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--match", default="", help="a part of the name")
+    parser.add_argument("--ulysses", action="store_true", help="Ulysses with tensor or pipeline parallelism")
     options = parser.parse_args()
     # A timeout on a busy machine is not a failure of the case.
     fork_client.START_SECONDS = 1200.0
@@ -154,16 +165,21 @@ def main() -> int:
     runs = options.folder / "runs"
     shutil.rmtree(runs, ignore_errors=True)
     make_datasets(runs / "data")
+    entries = {table: list(entries_of(table)) for table in TABLES}
+    if options.ulysses:
+        for table, every in entries.items():
+            entries[table] = [entry for entry in every if any(map(is_cut_both_ways, entry[1]))]
     failed = 0
     with ForkServer() as server:
         runner = Runner(server, runs, runs / "data")
         for table in options.only:
-
-            def done(name: str, table: str = table) -> bool:
-                return (table, name) in results.records or options.match not in name
-
+            left = [
+                entry
+                for entry in entries[table]
+                if (table, entry[0]) not in results.records and options.match in entry[0]
+            ]
             started = time.monotonic()
-            for name, found in runner.finish(jobs_of(table, runner, done), options.at_once):
+            for name, found in runner.finish(jobs_of(table, runner, left), options.at_once):
                 record = {"ok": False, "error": found} if isinstance(found, str) else found
                 record = {"table": table, "name": name, "seconds": time.monotonic() - started, **record}
                 results.add(record)
@@ -173,8 +189,11 @@ def main() -> int:
     shutil.rmtree(runs)
     if options.match:
         return min(failed, 1)
-    PARITY.page.write_text(page.text({table: results.of(table) for table in TABLES}, stamp()))
-    print(f"{PARITY.page}: written; {failed} failed")
+    evidence = PARITY_ULYSSES if options.ulysses else PARITY
+    found_by_table = {table: results.of(table, every) for table, every in entries.items()}
+    head = page.HEAD_ULYSSES if options.ulysses else page.HEAD
+    evidence.page.write_text(page.text(head, found_by_table, stamp(evidence)))
+    print(f"{evidence.page}: written; {failed} failed")
     return min(failed, 1)
 
 

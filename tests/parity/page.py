@@ -19,6 +19,13 @@ of it: pairs of settings instead of all combinations (tests/parity/test_parity.p
 test_reshaping.py).
 """
 
+HEAD_ULYSSES = """# Ulysses with tensor and pipeline parallelism, against one process
+
+`make parity PARITY_ARGS=--ulysses` (tests/parity/matrix.py) writes this page; it is not edited by hand. In
+these layouts, ranks share each sequence by Ulysses, and the model by tensor parallelism, by pipeline
+parallelism or by both. `make parity` runs them too, for [every layout against one process](parity.md).
+"""
+
 MODEL_AND_NAMES = """
 The model has {num_layers} layers, hidden size {hidden_size}, {num_attention_heads} heads, sequences of
 {seq_length} tokens and a vocabulary of 500 tokens, whose padding differs for each number of
@@ -70,22 +77,19 @@ largest deviation of the loss in the steps after loading.
 """
 
 
-def text(results: dict[str, list[Record]], stamp: str) -> str:
-    """Return the text of the whole page."""
-    records = results["reshape"]
+def text(head: str, results: dict[str, list[Record]], stamp: str) -> str:
+    """Return the text of the whole page; sections without results are omitted."""
+    records, autotp = results["reshape"], results["autotp"]
     parts = [
-        HEAD,
+        head,
         # On one line, because the check for a stale page searches for it.
         stamp,
         _wrapped(MODEL_AND_NAMES, batch=GLOBAL_BATCH, **MODEL),
         _wrapped(PARITY, steps=STEPS, tolerances=_tolerances()),
         _summary(results["parity"]),
         _parity(results["parity"]),
-        _wrapped(AUTOTP, steps=STEPS),
-        _table(
-            ("layout", "loss", "gradient norm"),
-            ((_code(record["name"]), *_numbers(record, "loss", "grad_norm")) for record in results["autotp"]),
-        ),
+        _wrapped(AUTOTP, steps=STEPS) if autotp else "",
+        _autotp(autotp) if autotp else "",
         _wrapped(RESUME, steps=RESUME_STEPS, interval=INTERVAL),
         _table(
             ("layout", "ranks", "interruptions", "steps compared", "parameters compared"),
@@ -151,6 +155,11 @@ def _parity(records: Sequence[Record]) -> str:
             for record in records
         ),
     )
+
+
+def _autotp(records: Sequence[Record]) -> str:
+    rows = ((_code(record["name"]), *_numbers(record, "loss", "grad_norm")) for record in records)
+    return _table(("layout", "loss", "gradient norm"), rows)
 
 
 def _resume(record: Record) -> tuple[str, ...]:

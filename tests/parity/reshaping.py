@@ -138,7 +138,7 @@ def reshape_cases_all() -> list[Case]:
 def reshape_cases_muon() -> list[Case]:
     """Return half of these layouts with the Muon optimizer, including every ZeRO stage and kind of layout."""
     cases = [replace(case, optimizer="muon", offload="none") for case in reshape_cases()]
-    return [cases[index] for index in (0, 3, 4, 8, 10)]
+    return [cases[index] for index in (0, 3, 4, 8, 10, 11)]
 
 
 def reshape_cases_bf16() -> list[Case]:

@@ -13,7 +13,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -53,6 +53,11 @@ PARITY = Evidence(
         "tests/parity/worker.py",
         "tests/train/launch.py",
     ),
+)
+PARITY_ULYSSES = replace(
+    PARITY,
+    page=PARITY.page.with_name("parity-ulysses.md"),
+    command="make parity PARITY_ARGS=--ulysses",
 )
 FAULTS = Evidence(
     REPOSITORY / "docs" / "evidence" / "faults-local.md",

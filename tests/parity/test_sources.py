@@ -9,10 +9,21 @@ import sys
 import pytest
 
 from nbtrain.base.process.ports import port_to_listen_on
-from tests.parity.sources import FAULTS, PARITY, code_of, modules, sources_sha256, staleness, stamp
+from tests.parity.sources import (
+    FAULTS,
+    PARITY,
+    PARITY_ULYSSES,
+    code_of,
+    modules,
+    sources_sha256,
+    staleness,
+    stamp,
+)
 from tests.train import launch
 
-PAGES = pytest.mark.parametrize("evidence", [PARITY, FAULTS], ids=["parity", "faults"])
+PAGES = pytest.mark.parametrize(
+    "evidence", [PARITY, PARITY_ULYSSES, FAULTS], ids=["parity", "parity-ulysses", "faults"]
+)
 MODULE = (
     '"""What it is."""\nimport nbtrain.b  # because\n\n\ndef f():\n    """Says so."""\n    return "a # b"\n'
 )
@@ -28,7 +39,7 @@ def test_the_page_holds_for_these_sources(evidence):
 
 def test_the_page_counts_no_failure():
     """A committed page is complete and lists no failure, even if it is out of date."""
-    assert "FAILED" not in PARITY.page.read_text()
+    assert not any("FAILED" in evidence.page.read_text() for evidence in (PARITY, PARITY_ULYSSES))
 
 
 def test_a_changed_source_makes_the_page_stale(tmp_path):

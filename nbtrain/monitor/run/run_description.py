@@ -38,8 +38,8 @@ CONFIG_ROWS = (
     ("batch", "{global_batch_size} sequences in micro batches of {micro_batch_size}"),
     (
         "layout",
-        "data {data_parallel_size} x pipeline {pipeline_parallel_size} x tensor {tensor_parallel_size}, "
-        "ZeRO {zero_stage}, {precision}",
+        "data {data_parallel_size} x pipeline {pipeline_parallel_size} x tensor {tensor_parallel_size}"
+        "{ulysses}, ZeRO {zero_stage}, {precision}",
     ),
     ("dataset", "{dataset}"),
 )
@@ -329,7 +329,12 @@ def _job_rows(run: RunDescription) -> list[list[str]]:
     config, job = run.config, run.job
     rows = []
     if config:
-        words = {**config, "layers": amounts.counted(config["num_layers"], "layer")}
+        sharing = config["ds_sequence_parallel_size"]
+        words = {
+            **config,
+            "layers": amounts.counted(config["num_layers"], "layer"),
+            "ulysses": f" x Ulysses {sharing}" if sharing > 1 else "",
+        }
         rows += [[name, form.format_map(words)] for name, form in CONFIG_ROWS]
     if job:
         size = f"{job.ranks_text}, attempt {job.attempt}, {job.restarts_text}"

@@ -42,7 +42,13 @@ CURVES = (*_PROGRESS, "host_memory_bytes", "device_memory_bytes", "mfu")
 
 # Fields of the configuration in a description.
 MODEL_KEYS = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
-PARALLEL_KEYS = ("zero_stage", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
+PARALLEL_KEYS = (
+    "zero_stage",
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "ds_sequence_parallel_size",
+)
 
 # A point is the mean of an interval, with its lowest and highest value.
 LARGEST_NUM_POINTS = 200

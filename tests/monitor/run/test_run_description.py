@@ -83,15 +83,19 @@ def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
 
 
 def test_a_clone_that_was_not_submitted_has_all_its_ranks(tmp_path: Path) -> None:
-    """For a clone that has not been submitted, the number of devices is computed from its data, tensor and
-    pipeline parallelism.
+    """For a clone that has not been submitted, the number of devices is computed from its data, tensor,
+    pipeline and Ulysses parallelism, which the layout row names.
     """
     run = RunDir(tmp_path / "gpt-new")
     run.path.mkdir()
     config = run_config("gpt-new", 10, world_size=2)
-    parallel = config.parallel.model_copy(update={"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "ds_sequence_parallel_size": 2}
+    parallel = config.parallel.model_copy(update=sizes)
     run.config_yaml.write_text(to_yaml(config.model_copy(update={"parallel": parallel})))
-    assert RunView(run).describe().texts["about"] == "8 x cpu, bf16, ZeRO 1"
+    texts = RunView(run).describe().texts
+    assert texts["about"] == "16 x cpu, bf16, ZeRO 1"
+    layout = next(words for name, words in texts["job"] if name == "layout")
+    assert layout == "data 2 x pipeline 2 x tensor 2 x Ulysses 2, ZeRO 1, bf16"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ autograd keeps on each.
 
 Each check runs on all ranks of a gloo group (tests/parallel/ranks.py). The suite runs fp32 with dropout on
 two ranks, which has the most kinds of tensors; `--soak` runs every format, with and without kept scores and
-dropout, and on four ranks Ulysses beside tensor parallelism and beside a pipeline.
+dropout, and on four ranks Ulysses with tensor parallelism and with a pipeline.
 """
 
 import functools

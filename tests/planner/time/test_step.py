@@ -1,5 +1,6 @@
 """The seconds of a step by hand: with round rates, each part equals its formula."""
 
+import itertools
 from dataclasses import fields, replace
 
 import pytest
@@ -514,14 +515,24 @@ def test_ranks_that_share_groups_gather_what_they_computed():
 
 def test_ulysses_trades_what_the_groups_are():
     """With 16 heads in 4 groups, Ulysses exchanges 4 (h + h/4) instead of 8 h numbers; a single group is
-    repeated on all 4 ranks.
+    repeated on all 4 ranks. Each of 2 tensor-parallel ranks exchanges its half of the heads, and repeats its
+    2 groups.
     """
     sent = {
-        groups: next(
-            one.value
-            for one in traffic(setup(shape=replace(SHAPE, num_query_groups=groups), ulysses_size=4))
-            if one.name == "traffic / Ulysses"
+        (groups, tensor): next(
+            term.value
+            for term in traffic(
+                setup(
+                    shape=replace(SHAPE, num_query_groups=groups),
+                    tensor_parallel_size=tensor,
+                    ulysses_size=4,
+                )
+            )
+            if term.name == "traffic / Ulysses"
         )
-        for groups in (16, 4, 1)
+        for groups, tensor in itertools.product((16, 4, 1), (1, 2))
     }
-    assert sent[4] == sent[16] * (1 + 1 / 4) / 2 and sent[1] == sent[4]
+    whole = sent[16, 1]
+    assert sent[4, 1] == sent[1, 1] == whole * (1 + 1 / 4) / 2
+    assert sent[16, 2] == whole / 2
+    assert sent[4, 2] == sent[1, 2] == whole * (1 / 2 + 1 / 4) / 2

@@ -37,9 +37,9 @@ class LocalPart:
         self.target = folder if refused and folder is not None else self._disk.checkpoint(step)
         """Folder for DeepSpeed's files of this rank."""
         disk = self._disk
-        uncut = disk.config.parallel.zero_stage == 0
-        self.is_copy = uncut and disk.is_lead and disk.rank != 0 and not refused
-        """Whether this rank also writes a complete checkpoint, so that its node alone suffices (ZeRO 0)."""
+        replicated = disk.config.parallel.is_replicated
+        self.is_copy = replicated and disk.is_lead and disk.rank != 0 and not refused
+        """Whether this rank also writes a complete checkpoint, so that its node alone suffices."""
         self._manifest: dict[str, Any] = {}
 
     @contextlib.contextmanager
@@ -66,7 +66,7 @@ class LocalPart:
         if self.refused:
             return
         disk, topology = self._disk, self._disk.config.topology
-        is_whole = disk.config.parallel.zero_stage == 0 and bool(self._files)
+        is_whole = disk.config.parallel.is_replicated and bool(self._files)
         try:
             disk.write_part(
                 Part(

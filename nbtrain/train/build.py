@@ -38,6 +38,7 @@ from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream, seed_rank
 from nbtrain.parallel.startup import World, quiet, wait_for_all
+from nbtrain.train.engine.clipping import clip_without_zero
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.optimizer import bind_optimizer, build_optimizer
 from nbtrain.train.engine.patches import install_patches
@@ -244,6 +245,7 @@ def build_engine(
             dist_init_required=False,
         )
     bind_optimizer(engine, groups)
+    clip_without_zero(engine, groups)
     engine.train()
     kind = PipelineEngine if is_piped else PlainEngine
     return kind(engine, optimizer, groups, parallel.zero_stage)

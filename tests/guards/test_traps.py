@@ -104,19 +104,17 @@ def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
 
 
 @pytest.mark.slow
-def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, facts):
-    """With ZeRO 0 nbtrain computes the gradient norm itself, because DeepSpeed reports none.
+def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, facts):
+    """With ZeRO 0 nbtrain computes the gradient norm itself, because DeepSpeed reports none, and in a
+    pipeline clips by the norm of one stage.
 
-    plain_engine.py computes it before the step. With a sharded model, DeepSpeed would clip by the norm of one
-    shard, so that combination is refused. Seen: with `engine.get_global_grad_norm()` at all stages, the trace
-    has no norm.
+    clipping.py computes it before the step, over all ranks of the model. Seen: without it, the trace has no
+    norm, and the loss of two stages deviates by 3.4e-3.
     """
     assert facts["norms"] == {"0": False, "1": True}
-    loss, norm = first_steps(runner, Case(zero=0))
-    assert loss <= 2e-6 and norm <= 4e-6
-    for case in (Case(zero=0, pp=2), Case(zero=0, tp=2)):
-        with pytest.raises(ConfigError, match="clipped by the norm of one part"):
-            configuration(case)
+    for case in (Case(zero=0), Case(zero=0, pp=2)):
+        loss, norm = first_steps(runner, case)
+        assert loss <= 2e-6 and norm <= 4e-6, case.name
 
 
 @pytest.mark.slow

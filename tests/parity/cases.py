@@ -278,6 +278,27 @@ def parity_cases() -> list[Case]:
         for us, dp in ((2, 1), (4, 1), (8, 1), (2, 2), (2, 4), (4, 2))
         for zero in (0, 1, 2, 3)
     ]
+    # Without ZeRO, where the norm of a model in parts is nbtrain's own.
+    cases += [
+        Case(tp=tp, pp=pp, us=us, sp=sp, zero=0, model=model)
+        for tp, pp, us, sp in (
+            (2, 1, 1, False),
+            (2, 1, 1, True),
+            (1, 2, 1, False),
+            (2, 2, 1, True),
+            (2, 1, 2, False),
+            (2, 1, 2, True),
+            (1, 2, 2, False),
+            (2, 2, 2, True),
+        )
+        for model in ("gpt", "all")
+    ]
+    cases += [Case(dp=2, tp=2, zero=0), Case(dp=2, pp=2, zero=0), Case(dp=2, pp=2, us=2, zero=0)]
+    cases += [
+        Case(tp=2, pp=2, us=2, zero=0, data="packed"),
+        Case(tp=2, pp=2, us=2, zero=0, precision="autocast"),
+    ]
+    cases += [Case(tp=2, pp=2, zero=0, optimizer="muon", model=model) for model in ("gpt", "all")]
     for sp in (False, True):
         cases += [Case(tp=2, us=2, sp=sp, zero=zero) for zero in (1, 2, 3)]
         cases += [Case(tp=2, us=2, dp=2, sp=sp, zero=zero) for zero in (1, 2, 3)]

@@ -44,7 +44,7 @@ def goes_together(row: Row) -> bool:
     """
     case = case_of(row)
     return not (
-        (case.zero == 0 and (case.precision == "bf16" or case.tp > 1 or case.pp > 1))
+        (case.zero == 0 and case.precision == "bf16")
         or (case.zero > 1 and case.pp > 1)
         or (case.offload != "none" and case.zero == 0)
         or (case.offload == "both" and case.zero != 3)

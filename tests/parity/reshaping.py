@@ -125,6 +125,7 @@ def reshape_cases() -> list[Case]:
         Case(tp=2, us=2, zero=2),
         Case(pp=2, us=2),
         Case(tp=2, sp=True, pp=2, us=2),
+        Case(tp=2, pp=2, us=2, zero=0),
     ]
 
 

@@ -106,7 +106,7 @@ def node_checkpoint_bytes(config: RunConfig, nodes: int) -> int:
 
     ZeRO shards the optimizer's state across all data-parallel ranks. The weights are written only by the
     first data-parallel rank of each (pipeline, tensor) rank, and all of those may be on one node. With ZeRO 0
-    every node writes everything.
+    these ranks write the optimizer's state too; without tensor and pipeline parallelism, every node does.
     """
     whole = checkpoint_bytes(config)
     if config.parallel.zero_stage == 0:

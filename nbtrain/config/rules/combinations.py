@@ -195,8 +195,6 @@ class Clash:
 _CLASHES = """
 zero0 | bf16 fp16 | with 16-bit weights DeepSpeed's stage 0 makes an extra optimizer step at start, so that
     Adam is one step ahead | Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.
-zero0 | tensor pipeline | gradients would be clipped by the norm of one part of the model | Set zero_stage: 1,
-    which costs nothing.
 zero2 | pipeline | DeepSpeed's pipeline engine keeps gradients whole between micro batches | Set zero_stage:
     1.
 zero3 | pipeline | DeepSpeed's pipeline engine keeps parameters and gradients whole between micro batches |

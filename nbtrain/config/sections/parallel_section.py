@@ -177,6 +177,11 @@ class ParallelConfig(ConfigModel):
     """DeepSpeed keys for which nbtrain has no field. Keys that nbtrain sets itself are refused."""
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether every rank holds the complete state: ZeRO 0 without tensor and pipeline parallelism."""
+        return self.zero_stage == 0 and self.tensor_parallel_size == self.pipeline_parallel_size == 1
+
+    @property
     def data_axis_size(self) -> int:
         """Number of ranks that hold the same weights and receive different tokens: data-parallel times
         Ulysses ranks.

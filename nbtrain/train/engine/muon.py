@@ -80,7 +80,7 @@ class Muon(torch.optim.AdamW):
         """Set where each parameter is in the tensors of step(). All ranks call it together, once.
 
         `shards` are the shards of the matrices by canonical name. `stage` is the group of ranks that hold
-        parts of the same matrices, ALONE if each has all of them; `tensor` is the group of tensor-parallel
+        parts of the same matrices, one rank if it has all of them; `tensor` is the group of tensor-parallel
         ranks among them. With `at_once`, one call steps all tensors of a group, instead of a call for each.
         """
         matrices: list[list[LiveTensor]] = []

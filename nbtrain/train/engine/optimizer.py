@@ -25,7 +25,7 @@ from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.gpt_pipe import canonical_parameters
 from nbtrain.model.names import DECAY, MATRICES, NO_DECAY, is_adapter, optimizer_group
 from nbtrain.model.packing import matrices_of
-from nbtrain.parallel.groups import ALONE, ParallelGroups
+from nbtrain.parallel.groups import ParallelGroups
 from nbtrain.parallel.tensor import partition_dim
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.muon import Muon, Shard
@@ -108,9 +108,10 @@ def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
             "so that matrices would be mixed up. Remove the settings in parallel.deepspeed_extra, or set "
             "optimizer.type: AdamW."
         )
-    is_whole = not engine.zero_optimization_stage()
-    stage = ALONE if is_whole else groups.tensor_and_data_parallel
-    optimizer.bind(tensors, shards, stage, groups.tensor_model_parallel, at_once=is_whole)
+    # Without ZeRO, every replica steps all of its parameters.
+    without_zero, tensor = not engine.zero_optimization_stage(), groups.tensor_model_parallel
+    stage = tensor if without_zero else groups.tensor_and_data_parallel
+    optimizer.bind(tensors, shards, stage, tensor, at_once=without_zero)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, learning_rate: float, weight_decay: float) -> None:

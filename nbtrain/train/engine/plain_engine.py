@@ -9,7 +9,6 @@ import torch
 from nbtrain.parallel.random import preserved
 from nbtrain.train.engine.batches import Batch, Batches
 from nbtrain.train.engine.engine import Noted, StepLoss, StepWork, TrainEngine, summed
-from nbtrain.train.health.discard import gradient_norm
 
 
 class PlainEngine(TrainEngine):
@@ -18,7 +17,7 @@ class PlainEngine(TrainEngine):
     def train_step(self, work: StepWork) -> StepLoss:
         engine = self.deepspeed
         self._total = total = torch.zeros((), dtype=torch.float32, device=engine.device)
-        self._steps, norm = work.accumulation_steps, None
+        self._steps = work.accumulation_steps
         for number, (batch, denominator) in enumerate(work.micro_batches, start=1):
             engine.set_gradient_accumulation_boundary(number == self._steps)
             with work.timer.part("forward"):
@@ -35,15 +34,10 @@ class PlainEngine(TrainEngine):
                 engine.backward(loss)
             total += loss.detach()
             with work.timer.part("optimizer"):
-                if number == self._steps and not self.zero_stage:
-                    # Without ZeRO the engine clips but does not report the norm.
-                    norm = gradient_norm(engine.module)
                 engine.step()
             work.beat()
-        if self.zero_stage:
-            norm = engine.get_global_grad_norm()
         mean = self.over_data_axis(self.local_loss()) / self.groups.sequence_data_parallel.size
-        return StepLoss(mean, norm)
+        return StepLoss(mean, engine.get_global_grad_norm())
 
     def local_loss(self) -> torch.Tensor:
         return self._total / self._steps

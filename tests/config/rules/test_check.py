@@ -873,14 +873,6 @@ BROKEN = {
         "optimizer step at start, so that Adam is one step ahead.\n"
         "  Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.",
     ),
-    "ZeRO 0 with a cut model": (
-        "gpt-1-3b-4xdp-4xpp",
-        ["parallel.zero_stage=0", "precision.dtype=fp32"],
-        "@: parallel.zero_stage = 0\n"
-        "  does not go with pipeline_parallel_size(4): gradients would be clipped by the norm of one part of "
-        "the model.\n"
-        "  Set zero_stage: 1, which costs nothing.",
-    ),
     "ZeRO 2 with a pipeline": (
         "gpt-1-3b-4xdp-4xpp",
         ["parallel.zero_stage=2"],

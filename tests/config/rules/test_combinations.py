@@ -78,6 +78,8 @@ def test_what_the_reference_measured_as_right_is_allowed():
             for stage in (1, 2, 3)
         ),
         ("ulysses", "zero0"),
+        ("tensor", "zero0"),
+        ("pipeline", "zero0"),
         ("ulysses", "data"),
         ("ulysses", "tensor"),
         ("ulysses", "sequence"),

@@ -52,7 +52,6 @@ BY_DECISION = {
     "prescale_is_without_zero": NO_EFFECT,
     "recomputed_pieces_fit": "the piece would end with the last layer",
     "sequence alone": NO_EFFECT,
-    "ulysses + tensor": "right if heads divide by both; not compared with one process at length",
 }
 """Rules that refuse some runs that the engine can train, with the reason."""
 

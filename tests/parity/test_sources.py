@@ -12,7 +12,6 @@ from nbtrain.base.process.ports import port_to_listen_on
 from tests.parity.sources import (
     FAULTS,
     PARITY,
-    PARITY_ULYSSES,
     code_of,
     modules,
     sources_sha256,

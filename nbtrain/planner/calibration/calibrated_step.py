@@ -109,10 +109,9 @@ class _Rank:
         setup = self.setup
         if not setup.muon_steps:
             return 0.0
-        ranks = setup.data_axis_size * setup.tensor_parallel_size if setup.zero_stage else 1
         whole = max(setup.layers_by_stage) * sum(muon_flops_by_parameter(setup.shape, setup.muon_steps))
         rates = self.calibration.matmul_flops() | self.calibration.matmul_flops(self.ranks)
-        return whole / ranks / rates[setup.dtype]
+        return whole / setup.muon_ranks / rates[setup.dtype]
 
     def block(self) -> tuple[float, float]:
         """Return the seconds of one block and micro batch on this rank, (forward, backward)."""

@@ -267,8 +267,8 @@ def _muon_bytes(setup: Setup, stage: Stage) -> int:
     widest = max(shape.query_width, shape.ffn_hidden_size) * shape.hidden_size
     stack = min(max(widest, STACK_ELEMENTS), shape.num_layers * (shape.attention_weights + shape.mlp_weights))
     exchanged = 0
-    if setup.zero_stage and setup.data_axis_size * setup.tensor_parallel_size > 1:
-        exchanged = 3 * stage.blocks // setup.data_axis_size
+    if setup.muon_ranks > 1:
+        exchanged = 3 * stage.blocks * setup.tensor_parallel_size // setup.muon_ranks
     return element * (exchanged + 4 * stack)
 
 

@@ -166,6 +166,13 @@ class Setup:
         return self.shape.seq_length * self.micro_batch_size // sharing
 
     @property
+    def muon_ranks(self) -> int:
+        """Ranks among which Muon divides the matrices of a stage; without ZeRO, every replica steps all of
+        them.
+        """
+        return self.tensor_parallel_size * (self.data_axis_size if self.zero_stage else 1)
+
+    @property
     def attended_groups(self) -> float:
         """Key and value heads that a rank attends with, as heads for its share of the tokens.
 

@@ -210,14 +210,13 @@ def logits_seconds(setup: Setup, rates: Rates) -> float:
 def newton_schulz_seconds(setup: Setup, rates: Rates) -> float:
     """Return the seconds of Muon's products in a step on the rank with the most of them; 0 with AdamW.
 
-    ZeRO distributes whole matrices over data-parallel and tensor-parallel ranks; without it each rank
-    computes all. The products are in bf16 if the run is, else in fp32.
+    ZeRO distributes whole matrices over data-parallel and tensor-parallel ranks; without it, the
+    tensor-parallel ranks of each replica share them. The products are in bf16 if the run is, else in fp32.
     """
     if not setup.muon_steps:
         return 0.0
     costs = muon_flops_by_parameter(setup.shape, setup.muon_steps)
-    ranks = setup.data_axis_size * setup.tensor_parallel_size if setup.zero_stage else 1
-    most = max(max(setup.layers_by_stage) * sum(costs) / ranks, max(costs))
+    most = max(max(setup.layers_by_stage) * sum(costs) / setup.muon_ranks, max(costs))
     flops = rates.matmul_flops
     return most / flops.get("bf16" if setup.dtype == "bf16" else "fp32", product_rate(setup, rates))
 

@@ -171,8 +171,8 @@ def data_traffic(setup: Setup) -> DataTraffic | None:
 
 
 def muon_traffic(setup: Setup) -> Collective:
-    """Return the all-to-alls of a step of Muon, over all ranks of a stage; without bytes with AdamW."""
-    return Collective(setup.data_axis_size * setup.tensor_parallel_size, 1, muon_bytes(setup), times=2)
+    """Return the all-to-alls of a step of Muon, between ranks of a stage; without bytes with AdamW."""
+    return Collective(setup.muon_ranks, 1, muon_bytes(setup), times=2)
 
 
 def rank_parameters(setup: Setup) -> int:
@@ -230,8 +230,8 @@ def boundary_bytes(setup: Setup) -> float:
 
 def muon_bytes(setup: Setup) -> float:
     """Return the bytes that one rank sends, and receives back, in a step of Muon; 0 with AdamW."""
-    ranks = setup.data_axis_size * setup.tensor_parallel_size
-    if not setup.muon_steps or not setup.zero_stage or ranks == 1:
+    ranks = setup.muon_ranks
+    if not setup.muon_steps or ranks == 1:
         return 0.0
     element, shape = 2 if setup.dtype == "bf16" else 4, setup.shape
     matrices = max(setup.layers_by_stage) * (shape.attention_weights + shape.mlp_weights)

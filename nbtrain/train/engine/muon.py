@@ -10,8 +10,8 @@ averaged, clipped gradients, in every ZeRO stage. It processes these parts as fo
     exchange        the parts of the result are sent back
 
 Every layout therefore computes the same update as one process, and each matrix is orthogonalized once. In
-ZeRO 0 every rank has all matrices, and nothing is sent. Both exchanges use the number format of the products:
-fp32, or bf16 if the run's is.
+ZeRO 0 every replica has all matrices and orthogonalizes them itself: only its tensor-parallel ranks exchange
+parts. Both exchanges use the number format of the products: fp32, or bf16 if the run's is.
 """
 
 from collections.abc import Callable, Iterable, Sequence

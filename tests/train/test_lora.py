@@ -51,6 +51,8 @@ MORE = [
         ("t2 p2 z1 fp32", "llama"),
         ("t2 z1 fp32 sequence", ""),
         ("t2 z1 fp32 recomputed", ""),
+        ("t2 s2 z0 fp32", ""),
+        ("p2 s2 z1 fp32", "llama"),
     ),
 ]
 

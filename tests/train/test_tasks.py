@@ -26,15 +26,16 @@ pytestmark = pytest.mark.slow
 LAYOUTS = {
     "one process": (1, {}),
     "tensor and sequence": (2, {"parallel.tensor_parallel_size": 2, "parallel.sequence_parallel": True}),
-    "pipeline with documents": (
-        2,
+    "pipeline and ulysses with documents": (
+        4,
         {
             "parallel.pipeline_parallel_size": 2,
+            "parallel.ds_sequence_parallel_size": 2,
             "data.inter_document_masking": True,
             "data.reset_position_ids": True,
         },
     ),
-    "ulysses": (2, {"parallel.ds_sequence_parallel_size": 2}),
+    "tensor and ulysses": (4, {"parallel.tensor_parallel_size": 2, "parallel.ds_sequence_parallel_size": 2}),
     "zero 3": (2, {"parallel.data_parallel_size": 2, "parallel.zero_stage": 3}),
 }
 

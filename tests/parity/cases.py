@@ -348,6 +348,7 @@ def parity_cases() -> list[Case]:
         for cut in ({}, {"dp": 2}, {"tp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}, {"tp": 2, "sp": True, "pp": 2})
     ]
     cases += [Case(tp=2, pp=2, precision="fp16", model="all")]
+    cases += [Case(tp=2, us=2, precision="fp16"), Case(tp=2, pp=2, us=2, precision="fp16", model="all")]
     # Muon's matrices in every number of parts, and from sub-groups that split them elsewhere.
     cases += [Case(optimizer="muon", zero=zero) for zero in (0, 1, 2, 3)]
     cases += [
@@ -380,6 +381,8 @@ def parity_cases() -> list[Case]:
             {"pp": 2},
             {"tp": 2, "sp": True},
             {"us": 2},
+            {"tp": 2, "us": 2},
+            {"pp": 2, "us": 2},
             {"recompute": "full"},
             {"pp": 2, "recompute": "full"},
             {"tp": 2, "sp": True, "model": "all"},

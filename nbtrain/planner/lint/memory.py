@@ -197,7 +197,7 @@ def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding
         "sequence_ranks_hold_all_weights",
         "parallel.ds_sequence_parallel_size",
         f"ds_sequence_parallel_size({ulysses}) divides the tokens of a sequence and no weights: with "
-        f"zero_stage({zero}) each of the {ulysses} ranks holds all {whole}. "
+        f"zero_stage({zero}) each of the {ulysses} ranks holds the same {whole}. "
         f"{amounts.size(memory.states_bytes)} of model state are on each rank.",
         fix,
         Cost(words="memory that the layout does not save"),

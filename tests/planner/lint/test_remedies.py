@@ -155,12 +155,22 @@ def test_sequence_ranks_are_no_shards_of_the_weights():
     state = result.memory.states_bytes
     assert found.message == (
         "ds_sequence_parallel_size(4) divides the tokens of a sequence and no weights: with zero_stage(1) "
-        "each "
-        f"of the 4 ranks holds all weights and gradients. {amounts.size(state)} of model state are on "
-        f"each rank."
+        f"each of the 4 ranks holds the same weights and gradients. {amounts.size(state)} of model state are "
+        "on each rank."
     )
     assert found.fix == (
         "Set parallel.zero_stage: 3, which divides them among data-parallel and Ulysses ranks alike."
+    )
+    overrides = ["parallel.pipeline_parallel_size=2", "parallel.ds_sequence_parallel_size=2"]
+    piped = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.gpu_type=A100-40GB"])
+    (found,) = (
+        finding
+        for finding in plan(piped, use_measured=False).findings
+        if finding.rule == "sequence_ranks_hold_all_weights"
+    )
+    assert found.fix == (
+        "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which divide the "
+        "weights."
     )
 
 

@@ -111,8 +111,8 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
     from nbtrain.planner.search.search_results import FoundLayouts
 
     draft = _draft(request, anywhere)
-    config = draft.assess().config
-    if config is None or draft.unreadable:
+    config = draft.unchecked
+    if config is None:
         raise ConfigError("Fix the marked fields first; then layouts can be searched.")
     gpus, gpu_type = request.get("gpus") or None, request.get("gpu_type") or None
     if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool)):

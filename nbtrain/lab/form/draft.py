@@ -232,6 +232,16 @@ class Draft:
         refuse(problems, ConfigError)
         return config
 
+    @property
+    def unchecked(self) -> RunConfig | None:
+        """The run, which may break a rule between fields; None if a typed text or a value is invalid."""
+        if self.unreadable:
+            return None
+        try:
+            return load(self.run, self.overrides, check=False)
+        except ConfigError:
+            return None
+
     def assess(self) -> Assessment:
         """Load, check and plan the run, and check this machine for it, in about 20 ms."""
         from nbtrain.jobs.checks.preflight import preflight

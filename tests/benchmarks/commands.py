@@ -6,10 +6,12 @@
 `--old` is the root of another version of this repository, such as an unpacked `git archive`; it runs with the
 same Python and packages, in turn with this one. Seconds are user and system time of the process and its
 children; the table has the median, the least and the most of all rounds. Modules are compiled in advance, as
-pip does. The run of status and logs has 60 steps; that of curves has 20 scalars at each step.
+pip does. The run of status and logs has 60 steps; that of curves has 20 scalars at each step; the model of
+generate has 6 layers of width 384.
 """
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from tests.benchmarks.list_runs import cpu_seconds
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).absolute().parents[2]
 NEEDLE = "out of memory"
 LINE = "step {:>9,} | tokens 41.0k | loss 3.1415 | lr 0.001 | 5,104 tokens/s | memory 512.0 MiB\n"
 # Each version writes the runs that it reads, because the files of a run may differ between versions.
@@ -41,6 +43,12 @@ from pathlib import Path
 from tests.benchmarks.server_cost import make_long_run
 make_long_run(Path(sys.argv[1]), int(sys.argv[2]))
 """
+SAVED = """
+import sys
+from tests.inference.saved import save_run
+sizes = {"model.num_layers": 6, "model.hidden_size": 384, "model.num_attention_heads": 6}
+save_run(sys.argv[1].rpartition("/")[2], {**sizes, "model.seq_length": 256}, std=0.05)
+"""
 
 
 def main() -> None:
@@ -49,16 +57,20 @@ def main() -> None:
     )
     parser.add_argument("--old", type=Path, help="the root of another version of this repository")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="status, logs, check, plan, curves or grep")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="status, logs, check, plan, curves, grep, generate"
+    )
     parser.add_argument("--points", type=int, nargs="*", default=[1_000_000, 2_000_000])
     parser.add_argument("--log-bytes", type=int, default=1_000_000_000)
     options = parser.parse_args()
+    old = options.old and options.old.resolve()
     print("| command | program | CPU s, median | least to most | relative to this version |")
     print("| --- | --- | --- | --- | --- |")
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        # `python -m` in a command's own processes would find this version in the current folder.
         versions = [Version("this version", REPOSITORY, Path(name) / "this")]
-        if options.old:
-            versions.append(Version("old", options.old.resolve(), Path(name) / "old"))
+        if old:
+            versions.append(Version("old", old, Path(name) / "old"))
         for command, peer in commands(versions, options):
             programs = {version.title: (version.call(command), version.variables) for version in versions}
             programs |= {title: (words, dict(os.environ)) for title, words in peer.items()}
@@ -118,6 +130,11 @@ def commands(
         for version in versions:
             version.write(LONG, name, points)
         yield ["curves", name, "-o", "OUTPUT/curves.png"], {}
+    if is_wanted("generate"):
+        for version in versions:
+            version.write(SAVED, "saved")
+        torch = {"a process that imports torch": [sys.executable, "-c", "import torch"]}
+        yield ["generate", "saved", "-n", "64", "--prompt", "the model"], torch
     if options.log_bytes and is_wanted("grep"):
         logs = [version.write_log("logged", options.log_bytes) for version in versions]
         yield ["logs", "logged", "--grep", NEEDLE], {"grep -F": ["grep", "-F", NEEDLE, str(logs[0])]}

@@ -208,7 +208,7 @@ def _commands_of_script(
         inner.file(source)
     except BashSyntaxError:
         inner.commands.append(
-            inner.command([(Run(text_of(text), source.place(0), True),)], {}, None, source.place(0))
+            command_of(inner, [(Run(text_of(text), source.place(0), True),)], {}, None, source.place(0))
         )
     shell.steps = inner.steps
     return inner.commands

@@ -440,3 +440,10 @@ def test_the_parser_is_loaded_when_a_script_is_read():
         "assert 'tree_sitter' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_text_that_bash_cannot_read_is_one_command():
+    """The text of `bash -c` that is not bash is a command of its own, so that it can be named."""
+    (command,) = read_script("bash -c 'if then ('", "a.sh").commands
+    inner = command.read_inner(command.values[2], [], {})
+    assert [word.text for started in inner for word in started.words] == ["if then ("]

@@ -1,12 +1,13 @@
 """`make parity`: every combination of parallelism on up to 8 CPU ranks; writes docs/evidence/parity.md.
 
     python -m tests.parity.matrix [--only parity autotp resume reshape] [--folder build/parity] [--at-once 2]
-                                  [--match fp16] [--ulysses]
+                                  [--match fp16] [--ulysses] [--page]
 
 Results are kept in --folder under the hash of the sources, so that an interrupted run continues. Once all
 cases are done, the page is written. With --ulysses, only layouts that combine Ulysses with tensor or pipeline
 parallelism are run, and docs/evidence/parity-ulysses.md is written. With --match only cases whose names
-contain the text are run, and no page is written. Exits with 1 if a deviation is larger than allowed.
+contain the text are run, and no page is written. With --page nothing is run: the page is written from the
+results that are there, and says how many are missing. Exits with 1 if a deviation is larger than allowed.
 """
 
 import argparse
@@ -158,24 +159,40 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--match", default="", help="a part of the name")
     parser.add_argument("--ulysses", action="store_true", help="Ulysses with tensor or pipeline parallelism")
+    parser.add_argument("--page", action="store_true", help="write the page from the results so far")
     options = parser.parse_args()
-    # A timeout on a busy machine is not a failure of the case.
-    fork_client.START_SECONDS = 1200.0
     results = Results(options.folder)
-    runs = options.folder / "runs"
-    shutil.rmtree(runs, ignore_errors=True)
-    make_datasets(runs / "data")
     entries = {table: list(entries_of(table)) for table in TABLES}
     if options.ulysses:
         for table, every in entries.items():
             entries[table] = [entry for entry in every if any(map(is_cut_both_ways, entry[1]))]
     failed = 0
+    if not options.page:
+        failed = run(results, {table: entries[table] for table in options.only}, options)
+        if options.match:
+            return min(failed, 1)
+    evidence = PARITY_ULYSSES if options.ulysses else PARITY
+    found = {table: results.of(table, every) for table, every in entries.items()}
+    head = page.HEAD_ULYSSES if options.ulysses else page.HEAD
+    wanted = sum(map(len, entries.values()))
+    evidence.page.write_text(page.text(head, found, stamp(evidence), wanted))
+    print(f"{evidence.page}: written; {failed} failed")
+    return min(failed, 1)
+
+
+def run(results: Results, entries: dict[str, list[Entry]], options: argparse.Namespace) -> int:
+    """Run the entries of each table that have no result yet, and return how many failed."""
+    # A timeout on a busy machine is not a failure of the case.
+    fork_client.START_SECONDS = 1200.0
+    runs, failed = options.folder / "runs", 0
+    shutil.rmtree(runs, ignore_errors=True)
+    make_datasets(runs / "data")
     with ForkServer() as server:
         runner = Runner(server, runs, runs / "data")
-        for table in options.only:
+        for table, every in entries.items():
             left = [
                 entry
-                for entry in entries[table]
+                for entry in every
                 if (table, entry[0]) not in results.records and options.match in entry[0]
             ]
             started = time.monotonic()
@@ -187,14 +204,7 @@ def main() -> int:
                 what = "ok" if record["ok"] else f"FAILED {record['error']}"
                 print(f"{record['seconds']:7.1f} s  {table}  {name}  {what}", flush=True)
     shutil.rmtree(runs)
-    if options.match:
-        return min(failed, 1)
-    evidence = PARITY_ULYSSES if options.ulysses else PARITY
-    found_by_table = {table: results.of(table, every) for table, every in entries.items()}
-    head = page.HEAD_ULYSSES if options.ulysses else page.HEAD
-    evidence.page.write_text(page.text(head, found_by_table, stamp(evidence)))
-    print(f"{evidence.page}: written; {failed} failed")
-    return min(failed, 1)
+    return failed
 
 
 if __name__ == "__main__":

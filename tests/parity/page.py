@@ -26,6 +26,10 @@ these layouts, ranks share each sequence by Ulysses, and the model by tensor par
 parallelism or by both. `make parity` runs them too, for [every layout against one process](parity.md).
 """
 
+MISSING = """
+This page has {there} of {wanted} results. The command runs the others when it is called again.
+"""
+
 MODEL_AND_NAMES = """
 The model has {num_layers} layers, hidden size {hidden_size}, {num_attention_heads} heads, sequences of
 {seq_length} tokens and a vocabulary of 500 tokens, whose padding differs for each number of
@@ -77,11 +81,16 @@ largest deviation of the loss in the steps after loading.
 """
 
 
-def text(head: str, results: dict[str, list[Record]], stamp: str) -> str:
-    """Return the text of the whole page; sections without results are omitted."""
-    records, autotp = results["reshape"], results["autotp"]
+def text(head: str, results: dict[str, list[Record]], stamp: str, wanted: int) -> str:
+    """Return the text of the whole page; sections without results are omitted.
+
+    `wanted` is the number of results of a complete page.
+    """
+    records, autotp, resumed = results["reshape"], results["autotp"], results["resume"]
+    there = sum(map(len, results.values()))
     parts = [
         head,
+        _wrapped(MISSING, there=there, wanted=wanted) if there < wanted else "",
         # On one line, because the check for a stale page searches for it.
         stamp,
         _wrapped(MODEL_AND_NAMES, batch=GLOBAL_BATCH, **MODEL),
@@ -90,12 +99,9 @@ def text(head: str, results: dict[str, list[Record]], stamp: str) -> str:
         _parity(results["parity"]),
         _wrapped(AUTOTP, steps=STEPS) if autotp else "",
         _autotp(autotp) if autotp else "",
-        _wrapped(RESUME, steps=RESUME_STEPS, interval=INTERVAL),
-        _table(
-            ("layout", "ranks", "interruptions", "steps compared", "parameters compared"),
-            (_resume(record) for record in results["resume"]),
-        ),
-        _wrapped(RESHAPE, at=AT, more=STEPS - AT, number=len(records)),
+        _wrapped(RESUME, steps=RESUME_STEPS, interval=INTERVAL) if resumed else "",
+        _resumed(resumed) if resumed else "",
+        _wrapped(RESHAPE, at=AT, more=STEPS - AT, number=len(records)) if records else "",
         *(
             _reshape([record for record in records if record.get("kind") == kind], kind)
             for kind in dict.fromkeys(record.get("kind", "") for record in records)
@@ -162,6 +168,11 @@ def _autotp(records: Sequence[Record]) -> str:
     return _table(("layout", "loss", "gradient norm"), rows)
 
 
+def _resumed(records: Sequence[Record]) -> str:
+    head = ("layout", "ranks", "interruptions", "steps compared", "parameters compared")
+    return _table(head, map(_resume, records))
+
+
 def _resume(record: Record) -> tuple[str, ...]:
     if "found" not in record:
         return (_code(record["name"]), "", "FAILED", "", "")
@@ -172,9 +183,12 @@ def _resume(record: Record) -> tuple[str, ...]:
 
 
 def _reshape(records: Sequence[Record], kind: str) -> str:
-    names = list(dict.fromkeys(record["from"] for record in records))
+    origins = list(dict.fromkeys(record["from"] for record in records))
+    names = list(dict.fromkeys([*origins, *(record["to"] for record in records)]))
     found = {(record["from"], record["to"]): record["found"]["loss"] for record in records}
-    rows = [(_code(origin), *(_number(found.get((origin, target))) for target in names)) for origin in names]
+    rows = [
+        (_code(origin), *(_number(found.get((origin, target))) for target in names)) for origin in origins
+    ]
     reference = "one process" if kind.startswith("fp32") else "the run that wrote the checkpoint"
     return f"{kind}, compared with {reference}:\n\n" + _table(("", *map(_code, names)), rows) if names else ""
 

@@ -189,8 +189,8 @@ WIDE = {
     "model.num_layers": 8,
     "model.num_attention_heads": 16,
     "model.hidden_size": 512,
+    "parallel.zero_stage": 1,
     "parallel.sequence_parallel": True,
-    "precision.dtype": "bf16",
 }
 # Shapes that no example has. The last two are published layouts: 32 ranks, and 128 whose twin has 16.
 OWN = {
@@ -230,6 +230,7 @@ OWN = {
         "parallel.pipeline_parallel_size": 4,
         "parallel.ds_sequence_parallel_size": 2,
         "parallel.data_parallel_size": 2,
+        "precision.dtype": "bf16",
     },
 }  # fmt: skip
 # One process with packed examples of prompts and completions, and three kinds of parallelism; `make soak`

@@ -20,7 +20,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
+from nbtrain.base.run_directory.checkpoint_files import files_sha256, newest_saved_step
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.files import manifest as manifests
 from nbtrain.checkpoint.files.local_disk import LocalDisk
@@ -51,6 +51,10 @@ class Saved:
     """Seconds until the checkpoint was complete, including seconds in which training continued."""
     removed_steps: list[int]
     """Older checkpoints that were removed."""
+    files_sha256: str
+    """SHA-256 over the checkpoint's files, which stays known when the checkpoint is removed."""
+    next_batch_sha256: str | None
+    """SHA-256 of the batch that follows; None if there is none."""
 
 
 class Saver:
@@ -162,7 +166,7 @@ class Saver:
 
         def publish_rest(shares: dict[int, Described]) -> None:
             publish_manifest(live.run, step, manifest)
-            self._saved = pruned(live, step, manifest["files"], started, 0.0)
+            self._saved = pruned(live, manifest, started, 0.0)
             with contextlib.suppress(OSError):
                 local.note(step, save_id, copied=True)
 
@@ -234,7 +238,8 @@ class Saver:
         saved, self._saved = self._saved, None
         if saved is not None:
             self._announced = saved
-            self.live.tell("checkpoint", f"checkpoint of step {saved.step} saved", **vars(saved))
+            words = f"checkpoint of step {saved.step} saved"
+            self.live.tell("checkpoint", words, attempt=self.live.attempt, **vars(saved))
 
 
 def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
@@ -306,8 +311,9 @@ def publish(
     swapped = [name for name in manifests.payload(folder) if name.parts[0] == SWAPPED]
     for name, entry in manifests.describe(folder, swapped).items():
         described[name] = {**entry, "rank": None}
-    publish_manifest(live.run, step, {**manifest, "files": dict(sorted(described.items()))})
-    return pruned(live, step, described, started, stall_seconds)
+    manifest = {**manifest, "files": dict(sorted(described.items()))}
+    publish_manifest(live.run, step, manifest)
+    return pruned(live, manifest, started, stall_seconds)
 
 
 def publish_manifest(run: RunDir, step: int, manifest: dict[str, Any]) -> None:
@@ -318,15 +324,21 @@ def publish_manifest(run: RunDir, step: int, manifest: dict[str, Any]) -> None:
     shutil.rmtree(folder / SHARES, ignore_errors=True)
 
 
-def pruned(
-    live: LiveRun, step: int, described: Described, started: float, stall_seconds: float | None
-) -> Saved:
-    """Remove checkpoints older than the new one of `step` that need not be kept. Rank 0 only."""
-    options = live.config.checkpoint
+def pruned(live: LiveRun, manifest: dict[str, Any], started: float, stall_seconds: float | None) -> Saved:
+    """Remove checkpoints older than the new one with this manifest that need not be kept. Rank 0 only."""
+    options, step, described = live.config.checkpoint, manifest["step"], manifest["files"]
     removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, options.keep_best)
     seconds = time.monotonic() - started
     size = sum(entry["bytes"] for entry in described.values())
-    return Saved(step, size, seconds if stall_seconds is None else stall_seconds, seconds, removed)
+    return Saved(
+        step,
+        size,
+        seconds if stall_seconds is None else stall_seconds,
+        seconds,
+        removed,
+        files_sha256(manifest),
+        manifest["next_batch_sha256"],
+    )
 
 
 def add_validation(live: LiveRun, state: TrainState) -> None:

@@ -211,5 +211,6 @@ def has_cuda_build() -> bool:
 
 def cpu_has_bf16() -> bool:
     """Return whether the CPU computes bf16 itself: it has the flag avx512_bf16 or amx_bf16."""
-    flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), flags=re.M)
-    return bool(flags and {"avx512_bf16", "amx_bf16"} & set(flags[1].split()))
+    from nbtrain.base.hardware.cpu import cpu_model
+
+    return bool({"avx512_bf16", "amx_bf16"} & cpu_model()[1])

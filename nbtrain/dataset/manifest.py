@@ -135,6 +135,15 @@ def read_manifest(path: Path) -> DatasetManifest | None:
         ) from None
 
 
+def data_hashes(manifest: DatasetManifest) -> dict[str, str]:
+    """Return {name: SHA-256} of the text of each source, and of each file of the prepared dataset."""
+    sources = {
+        f"data.sources.{number} ({source.get('path') or source['name']})": source["sha256"]
+        for number, source in enumerate(manifest.sources)
+    }
+    return sources | {name: entry["sha256"] for name, entry in sorted(manifest.files.items())}
+
+
 def is_mask(stem: str, stems: Container[str]) -> bool:
     """Return whether a stem is the loss mask of another of `stems`."""
     return stem.endswith(MASK_SUFFIX) and stem.removesuffix(MASK_SUFFIX) in stems

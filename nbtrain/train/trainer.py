@@ -32,6 +32,7 @@ from nbtrain.train.health.attempt import this_attempt
 from nbtrain.train.health.finite_weights import bad_weights
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.profile.profiler import profiling
+from nbtrain.train.provenance import write_provenance
 from nbtrain.train.requests import ExitLimits, Requests, job_age_seconds
 from nbtrain.train.training_step import TrainingStep
 
@@ -56,6 +57,8 @@ def train_run(
         heartbeat.beat(built.state.step)
     names, attempt = built.datasets.names, this_attempt(run)
     report = None
+    if world.rank == 0 and config.mode == "full":
+        write_provenance(run, requests.job, attempt.attempt, config, built, world)
     if world.rank == 0:
         report = Report(config, world, built.state, heartbeat, run.tensorboard, names, attempt.trace)
     try:

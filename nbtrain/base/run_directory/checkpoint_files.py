@@ -6,7 +6,7 @@ checkpoint counts once it has been copied to the run directory, or when a resume
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -202,6 +202,14 @@ def checkpoint_problem(folder: Path) -> str | None:
         if (size := path.stat().st_size) != expected["bytes"]:
             return f"{name} has {size:,} bytes; its manifest says {expected['bytes']:,}"
     return None
+
+
+def files_sha256(manifest: Mapping[str, Any]) -> str:
+    """Return one SHA-256 in hex for all files of a checkpoint, from its manifest."""
+    # Imported here because nearly every command loads this file, and few of them hash anything.
+    from nbtrain.base.code_hashes import joint_sha256
+
+    return joint_sha256({name: entry["sha256"] for name, entry in manifest["files"].items()})
 
 
 def in_work(run: RunDir, step: int, now: float) -> str | None:

@@ -6,7 +6,8 @@
 The first line is the header. Each other line holds scalars of one step by their tags in the event files, with
 the tokens and samples that the run had consumed. A step may have several lines, such as one for its
 validation. JSON has no NaN and no infinity: they are the strings "NaN", "Infinity" and "-Infinity", as in
-Protocol Buffers' JSON. Floats have nine digits, which identify every float32.
+Protocol Buffers' JSON. Loss and gradient norm are exact: read as doubles, they are the values of the trainer
+to the last bit. Other floats have nine digits, which identify every float32.
 
 Each start of the trainer creates a file with the next number, and no other process writes to it. Its header
 says from which step it resumed: the steps after that one in files with lower numbers no longer count, even if
@@ -22,11 +23,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base.run_directory.metrics import scalar
+
 FORMAT, FORMAT_VERSION = "nbtrain metrics", 1
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """The strings that stand for values that are not finite; float() reads them."""
 KEYS = ("step", "wall_time", "tokens", "samples")
 """Keys of a line that are not tags; each tag contains a slash."""
+EXACT_TAGS = frozenset(scalar(name).tag for name in ("loss", "grad_norm"))
+"""Tags of scalars that are written with all of their digits, for the certificate of a run."""
 _NAME = re.compile(r"metrics(?:\.(\d{1,9}))?\.jsonl")
 
 
@@ -66,7 +71,7 @@ class MetricsFile:
         self, step: int, wall_time: float, tokens: int, samples: int, scalars: Mapping[str, float]
     ) -> None:
         """Add a line with scalars of a step by tag. `wall_time`: seconds since the epoch."""
-        values = {tag: _encoded(value) for tag, value in scalars.items()}
+        values = {tag: _encoded(value, tag in EXACT_TAGS) for tag, value in scalars.items()}
         self._add(dict(zip(KEYS, (step, round(wall_time, 6), tokens, samples))) | values)
 
     def flush(self) -> None:
@@ -101,10 +106,10 @@ def _next_file(folder: Path) -> Path:
             number += 1
 
 
-def _encoded(value: float) -> float | int | str:
+def _encoded(value: float, exact: bool) -> float | int | str:
     if isinstance(value, int):
         return value
     value = float(value)
     if math.isfinite(value):
-        return float(f"{value:.9g}")
+        return value if exact else float(f"{value:.9g}")
     return NOT_FINITE[0] if math.isnan(value) else NOT_FINITE[1 if value > 0 else 2]

@@ -496,6 +496,30 @@ class ResumeCertificate(Record):
 
 
 @dataclass
+class Provenance(Record):
+    """provenance/<attempt>.json: everything that the numbers of an attempt depend on, written by rank 0
+    before its first step (train/provenance.py).
+    """
+
+    job_id: str
+    attempt: int
+    first_step: int
+    """Step of the checkpoint that was loaded; 0 without one."""
+    settings: dict[str, Any]
+    """{dotted key: value} of the settings that affect the numbers, without passwords."""
+    code_sha256: str
+    """SHA-256 over the files of nbtrain; code/<code_sha256>.json in the run directory lists them."""
+    versions: dict[str, str]
+    """Versions of Python and of the libraries that affect the numbers."""
+    device: dict[str, Any]
+    """Kind and name of rank 0's device; for a CPU also its model, its vector instructions and threads."""
+    data: dict[str, Any]
+    """Order of the samples (DataState), with the SHA-256 of the tokenizer and of the first batch."""
+    data_files: dict[str, str]
+    """{name: SHA-256} of the sources of the text, and of the files of the prepared dataset."""
+
+
+@dataclass
 class ControlRequest(Record):
     """control/request.json: read by rank 0 at each step boundary, agreed on by all ranks."""
 

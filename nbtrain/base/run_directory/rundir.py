@@ -8,6 +8,9 @@
       summary.json              supervisor  at every end of a job
       rollbacks.json            supervisor  samples that are skipped, and why
       init_from.json            submit      which weights the run starts from: hashes, config.json or step
+      certificate.json          supervisor  at every end of a job: hashes of all that the run depends on, and
+                                            the losses of its steps (monitor/run/certificate.py)
+      code/<sha256>.json        rank 0      SHA-256 of each file of nbtrain that trained it
       notes.json                the user    labels changed since the submission, notes, archived or not
       jobs/<job id>/
         job.json                submit, then the supervisor from its first act on
@@ -19,6 +22,7 @@
         autotune.json           submit      what DeepSpeed's autotuner starts from
         autotune.py             submit      the script that it starts; it runs nbtrain.train.tuning
         resume.json             rank 0      what its newest attempt kept of its checkpoint
+        provenance/<attempt>.json  rank 0   what the attempt's numbers depend on: settings, code, data
         control/request.json    supervisor  what the ranks are asked to do at the next step boundary
         control/ack.json        rank 0      the last request it carried out
         control/devices.json    an operator how many devices the next attempt may take (backend.elastic)
@@ -102,6 +106,7 @@ class RunDir:
     rollbacks_json = _Below("rollbacks.json")
     init_from_json = _Below("init_from.json")
     notes_json = _Below("notes.json")
+    certificate_json = _Below("certificate.json")
     jobs = _Below("jobs")
     tensorboard = _Below("tensorboard")
     model = _Below("model")
@@ -127,6 +132,9 @@ class RunDir:
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
+
+    def code(self, sha256: str) -> Path:
+        return self.path / "code" / f"{sha256}.json"
 
     def checkpoint(self, step: int) -> Path:
         return self.model / f"global_step{step}"
@@ -230,6 +238,9 @@ class JobDir:
 
     def heartbeat(self, rank: int) -> Path:
         return self.path / "heartbeat" / f"{rank}.json"
+
+    def provenance(self, attempt: int) -> Path:
+        return self.path / "provenance" / f"{attempt}.json"
 
     def heartbeats(self) -> list[Path]:
         """Return the heartbeats that were written, one per rank."""

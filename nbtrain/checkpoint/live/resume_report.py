@@ -56,12 +56,16 @@ def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str
 
 def software() -> dict[str, str]:
     """Return the versions of Python and of the libraries that affect the numbers."""
-    return {
+    found = {
         "nbtrain": __version__,
         "torch": torch.__version__,
         "deepspeed": version("deepspeed"),
+        "numpy": np.__version__,
         "python": platform.python_version(),
     }
+    if torch.version.cuda:
+        found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+    return found
 
 
 def device(kind: torch.device) -> dict[str, Any]:

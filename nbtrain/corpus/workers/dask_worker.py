@@ -3,7 +3,6 @@ time.
 """
 
 import functools
-import hashlib
 import os
 import pickle
 import platform
@@ -14,8 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nbtrain.base.code_hashes import code_hashes, joint_sha256
 from nbtrain.base.errors import DataError
-from nbtrain.base.version import PACKAGE, __version__
+from nbtrain.base.version import __version__
 from nbtrain.corpus.workers import lease
 
 # Packages that decide the bytes of a shard, besides nbtrain.
@@ -43,11 +43,8 @@ def software() -> dict[str, str]:
     """Return versions of the software that determines the bytes of a shard; nbtrain's with a hash of its
     files.
     """
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     python = ".".join(platform.python_version_tuple()[:2])
-    found = {"python": python, "nbtrain": f"{__version__} ({digest.hexdigest()[:12]})"}
+    found = {"python": python, "nbtrain": f"{__version__} ({joint_sha256(code_hashes())[:12]})"}
     for name in LIBRARIES:
         try:
             found[name] = metadata.version(name)

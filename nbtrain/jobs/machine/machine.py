@@ -1,16 +1,14 @@
 """Resources of this machine: cores, memory and GPUs, within the limits of its control groups."""
 
 import os
-import platform
-import re
 import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-from nbtrain.base.hardware.cgroup import memory_groups, text_of, usable_cores
+from nbtrain.base.hardware.cgroup import memory_groups, usable_cores
+from nbtrain.base.hardware.cpu import cpu_model
 from nbtrain.base.hardware.nvml import Gpu, visible_gpus
 
 
@@ -32,7 +30,7 @@ class Machine:
 
 def this_machine() -> Machine:
     """Read the machine's resources. Costs milliseconds."""
-    cpu, flags = _cpu()
+    cpu, flags = cpu_model()
     memory = psutil.virtual_memory()
     groups = memory_groups()
     total = min([memory.total, *(group.limit_bytes for group in groups)])
@@ -55,13 +53,6 @@ def lacking_cores(seconds: float = 0.5) -> float:
             idle += (spent["idle"] + spent.get("iowait", 0.0)) / max(sum(spent.values()), 1e-9)
     # A quota may leave this process fewer cores than the machine has.
     return max(0.0, usable_cores() - idle)
-
-
-def _cpu() -> tuple[str, frozenset[str]]:
-    text = text_of(Path("/proc/cpuinfo"))
-    name = re.search(r"^model name\s*:\s*(.*)$", text, flags=re.M)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, flags=re.M)
-    return name[1] if name else platform.machine(), frozenset(flags[1].split() if flags else ())
 
 
 def memory_in_use_of_group() -> int | None:

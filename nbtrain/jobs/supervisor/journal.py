@@ -39,6 +39,7 @@ from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.attempt.verdict import PREEMPTED, Verdict
 from nbtrain.jobs.supervisor.recovery import starting_point
 from nbtrain.jobs.supervisor.summary import write_summary
+from nbtrain.monitor.run.certificate import write_certificate
 
 # A program that filled the disk may also use up the reserve, so the final state is tried this often.
 LAST_WORD_TRIES = 20
@@ -393,6 +394,10 @@ class Journal:
         except RecordError as error:
             # A damaged record, perhaps of an earlier job, must not change how this job ends.
             self.event("warning", f"summary.json is not written: {error}")
+        try:
+            write_certificate(self.job.run)
+        except RecordError as error:
+            self.event("warning", f"certificate.json is not written: {error}")
 
 
 def disk_note(folder: Path) -> str:

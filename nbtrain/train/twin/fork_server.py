@@ -33,6 +33,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtrain.base.code_hashes import code_hashes
 from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.base.process.ports import port_to_listen_on
 from nbtrain.base.process.signals import hear_signals
@@ -236,6 +237,8 @@ def main(modules: list[str]) -> None:
     prepare_deepspeed("cpu")
     for module in (*modules, *PRELOADED):
         importlib.import_module(module)
+    # Its ranks run the code that is loaded now, even if a file changes later.
+    code_hashes()
     # The garbage collector never visits objects created so far: a visit would copy their pages in every rank.
     gc.collect()
     gc.freeze()

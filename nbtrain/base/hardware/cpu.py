@@ -1,0 +1,23 @@
+"""The processor of this machine: its model, and the instructions that it supports."""
+
+import platform
+import re
+from pathlib import Path
+
+from nbtrain.base.hardware.cgroup import text_of
+
+# Libraries choose their kernels by these flags.
+VECTOR_FLAGS = re.compile(r"fma|f16c|avx\w*|amx\w*|asimd\w*|sve\w*|bf16")
+
+
+def cpu_model() -> tuple[str, frozenset[str]]:
+    """Return the name of the processor's model, and its flags."""
+    text = text_of(Path("/proc/cpuinfo"))
+    name = re.search(r"^model name\s*:\s*(.*)$", text, flags=re.M)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, flags=re.M)
+    return name[1] if name else platform.machine(), frozenset(flags[1].split() if flags else ())
+
+
+def vector_flags() -> list[str]:
+    """Return the processor's flags of vector and matrix instructions, sorted."""
+    return sorted(flag for flag in cpu_model()[1] if VECTOR_FLAGS.fullmatch(flag))

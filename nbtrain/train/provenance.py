@@ -1,0 +1,52 @@
+"""Provenance of an attempt: everything that its numbers depend on, written by rank 0 before the first step.
+
+    output/<run>/jobs/<job>/provenance/<attempt>.json      settings, versions, device, data
+    output/<run>/code/<sha256>.json                        SHA-256 of each file of nbtrain
+
+monitor/run/certificate.py makes the certificate of the run from these files, proof/reproduce.py compares them
+with the machine on which a part of the run is trained again.
+"""
+
+from nbtrain.base import files
+from nbtrain.base.code_hashes import code_hashes, joint_sha256
+from nbtrain.base.hardware.cpu import cpu_model, vector_flags
+from nbtrain.base.run_directory.records import Provenance
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.checkpoint import certificate
+from nbtrain.config.rules.resume import settings_with_effect
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.manifest import data_hashes
+from nbtrain.parallel.startup import World
+from nbtrain.train.build import Built
+
+
+def write_provenance(
+    run: RunDir, job: JobDir, attempt: int, config: RunConfig, built: Built, world: World
+) -> None:
+    """Write the provenance of an attempt that has loaded its checkpoint. Rank 0 only."""
+    hashes, state, live = code_hashes(), built.state, built.saver.live
+    code_sha256 = joint_sha256(hashes)
+    if not (code := run.code(code_sha256)).is_file():
+        code.parent.mkdir(exist_ok=True)
+        files.write_json(code, hashes)
+    device = certificate.device(world.device)
+    if world.device.type == "cpu":
+        device |= {"model": cpu_model()[0], "vector_flags": vector_flags()}
+    data = state.data.to_dict() | {
+        "tokenizer_sha256": live.tokenizer_sha256,
+        "next_batch_sha256": live.next_batch_sha256(state.data),
+    }
+    record = Provenance(
+        job.job_id,
+        attempt,
+        state.step,
+        settings_with_effect(config),
+        code_sha256,
+        certificate.software(),
+        device,
+        data,
+        data_hashes(built.datasets.manifest),
+    )
+    path = job.provenance(attempt)
+    path.parent.mkdir(exist_ok=True)
+    record.write(path)

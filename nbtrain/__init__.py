@@ -19,6 +19,7 @@
     nb.what_if(run)               sliders that snap to legal layouts: fits, time, disk
     nb.largest(run, gpus)         the largest model and the longest sequence that fit
     nb.deepspeed_config(run)      what DeepSpeed is given
+    nb.reproduce(run, steps)      some steps trained again, and compared bit for bit
     nb.twin(run)                  a small run of the same shape, on this machine's CPU
     nb.submit(run)                start it, or pick it up again, as a detached job
     nb.launch(run, mode)          submit or twin, for a notebook that runs with nobody watching
@@ -73,6 +74,7 @@ __all__ = [
     "plan_picture",
     "prepare",
     "queue",
+    "reproduce",
     "runs",
     "scalars",
     "search",

@@ -90,7 +90,7 @@ ALLOWED = {
         {"config", "corpus", "dataset", "jobs", "planner", "pretrained"},
         {"huggingface_hub"},
     ),
-    "proof": ({"config", "dataset", "jobs"}, set()),
+    "proof": ({"config", "dataset", "jobs", "monitor"}, set()),
     "serving": (
         {"config", "corpus", "jobs"},
         {"starlette", "uvicorn", "prometheus_client", "orjson", "pydantic", "jinja2"},
@@ -134,6 +134,7 @@ DOORS = {
     ("jobs", "nbtrain.train.calibration.network"),
     ("proof", "nbtrain.train.twin.export"),
     ("proof", "nbtrain.train.twin.fork_server"),
+    ("proof", "nbtrain.checkpoint.weights.differences"),
     ("serving", "nbtrain.inference.generate"),
     ("cli", "nbtrain.checkpoint.universal"),
     ("exchange", "nbtrain.checkpoint.pretrained"),

@@ -4,7 +4,7 @@ import functools
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from nbtrain.jobs.queue.listing import QueueList
     from nbtrain.monitor.job.job_description import JobDescription
     from nbtrain.monitor.logs.log_search import Hit
+    from nbtrain.monitor.run.certificate import RunCertificate
     from nbtrain.monitor.run.pictures import ScalarsTable
     from nbtrain.monitor.run.profiles import Profiles
     from nbtrain.monitor.run.run_view import RunView
+    from nbtrain.proof.reproduce import Reproduction
 
 
 RunLike = Union[str, Path, "RunConfig", "Run"]
@@ -372,6 +374,27 @@ class Run:
         from nbtrain.jobs.submission.clone import clone
 
         return clone(self.directory, name, overrides)
+
+    def certificate(self) -> "RunCertificate":
+        """Return the certificate: hashes of all that the run depends on, and the numbers of its steps."""
+        from nbtrain.monitor.run.certificate import make_certificate
+
+        return make_certificate(self.directory)
+
+    def reproduce(self, steps: tuple[int, int] | None = None, overrides: Overrides = None) -> "Reproduction":
+        """Train some steps again, as the run NAME-again, and compare them with the run bit for bit.
+
+        `steps` (A, B) are the steps after A up to B, by default those after the last checkpoint but one. A
+        difference does not raise; it is in the result. Raises ConfigError, CheckpointError, DataError and
+        JobFailed.
+        """
+        from nbtrain.proof.reproduce import reproduce
+
+        if steps is not None:
+            if not isinstance(steps, Sequence) or len(steps) != 2:
+                raise misused("steps", steps, "two whole numbers, e.g. (100, 120)")
+            steps = whole("steps", steps[0]), whole("steps", steps[1])
+        return reproduce(self.directory, steps, overrides)
 
     def delete(self, yes: bool = False, force: bool = False) -> str:
         """Delete the run with all its files. Without `yes`, only return a list of what would be deleted.

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from nbtrain.monitor.status.run_status import RunStatus
     from nbtrain.planner.advice.advice import Advice
     from nbtrain.planner.plan import Plan
+    from nbtrain.proof.reproduce import Reproduction
 
 
 logger = logging.getLogger(__name__)
@@ -183,6 +184,16 @@ def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> 
     from nbtrain.proof.prove import run_twin
 
     return TwinRun(run_twin(load(run, overrides), submitted))
+
+
+def reproduce(
+    run: RunLike, steps: tuple[int, int] | None = None, overrides: Overrides = None
+) -> "Reproduction":
+    """Train some steps of a run again, here or on another machine, and compare them bit for bit.
+
+    See Run.reproduce. A cell shows the verdict, what differs, and the losses.
+    """
+    return open_run(run).reproduce(steps, overrides)
 
 
 @overload

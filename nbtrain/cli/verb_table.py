@@ -81,6 +81,8 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
             ("merge-lora", "merge_lora"),
             common=True,
         ),
+        Verb("certify", "reproduce", "Show the hash of all that a run depends on, and verify it."),
+        Verb("reproduce", "reproduce", "Train some steps of a run again, and compare the bits."),
         Verb("sweep", "sweep", "Run many settings of a run, and compare them."),
         Verb("compare", "compare", "Compare settings, metrics and curves of runs."),
         Verb("curves", "runs", "Draw loss, learning rate and throughput."),

@@ -34,14 +34,18 @@ from nbtrain.proof.small_sections import NUM_DOCUMENTS
 
 # A key of run.json that marks a folder as a twin, which may be deleted and created again.
 TWIN_OF = "twin_of"
+# The same for a reproduction (reproduce.py).
+REPRODUCTION_OF = "reproduction_of"
+WORDS = {TWIN_OF: "twin", REPRODUCTION_OF: "reproduction"}
 PROMPTS = 2
 # Beside the form's files about twins.
 LOCKS = ".twins"
 
 
 @contextlib.contextmanager
-def alone(run: RunDir) -> Iterator[None]:
-    """Lock a twin until its report is written. Raises SubmitError if another call is creating it.
+def alone(run: RunDir, word: str = "twin") -> Iterator[None]:
+    """Lock a twin, or another kind of proof, until its report is written. Raises SubmitError if another call
+    is creating it.
 
     The run's own lock is not sufficient: submit acquires it for each job, and most of a twin's runs are not
     its newest job.
@@ -51,8 +55,8 @@ def alone(run: RunDir) -> Iterator[None]:
     descriptor = flock_folder(folder, blocking=False)
     if descriptor is None:
         raise SubmitError(
-            f"{display(run.path)}: another process or notebook is making this twin. Wait until it has ended, "
-            "or interrupt it where it was started."
+            f"{display(run.path)}: another process or notebook is making this {word}. Wait until it "
+            "has ended, or interrupt it where it was started."
         )
     try:
         yield
@@ -60,23 +64,26 @@ def alone(run: RunDir) -> Iterator[None]:
         os.close(descriptor)
 
 
-def renew(run: RunDir, twin_of: str) -> None:
-    """Create an empty twin folder with run.json. Raises SubmitError if the folder is a run's, or if a job
+def renew(run: RunDir, marker: str, source: str) -> None:
+    """Create an empty folder for a proof of the run `source`, with run.json.
+
+    `marker` is TWIN_OF or REPRODUCTION_OF. Raises SubmitError if the folder is another run's, or if a job
     runs in it.
     """
+    word = WORDS[marker]
     refuse_foreign(run)
     record = run.record()
-    if record is not None and TWIN_OF not in record:
+    if record is not None and marker not in record:
         raise SubmitError(
-            f"{display(run.path)} is an ordinary run, not a twin: it has been submitted. Rename that run's "
-            f"folder, or give {twin_of} another name."
+            f"{display(run.path)} is an ordinary run, not a {word}: it has been submitted. Rename that run's "
+            f"folder, or give {source} another name."
         )
     run.path.mkdir(parents=True, exist_ok=True)
     with run.locked(blocking=False) as taken:
         if not taken or active_job(run):
             raise SubmitError(
-                f"{display(run.path)}: a job of this twin is active. Wait for it, or end it: `nbtrain cancel "
-                f"{run.name} --now`."
+                f"{display(run.path)}: a job of this {word} is active. Wait for it, or end it: "
+                f"`nbtrain cancel {run.name} --now`."
             )
         for entry in run.path.iterdir():
             if entry.name in HARMLESS_ENTRIES:
@@ -85,7 +92,7 @@ def renew(run: RunDir, twin_of: str) -> None:
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-        write_identity(run, twin_of=twin_of)
+        write_identity(run, **{marker: source})
 
 
 def new_job(run: RunDir, config: RunConfig, twin_of: str, forked_by: int | None = None) -> JobDir:

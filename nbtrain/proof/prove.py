@@ -28,7 +28,7 @@ from nbtrain.jobs.control.control import wait
 from nbtrain.jobs.machine.build_tools import has_compiler
 from nbtrain.jobs.machine.environment import package_version, rank_variables
 from nbtrain.jobs.submission.submit import submit
-from nbtrain.proof.folder import abandon, alone, end_job, new_job, renew, write_prompts
+from nbtrain.proof.folder import TWIN_OF, abandon, alone, end_job, new_job, renew, write_prompts
 from nbtrain.proof.fork_client import Ended, ForkServer, Launch
 from nbtrain.proof.report import (
     Check,
@@ -83,7 +83,7 @@ class _Proof:
         folder = data_home() / "twin"
         plain = make_twin(config, folder=display(folder))
         self.run = RunDir.named(plain.config.name)
-        renew(self.run, config.name)
+        renew(self.run, TWIN_OF, config.name)
         write_prompts(folder)
         # The server's imports run in the background: the data does not depend on its abilities.
         self._prepare(plain)

@@ -46,12 +46,12 @@ def tiny(workspace):
 
 def test_a_twins_folder_is_made_anew_but_not_what_is_in_notebooks(workspace):
     run = RunDir.named("tiny-twin")
-    renew(run, "tiny")
+    renew(run, TWIN_OF, "tiny")
     (run.path / "model").mkdir()
     (run.path / "twin.json").write_text("{}")
     (run.notebooks).mkdir()
     (run.notebooks / "03_launch.ipynb").write_text("{}")
-    renew(run, "tiny")
+    renew(run, TWIN_OF, "tiny")
     assert sorted(path.name for path in run.path.iterdir()) == ["notebooks", "run.json"]
     assert (run.notebooks / "03_launch.ipynb").is_file()
     assert run.record()[TWIN_OF] == "tiny" and run.record()["name"] == "tiny-twin"
@@ -65,28 +65,28 @@ def test_no_run_of_that_name_is_removed(workspace):
     run.path.mkdir(parents=True)
     (run.path / "notes.txt").write_text("x")
     with pytest.raises(SubmitError, match=r"no run\.json but holds notes\.txt"):
-        renew(run, "mine")
+        renew(run, TWIN_OF, "mine")
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "a", "name": "mine-twin"})
     with pytest.raises(SubmitError, match="is an ordinary run, not a twin"):
-        renew(run, "mine")
+        renew(run, TWIN_OF, "mine")
     assert (run.path / "notes.txt").is_file()
 
 
 def test_a_twin_at_work_is_left_alone(workspace, tiny):
     """A twin that is still active is not replaced; when it has ended, it can be made again."""
     run = RunDir.named("tiny-twin")
-    renew(run, "tiny")
+    renew(run, TWIN_OF, "tiny")
     job = new_job(run, make_twin(tiny).config, "tiny")
     assert read_state(job, time.time())[0] == RUNNING
     with pytest.raises(SubmitError, match="a job of this twin is active"):
-        renew(run, "tiny")
+        renew(run, TWIN_OF, "tiny")
     end_job(job, None)
     assert read_state(job, time.time())[0] == SUCCEEDED
     other = new_job(run, make_twin(tiny).config, "tiny")
     assert run.job_ids() == [job.job_id, other.job_id]
     end_job(other, "rank 3 ended with code 1")
     assert read_state(other, time.time()) == (FAILED, "rank 3 ended with code 1")
-    renew(run, "tiny")
+    renew(run, TWIN_OF, "tiny")
 
 
 class NeverEnds:
@@ -113,13 +113,13 @@ def test_a_twin_that_is_interrupted_can_be_made_again(workspace, tiny, error, ca
     proof = object.__new__(_Proof)
     proof.server, proof.twin, proof.run = NeverEnds(error), make_twin(tiny), RunDir.named("tiny-twin")
     proof.runs = {"straight": proof.run, "exact": RunDir(proof.run.path / "proof" / "exact")}
-    renew(proof.run, "tiny")
+    renew(proof.run, TWIN_OF, "tiny")
     with pytest.raises(type(error)):
         proof._launch({"straight": proof.twin.config, "exact": proof.twin.config})
     job = proof.run.newest_job()
     assert read_state(job, time.time()) == (FAILED, cause)
     assert JobRecord.read(job.job_json).supervisor.pid == NeverEnds.pid
-    renew(proof.run, "tiny")
+    renew(proof.run, TWIN_OF, "tiny")
     assert not proof.runs["exact"].path.exists()
     with pytest.raises(
         JobError, match=r"^output/tiny-twin/jobs/.*/job\.json: is gone: the twin's folder was"

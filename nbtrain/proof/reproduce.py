@@ -1,0 +1,493 @@
+"""`nbtrain reproduce`: trains a window of a run's steps again, and compares it with the run's certificate.
+
+    certificate   the steps, settings, code, versions and data of the run (monitor/run/certificate.py)
+    start         the newest checkpoint at or before the window, linked into a run directory of its own
+    train         an ordinary job with the settings of the run, up to the window's last step
+    compare       loss and gradient norm of each step; the tensors of the next checkpoint that both have
+
+The run is only read. Everything is written to output/<run>-again/, which is made anew every time.
+"""
+
+import contextlib
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError, JobFailed
+from nbtrain.base.printing.progress import Progress
+from nbtrain.base.printing.report import Facts, Items, Report, Result
+from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, files_sha256
+from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
+from nbtrain.base.run_directory.records import Heartbeat, ResumeCertificate
+from nbtrain.base.run_directory.rundir import MANIFEST, JobDir, RunDir
+from nbtrain.base.text import amounts
+from nbtrain.base.text.addresses import without_secrets
+from nbtrain.base.workspace import display
+from nbtrain.config.load import Overrides, flatten, load, load_resolved
+from nbtrain.config.load.attempt import TAKEN_OVER
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.manifest import data_hashes
+from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.run_data import read_run_data
+from nbtrain.jobs.control.control import cancel, wait
+from nbtrain.jobs.gpu_side import stream
+from nbtrain.jobs.submission.submit import submit
+from nbtrain.monitor.metrics.finite_json import finite
+from nbtrain.monitor.run.certificate import (
+    CertifiedPart,
+    Difference,
+    RunCertificate,
+    device_differences,
+    first_difference,
+    make_certificate,
+    numbers_text,
+    part_differences,
+)
+from nbtrain.proof.folder import REPRODUCTION_OF, alone, renew
+from nbtrain.proof.small_sections import name_of
+
+REPRODUCTION_JSON = "reproduction.json"
+PICTURE = "reproduction.svg"
+COMPARE = "nbtrain.checkpoint.weights.differences"
+SCHEMA_VERSION = 1
+POLL_SECONDS = 0.5
+# Most tensors that the text names.
+SHOWN_TENSORS = 8
+
+BIT_EXACT, OTHER_HARDWARE, DIFFERS = "bit-exact", "other hardware", "differs"
+
+Train = Callable[[RunConfig, int], JobDir]
+"""A function that trains a run from the step of its checkpoint to its end, and returns its job."""
+
+
+@dataclass(repr=False)
+class Reproduction(Result):
+    """The content of reproduction.json: how a window of a run, trained again, compares with the run."""
+
+    run: str
+    name: str
+    """Name of the run that trained the window again."""
+    first_step: int
+    """The window: the steps after `first_step` up to `last_step`."""
+    last_step: int
+    started_from_step: int
+    """Step of the checkpoint that it was trained from; 0 is the beginning."""
+    verdict: str
+    """bit-exact, other hardware (it differs, on another kind of processor), or differs."""
+    compared_steps: int
+    first_different_step: int | None
+    numbers_before: str
+    """Loss and gradient norm of that step in the run, with all digits; "" if no step differs."""
+    numbers_now: str
+    largest_loss_difference: float
+    """Largest absolute difference of a step's loss, in nats."""
+    differences: list[Difference]
+    """What differs besides the numbers: settings, files of nbtrain, libraries, device, data."""
+    tensors_step: int | None
+    """Step of the checkpoint whose tensors were compared; None if the two have none in common."""
+    compared_tensors: int
+    different_tensors: list[dict[str, Any]]
+    certificate_sha256: str
+    """Hash of the run's certificate."""
+    resume: str
+    """What the trainer reported about the checkpoint that it loaded; "" from the beginning."""
+    notes: list[str]
+    curves: dict[str, list[Any]] = field(repr=False)
+    """step, loss_before, loss, grad_norm_before and grad_norm."""
+    seconds: float = 0.0
+    created_at: float = 0.0
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def passed(self) -> bool:
+        """Whether the window is bit-exact, or differs only on another kind of processor."""
+        return self.verdict != DIFFERS
+
+    @property
+    def headline(self) -> str:
+        """The verdict in one line."""
+        steps = f"steps {self.started_from_step + 1:,} to {self.last_step:,}"
+        if self.verdict == BIT_EXACT:
+            return f"{steps} trained again: bit-exact"
+        step = self.first_different_step
+        where = (
+            f"from step {step:,} on"
+            if step is not None
+            else f"in the checkpoint of step {self.tensors_step:,}"
+        )
+        why = ", on another kind of processor" if self.verdict == OTHER_HARDWARE else ""
+        return f"{steps} trained again: differ {where}{why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values, with the headline; NaN and Inf are null."""
+        return finite({**asdict(self), "headline": self.headline, "passed": self.passed})
+
+    def as_report(self) -> Report:
+        """Return the verdict, the first step and the tensors that differ, and what else differs."""
+        facts = {"compared": f"loss and gradient norm of {amounts.counted(self.compared_steps, 'step')}"}
+        if self.first_different_step is not None:
+            facts[f"step {self.first_different_step:,} in the run"] = self.numbers_before
+            facts[f"step {self.first_different_step:,} trained again"] = self.numbers_now
+            facts["largest difference of a loss"] = f"{self.largest_loss_difference:.3g}"
+        if self.tensors_step is None:
+            facts["tensors"] = "not compared: no checkpoint of the run in the window is left"
+        else:
+            equal = self.compared_tensors - len(self.different_tensors)
+            facts["tensors"] = f"{equal:,} of {self.compared_tensors:,} equal at step {self.tensors_step:,}"
+        facts["certificate of the run"] = self.certificate_sha256[:12]
+        shown = [_tensor_words(tensor) for tensor in self.different_tensors[:SHOWN_TENSORS]]
+        if (more := len(self.different_tensors) - SHOWN_TENSORS) > 0:
+            shown.append(f"and {more:,} more, in {REPRODUCTION_JSON}")
+        return Report(
+            f"{self.run}: {self.headline}.",
+            [
+                Facts(facts),
+                Items(shown, "Tensors that differ"),
+                Items([str(difference) for difference in self.differences], "What else is not the same"),
+                Items(self.notes, "Notes"),
+            ],
+        )
+
+    def figure(self) -> Any:
+        """Draw the losses and their differences as a Matplotlib figure."""
+        from nbtrain.monitor.run.reproduction_picture import draw
+
+        return draw(self.to_dict())
+
+    def _repr_png_(self) -> bytes:
+        return self.figure()._repr_png_()
+
+
+def _tensor_words(tensor: Mapping[str, Any]) -> str:
+    name = f"{tensor['name']} {tensor['state']}".rstrip()
+    if tensor["reason"]:
+        return f"{name} {tensor['reason']}"
+    share = f"{tensor['different']:,} of {tensor['elements']:,} elements"
+    return f"{name}: {share}, by {tensor['largest']:.3g} at most"
+
+
+def reproduce(
+    run: RunDir, steps: tuple[int, int] | None = None, overrides: Overrides = None, train: Train | None = None
+) -> Reproduction:
+    """Train a window of a run again, compare it with the run, and write the result to a directory of its own.
+
+    `steps` (A, B) are the steps after A up to B, by default those after the run's last checkpoint but one.
+    `overrides` change settings, such as the backend. Raises ConfigError for a window that the run does not
+    have, CheckpointError for a checkpoint that was changed, DataError if the data is not the run's, and
+    JobFailed if the job fails.
+    """
+    started = time.monotonic()
+    certificate = make_certificate(run)
+    first, last = _window(run, certificate, steps)
+    part = _part(run, certificate, first, last)
+    start = _start(run, certificate, first)
+    name = name_of(run.name, "again")
+    target = RunDir.named(name)
+    config, notes = _config(
+        run, part, start, last, name, overrides, _kept_steps(run, certificate, start, last)
+    )
+    if start < first and first:
+        notes.append(f"no checkpoint of step {first:,} is left: trained from step {start:,} on")
+    _check_data(config, part)
+    with alone(target, "reproduction"):
+        renew(target, REPRODUCTION_OF, run.name)
+        if start:
+            _link_checkpoint(run, target, start)
+        if run.rollbacks_json.is_file():
+            shutil.copy(run.rollbacks_json, target.rollbacks_json)
+        job = (train or _submit_and_wait)(config, start)
+        made = _compare(run, certificate, part, target, job, (first, last), start, notes)
+        made.seconds, made.created_at = time.monotonic() - started, time.time()
+        files.write_json(target.path / REPRODUCTION_JSON, made.to_dict())
+        with files.atomic_writer(target.path / PICTURE) as stream:
+            made.figure().savefig(stream, format="svg")
+    return made
+
+
+def _window(run: RunDir, certificate: RunCertificate, steps: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the window, by default the steps after the last checkpoint but one. Raises ConfigError."""
+    reached = certificate.parts[-1].last_step
+    if steps is None:
+        earlier = [step for step in _complete_steps(run) if step < reached]
+        return max(earlier, default=0), reached
+    first, last = steps
+    if not 0 <= first < last <= reached:
+        raise ConfigError(
+            f"steps {first:,}:{last:,}: must be A:B with 0 <= A < B <= {reached:,}, the last step that "
+            f"{run.name} has trained. A:B are the steps after A up to B."
+        )
+    return first, last
+
+
+def _part(run: RunDir, certificate: RunCertificate, first: int, last: int) -> CertifiedPart:
+    """Return the part that trained the window. Raises ConfigError if settings changed within it."""
+    parts = [part for part in certificate.parts if part.first_step < last and part.last_step > first]
+    for before, now in itertools.pairwise(parts):
+        changed = [key for key in _all_keys(before, now) if _setting(before, key) != _setting(now, key)]
+        if changed:
+            key, step = changed[0], now.first_step
+            raise ConfigError(
+                f"steps {first:,}:{last:,}: {run.name} was resumed at step {step:,} with {key}: "
+                f"{_setting(before, key)} -> {_setting(now, key)}. Reproduce one side of it: --steps "
+                f"{first}:{step} or --steps {step}:{last}."
+            )
+    return parts[-1]
+
+
+def _all_keys(*parts: CertifiedPart) -> list[str]:
+    return list(dict.fromkeys(key for part in parts for key in part.provenance.settings))
+
+
+def _setting(part: CertifiedPart, key: str) -> Any:
+    return part.provenance.settings.get(key)
+
+
+def _complete_steps(run: RunDir) -> list[int]:
+    """Return the steps whose checkpoints are complete by names and sizes, ascending."""
+    return [step for step in run.checkpoint_steps() if checkpoint_problem(run.checkpoint(step)) is None]
+
+
+def _start(run: RunDir, certificate: RunCertificate, first: int) -> int:
+    """Return the step of the newest checkpoint at or before `first`; 0 if there is none.
+
+    Raises CheckpointError if its files are not those that the run saved.
+    """
+    chained = {link.step: link for link in certificate.checkpoints}
+    start = max((step for step in _complete_steps(run) if step <= first and step in chained), default=0)
+    if start:
+        manifest = files.read_json(run.checkpoint_manifest(start)) or {}
+        if (now := files_sha256(manifest)) != chained[start].files_sha256:
+            raise CheckpointError(
+                f"{display(run.checkpoint(start))}: its {MANIFEST} was changed: its files have the SHA-256 "
+                f"{now[:12]}, and the run saved {chained[start].files_sha256[:12]}. Restore the "
+                "checkpoint, or remove it to start from an earlier one."
+            )
+    return start
+
+
+def _kept_steps(run: RunDir, certificate: RunCertificate, start: int, last: int) -> list[int]:
+    """Return the steps after `start` up to `last` whose checkpoints the run still has."""
+    chained = {link.step for link in certificate.checkpoints}
+    return [step for step in _complete_steps(run) if start < step <= last and step in chained]
+
+
+def _config(
+    run: RunDir,
+    part: CertifiedPart,
+    start: int,
+    last: int,
+    name: str,
+    overrides: Overrides,
+    kept: list[int],
+) -> tuple[RunConfig, list[str]]:
+    """Return the configuration that trains the window again, and notes about what config.yaml says now."""
+    before, made, notes = load_resolved(run.config_yaml), part.provenance, list[str]()
+    known = without_secrets(dict(flatten(before.model_dump(mode="json"))))
+    changed = {key: value for key, value in made.settings.items() if known.get(key) != value}
+    for key, value in changed.items():
+        notes.append(
+            f"{display(run.config_yaml)} says {key} = {known.get(key)}; these steps were trained with "
+            f"{value}, which is used here"
+        )
+    environment = {key: value for key, value in before.backend.env.items() if key not in TAKEN_OVER}
+    if "threads" in made.device:
+        # Sums depend on the number of threads.
+        environment = {"OMP_NUM_THREADS": str(made.device["threads"])} | environment
+    interval = before.checkpoint.save_interval_steps
+    saves = last // interval - (min(kept) - 1) // interval + 1 if kept else 1
+    given = load(load(before, changed | {"backend.env": environment}, check=False), overrides, check=False)
+    own = {
+        "name": name,
+        "mode": "full",
+        "labels": {},
+        "batch.max_steps": last if last < given.scheduled_steps else None,
+        "batch.exit_interval_steps": None,
+        "batch.exit_duration_minutes": None,
+        # All checkpoints that the run still has in the window, to compare their tensors.
+        "checkpoint.keep_last": max(saves, 1),
+        "checkpoint.local_dir": None,
+        "checkpoint.local_save_interval_steps": None,
+        "checkpoint.local_copy_bytes_per_second": None,
+        "notify.command": [],
+        "notify.url_variable": None,
+        "profile.enabled": False,
+        "profile.memory_snapshot": False,
+    }
+    return load(given, own), notes
+
+
+def _check_data(config: RunConfig, part: CertifiedPart) -> None:
+    """Prepare missing data. Raises DataError, with the files that differ, if the data is not the run's.
+
+    Data that is there is never prepared again, because the run itself depends on it.
+    """
+    made = part.provenance
+    if (data := read_run_data(config)).dataset is None and data.manifest is None:
+        prepare(config)
+        data = read_run_data(config)
+    if data.manifest is None:
+        raise DataError(data.dataset_problem)
+    changed = [
+        Difference("data", name, (made.data_files.get(name) or "none")[:12], (now or "none")[:12])
+        for name, now in {**dict.fromkeys(made.data_files), **data_hashes(data.manifest)}.items()
+        if made.data_files.get(name) != now
+    ]
+    if data.dataset_sha256 != made.data["dataset_sha256"]:
+        lines = "".join(f"\n  {difference}" for difference in changed)
+        raise DataError(
+            f"dataset {config.data.name}: is not the one that these steps were trained on (SHA-256 of "
+            f"its files):{lines}\nRestore the source and prepare it again, or set "
+            "NBTRAIN_DATA to the data of the run."
+        )
+    then = made.data["tokenizer_sha256"]
+    if then and data.tokenizer_sha256 and data.tokenizer_sha256 != then:
+        raise DataError(
+            f"tokenizer {config.tokenizer.name}: is not the run's (SHA-256 {then[:12]} -> "
+            f"{data.tokenizer_sha256[:12]}). Restore its folder in the data directory."
+        )
+
+
+def _link_checkpoint(run: RunDir, target: RunDir, step: int) -> None:
+    """Make the checkpoint of a step a part of `target`: files are linked, or copied to another disk.
+
+    The links are safe: no file of a checkpoint is ever changed, it is replaced or removed.
+    """
+    source, folder = run.checkpoint(step), target.checkpoint(step)
+    manifest = files.read_json(source / MANIFEST)
+    assert manifest is not None
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    temporary.mkdir(parents=True)
+    described = manifest["files"]
+    with Progress(
+        f"checkpoint of step {step:,}", sum(entry["bytes"] for entry in described.values()), "B"
+    ) as bar:
+        for name, entry in described.items():
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(source / name, path)
+            except OSError:
+                shutil.copyfile(source / name, path)
+            bar.update(entry["bytes"])
+    files.write_json(temporary / MANIFEST, manifest)
+    temporary.rename(folder)
+
+
+def _submit_and_wait(config: RunConfig, start: int) -> JobDir:
+    """Train as an ordinary job, and show its steps. An interrupt cancels the job. Raises JobFailed."""
+    job = submit(config)
+    try:
+        with Progress(f"reproduce as {config.name}", config.train_steps - start, "steps") as bar:
+            while True:
+                state, cause = wait(job, POLL_SECONDS)
+                beat = Heartbeat.read(job.heartbeat(0))
+                reached = max((beat.step if beat else 0) - start, 0)
+                bar.update(max(reached - bar.done, 0), state=state)
+                if state not in ACTIVE:
+                    break
+    except BaseException:
+        with contextlib.suppress(Exception):
+            cancel(job, now=True)
+        raise
+    if state != SUCCEEDED:
+        raise JobFailed(
+            f"{config.name}: the job that trains the window again is {state}: "
+            f"{cause or 'no cause was recorded'}. Its logs: {display(job.log(0, 0).parent)}"
+        )
+    return job
+
+
+def _compare(
+    run: RunDir,
+    certificate: RunCertificate,
+    part: CertifiedPart,
+    target: RunDir,
+    job: JobDir,
+    window: tuple[int, int],
+    start: int,
+    notes: list[str],
+) -> Reproduction:
+    """Compare the run that trained the window again with the certificate. Raises JobFailed if it did not
+    train it.
+    """
+    again = make_certificate(target)
+    ours = {step: numbers for step, numbers in certificate.numbers().items() if start < step <= window[1]}
+    theirs = again.numbers()
+    if missing := sorted(ours.keys() - theirs.keys()):
+        raise JobFailed(
+            f"{target.name}: did not train step {missing[0]:,}, which {run.name} has trained. Its logs: "
+            f"{display(job.log(0, 0).parent)}"
+        )
+    step = first_difference(ours, theirs)
+    at = _common_checkpoint(run, certificate, target, start, window[1], step)
+    compared, tensors = (0, []) if at is None else _compare_tensors(run.checkpoint(at), target.checkpoint(at))
+    verdict = BIT_EXACT
+    if step is not None or tensors:
+        hardware = [
+            difference
+            for difference in device_differences(part.provenance, again.parts[-1].provenance)
+            if difference.name != "threads"
+        ]
+        verdict = OTHER_HARDWARE if hardware else DIFFERS
+    resumed = ResumeCertificate.read(job.resume_json)
+    steps = sorted(ours)
+    far = [abs(theirs[at][0] - ours[at][0]) for at in steps if None not in (theirs[at][0], ours[at][0])]  # type: ignore[operator]
+    return Reproduction(
+        run.name,
+        target.name,
+        *window,
+        start,
+        verdict,
+        len(steps),
+        step,
+        numbers_text(ours[step]) if step is not None else "",
+        numbers_text(theirs[step]) if step is not None else "",
+        max(far, default=0.0),
+        part_differences(part, again.parts[-1], certificate.code, again.code),
+        at,
+        compared,
+        tensors,
+        certificate.sha256,
+        str(resumed) if resumed else "",
+        notes,
+        {
+            "step": steps,
+            "loss_before": [ours[step][0] for step in steps],
+            "loss": [theirs[step][0] for step in steps],
+            "grad_norm_before": [ours[step][1] for step in steps],
+            "grad_norm": [theirs[step][1] for step in steps],
+        },
+    )
+
+
+def _common_checkpoint(
+    run: RunDir, certificate: RunCertificate, target: RunDir, start: int, last: int, different: int | None
+) -> int | None:
+    """Return the step of the first checkpoint at or after the first step that differs which both runs have,
+    without a difference the newest one; None if there is none.
+    """
+    common = sorted({*_kept_steps(run, certificate, start, last)} & {*_complete_steps(target)})
+    if different is None:
+        return common[-1] if common else None
+    return next((step for step in common if step >= different), None)
+
+
+def _compare_tensors(before: Path, now: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Return the number of tensors that were compared, and those that differ."""
+    found, compared = [], 0
+    with Progress("compare tensors", None, "parameters") as bar:
+        for answer in stream(COMPARE, {"before": str(before), "now": str(now)}):
+            if answer["kind"] == "tensor":
+                found.append({key: value for key, value in answer.items() if key != "kind"})
+            elif answer["kind"] == "end":
+                compared = answer["tensors"]
+            else:
+                bar.total = answer["total"]
+                bar.update(answer["done"] - bar.done)
+    return compared, found

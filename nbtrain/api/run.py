@@ -382,7 +382,7 @@ class Run:
         return make_certificate(self.directory)
 
     def reproduce(self, steps: tuple[int, int] | None = None, overrides: Overrides = None) -> "Reproduction":
-        """Train some steps again, as the run NAME-again, and compare them with the run bit for bit.
+        """Train some steps again, as the run NAME-reproduced, and compare them with the run bit for bit.
 
         `steps` (A, B) are the steps after A up to B, by default those after the last checkpoint but one. A
         difference does not raise; it is in the result. Raises ConfigError, CheckpointError, DataError and

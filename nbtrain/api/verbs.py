@@ -247,21 +247,29 @@ def submit(
         existing = Run(directory)
         if finished == "open" and existing.state == jobstate.SUCCEEDED:
             if was_trained_with(directory, config):
-                return existing
+                return _noted(existing)
             refuse_submission(read_request(config), is_not_finished)
         if existing.state in jobstate.ACTIVE:
             # An active job has passed these checks, and holds the memory that they would look for.
-            return Run(submit_job(config).run)
+            return _noted(Run(submit_job(config).run))
     try:
         if not prepared:
             refuse_hopeless(config)
             prepare(config)
-        return Run(submit_job(config).run)
+        return _noted(Run(submit_job(config).run))
     except SubmitError as error:
         lacking = {finding.lacks for finding in error.findings if finding.lacks != "data"}
         if too_small == "explain" and lacking == {"resource"}:
             return not_launched(config, [str(finding) for finding in error.findings])
         raise
+
+
+def _noted(run: Run) -> Run:
+    """Leave the record of a run in the notebook that runs this call, if there is one."""
+    from nbtrain.lab.widgets.record import note_record
+
+    note_record(run.directory)
+    return run
 
 
 def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | NotLaunched | TwinRun:

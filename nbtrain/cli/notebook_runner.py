@@ -18,6 +18,7 @@ from nbtrain.cli.kernel_encryption import kernel_encryption
 from nbtrain.config.load import find as find_yaml
 from nbtrain.config.yaml_source import parse_value
 from nbtrain.lab.parameters import annotated_types, assigned_names
+from nbtrain.lab.widgets.record import name_file
 from nbtrain.lab.widgets.watched import noted_unfinished
 
 # On a machine that trains on every core, a kernel may need minutes to start; papermill waits one by default.
@@ -146,6 +147,7 @@ def _settle(output: Path, folder: Path) -> None:
     for cell in content.cells:
         if cell.cell_type == "markdown":
             cell.source = RELATIVE_LINK.sub(moved, cell.source)
+    name_file(content, display(output))
     files.write_text(output, nbformat.writes(content))
 
 
@@ -184,15 +186,23 @@ def check_parameter_names(source: Path, parameters: Mapping[str, Any]) -> None:
         raise ConfigError(f"{source.name} has no parameter {', '.join(unknown)}. It has: {', '.join(known)}.")
 
 
-def _parameters_cell(source: Path) -> str:
+def read_notebook(source: Path) -> Any:
+    """Return a notebook (nbformat). Raises ConfigError if the file is not one."""
     import nbformat
 
     try:
-        cells = nbformat.read(source, as_version=4).cells
+        notebook = nbformat.read(source, as_version=4)
+        if not isinstance(notebook.cells, list):
+            raise TypeError("cells is not a list")
+        return notebook
     except (ValueError, KeyError, TypeError, AttributeError, nbformat.ValidationError) as error:
         # For other JSON, nbformat's message only names a part that is missing or has another type.
         why = shortened(str(error).partition("\n")[0])
         raise ConfigError(f"{source}: not a notebook ({why}): name a file that ends in .ipynb.") from None
+
+
+def _parameters_cell(source: Path) -> str:
+    cells = read_notebook(source).cells
     tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     if not tagged:
         raise ConfigError(f"{source.name} has no cell tagged `parameters`.")

@@ -18,7 +18,8 @@ def add_verbs(under: Any) -> None:
         "notebook",
         notebook,
         "The executed notebook is saved, and as an HTML page too.",
-        "nbtrain notebook 03_launch -p run gpt-tiny -p overrides batch.max_steps=20",
+        "nbtrain notebook 03_launch -p run gpt-tiny -p overrides batch.max_steps=20\n"
+        "nbtrain notebook --again output/gpt-tiny/notebooks/03_launch.ipynb",
     )
     text = "A notebook's file, or the name of one that is shipped, such as 03_launch."
     complete(parser.add_argument("notebook", metavar="NOTEBOOK", help=text), completers.notebooks)
@@ -32,6 +33,11 @@ def add_verbs(under: Any) -> None:
         metavar=("NAME", "VALUE"),
         help=text,
     )
+    text = (
+        "Run an executed notebook again, with the parameters in its record and another name for its run, and "
+        "say what differs."
+    )
+    parser.add_argument("--again", action="store_true", help=text)
     text = "Where to save the executed notebook. Default: in the folder of the run that it is about."
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     text = "It runs the notebooks 01 to 05 for RUN, which takes about five minutes on two cores, and sums up."
@@ -45,12 +51,24 @@ def add_verbs(under: Any) -> None:
 
 def notebook(options: argparse.Namespace) -> int:
     """Run a notebook; returns 0, or 7 if the run that it waited for did not finish."""
-    from nbtrain.base.errors import JobFailed
+    from nbtrain.base.errors import ConfigError, JobFailed
     from nbtrain.cli.notebook_runner import run_notebook, typed_parameters
 
-    parameters = typed_parameters(options.notebook, options.parameter)
     started = time.monotonic()
-    executed = run_notebook(options.notebook, parameters, options.output)
+    if options.again:
+        if options.parameter:
+            raise ConfigError(
+                "--again runs with the parameters of the record: omit -p, or run the notebook without "
+                "--again."
+            )
+        from nbtrain.cli.notebook_again import run_again
+
+        again = run_again(options.notebook, options.output)
+        show(again)
+        executed = again.executed
+    else:
+        parameters = typed_parameters(options.notebook, options.parameter)
+        executed = run_notebook(options.notebook, parameters, options.output)
     show(f"{executed.notebook}\n{executed.html}\n{time.monotonic() - started:.1f} s")
     if executed.unfinished is None:
         return 0

@@ -37,7 +37,7 @@ def add_verbs(under: Any) -> None:
         under,
         "reproduce",
         reproduce,
-        "The run is only read: its settings and the checkpoint before the steps go to a run RUN-again. Exit "
+        "The run is only read: its settings and the checkpoint before the steps go to RUN-reproduced. Exit "
         "code 7 means that a loss, a gradient norm or a tensor differs on the same kind of processor.",
         "nbtrain reproduce gpt-tiny\nnbtrain reproduce /backup/gpt-125m --steps 1000:1020 backend.kind=local",
     )

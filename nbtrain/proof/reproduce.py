@@ -5,7 +5,7 @@
     train         an ordinary job with the settings of the run, up to the window's last step
     compare       loss and gradient norm of each step; the tensors of the next checkpoint that both have
 
-The run is only read. Everything is written to output/<run>-again/, which is made anew every time.
+The run is only read. Everything is written to output/<run>-reproduced/, which is made anew every time.
 """
 
 import contextlib
@@ -187,7 +187,7 @@ def reproduce(
     first, last = _window(run, certificate, steps)
     part = _part(run, certificate, first, last)
     start = _start(run, certificate, first)
-    name = name_of(run.name, "again")
+    name = name_of(run.name, "reproduced")
     target = RunDir.named(name)
     config, notes = _config(
         run, part, start, last, name, overrides, _kept_steps(run, certificate, start, last)

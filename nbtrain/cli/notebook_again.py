@@ -1,0 +1,217 @@
+"""`nbtrain notebook --again EXECUTED.ipynb`: run an executed notebook again, from the record in its outputs.
+
+    record      the newest run that its cells started (lab/widgets/record.py)
+    parameters  those of the record; a notebook with other ones was edited after it ran, and is refused
+    name        the run's own if that run is gone, else RUN-again, so that it is trained and not opened
+    compare     settings, versions and code of both, and their certificates if both runs are here
+
+The executed notebook stays as it is: the new one goes to the folder of the new run.
+"""
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import ConfigError, JobError, RecordError
+from nbtrain.base.printing.report import Facts, Items, Report, Result
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.workspace import check_name, display, valid_name
+from nbtrain.cli.notebook_runner import ExecutedNotebook, read_notebook, run_notebook
+from nbtrain.lab.widgets.record import HASH_CHARACTERS, records_in
+from nbtrain.monitor.run.certificate import differences, make_certificate
+
+# The cell that papermill adds, and the one that it is added to.
+INJECTED_TAG, PARAMETERS_TAG = "injected-parameters", "parameters"
+OVERRIDES = "overrides"
+# Fields that a record must have, with their types.
+FIELDS = {
+    "run": str,
+    "run_id": str,
+    "settings": dict,
+    "versions": dict,
+    "parameters": dict,
+    "code_sha256": str,
+}
+
+
+@dataclass(repr=False)
+class NotebookAgain(Result):
+    """A notebook that ran again, compared with its record."""
+
+    source: Path
+    executed: ExecutedNotebook
+    before: dict[str, Any]
+    now: dict[str, Any]
+    differences: list[str]
+    """Settings, versions and code that differ."""
+    numbers: str
+    """What the certificates of both runs say."""
+
+    def as_report(self) -> Report:
+        """Return the two runs, and what differs between them."""
+        facts = {
+            "the record": f"run {self.before['run']}, id {self.before['run_id']}",
+            "this time": f"run {self.now['run']}, id {self.now['run_id']}",
+            "settings": f"{_short(self.before)} -> {_short(self.now)}"
+            if self.before["settings"] != self.now["settings"]
+            else f"the same, {_short(self.now)}",
+            "numbers": self.numbers,
+        }
+        title = f"{self.source.name} ran again: {display(self.executed.notebook)}"
+        return Report(title, [Facts(facts), Items(self.differences, "What differs")])
+
+
+def _short(record: Mapping[str, Any]) -> str:
+    return str(record["settings_sha256"])[:HASH_CHARACTERS]
+
+
+def run_again(name: str, output: Path | None = None) -> NotebookAgain:
+    """Execute an executed notebook again with its parameters, and compare the run with the record.
+
+    Without `output`, the new notebook goes to the folder of the new run. Raises ConfigError for a file that
+    is not a notebook, was not executed, or was edited after it ran, and the errors of run_notebook().
+    """
+    source = Path(name)
+    if not source.is_file():
+        raise ConfigError(
+            f"{name}: there is no such file. Name an executed notebook, a file that ends in .ipynb."
+        )
+    notebook = read_notebook(source)
+    record = _record(source, notebook)
+    _refuse_edited(source, notebook, record)
+    known = dict(_parameters(notebook))
+    parameters = {key: value for key, value in record["parameters"].items() if key in known}
+    run = RunDir.named(check_name(record["run"], f"{source}: the name of its run"))
+    new_name = run.name
+    if run.exists():
+        new_name = _free_name(run.name)
+        parameters[OVERRIDES] = _renamed(source, parameters, run.name, new_name)
+    target = output or RunDir.named(new_name).notebooks / source.name
+    if output is None and target.resolve() == source.resolve():
+        target = source.with_name(f"{source.stem}-again.ipynb")
+    executed = run_notebook(str(source), parameters, target)
+    made = records_in(read_notebook(executed.notebook))
+    if not made:
+        raise JobError(
+            f"{display(executed.notebook)}: its cells started no run this time, although the record in "
+            f"{source} has run {record['run']}."
+        )
+    return NotebookAgain(
+        source, executed, record, made[-1], list(_differences(record, made[-1])), _numbers(record, made[-1])
+    )
+
+
+def _record(source: Path, notebook: Any) -> dict[str, Any]:
+    """Return the newest record of a notebook. Raises ConfigError if it has none."""
+    if not (found := records_in(notebook)):
+        executed = any(cell.get("execution_count") for cell in notebook.cells)
+        why = (
+            "was executed, but none of its outputs has the record of a run: its cells started no run, or the "
+            "outputs were cleared"
+            if executed
+            else "was never executed, so that there is nothing to run again"
+        )
+        raise ConfigError(f"{source}: {why}. `nbtrain notebook {source}` executes it.")
+    record = found[-1]
+    if wrong := [key for key, kind in FIELDS.items() if not isinstance(record.get(key), kind)]:
+        raise ConfigError(
+            f"{source}: the record of its run was changed: {wrong[0]} is "
+            f"{type(record.get(wrong[0])).__name__}, and must be {FIELDS[wrong[0]].__name__}. `nbtrain "
+            f"notebook {source}` executes it without the record."
+        )
+    return record
+
+
+def _parameters(notebook: Any) -> Iterator[tuple[str, tuple[int, Any]]]:
+    """Yield (name, (number of the cell, value or None)) of the parameters, those of papermill's cell last."""
+    for tag in (PARAMETERS_TAG, INJECTED_TAG):
+        for number, cell in enumerate(notebook.cells, 1):
+            if tag in cell.metadata.get("tags", []):
+                for name, value in _assigned(cell.source):
+                    yield name, (number, value)
+
+
+def _assigned(source: str) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of the assignments of literals in a cell, (name, None) for other values."""
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:
+        return
+    for node in statements:
+        if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            try:
+                # The record is JSON, which has no tuples.
+                value = json.loads(json.dumps(ast.literal_eval(node.value)))
+            except (ValueError, TypeError):
+                value = None
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, value
+
+
+def _refuse_edited(source: Path, notebook: Any, record: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a parameter in the notebook is not the one with which the run was started."""
+    for name, (number, value) in dict(_parameters(notebook)).items():
+        then = record["parameters"].get(name)
+        if name in record["parameters"] and value is not None and value != then:
+            raise ConfigError(
+                f"{source}, cell {number}: {name} = {value!r}, but the run {record['run']} was started "
+                f"with {then!r}: the notebook was edited after it ran. Restore the value, or run the "
+                f"notebook as it is now: `nbtrain notebook {source}`."
+            )
+
+
+def _free_name(name: str) -> str:
+    """Return the first of NAME-again, NAME-again-2, ... that no run has."""
+    number = 1
+    while True:
+        suffix = "-again" if number == 1 else f"-again-{number}"
+        new_name = f"{name[: 53 - len(suffix)].rstrip('-')}{suffix}"
+        if valid_name(new_name) and not RunDir.named(new_name).exists():
+            return new_name
+        number += 1
+
+
+def _renamed(source: Path, parameters: Mapping[str, Any], name: str, new_name: str) -> Any:
+    """Return the parameter `overrides` with another name for the run. Raises ConfigError without it."""
+    overrides = parameters.get(OVERRIDES)
+    if isinstance(overrides, str):
+        return f"{overrides} name={new_name}".strip()
+    if isinstance(overrides, list):
+        return [*overrides, f"name={new_name}"]
+    if isinstance(overrides, dict):
+        return {**overrides, "name": new_name}
+    raise ConfigError(
+        f"{source}: has no parameter `{OVERRIDES}`, by which the run would get another name, and the run "
+        f"{name} still exists. Delete it (`nbtrain delete {name}`) or move its folder; then run this again."
+    )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for kind in ("settings", "versions"):
+        for key in dict.fromkeys([*before[kind], *now[kind]]):
+            ours, theirs = before[kind].get(key), now[kind].get(key)
+            if ours != theirs:
+                yield f"{'version of ' if kind == 'versions' else ''}{key}: {ours} -> {theirs}"
+    if before["code_sha256"] != now["code_sha256"]:
+        ours, theirs = (record["code_sha256"][:HASH_CHARACTERS] for record in (before, now))
+        yield f"files of nbtrain: {ours} -> {theirs}"
+
+
+def _numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return what the certificates of both runs say about their steps, or why they are not compared."""
+    runs = [RunDir.named(record["run"]) for record in (before, now)]
+    if before["run"] == now["run"] or runs[0].run_id != before["run_id"]:
+        return f"not compared: the run of the record, id {before['run_id']}, is gone"
+    try:
+        ours, theirs = map(make_certificate, runs)
+    except (JobError, RecordError) as error:
+        return f"not compared: {error}"
+    found = [difference for difference in differences(ours, theirs) if difference.kind == "number"]
+    if not found:
+        return f"bit-exact: losses, gradient norms and checkpoints of {len(ours.steps):,} steps are equal"
+    return f"differ: {found[0]}"

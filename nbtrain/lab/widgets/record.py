@@ -1,0 +1,114 @@
+"""The record of a run in the notebook that started it: which run, with which settings, and how to repeat it.
+
+An output of the cell holds the record as a MIME type of nbtrain. It is there after papermill and after a save
+in JupyterLab, without the kernel and without the run. `nbtrain notebook --again` reads it.
+"""
+
+import os
+import platform
+import sys
+from typing import Any
+
+from nbtrain.base.code_hashes import code_hashes, joint_sha256
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.config.load import load_resolved
+from nbtrain.config.rules.resume import settings_with_effect
+from nbtrain.jobs.machine.environment import package_version
+from nbtrain.lab.parameters import INJECTED_MARK, assigned_names
+from nbtrain.monitor.run.certificate import hash_of
+
+# Type of the output that holds a record. Front ends show the text next to it.
+RECORD = "application/vnd.nbtrain.record+json"
+VERSION = 1
+LIBRARIES = ("torch", "deepspeed", "numpy")
+HASH_CHARACTERS = 12
+# The name in the line that runs a notebook again, as long as its file is not known.
+UNKNOWN_FILE = "NOTEBOOK.ipynb"
+
+
+def note_record(run: RunDir) -> None:
+    """Leave the record of a run in the output of the running cell; do nothing outside a notebook."""
+    if "ipykernel" not in sys.modules:
+        return
+    from IPython import get_ipython
+    from IPython.display import publish_display_data
+
+    shell = get_ipython()
+    if shell is None:
+        return
+    made = record_of(run, parameters_of(shell.user_ns), os.environ.get("JPY_SESSION_NAME", ""))
+    publish_display_data({RECORD: made, "text/plain": made["text"]})
+
+
+def record_of(run: RunDir, parameters: dict[str, Any], file: str = "") -> dict[str, Any]:
+    """Return the record of a run with the `parameters` of its notebook, which is `file` if that is known."""
+    job = run.newest_job()
+    settings = settings_with_effect(load_resolved(run.config_yaml))
+    made = {
+        "version": VERSION,
+        "run": run.name,
+        "run_id": run.run_id,
+        "job_id": None if job is None else job.job_id,
+        "settings_sha256": hash_of(settings),
+        "settings": settings,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: package_version(name) for name in ("nbtrain", *LIBRARIES)},
+        },
+        "code_sha256": joint_sha256(code_hashes()),
+        "parameters": parameters,
+    }
+    return with_file(made, file if file.endswith(".ipynb") else UNKNOWN_FILE)
+
+
+def with_file(record: dict[str, Any], file: str) -> dict[str, Any]:
+    """Return a record whose line names the notebook `file`."""
+    again = f"nbtrain notebook --again {file}"
+    text = (
+        f"run {record['run']}, id {record['run_id']}, "
+        f"settings {record['settings_sha256'][:HASH_CHARACTERS]}; again: {again}"
+    )
+    return {**record, "again": again, "text": text}
+
+
+def records_in(notebook: Any) -> list[dict[str, Any]]:
+    """Return the records in the outputs of a notebook (nbformat), in the order of its cells."""
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
+    found = (output.get("data", {}).get(RECORD) for output in outputs)
+    return [dict(record) for record in found if record]
+
+
+def name_file(notebook: Any, file: str) -> None:
+    """Write the notebook's own name into the records of its outputs, and the records into its metadata."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if data.get(RECORD):
+                data[RECORD] = with_file(dict(data[RECORD]), file)
+                data["text/plain"] = data[RECORD]["text"]
+    if made := records_in(notebook):
+        keys = ("run", "run_id", "settings_sha256", "again")
+        notebook.metadata["nbtrain"] = {"runs": [{key: record[key] for key in keys} for record in made]}
+
+
+def parameters_of(names: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the parameters that the notebook's cells have set, from the kernel's names.
+
+    As in check_parameters(), the first cell that has run assigns the parameters.
+    """
+    cells = [cell for cell in names.get("In", []) if cell.strip()]
+    own = next((cell for cell in cells if not cell.lstrip().startswith(INJECTED_MARK)), "")
+    try:
+        assigned = assigned_names(own)
+    except ConfigError:
+        return {}
+    return {name: names[name] for name in assigned if name in names and _is_json(names[name])}
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_json, value.values()))
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,205 @@
+"""Windows of a tiny run's steps, trained again in another workspace and compared bit for bit."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.code_hashes import joint_sha256
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError, SubmitError
+from nbtrain.base.run_directory.records import Provenance
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.cli.reproduce import window_of
+from nbtrain.config.load import load
+from nbtrain.monitor.run.certificate import certificate_problems, make_certificate, write_certificate
+from nbtrain.proof.folder import end_job, new_job
+from nbtrain.proof.reproduce import PICTURE, REPRODUCTION_JSON, reproduce
+from tests.jobs.conftest import TINY
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+SETTINGS = {"name": "original", "batch.train_tokens": STEPS * 8 * 16, "checkpoint.keep_last": 2}
+
+
+def forked(server):
+    """Return a function that trains a run from its checkpoint on a forked rank, and returns its job."""
+
+    def train(config, start=0):
+        run = RunDir.named(config.name)
+        job = new_job(run, config, "original", server.pid)
+        ended = server.run(
+            config.world_size,
+            "nbtrain.train.__main__:main",
+            [str(run.path)],
+            log=job.path / "logs" / "{rank}.0.log",
+            environment={"NBTRAIN_JOB": job.job_id},
+        )
+        assert ended.succeeded, ended.last_words(40)
+        end_job(job, None)
+        return job
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def original(fork_server, tiny_data, tmp_path_factory):
+    """Train the run in a workspace of its own: 12 steps with checkpoints of 8 and 12 left of 4, 8 and 12."""
+    folder = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("WORKSPACE", folder), ("OUTPUT", folder / "output"), ("DATA", tiny_data)):
+            patch.setenv(f"NBTRAIN_{name}", str(value))
+        (folder / "tiny.yaml").write_text(TINY)
+        forked(fork_server)(load(folder / "tiny.yaml", SETTINGS))
+        run = RunDir.named("original")
+        write_certificate(run)
+    return run
+
+
+@pytest.fixture
+def copied(original, workspace, monkeypatch):
+    """Copy the run into a second workspace, which has no data; compare tensors in this process."""
+    from nbtrain.checkpoint import differences
+
+    monkeypatch.setattr("nbtrain.proof.reproduce.stream", lambda _, request: differences.answers(request))
+    shutil.copytree(original.path, workspace / "copies" / "original")
+    return RunDir(workspace / "copies" / "original")
+
+
+def contents(run):
+    """Return {file: its hash} of a run directory."""
+    return {
+        str(path.relative_to(run.path)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(run.path.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_window_is_bit_exact_in_a_second_workspace(original, copied, fork_server):
+    """The steps after 8 are trained again on data that is prepared anew, from the checkpoint. Nothing is
+    written into the run.
+    """
+    before = contents(copied)
+    made = reproduce(copied, (9, STEPS), train=forked(fork_server))
+    assert (made.verdict, made.started_from_step, made.compared_steps) == ("bit-exact", 8, 4)
+    assert made.differences == [] and made.notes == [] and made.passed
+    assert (made.tensors_step, made.different_tensors) == (STEPS, []) and made.compared_tensors > 30
+    assert made.resume.startswith("resume from step 8 is bit-exact")
+    assert made.curves["loss"] == made.curves["loss_before"] and made.curves["step"] == [9, 10, 11, 12]
+    assert contents(copied) == before and certificate_problems(copied) == []
+    target = RunDir.named("original-reproduced")
+    written = json.loads((target.path / REPRODUCTION_JSON).read_text())
+    assert written["headline"] == "steps 9 to 12 trained again: bit-exact"
+    assert b"</svg>" in (target.path / PICTURE).read_bytes()
+    assert [path.name for path in target.path.rglob("*.tmp")] == []
+    # The chains agree where both have a checkpoint, files included.
+    ours, theirs = make_certificate(original).checkpoint(12), make_certificate(target).checkpoint(12)
+    assert ours.next_batch_sha256 == theirs.next_batch_sha256
+
+
+def test_a_changed_seed_is_named_with_the_first_step_and_the_tensors(copied, fork_server):
+    """From the beginning with another seed, the first step already differs, and so do tensors at the next
+    checkpoint that both have.
+    """
+    made = reproduce(copied, (0, 8), ["model.seed=7"], train=forked(fork_server))
+    assert (made.verdict, made.first_different_step, made.passed) == ("differs", 1, False)
+    assert list(map(str, made.differences)) == ["model.seed: 1234 -> 7"]
+    assert made.tensors_step == 8 and made.different_tensors[0]["different"] > 0
+    text = str(made)
+    assert "model.seed: 1234 -> 7" in text and "step 1 in the run" in text and "elements, by" in text
+
+
+def test_a_changed_library_and_file_are_named_although_the_bits_are_equal(copied, fork_server):
+    """Another version, another file of nbtrain and an edited config.yaml are named next to the verdict."""
+    path = next(copied.jobs.glob("*/provenance/0.json"))
+    record = Provenance.read(path)
+    hashes = files.read_json(copied.code(record.code_sha256))
+    hashes["train/trainer.py"] = "0" * 64
+    record.versions["torch"], record.code_sha256 = "2.12.0", joint_sha256(hashes)
+    record.write(path)
+    files.write_json(copied.code(record.code_sha256), hashes)
+    text = copied.config_yaml.read_text()
+    assert "lr: 0.001\n" in text
+    copied.config_yaml.write_text(text.replace("lr: 0.001\n", "lr: 0.002\n"))
+    made = reproduce(copied, train=forked(fork_server))
+    assert (made.verdict, made.first_step, made.last_step) == ("bit-exact", 8, STEPS)
+    named = "\n".join(map(str, made.differences))
+    assert (
+        "version of torch: 2.12.0 -> " in named and "file of nbtrain train/trainer.py: 000000000000" in named
+    )
+    assert ["lr_schedule.lr = 0.002" in note for note in made.notes] == [True]
+
+
+def test_another_kind_of_processor_is_reported_and_not_failed(copied, fork_server):
+    """If the run was trained on another kind of processor, a difference is no failure."""
+    path = next(copied.jobs.glob("*/provenance/0.json"))
+    record = Provenance.read(path)
+    record.device["model"] = "another processor"
+    record.write(path)
+    made = reproduce(copied, (0, 2), ["model.seed=7"], train=forked(fork_server))
+    assert made.verdict == "other hardware" and made.passed and made.tensors_step is None
+    assert any("device model: another processor -> " in str(found) for found in made.differences)
+
+
+@pytest.mark.parametrize("steps", [(0, 13), (5, 5), (7, 3), (-1, 3)])
+def test_a_window_that_the_run_does_not_have(copied, steps):
+    """The message has the rule and the last step that was trained."""
+    with pytest.raises(ConfigError, match=r"0 <= A < B <= 12"):
+        reproduce(copied, steps)
+
+
+def test_windows_on_the_command_line():
+    """A:B is two whole numbers."""
+    assert window_of("10:20") == (10, 20) and window_of(None) is None
+    for text in ("10", "a:b", "1:2:3", "-1:3", "10:"):
+        with pytest.raises(ConfigError, match="must be A:B"):
+            window_of(text)
+
+
+def test_a_checkpoint_that_was_changed_is_refused(copied):
+    """The manifest's hashes must be those of the chain, and nothing is written before that."""
+    path = copied.checkpoint_manifest(8)
+    manifest = files.read_json(path)
+    next(iter(manifest["files"].values()))["sha256"] = "0" * 64
+    files.write_json(path, manifest)
+    with pytest.raises(CheckpointError, match=r"global_step8: its manifest.json was changed"):
+        reproduce(copied, (8, 12))
+    assert not RunDir.named("original-reproduced").path.exists()
+
+
+def test_other_data_is_refused_by_name(copied):
+    """A dataset with other contents is named by its files and sources, and is not prepared again."""
+    path = next(copied.jobs.glob("*/provenance/0.json"))
+    record = Provenance.read(path)
+    names = [name for name in record.data_files if name.endswith(".bin")]
+    record.data["dataset_sha256"], record.data_files[names[0]] = "0" * 64, "1" * 64
+    record.write(path)
+    with pytest.raises(DataError, match=rf"is not the one .*\n  data: {names[0]}: 111111111111 -> "):
+        reproduce(copied, (8, 12))
+    assert not RunDir.named("original-reproduced").path.exists()
+
+
+def test_settings_that_changed_within_the_window(copied, original):
+    """A window across a resume with other settings is refused, with the step and both sides."""
+    job = copied.newest_job()
+    record, provenance = files.read_json(job.job_json), Provenance.read(job.provenance(0))
+    record["attempts"].append({**record["attempts"][0], "attempt": 1})
+    files.write_json(job.job_json, record)
+    provenance.attempt, provenance.first_step = 1, 8
+    provenance.settings["lr_schedule.lr"] = 5e-4
+    provenance.write(job.provenance(1))
+    with pytest.raises(
+        ConfigError, match=r"step 8 with lr_schedule.lr: 0.001 -> 0.0005.*--steps 4:8 or --steps 8:12"
+    ):
+        reproduce(copied, (4, 12))
+
+
+def test_a_run_of_the_same_name_is_never_removed(copied):
+    """The folder of the reproduction is made anew, but not if it is a run of its own."""
+    target = RunDir.named("original-reproduced")
+    target.path.mkdir(parents=True)
+    files.write_json(target.run_json, {"schema_version": 1, "run_id": "a", "name": target.name})
+    with pytest.raises(SubmitError, match="is an ordinary run, not a reproduction"):
+        reproduce(copied, (8, 12))

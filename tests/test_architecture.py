@@ -519,8 +519,8 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
     assert " ".join(sorted(answer)) == (
         "advise baselines calibrate check check_parameters compare curves data_card deepspeed_config "
         "evaluate export export_run generate import_model import_run largest launch launcher load new "
-        "open_run plan plan_picture prepare queue runs scalars search serve submit sweep tensorboard twin "
-        "verify what_if"
+        "open_run plan plan_picture prepare queue reproduce runs scalars search serve submit sweep "
+        "tensorboard twin verify what_if"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (

@@ -48,7 +48,7 @@ class NotebookAgain(Result):
     differences: list[str]
     """Settings, versions and code that differ."""
     numbers: str
-    """What the certificates of both runs say."""
+    """Result of comparing the certificates of both runs."""
 
     def as_report(self) -> Report:
         """Return the two runs, and what differs between them."""

@@ -27,10 +27,10 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, ResumeCertificate
 from nbtrain.base.run_directory.rundir import MANIFEST, JobDir, RunDir
 from nbtrain.base.text import amounts
-from nbtrain.base.text.addresses import without_secrets
 from nbtrain.base.workspace import display
-from nbtrain.config.load import Overrides, flatten, load, load_resolved
+from nbtrain.config.load import Overrides, load, load_resolved
 from nbtrain.config.load.attempt import TAKEN_OVER
+from nbtrain.config.load.effect import shown_settings
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.manifest import data_hashes
 from nbtrain.dataset.prepare.prepare import prepare
@@ -88,7 +88,7 @@ class Reproduction(Result):
     largest_loss_difference: float
     """Largest absolute difference of a step's loss, in nats."""
     differences: list[Difference]
-    """What differs besides the numbers: settings, files of nbtrain, libraries, device, data."""
+    """Differences besides the numbers: settings, files of nbtrain, libraries, device, data."""
     tensors_step: int | None
     """Step of the checkpoint whose tensors were compared; None if the two have none in common."""
     compared_tensors: int
@@ -96,7 +96,7 @@ class Reproduction(Result):
     certificate_sha256: str
     """Hash of the run's certificate."""
     resume: str
-    """What the trainer reported about the checkpoint that it loaded; "" from the beginning."""
+    """Resume report of the trainer about the checkpoint that it loaded; "" from the beginning."""
     notes: list[str]
     curves: dict[str, list[Any]] = field(repr=False)
     """step, loss_before, loss, grad_norm_before and grad_norm."""
@@ -288,7 +288,7 @@ def _config(
 ) -> tuple[RunConfig, list[str]]:
     """Return the configuration that trains the window again, and notes about what config.yaml says now."""
     before, made, notes = load_resolved(run.config_yaml), part.provenance, list[str]()
-    known = without_secrets(dict(flatten(before.model_dump(mode="json"))))
+    known = shown_settings(before)
     changed = {key: value for key, value in made.settings.items() if known.get(key) != value}
     for key, value in changed.items():
         notes.append(

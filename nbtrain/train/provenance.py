@@ -12,8 +12,8 @@ from nbtrain.base.code_hashes import code_hashes, joint_sha256
 from nbtrain.base.hardware.cpu import cpu_model, vector_flags
 from nbtrain.base.run_directory.records import Provenance
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
-from nbtrain.checkpoint import certificate
-from nbtrain.config.rules.resume import settings_with_effect
+from nbtrain.checkpoint.live import resume_report
+from nbtrain.config.load.effect import settings_with_effect
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.manifest import data_hashes
 from nbtrain.parallel.startup import World
@@ -29,7 +29,7 @@ def write_provenance(
     if not (code := run.code(code_sha256)).is_file():
         code.parent.mkdir(exist_ok=True)
         files.write_json(code, hashes)
-    device = certificate.device(world.device)
+    device = resume_report.device(world.device)
     if world.device.type == "cpu":
         device |= {"model": cpu_model()[0], "vector_flags": vector_flags()}
     data = state.data.to_dict() | {
@@ -42,7 +42,7 @@ def write_provenance(
         state.step,
         settings_with_effect(config),
         code_sha256,
-        certificate.software(),
+        resume_report.software(),
         device,
         data,
         data_hashes(built.datasets.manifest),

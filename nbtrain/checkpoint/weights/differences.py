@@ -1,9 +1,9 @@
 """Compares the tensors of two checkpoints of the same model bit for bit, whatever their layouts.
 
-    python -m nbtrain.checkpoint.weights.differences < {"before": FOLDER, "now": FOLDER}     answers as JSON lines
+    python -m nbtrain.checkpoint.weights.differences < {"before": FOLDER, "now": FOLDER}
 
-Compared are the fp32 weights and the optimizer's moments of each parameter, without the vocabulary's padding.
-One tensor of each checkpoint is in memory at a time.
+The answers are JSON lines. The fp32 weights and the optimizer's moments of each parameter are compared,
+without the vocabulary's padding. One tensor of each checkpoint is in memory at a time.
 """
 
 import sys

@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nbtrain.base.text.addresses import without_secrets
-from nbtrain.config.load import flatten
 from nbtrain.config.names.keys import field_keys
 from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.config.sections.markers import (
@@ -55,14 +53,6 @@ def is_bound(key: str) -> bool:
     if WEIGHT.fullmatch(key):
         return True
     return within(key, BOUND) and not within(key, SAME_MATHEMATICS)
-
-
-def settings_with_effect(config: RunConfig) -> dict[str, Any]:
-    """Return {dotted key: JSON value} of the settings that may affect a number of the training, without
-    passwords.
-    """
-    settings = without_secrets(dict(flatten(config.model_dump(mode="json"))))
-    return {key: value for key, value in settings.items() if not within(key, WITHOUT_EFFECT)}
 
 
 def within(key: str, sections: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ from nbtrain.base.code_hashes import code_hashes, joint_sha256
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load_resolved
-from nbtrain.config.rules.resume import settings_with_effect
+from nbtrain.config.load.effect import settings_with_effect
 from nbtrain.jobs.machine.environment import package_version
 from nbtrain.lab.parameters import INJECTED_MARK, assigned_names
 from nbtrain.monitor.run.certificate import hash_of

@@ -72,7 +72,7 @@ class CertifiedPart(Record):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the part's numbers depend on, without job, attempt and position in the data."""
+        """Everything that the part's numbers depend on, without job, attempt and position in the data."""
         made = asdict(self.provenance)
         order = {key: value for key, value in self.provenance.data.items() if key not in POSITION}
         kept = ("settings", "code_sha256", "versions", "device", "data_files")

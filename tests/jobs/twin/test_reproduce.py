@@ -61,7 +61,7 @@ def original(fork_server, tiny_data, tmp_path_factory):
 @pytest.fixture
 def copied(original, workspace, monkeypatch):
     """Copy the run into a second workspace, which has no data; compare tensors in this process."""
-    from nbtrain.checkpoint import differences
+    from nbtrain.checkpoint.weights import differences
 
     monkeypatch.setattr("nbtrain.proof.reproduce.stream", lambda _, request: differences.answers(request))
     shutil.copytree(original.path, workspace / "copies" / "original")

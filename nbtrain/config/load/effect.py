@@ -1,0 +1,18 @@
+"""The settings of a run that may affect a number of its training, for its certificate."""
+
+from typing import Any
+
+from nbtrain.base.text.addresses import without_secrets
+from nbtrain.config.load import flatten
+from nbtrain.config.rules.resume import WITHOUT_EFFECT, within
+from nbtrain.config.schema import RunConfig
+
+
+def shown_settings(config: RunConfig) -> dict[str, Any]:
+    """Return {dotted key: JSON value} of all settings, without passwords in addresses."""
+    return without_secrets(dict(flatten(config.model_dump(mode="json"))))
+
+
+def settings_with_effect(config: RunConfig) -> dict[str, Any]:
+    """Return {dotted key: JSON value} of the settings that may affect a number of the training."""
+    return {key: value for key, value in shown_settings(config).items() if not within(key, WITHOUT_EFFECT)}

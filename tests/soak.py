@@ -108,6 +108,7 @@ ENCODER_TEST = "tests/dataset/encode/test_encoder.py"
 DOCS_TEST = "tests/docs/test_commands.py"
 PLAIN_CPU_TEST = "tests/end_to_end/test_plain_cpu.py"
 OWN_TEXT_TEST = "tests/end_to_end/test_own_text.py"
+REPRODUCE_TEST = "tests/end_to_end/test_reproduce.py"
 EXAMPLE_COMMANDS_TEST = "tests/end_to_end/test_example_commands.py"
 INSTRUCTIONS_TEST = "tests/end_to_end/test_instructions.py"
 HUGGING_FACE = (
@@ -339,6 +340,20 @@ PARTS = (
             (*ENGINE, "nbtrain.jobs.submission.submit"),
             ("tests/jobs/test_real_trainer.py", "tests/jobs/conftest.py"),
             OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
+        "reproduce",
+        "steps of the demo bit-exact in a second clone; a changed file and processor named; a notebook again",
+        _pytest("--soak", "-s", REPRODUCE_TEST),
+        _evidence(
+            (
+                *ENGINE,
+                "nbtrain.cli.notebook_again",
+                "nbtrain.proof.reproduce",
+                "nbtrain.jobs.submission.submit",
+            ),
+            (REPRODUCE_TEST, "examples/megatron-gpt/training/gpt-tiny.yaml", "notebooks/03_launch.ipynb"),
         ),
     ),
     Part(

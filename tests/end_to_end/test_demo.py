@@ -19,6 +19,8 @@ from nbtrain.api.run import open_run
 from nbtrain.cli.demo import DEMO_NOTEBOOKS, DemoSummary
 from nbtrain.cli.notebook_runner import run_notebook
 from nbtrain.dataset.views.baselines import baselines
+from nbtrain.lab.widgets.record import records_in
+from nbtrain.monitor.run.certificate import certificate_problems, read_certificate
 
 if TYPE_CHECKING:
     import nbformat
@@ -110,6 +112,14 @@ def test_the_demo_trains_a_model_that_knows_its_text(
         assert not re.findall(r"<[^>]+(?:src|href)=[\"']?https?://[^>]*>", body), f"{name} needs a network"
         assert name in summary
     assert "SUCCEEDED" in shown["03_launch"]
+    [record] = records_in(nbformat.read(folder / "03_launch.ipynb", 4))
+    assert (record["run"], record["run_id"]) == ("gpt-tiny", run.directory.run_id)
+    assert record["parameters"]["overrides"] == shlex.join(overrides)
+    assert record["again"] == "nbtrain notebook --again output/gpt-tiny/notebooks/03_launch.ipynb"
+    assert record["again"] in (folder / "03_launch.html").read_text()
+    certificate = read_certificate(run.directory.certificate_json)
+    assert certificate.steps == list(range(1, steps + 1)) and certificate_problems(run.directory) == []
+    assert certificate.parts[0].provenance.settings == record["settings"]
     assert "image/png" in (folder / "04_monitor.ipynb").read_text()
     assert "Return the " in shown["05_generate"] and "mean log-probability" in shown["05_generate"]
 

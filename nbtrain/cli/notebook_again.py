@@ -1,7 +1,7 @@
 """`nbtrain notebook --again EXECUTED.ipynb`: run an executed notebook again, from the record in its outputs.
 
     record      the newest run that its cells started (lab/widgets/record.py)
-    parameters  those of the record; a notebook with other ones was edited after it ran, and is refused
+    parameters  taken from the record; a notebook with other ones was edited after it ran, and is refused
     name        the run's own if that run is gone, else RUN-again, so that it is trained and not opened
     compare     settings, versions and code of both, and their certificates if both runs are here
 
@@ -126,7 +126,7 @@ def _record(source: Path, notebook: Any) -> dict[str, Any]:
 
 
 def _parameters(notebook: Any) -> Iterator[tuple[str, tuple[int, Any]]]:
-    """Yield (name, (number of the cell, value or None)) of the parameters, those of papermill's cell last."""
+    """Yield (name, (number of the cell, value or None)) of the parameters, with papermill's cell last."""
     for tag in (PARAMETERS_TAG, INJECTED_TAG):
         for number, cell in enumerate(notebook.cells, 1):
             if tag in cell.metadata.get("tags", []):

@@ -1,11 +1,11 @@
 """`nbtrain reproduce`: trains a window of a run's steps again, and compares it with the run's certificate.
 
     certificate   the steps, settings, code, versions and data of the run (monitor/run/certificate.py)
-    start         the newest checkpoint at or before the window, linked into a run directory of its own
+    start         the newest checkpoint at or before the window, linked into a separate run directory
     train         an ordinary job with the settings of the run, up to the window's last step
     compare       loss and gradient norm of each step; the tensors of the next checkpoint that both have
 
-The run is only read. Everything is written to output/<run>-reproduced/, which is made anew every time.
+The run is only read. Everything is written to output/<run>-reproduced/, which every call creates again.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, JobFailed
 from nbtrain.base.printing.progress import Progress
-from nbtrain.base.printing.report import Facts, Items, Report, Result
+from nbtrain.base.printing.report import Facts, Items, Picture, Report, Result
 from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, files_sha256
 from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, ResumeCertificate
@@ -43,7 +43,6 @@ from nbtrain.monitor.run.certificate import (
     CertifiedPart,
     Difference,
     RunCertificate,
-    device_differences,
     first_difference,
     make_certificate,
     numbers_text,
@@ -136,7 +135,10 @@ class Reproduction(Result):
             facts[f"step {self.first_different_step:,} trained again"] = self.numbers_now
             facts["largest difference of a loss"] = f"{self.largest_loss_difference:.3g}"
         if self.tensors_step is None:
-            facts["tensors"] = "not compared: no checkpoint of the run in the window is left"
+            since = self.first_different_step or self.started_from_step + 1
+            facts["tensors"] = (
+                f"not compared: the run has no checkpoint from step {since:,} to {self.last_step:,}"
+            )
         else:
             equal = self.compared_tensors - len(self.different_tensors)
             facts["tensors"] = f"{equal:,} of {self.compared_tensors:,} equal at step {self.tensors_step:,}"
@@ -147,6 +149,9 @@ class Reproduction(Result):
         return Report(
             f"{self.run}: {self.headline}.",
             [
+                Picture(
+                    lambda: self.figure()._repr_png_(), "losses of the run and of the steps trained again"
+                ),
                 Facts(facts),
                 Items(shown, "Tensors that differ"),
                 Items([str(difference) for difference in self.differences], "What else is not the same"),
@@ -160,9 +165,6 @@ class Reproduction(Result):
 
         return draw(self.to_dict())
 
-    def _repr_png_(self) -> bytes:
-        return self.figure()._repr_png_()
-
 
 def _tensor_words(tensor: Mapping[str, Any]) -> str:
     name = f"{tensor['name']} {tensor['state']}".rstrip()
@@ -175,7 +177,7 @@ def _tensor_words(tensor: Mapping[str, Any]) -> str:
 def reproduce(
     run: RunDir, steps: tuple[int, int] | None = None, overrides: Overrides = None, train: Train | None = None
 ) -> Reproduction:
-    """Train a window of a run again, compare it with the run, and write the result to a directory of its own.
+    """Train a window of a run again, compare it with the run, and write the result to a separate directory.
 
     `steps` (A, B) are the steps after A up to B, by default those after the run's last checkpoint but one.
     `overrides` change settings, such as the backend. Raises ConfigError for a window that the run does not
@@ -295,13 +297,13 @@ def _config(
             f"{display(run.config_yaml)} says {key} = {known.get(key)}; these steps were trained with "
             f"{value}, which is used here"
         )
-    environment = {key: value for key, value in before.backend.env.items() if key not in TAKEN_OVER}
+    interval = before.checkpoint.save_interval_steps
+    saves = last // interval - (min(kept) - 1) // interval + 1 if kept else 1
+    given = load(load(before, changed, check=False), overrides, check=False)
+    environment = {key: value for key, value in given.backend.env.items() if key not in TAKEN_OVER}
     if "threads" in made.device:
         # Sums depend on the number of threads.
         environment = {"OMP_NUM_THREADS": str(made.device["threads"])} | environment
-    interval = before.checkpoint.save_interval_steps
-    saves = last // interval - (min(kept) - 1) // interval + 1 if kept else 1
-    given = load(load(before, changed | {"backend.env": environment}, check=False), overrides, check=False)
     own = {
         "name": name,
         "mode": "full",
@@ -309,6 +311,7 @@ def _config(
         "batch.max_steps": last if last < given.scheduled_steps else None,
         "batch.exit_interval_steps": None,
         "batch.exit_duration_minutes": None,
+        "backend.env": environment,
         # All checkpoints that the run still has in the window, to compare their tensors.
         "checkpoint.keep_last": max(saves, 1),
         "checkpoint.local_dir": None,
@@ -427,14 +430,12 @@ def _compare(
     step = first_difference(ours, theirs)
     at = _common_checkpoint(run, certificate, target, start, window[1], step)
     compared, tensors = (0, []) if at is None else _compare_tensors(run.checkpoint(at), target.checkpoint(at))
+    found = part_differences(part, again.parts[-1], certificate.code, again.code)
     verdict = BIT_EXACT
     if step is not None or tensors:
-        hardware = [
-            difference
-            for difference in device_differences(part.provenance, again.parts[-1].provenance)
-            if difference.name != "threads"
-        ]
-        verdict = OTHER_HARDWARE if hardware else DIFFERS
+        # Anything else that differs may be the reason too.
+        is_hardware = [difference.kind == "device" and difference.name != "threads" for difference in found]
+        verdict = OTHER_HARDWARE if is_hardware and all(is_hardware) else DIFFERS
     resumed = ResumeCertificate.read(job.resume_json)
     steps = sorted(ours)
     far = [abs(theirs[at][0] - ours[at][0]) for at in steps if None not in (theirs[at][0], ours[at][0])]  # type: ignore[operator]
@@ -449,7 +450,7 @@ def _compare(
         numbers_text(ours[step]) if step is not None else "",
         numbers_text(theirs[step]) if step is not None else "",
         max(far, default=0.0),
-        part_differences(part, again.parts[-1], certificate.code, again.code),
+        found,
         at,
         compared,
         tensors,

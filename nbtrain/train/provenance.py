@@ -7,6 +7,8 @@ monitor/run/certificate.py makes the certificate of the run from these files, pr
 with the machine on which a part of the run is trained again.
 """
 
+import os
+
 from nbtrain.base import files
 from nbtrain.base.code_hashes import code_hashes, joint_sha256
 from nbtrain.base.hardware.cpu import cpu_model, vector_flags
@@ -18,6 +20,9 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.manifest import data_hashes
 from nbtrain.parallel.startup import World
 from nbtrain.train.build import Built
+
+# Environment variables that choose algorithms. The effect of others, such as OMP_NUM_THREADS, is in the device.
+VARIABLES = ("MKL_", "CUBLAS_", "NCCL_")
 
 
 def write_provenance(
@@ -44,6 +49,7 @@ def write_provenance(
         code_sha256,
         resume_report.software(),
         device,
+        {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
         data,
         data_hashes(built.datasets.manifest),
     )

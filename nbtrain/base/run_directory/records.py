@@ -513,6 +513,8 @@ class Provenance(Record):
     """Versions of Python and of the libraries that affect the numbers."""
     device: dict[str, Any]
     """Kind and name of rank 0's device; for a CPU also its model, its vector instructions and threads."""
+    variables: dict[str, str]
+    """Environment variables that change how the libraries compute."""
     data: dict[str, Any]
     """Order of the samples (DataState), with the SHA-256 of the tokenizer and of the first batch."""
     data_files: dict[str, str]

@@ -396,7 +396,8 @@ class Journal:
             self.event("warning", f"summary.json is not written: {error}")
         try:
             write_certificate(self.job.run)
-        except RecordError as error:
+        except ValueError as error:
+            # A file that is not JSON, or a RecordError.
             self.event("warning", f"certificate.json is not written: {error}")
 
 

@@ -51,13 +51,19 @@ class Difference:
     """Something that two trainings do not have in common."""
 
     kind: str
-    """setting, file, library, device, data or number."""
+    """setting, file, library, device, variable, data or number."""
     name: str
     before: str
     now: str
 
     def __str__(self) -> str:
-        words = {"file": "file of nbtrain ", "library": "version of ", "device": "device ", "data": "data: "}
+        words = {
+            "file": "file of nbtrain ",
+            "library": "version of ",
+            "device": "device ",
+            "variable": "environment variable ",
+            "data": "data: ",
+        }
         return f"{words.get(self.kind, '')}{self.name}: {self.before} -> {self.now}"
 
 
@@ -75,7 +81,7 @@ class CertifiedPart(Record):
         """Everything that the part's numbers depend on, without job, attempt and position in the data."""
         made = asdict(self.provenance)
         order = {key: value for key, value in self.provenance.data.items() if key not in POSITION}
-        kept = ("settings", "code_sha256", "versions", "device", "data_files")
+        kept = ("settings", "code_sha256", "versions", "device", "variables", "data_files")
         return {"data": order} | {key: made[key] for key in kept}
 
 
@@ -268,6 +274,7 @@ def part_differences(
     found += _file_differences(code_before.get(ours.code_sha256, {}), code_now.get(theirs.code_sha256, {}))
     found += _mapping_differences("library", ours.versions, theirs.versions)
     found += device_differences(ours, theirs)
+    found += _mapping_differences("variable", ours.variables, theirs.variables)
     found += _mapping_differences("data", before.identity["data"], now.identity["data"])
     found += _hash_differences("data", ours.data_files, theirs.data_files)
     return found

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.code_hashes import joint_sha256
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, SubmitError
+from nbtrain.base.run_directory.metrics import scalar
 from nbtrain.base.run_directory.records import Provenance
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli.reproduce import window_of
@@ -46,7 +48,7 @@ def forked(server):
 
 @pytest.fixture(scope="module")
 def original(fork_server, tiny_data, tmp_path_factory):
-    """Train the run in a workspace of its own: 12 steps with checkpoints of 8 and 12 left of 4, 8 and 12."""
+    """Train the run in a separate workspace: 12 steps with checkpoints of 8 and 12 left of 4, 8 and 12."""
     folder = tmp_path_factory.mktemp("first")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("WORKSPACE", folder), ("OUTPUT", folder / "output"), ("DATA", tiny_data)):
@@ -78,7 +80,7 @@ def contents(run):
 
 
 def test_a_window_is_bit_exact_in_a_second_workspace(original, copied, fork_server):
-    """The steps after 8 are trained again on data that is prepared anew, from the checkpoint. Nothing is
+    """The steps after 8 are trained again from the checkpoint, on data that is prepared there. Nothing is
     written into the run.
     """
     before = contents(copied)
@@ -133,14 +135,23 @@ def test_a_changed_library_and_file_are_named_although_the_bits_are_equal(copied
 
 
 def test_another_kind_of_processor_is_reported_and_not_failed(copied, fork_server):
-    """If the run was trained on another kind of processor, a difference is no failure."""
+    """If only the processor differs, another last bit is reported; with another seed it is a failure."""
     path = next(copied.jobs.glob("*/provenance/0.json"))
     record = Provenance.read(path)
     record.device["model"] = "another processor"
     record.write(path)
-    made = reproduce(copied, (0, 2), ["model.seed=7"], train=forked(fork_server))
-    assert made.verdict == "other hardware" and made.passed and made.tensors_step is None
-    assert any("device model: another processor -> " in str(found) for found in made.differences)
+    tag, metrics = scalar("loss").tag, copied.tensorboard / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    [line] = [line for line in lines if line.get("step") == 10 and tag in line]
+    line[tag] = math.nextafter(line[tag], 0)
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = reproduce(copied, (8, 11), train=forked(fork_server))
+    assert (made.verdict, made.passed, made.first_different_step) == ("other hardware", True, 10)
+    assert made.tensors_step is None and 0 < made.largest_loss_difference < 1e-14
+    [difference] = made.differences
+    assert str(difference).startswith("device model: another processor -> ")
+    seeded = reproduce(copied, (8, 11), ["model.seed=7"], train=forked(fork_server))
+    assert seeded.verdict == "differs"
 
 
 @pytest.mark.parametrize("steps", [(0, 13), (5, 5), (7, 3), (-1, 3)])
@@ -159,7 +170,7 @@ def test_windows_on_the_command_line():
 
 
 def test_a_checkpoint_that_was_changed_is_refused(copied):
-    """The manifest's hashes must be those of the chain, and nothing is written before that."""
+    """The manifest's hashes must agree with the chain, and nothing is written before that."""
     path = copied.checkpoint_manifest(8)
     manifest = files.read_json(path)
     next(iter(manifest["files"].values()))["sha256"] = "0" * 64
@@ -197,7 +208,7 @@ def test_settings_that_changed_within_the_window(copied, original):
 
 
 def test_a_run_of_the_same_name_is_never_removed(copied):
-    """The folder of the reproduction is made anew, but not if it is a run of its own."""
+    """The folder of a reproduction is replaced, but never the folder of an ordinary run."""
     target = RunDir.named("original-reproduced")
     target.path.mkdir(parents=True)
     files.write_json(target.run_json, {"schema_version": 1, "run_id": "a", "name": target.name})

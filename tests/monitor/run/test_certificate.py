@@ -36,6 +36,7 @@ MADE = {
         "model": "CPU X",
         "vector_flags": ["avx2", "fma"],
     },
+    "variables": {"NCCL_ALGO": "Ring"},
     "data": {"seed": 1, "dataset_sha256": "d" * 64, "consumed_samples": 0, "next_batch_sha256": "e" * 64},
     "data_files": {"text_document.bin": "f" * 64},
 }
@@ -138,6 +139,7 @@ def test_a_later_attempt_replaces_the_steps_after_its_checkpoint(workspace):
             {"device": {**MADE["device"], "vector_flags": ["amx_bf16", "avx2", "fma"]}},
             "device vector flags: none -> amx_bf16",
         ),
+        ({"variables": {}}, "environment variable NCCL_ALGO: Ring -> none"),
         ({"data": {**MADE["data"], "seed": 2}}, "data: seed: 1 -> 2"),
         (
             {"data_files": {"text_document.bin": "0" * 64}},

@@ -21,7 +21,7 @@ from nbtrain.dataset.manifest import data_hashes
 from nbtrain.parallel.startup import World
 from nbtrain.train.build import Built
 
-# Environment variables that choose algorithms. The effect of others, such as OMP_NUM_THREADS, is in the device.
+# Environment variables that choose algorithms. The effect of OMP_NUM_THREADS is in the device.
 VARIABLES = ("MKL_", "CUBLAS_", "NCCL_")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.run_directory.metrics_files import MetricsFile, metrics_files
+from nbtrain.base.run_directory.metrics_files import EXACT_TAGS, MetricsFile, metrics_files
 from nbtrain.monitor.metrics import metrics_reader
 from nbtrain.monitor.metrics.curves import CurveReader
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
@@ -70,16 +70,19 @@ def test_lines_are_strict_json_with_every_value(tmp_path: Path) -> None:
     assert found[NORM].gaps.ranges == [[1, 1]]
 
 
-def test_a_float32_survives(tmp_path: Path) -> None:
-    """Nine digits identify each float32."""
+def test_a_float32_survives_and_losses_are_exact(tmp_path: Path) -> None:
+    """Nine digits identify each float32. Loss and gradient norm, which may be doubles, keep all digits."""
     import numpy as np
 
     values = np.random.default_rng(0).random(1000, dtype=np.float32) * np.float32(1e-3)
+    doubles = np.random.default_rng(1).random(1000)
     file = MetricsFile(tmp_path, 0)
-    for step, value in enumerate(values.tolist()):
-        file.write(step, 0.0, 0, 0, {LOSS: value})
+    for step, (value, double) in enumerate(zip(values.tolist(), doubles.tolist(), strict=True)):
+        file.write(step, 0.0, 0, 0, {"a/float32": value, LOSS: value, NORM: double})
     file.flush()
-    assert (np.array(read(tmp_path)[LOSS].values, dtype=np.float32) == values).all()
+    found = read(tmp_path)
+    assert (np.array(found["a/float32"].values, dtype=np.float32) == values).all()
+    assert (np.array(found[LOSS].values) == values).all() and (np.array(found[NORM].values) == doubles).all()
 
 
 def test_a_resume_drops_what_is_trained_again(tmp_path: Path) -> None:
@@ -269,7 +272,9 @@ def test_blocks_of_lines_give_the_points_of_single_lines(
             tags = draw.choice([[LOSS, NORM], [LOSS, NORM], [LOSS, NORM], [LOSS], ["a/b"]])
             values = {tag: draw.choice([math.nan, math.inf, 1.0, *[draw.random()] * 9]) for tag in tags}
             file.write(step, wall_time, 64 * step, step, values)
-            written += [(tag, step, float(f"{value:.9g}"), wall_time) for tag, value in values.items()]
+            for tag, value in values.items():
+                kept = value if tag in EXACT_TAGS else float(f"{value:.9g}")
+                written.append((tag, step, kept, wall_time))
         file.flush()
     one_by_one = make(tmp_path)
     for tag, *point in written:

@@ -6,12 +6,15 @@ in JupyterLab, without the kernel and without the run. `nbtrain notebook --again
 
 import os
 import platform
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from nbtrain.base.code_hashes import code_hashes, joint_sha256
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.effect import settings_with_effect
 from nbtrain.jobs.machine.environment import package_version
@@ -37,12 +40,15 @@ def note_record(run: RunDir) -> None:
     shell = get_ipython()
     if shell is None:
         return
-    made = record_of(run, parameters_of(shell.user_ns), os.environ.get("JPY_SESSION_NAME", ""))
+    # Jupyter servers set it to the notebook's path.
+    session = os.environ.get("JPY_SESSION_NAME", "")
+    file = display(Path(session)) if session.endswith(".ipynb") else UNKNOWN_FILE
+    made = record_of(run, parameters_of(shell.user_ns), file)
     publish_display_data({RECORD: made, "text/plain": made["text"]})
 
 
-def record_of(run: RunDir, parameters: dict[str, Any], file: str = "") -> dict[str, Any]:
-    """Return the record of a run with the `parameters` of its notebook, which is `file` if that is known."""
+def record_of(run: RunDir, parameters: dict[str, Any], file: str = UNKNOWN_FILE) -> dict[str, Any]:
+    """Return the record of a run that the notebook `file` has started with these parameters."""
     job = run.newest_job()
     settings = settings_with_effect(load_resolved(run.config_yaml))
     made = {
@@ -59,12 +65,12 @@ def record_of(run: RunDir, parameters: dict[str, Any], file: str = "") -> dict[s
         "code_sha256": joint_sha256(code_hashes()),
         "parameters": parameters,
     }
-    return with_file(made, file if file.endswith(".ipynb") else UNKNOWN_FILE)
+    return with_file(made, file)
 
 
 def with_file(record: dict[str, Any], file: str) -> dict[str, Any]:
     """Return a record whose line names the notebook `file`."""
-    again = f"nbtrain notebook --again {file}"
+    again = f"nbtrain notebook --again {shlex.quote(file)}"
     text = (
         f"run {record['run']}, id {record['run_id']}, "
         f"settings {record['settings_sha256'][:HASH_CHARACTERS]}; again: {again}"

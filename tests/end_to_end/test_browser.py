@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from nbtrain.config.schema import RunConfig
+from nbtrain.lab.widgets.record import records_in
 from tests.dataset.dataset_maker import make_dataset
 from tests.end_to_end.jupyterlab import (
     BUSY_SECONDS,
@@ -142,6 +143,9 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     screenshot(page, "launch-notebook")
     command(page, "docmanager:save")
     wait_for(lambda: "nbtrain-rescue" in saved(lab, "03_launch.ipynb"), lambda: "the notebook was not saved")
+    [record] = records_in(nbformat.reads(saved(lab, "03_launch.ipynb"), 4))
+    assert (record["run"], record["parameters"]["overrides"]) == ("watched", WATCHED)
+    assert record["again"] == "nbtrain notebook --again notebooks/03_launch.ipynb"
     page.reload()
     # The form is above it, and a panel out of sight sends no requests.
     page.locator(".nbf-kernel", has_text="is busy with a cell").wait_for()

@@ -43,6 +43,7 @@ from nbtrain.monitor.run.certificate import (
     CertifiedPart,
     Difference,
     RunCertificate,
+    certificate_problems,
     first_difference,
     make_certificate,
     numbers_text,
@@ -186,15 +187,17 @@ def reproduce(
     """
     started = time.monotonic()
     certificate = make_certificate(run)
-    first, last = _window(run, certificate, steps)
-    part = _part(run, certificate, first, last)
-    start = _start(run, certificate, first)
-    name = name_of(run.name, "reproduced")
-    target = RunDir.named(name)
-    config, notes = _config(
-        run, part, start, last, name, overrides, _kept_steps(run, certificate, start, last)
-    )
-    if start < first and first:
+    kept = _kept_steps(run, certificate)
+    first, last = _window(run, certificate, steps, kept)
+    start = max((step for step in kept if step <= first), default=0)
+    if start:
+        _refuse_changed(run, certificate, start)
+    part = _part(run, certificate, start, last)
+    target = RunDir.named(name_of(run.name, "reproduced"))
+    compared = [step for step in kept if start < step <= last]
+    config, notes = _config(run, part, last, target.name, overrides, compared)
+    notes += certificate_problems(run)
+    if start < first:
         notes.append(f"no checkpoint of step {first:,} is left: trained from step {start:,} on")
     _check_data(config, part)
     with alone(target, "reproduction"):
@@ -212,12 +215,13 @@ def reproduce(
     return made
 
 
-def _window(run: RunDir, certificate: RunCertificate, steps: tuple[int, int] | None) -> tuple[int, int]:
+def _window(
+    run: RunDir, certificate: RunCertificate, steps: tuple[int, int] | None, kept: list[int]
+) -> tuple[int, int]:
     """Return the window, by default the steps after the last checkpoint but one. Raises ConfigError."""
     reached = certificate.parts[-1].last_step
     if steps is None:
-        earlier = [step for step in _complete_steps(run) if step < reached]
-        return max(earlier, default=0), reached
+        return max((step for step in kept if step < reached), default=0), reached
     first, last = steps
     if not 0 <= first < last <= reached:
         raise ConfigError(
@@ -255,40 +259,29 @@ def _complete_steps(run: RunDir) -> list[int]:
     return [step for step in run.checkpoint_steps() if checkpoint_problem(run.checkpoint(step)) is None]
 
 
-def _start(run: RunDir, certificate: RunCertificate, first: int) -> int:
-    """Return the step of the newest checkpoint at or before `first`; 0 if there is none.
-
-    Raises CheckpointError if its files are not those that the run saved.
-    """
-    chained = {link.step: link for link in certificate.checkpoints}
-    start = max((step for step in _complete_steps(run) if step <= first and step in chained), default=0)
-    if start:
-        manifest = files.read_json(run.checkpoint_manifest(start)) or {}
-        if (now := files_sha256(manifest)) != chained[start].files_sha256:
-            raise CheckpointError(
-                f"{display(run.checkpoint(start))}: its {MANIFEST} was changed: its files have the SHA-256 "
-                f"{now[:12]}, and the run saved {chained[start].files_sha256[:12]}. Restore the "
-                "checkpoint, or remove it to start from an earlier one."
-            )
-    return start
+def _refuse_changed(run: RunDir, certificate: RunCertificate, step: int) -> None:
+    """Raise CheckpointError if the files of a checkpoint are not the ones that the run saved."""
+    manifest, link = files.read_json(run.checkpoint_manifest(step)) or {}, certificate.checkpoint(step)
+    if link is not None and (now := files_sha256(manifest)) != link.files_sha256:
+        raise CheckpointError(
+            f"{display(run.checkpoint(step))}: its {MANIFEST} was changed: its files have the SHA-256 "
+            f"{now[:12]}, and the run saved {link.files_sha256[:12]}. Restore the checkpoint, or remove "
+            "it to start from an earlier one."
+        )
 
 
-def _kept_steps(run: RunDir, certificate: RunCertificate, start: int, last: int) -> list[int]:
-    """Return the steps after `start` up to `last` whose checkpoints the run still has."""
-    chained = {link.step for link in certificate.checkpoints}
-    return [step for step in _complete_steps(run) if start < step <= last and step in chained]
+def _kept_steps(run: RunDir, certificate: RunCertificate) -> list[int]:
+    """Return the steps of the chain whose checkpoints the run still has, ascending."""
+    return [step for step in _complete_steps(run) if certificate.checkpoint(step) is not None]
 
 
 def _config(
-    run: RunDir,
-    part: CertifiedPart,
-    start: int,
-    last: int,
-    name: str,
-    overrides: Overrides,
-    kept: list[int],
+    run: RunDir, part: CertifiedPart, last: int, name: str, overrides: Overrides, compared: list[int]
 ) -> tuple[RunConfig, list[str]]:
-    """Return the configuration that trains the window again, and notes about what config.yaml says now."""
+    """Return the configuration that trains the window again, and notes about what config.yaml says now.
+
+    `compared` are the steps of the checkpoints to compare.
+    """
     before, made, notes = load_resolved(run.config_yaml), part.provenance, list[str]()
     known = shown_settings(before)
     changed = {key: value for key, value in made.settings.items() if known.get(key) != value}
@@ -298,7 +291,7 @@ def _config(
             f"{value}, which is used here"
         )
     interval = before.checkpoint.save_interval_steps
-    saves = last // interval - (min(kept) - 1) // interval + 1 if kept else 1
+    saves = last // interval - (min(compared) - 1) // interval + 1 if compared else 1
     given = load(load(before, changed, check=False), overrides, check=False)
     environment = {key: value for key, value in given.backend.env.items() if key not in TAKEN_OVER}
     if "threads" in made.device:
@@ -473,7 +466,8 @@ def _common_checkpoint(
     """Return the step of the first checkpoint at or after the first step that differs which both runs have,
     without a difference the newest one; None if there is none.
     """
-    common = sorted({*_kept_steps(run, certificate, start, last)} & {*_complete_steps(target)})
+    kept = {step for step in _kept_steps(run, certificate) if start < step <= last}
+    common = sorted(kept & {*_complete_steps(target)})
     if different is None:
         return common[-1] if common else None
     return next((step for step in common if step >= different), None)

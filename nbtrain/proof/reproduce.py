@@ -192,13 +192,13 @@ def reproduce(
     start = max((step for step in kept if step <= first), default=0)
     if start:
         _refuse_changed(run, certificate, start)
-    part = _part(run, certificate, start, last)
+    part = _part(run, certificate, start, first, last)
     target = RunDir.named(name_of(run.name, "reproduced"))
     compared = [step for step in kept if start < step <= last]
     config, notes = _config(run, part, last, target.name, overrides, compared)
     notes += certificate_problems(run)
-    if start < first:
-        notes.append(f"no checkpoint of step {first:,} is left: trained from step {start:,} on")
+    if gone := [link.step for link in certificate.checkpoints if start < link.step <= first]:
+        notes.append(f"the checkpoint of step {gone[-1]:,} was removed: trained from step {start:,} on")
     _check_data(config, part)
     with alone(target, "reproduction"):
         renew(target, REPRODUCTION_OF, run.name)
@@ -231,17 +231,17 @@ def _window(
     return first, last
 
 
-def _part(run: RunDir, certificate: RunCertificate, first: int, last: int) -> CertifiedPart:
-    """Return the part that trained the window. Raises ConfigError if settings changed within it."""
-    parts = [part for part in certificate.parts if part.first_step < last and part.last_step > first]
+def _part(run: RunDir, certificate: RunCertificate, start: int, first: int, last: int) -> CertifiedPart:
+    """Return the part that trained the window. Raises ConfigError if settings changed since `start`."""
+    parts = [part for part in certificate.parts if part.first_step < last and part.last_step > start]
     for before, now in itertools.pairwise(parts):
         changed = [key for key in _all_keys(before, now) if _setting(before, key) != _setting(now, key)]
         if changed:
             key, step = changed[0], now.first_step
             raise ConfigError(
-                f"steps {first:,}:{last:,}: {run.name} was resumed at step {step:,} with {key}: "
-                f"{_setting(before, key)} -> {_setting(now, key)}. Reproduce one side of it: --steps "
-                f"{first}:{step} or --steps {step}:{last}."
+                f"steps {first:,}:{last:,} would be trained from step {start:,}, but {run.name} was resumed "
+                f"at step {step:,} with {key}: {_setting(before, key)} -> {_setting(now, key)}. Reproduce "
+                f"--steps {start}:{step}, or a window after a checkpoint at or after step {step:,}."
             )
     return parts[-1]
 
@@ -297,7 +297,7 @@ def _config(
     if "threads" in made.device:
         # Sums depend on the number of threads.
         environment = {"OMP_NUM_THREADS": str(made.device["threads"])} | environment
-    own = {
+    own: dict[str, Any] = {
         "name": name,
         "mode": "full",
         "labels": {},

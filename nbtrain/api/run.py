@@ -381,7 +381,9 @@ class Run:
 
         return make_certificate(self.directory)
 
-    def reproduce(self, steps: tuple[int, int] | None = None, overrides: Overrides = None) -> "Reproduction":
+    def reproduce(
+        self, steps: tuple[int, int] | None = None, overrides: "Overrides" = None
+    ) -> "Reproduction":
         """Train some steps again, as the run NAME-reproduced, and compare them with the run bit for bit.
 
         `steps` (A, B) are the steps after A up to B, by default those after the last checkpoint but one. A
@@ -393,7 +395,7 @@ class Run:
         if steps is not None:
             if not isinstance(steps, Sequence) or len(steps) != 2:
                 raise misused("steps", steps, "two whole numbers, e.g. (100, 120)")
-            steps = whole("steps", steps[0]), whole("steps", steps[1])
+            steps = whole_number("steps", steps[0]), whole_number("steps", steps[1])
         return reproduce(self.directory, steps, overrides)
 
     def delete(self, yes: bool = False, force: bool = False) -> str:

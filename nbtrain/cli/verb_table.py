@@ -81,7 +81,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
             ("merge-lora", "merge_lora"),
             common=True,
         ),
-        Verb("certify", "reproduce", "Show the hash of all that a run depends on, and verify it."),
+        Verb("certify", "reproduce", "Show and verify what a run's numbers depend on."),
         Verb("reproduce", "reproduce", "Train some steps of a run again, and compare the bits."),
         Verb("sweep", "sweep", "Run many settings of a run, and compare them."),
         Verb("compare", "compare", "Compare settings, metrics and curves of runs."),

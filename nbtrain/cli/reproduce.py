@@ -46,9 +46,7 @@ def add_verbs(under: Any) -> None:
         "checkpoint but one."
     )
     parser.add_argument("--steps", metavar="A:B", help=text)
-    add_overrides(
-        parser, "Settings to change for the steps that are trained again, such as backend.kind=local."
-    )
+    add_overrides(parser)
     add_json(parser, "Print the result as JSON.")
     add_picture(parser, "Also draw the losses and their differences to FILE")
 

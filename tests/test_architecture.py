@@ -163,6 +163,11 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def is_for_types(node: ast.AST) -> bool:
+    """Return whether a statement is `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Return the dotted names that a file imports, also inside functions, but not for type checking only."""
 
@@ -170,7 +175,7 @@ def imports_of(path: Path) -> Iterator[str]:
         # Visit statements only: no expression holds one, and most nodes are expressions.
         blocks = (getattr(node, name, ()) for name in ("body", "handlers", "orelse", "finalbody", "cases"))
         for child in itertools.chain(*blocks):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            if is_for_types(child):
                 continue
             if isinstance(child, ast.Import):
                 yield from (alias.name for alias in child.names)
@@ -378,7 +383,7 @@ def test_no_circle_for_types():
         loading[module].add(imported)
     for module, path in MODULES.items():
         for block in tree_of(path).body:
-            if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test):
+            if is_for_types(block):
                 named = [node for node in block.body if isinstance(node, ast.ImportFrom)]
                 loading[module].update(
                     f"{node.module}.{alias.name}" for node in named for alias in node.names

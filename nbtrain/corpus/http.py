@@ -144,13 +144,13 @@ class MirrorClient:
         path = f"{self._parts.path.rstrip('/')}/{address}"
         return urlunsplit((self._parts.scheme, host, path, self._parts.query, ""))
 
-    def shown(self, address: str) -> str:
+    def printable(self, address: str) -> str:
         """Return an address in the form for messages, logs and records."""
         return redacted(self.url(address))
 
     def text(self, address: str) -> str:
         """Download a small file and return its text. Raises DataError."""
-        patience = Patience.for_address(self.shown(address))
+        patience = Patience.for_address(self.printable(address))
         with _silent_urllib3():
             while True:
                 with self._open(address, patience) as response:
@@ -172,18 +172,18 @@ class MirrorClient:
         if found != sha1:
             part.remove()
             raise DataError(
-                f"{self.where}: {self.shown(address)}: its SHA-1 is {found}, the dump's list says {sha1}. "
-                "The download is removed; run it again, and if it fails again set mirror to another server "
-                "or date to another dump."
+                f"{self.where}: {self.printable(address)}: its SHA-1 is {found}, the dump's list says "
+                f"{sha1}. The download is removed; run it again, and if it fails again set mirror to another "
+                "server or date to another dump."
             )
-        record = Downloaded(name, date, self.shown(address), sha1, part.bytes)
+        record = Downloaded(name, date, self.printable(address), sha1, part.bytes)
         files.write_json(folder() / f"{name}.json", asdict(record))
         part.finish(folder() / name)
         return record
 
     def _receive(self, address: str, name: str, part: PartialFile) -> None:
         """Request the missing bytes until the file is complete."""
-        patience = Patience.for_address(self.shown(address))
+        patience = Patience.for_address(self.printable(address))
         with contextlib.ExitStack() as stack:
             progress: Progress | None = None
             while not part.complete:
@@ -208,7 +208,7 @@ class MirrorClient:
                 if part.total is not None:
                     error = ProtocolError(f"cut off after {part.bytes:,} of {part.total:,} bytes")
                 has_grown = part.bytes > before
-                patience = Patience.for_address(self.shown(address)) if has_grown else response.retries
+                patience = Patience.for_address(self.printable(address)) if has_grown else response.retries
                 patience = self._again(address, patience, error or ProtocolError("the connection was cut"))
 
     def _open(self, address: str, patience: Any, headers: dict[str, str] | None = None) -> Any:
@@ -225,7 +225,7 @@ class MirrorClient:
             is_gone = response.status in (404, 410)
             fix = "The mirror has no such dump: set language, date or mirror." if is_gone else "Set mirror."
             raise DataError(
-                f"{self.where}: {self.shown(address)}: HTTP {response.status} {response.reason}. {fix}"
+                f"{self.where}: {self.printable(address)}: HTTP {response.status} {response.reason}. {fix}"
             )
         return response
 
@@ -244,7 +244,7 @@ class MirrorClient:
 
     def _error(self, address: str, error: HTTPError) -> DataError:
         cause = error.reason if isinstance(error, MaxRetryError) else error
-        begin = f"{self.where}: {self.shown(address)}: {reason_of(cause)}"
+        begin = f"{self.where}: {self.printable(address)}: {reason_of(cause)}"
         if isinstance(cause, SSLError) and _is_untrusted(cause):
             return DataError(
                 f"{begin}. Set mirror to a server whose certificate is known here, or have SSL_CERT_FILE "

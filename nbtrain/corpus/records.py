@@ -86,7 +86,7 @@ class Problem(NamedTuple):
     line: int | None
     what: str
 
-    def shown(self) -> str:
+    def with_place(self) -> str:
         """Return "file:line: what"."""
         return f"{self.path}{'' if self.line is None else f':{self.line}'}: {self.what}"
 

@@ -111,7 +111,7 @@ class Choice:
         """
         return [] if self.wants_prompt else self.pending[:-1]
 
-    def wanted(self, start: int, count: int) -> range:
+    def needs_logits(self, start: int, count: int) -> range:
         """Return which of the next `count` tokens, read from position `start` on, need logits."""
         if self.wants_prompt:
             return range(count)
@@ -159,7 +159,7 @@ class Choice:
         if self._stops.found is not None:
             return self._ended(STOP, text)
         if self.num_new >= generation.max_new_tokens:
-            return self._ended(LENGTH, text + self._stops.rest())
+            return self._ended(LENGTH, text + self._stops.held_back())
         return self._event(text) if text else None
 
     def _placed(self, logprob: Event) -> Event:
@@ -168,7 +168,7 @@ class Choice:
 
     def end(self, reason: str) -> Event:
         """End the text without another token, and return the event."""
-        return self._ended(reason, self._stops.rest())
+        return self._ended(reason, self._stops.held_back())
 
     def _ended(self, reason: str, text: str) -> Event:
         self.finish_reason = reason

@@ -243,7 +243,7 @@ class Engine:
         rows: list[slice] = []
         first = 0
         for (_, start, tokens), choice in zip(readings, readers):
-            places = choice.wanted(start, len(tokens))
+            places = choice.needs_logits(start, len(tokens))
             rows.append(slice(len(wanted), len(wanted) + len(places)))
             wanted += [first + place for place in places]
             first += len(tokens)

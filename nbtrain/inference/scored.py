@@ -62,14 +62,14 @@ class Scored:
         """
         return self.request.context[:-1]
 
-    def wanted(self, start: int, count: int) -> range:
+    def needs_logits(self, start: int, count: int) -> range:
         """Return which of `count` tokens from position `start` on precede a scored token."""
         return range(max(len(self.request.context) - 1 - start, 0), count)
 
     def labels(self, start: int, count: int) -> list[int]:
         """Return the token that follows each of the wanted tokens."""
         first = len(self.request.context) - 1
-        return [self._continuation[start + place - first] for place in self.wanted(start, count)]
+        return [self._continuation[start + place - first] for place in self.needs_logits(start, count)]
 
     def take(self, scores: Scores) -> None:
         """Add scores of the current continuation."""

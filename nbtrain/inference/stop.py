@@ -27,7 +27,7 @@ class StopStrings:
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
-    def rest(self) -> str:
+    def held_back(self) -> str:
         """Return the text that was held back, after the last piece."""
         held, self._held = self._held, ""
         return held

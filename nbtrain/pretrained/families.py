@@ -120,7 +120,7 @@ def describe(config: dict[str, Any], path: Path) -> Described:
 
 
 def _read_gpt2(family: Family, keys: Keys) -> Described:
-    hidden, heads = keys.whole("n_embd"), keys.whole("n_head")
+    hidden, heads = keys.integer("n_embd"), keys.integer("n_head")
     if hidden % heads:
         raise keys.refused("n_head", f"must divide n_embd = {hidden}")
     _one_of(
@@ -133,7 +133,7 @@ def _read_gpt2(family: Family, keys: Keys) -> Described:
         "scale_attn_by_inverse_layer_idx", False, False, "attention weights scaled by layer are not supported"
     )
     keys.must_be("add_cross_attention", False, False, "cross attention is not supported")
-    positions = keys.whole("n_positions" if "n_positions" in keys else "n_ctx", 1024)
+    positions = keys.integer("n_positions" if "n_positions" in keys else "n_ctx", 1024)
     dropout = keys.number("resid_pdrop", 0.1)
     notes = []
     if keys.number("embd_pdrop", 0.1) != dropout:
@@ -143,10 +143,10 @@ def _read_gpt2(family: Family, keys: Keys) -> Described:
         )
     fields = {
         "architecture": family.architecture,
-        "num_layers": keys.whole("n_layer"),
+        "num_layers": keys.integer("n_layer"),
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "ffn_hidden_size": keys.whole("n_inner", 4 * hidden),
+        "ffn_hidden_size": keys.integer("n_inner", 4 * hidden),
         "max_position_embeddings": positions,
         "hidden_dropout": dropout,
         "attention_dropout": keys.number("attn_pdrop", 0.1),
@@ -157,31 +157,31 @@ def _read_gpt2(family: Family, keys: Keys) -> Described:
         "position_embedding_type": "learned_absolute",
         "untie_embeddings_and_output_weights": not keys.flag("tie_word_embeddings", family.is_tied),
     }
-    return Described(family, fields, keys.whole("vocab_size"), positions, notes)
+    return Described(family, fields, keys.integer("vocab_size"), positions, notes)
 
 
 def _read_llama(family: Family, keys: Keys) -> Described:
-    hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
+    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     is_missing = "num_key_value_heads" not in keys.values
-    groups = keys.whole("num_key_value_heads", (family.kv_heads if is_missing else None) or heads)
+    groups = keys.integer("num_key_value_heads", (family.kv_heads if is_missing else None) or heads)
     if heads % groups:
         means = f"is {groups} without the key in a {family.title}, and " if is_missing else ""
         raise keys.refused("num_key_value_heads", f"{means}must divide num_attention_heads = {heads}")
     head_size = hidden // heads
     if family.has_head_dim:
-        head_size = keys.whole("head_dim", family.head_dim or head_size)
+        head_size = keys.integer("head_dim", family.head_dim or head_size)
     elif hidden % heads:
         raise keys.refused("num_attention_heads", f"must divide hidden_size = {hidden}")
     _one_of(keys, "hidden_act", ("silu", "swish"), "silu", "silu, the gate of SwiGLU")
     # Bounded first: what follows may make a list of them.
-    layers = keys.whole("num_hidden_layers", most=MOST_LAYERS)
-    positions = keys.whole("max_position_embeddings")
+    layers = keys.integer("num_hidden_layers", most=MOST_LAYERS)
+    positions = keys.integer("max_position_embeddings")
     fields: dict[str, Any] = {
         "architecture": family.architecture,
         "num_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "ffn_hidden_size": keys.whole("intermediate_size"),
+        "ffn_hidden_size": keys.integer("intermediate_size"),
         "max_position_embeddings": positions,
         "hidden_dropout": 0.0,
         "attention_dropout": keys.number("attention_dropout", 0.0),
@@ -201,7 +201,7 @@ def _read_llama(family: Family, keys: Keys) -> Described:
         fields["num_query_groups"] = groups
     if head_size * heads != hidden:
         fields["kv_channels"] = head_size
-    return Described(family, fields, keys.whole("vocab_size"), positions)
+    return Described(family, fields, keys.integer("vocab_size"), positions)
 
 
 def _biases(family: Family, keys: Keys) -> bool:
@@ -293,9 +293,9 @@ def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
     """
     key = "original_max_position_embeddings"
     if key not in top:
-        return place.whole(key, default)
-    length = top.whole(key)
-    if (inside := place.whole(key, length)) != length:
+        return place.integer(key, default)
+    length = top.integer(key)
+    if (inside := place.integer(key, length)) != length:
         raise top.refused(
             key,
             f"differs from {place.inside}{key} = {inside}, and programs differ in which one they "
@@ -310,7 +310,7 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
     # A missing key means the default window, and null means no window.
     says_none = "sliding_window" in keys.values and "sliding_window" not in keys
     if family.windows == "all":
-        return none if says_none else {**none, "window_size": keys.whole("sliding_window", WINDOW)}
+        return none if says_none else {**none, "window_size": keys.integer("sliding_window", WINDOW)}
     if family.windows != "some":
         return none
     kinds = keys.values.get("layer_types")
@@ -334,21 +334,21 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
             turning = no_rope_pattern(_layers_without_rope(keys, layers), layers)
             has = [bool(without) for without in turning]
         else:
-            first = keys.whole("max_window_layers", 28, least=0)
+            first = keys.integer("max_window_layers", 28, least=0)
             has = [index >= first for index in range(layers)]
     else:
         has = [kind == "sliding_attention" for kind in kinds]
     if not any(has):
         return none
     pattern = None if all(has) else [int(one) for one in has]
-    return {"window_size": keys.whole("sliding_window", WINDOW), "window_attn_skip_freq": pattern}
+    return {"window_size": keys.integer("sliding_window", WINDOW), "window_attn_skip_freq": pattern}
 
 
 def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
     """Return no_rope_freq. In no_rope_layers, a 1 stands for a layer with rotary positions."""
     flags = keys.values.get("no_rope_layers")
     if flags is None:
-        interval = keys.whole("no_rope_layer_interval", 4)
+        interval = keys.integer("no_rope_layer_interval", 4)
         return interval if interval <= layers else None
     if (
         not isinstance(flags, list)

@@ -22,7 +22,7 @@ class Keys:
         """Return whether a key has a value that is not null."""
         return self.values.get(key) is not None
 
-    def whole(self, key: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
         """Return an integer of at least `least` and at most `most`."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

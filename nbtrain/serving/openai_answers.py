@@ -90,7 +90,7 @@ class Form:
         self.id = ("chatcmpl-" if self.is_chat else "cmpl-") + uuid.uuid4().hex
         self.created = int(time.time())
 
-    def whole(self, choices: list[Object], usage: Usage) -> Object:
+    def complete(self, choices: list[Object], usage: Usage) -> Object:
         """Return a complete answer."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage.to_dict()}
@@ -171,7 +171,7 @@ async def whole_answer(form: Form, pieces: AsyncIterator[Piece], usage: Usage) -
             held.logprobs += piece.logprobs
             held.finish_reason = piece.finish_reason
     choices = [form.choice(found[index], is_chunk=False) for index in sorted(found)]
-    return form.whole(choices, usage)
+    return form.complete(choices, usage)
 
 
 async def streamed_answer(

@@ -62,7 +62,7 @@ class Growing:
         self.score = event.get("score")
         return event["text"]
 
-    def whole(self) -> Text:
+    def text(self) -> Text:
         """Return the text so far."""
         new_text = "".join(self.pieces)
         text = Text(self.prompt + new_text)
@@ -79,7 +79,7 @@ def collected(
     for number, event in events:
         if "text" in event:
             growing[number][event["index"]].take(event)
-    return [[one.whole() for one in several] for several in growing]
+    return [[one.text() for one in several] for several in growing]
 
 
 def _shown(text: Text) -> str:

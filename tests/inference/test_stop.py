@@ -37,7 +37,7 @@ def test_nothing_of_a_stop_string_comes_out(text, stops, expected):
             if held.found is not None:
                 break
         else:
-            given += held.rest()
+            given += held.held_back()
         assert given == expected
         assert (held.found is not None) == (expected != text)
 

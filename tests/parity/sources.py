@@ -110,7 +110,7 @@ def _names_imported(tree: ast.Module) -> Iterator[str]:
     left: list[ast.AST] = [tree]
     while left:
         node = left.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             left += node.orelse
             continue
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -120,7 +120,9 @@ def _names_imported(tree: ast.Module) -> Iterator[str]:
             parts = name.split(".")
             if parts[0] == "nbtrain":
                 yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-        left += ast.iter_child_nodes(node)
+        # Only statements: no expression holds an import, and most nodes are expressions.
+        for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+            left += getattr(node, field, ())
 
 
 @functools.cache

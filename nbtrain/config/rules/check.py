@@ -30,7 +30,7 @@ from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
 from nbtrain.config.rules.limits import no_divisor, no_multiple
 from nbtrain.config.rules.lora import LORA_RULES
-from nbtrain.config.rules.wording import Problems, broken, found, hidden, join
+from nbtrain.config.rules.wording import Problems, broken, hidden, join, setting_text
 from nbtrain.config.rules.zero import ZERO_RULES
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.fields import MOST_TOKENS
@@ -163,7 +163,7 @@ def amounts_are_given_once(config: RunConfig) -> Problems:
         keys = [f"{section}.{stem}_{unit}" for unit in units]
         given = [key for key in keys if getattr(getattr(config, section), key.partition(".")[2]) is not None]
         if len(given) > 1:
-            others = "".join(f"and {config.where(key)}: {found(config, key)}\n  " for key in given[1:])
+            others = "".join(f"and {config.where(key)}: {setting_text(config, key)}\n  " for key in given[1:])
             rule = "give one amount in several units; set all but one to null."
             yield broken(config, given[0], f"{others}{rule}")
 
@@ -222,7 +222,7 @@ def _broken_amount(config: RunConfig, stem: str, rule: str, fix: str = "") -> Fi
     """Return a finding about an amount of lr_schedule, with its value in its own unit and in tokens."""
     unit, tokens = given_unit(config.lr_schedule, stem) or "fraction", getattr(config, f"{stem}_tokens")
     key, in_tokens = f"lr_schedule.{stem}_{unit}", "" if unit == "tokens" else f" = {tokens} tokens"
-    return mistake(config, key, f"{found(config, key)}{in_tokens}\n  {rule}", fix)
+    return mistake(config, key, f"{setting_text(config, key)}{in_tokens}\n  {rule}", fix)
 
 
 def weight_decay_has_its_start(config: RunConfig) -> Problems:

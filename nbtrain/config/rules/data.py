@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from nbtrain.config.findings import mistake
-from nbtrain.config.rules.wording import Problems, broken, found
+from nbtrain.config.rules.wording import Problems, broken, setting_text
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.data_section import LANGUAGES
 from nbtrain.config.sections.sources import (
@@ -263,7 +263,7 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
         yield broken(
             config,
             "model.attention_backend",
-            f"does not go with {found(config, masked)}: the kernel takes no mask between documents.",
+            f"does not go with {setting_text(config, masked)}: the kernel takes no mask between documents.",
             "Set attention_backend: auto, which uses flash attention inside each document if it can.",
         )
 

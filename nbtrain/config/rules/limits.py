@@ -12,7 +12,7 @@ from typing import NamedTuple
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS
 from nbtrain.config.findings import mistake
-from nbtrain.config.rules.wording import Problems, found, join, value_of
+from nbtrain.config.rules.wording import Problems, join, setting_text, value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.lora_section import LoraConfig
 from nbtrain.config.shape import Shape
@@ -37,7 +37,7 @@ class Broken(NamedTuple):
 def problems_of(config: RunConfig, broken: Iterable[Broken]) -> Problems:
     """Yield a finding about each broken limit of a run."""
     for limit in broken:
-        yield mistake(config, limit.key, f"{limit.value or found(config, limit.key)}\n  {limit.rule}")
+        yield mistake(config, limit.key, f"{limit.value or setting_text(config, limit.key)}\n  {limit.rule}")
 
 
 def no_multiple(config: RunConfig, key: str, unit: int, words: str) -> Problems:

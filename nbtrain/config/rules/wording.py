@@ -19,7 +19,7 @@ def value_of(config: RunConfig, key: str) -> Any:
     return functools.reduce(getattr, key.split("."), config)
 
 
-def found(config: RunConfig, key: str) -> str:
+def setting_text(config: RunConfig, key: str) -> str:
     """Return e.g. "batch.global_batch_size = 250"."""
     value = value_of(config, key)
     # A section is shown by what is set in it, as a YAML has it.
@@ -31,7 +31,7 @@ def broken(config: RunConfig, key: str, rule: str, fix: str = "") -> Finding:
     """Return the error for a key that breaks a rule: the key with its value, and the rule on the next
     line. `fix` is the sentence that follows it, "" if the rule itself names the values that it allows.
     """
-    return mistake(config, key, f"{found(config, key)}\n  {rule}", fix)
+    return mistake(config, key, f"{setting_text(config, key)}\n  {rule}", fix)
 
 
 def hidden(config: RunConfig, key: str, message: str, fix: str = "") -> Finding:

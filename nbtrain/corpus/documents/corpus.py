@@ -222,7 +222,7 @@ class SourceCounts:
                 problem = problem._replace(line=problem.line + self._lines[problem.path])
             self.listed.append(problem)
             if len(self.named) < NAMED_PROBLEMS:
-                self.named.append(problem.shown())
+                self.named.append(problem.with_place())
                 if not self.logged_before:
                     logger.warning("%s; the record is skipped.", printable(self.named[-1]))
         if path is not None:

@@ -363,7 +363,7 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str
     )
     first, sample = training.peek(sample)
     if not first:
-        named = [problem.shown() for problem in tally.problems[:NAMED_PROBLEMS]]
+        named = [problem.with_place() for problem in tally.problems[:NAMED_PROBLEMS]]
         raise empty_error(corpus.where, tally.dropped, "; ".join(named), corpus.readers)
     where = place_of_setting(config, "tokenizer.train_bytes")
     estimate = training.check_memory(sample_bytes, config.tokenizer.trainer, where, first)

@@ -163,10 +163,10 @@ def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> 
     if newest_of_kinds:
         lists = " and ".join(f"{found} for {name}" for name, _, found in newest_of_kinds)
         raise DataError(
-            f"{fetch.where}: sha1 = {sha1}, but {fetch.shown(address)} lists {lists}. Correct sha1, or set "
-            f"date to the dump it belongs to."
+            f"{fetch.where}: sha1 = {sha1}, but {fetch.printable(address)} lists {lists}. Correct sha1, or "
+            f"set date to the dump it belongs to."
         )
     raise DataError(
-        f"{fetch.where}: {fetch.shown(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 "
+        f"{fetch.where}: {fetch.printable(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 "
         f"({len(listed)} files): the dump may not be finished yet. Set date to an earlier one."
     )

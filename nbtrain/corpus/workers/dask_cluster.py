@@ -99,9 +99,9 @@ class DaskCluster:
         try:
             yield
         except (OSError, CancelledError) as error:
-            raise self.gone() from error
+            raise self.lost_error() from error
 
-    def gone(self) -> DataError:
+    def lost_error(self) -> DataError:
         """Return the error for a scheduler that no longer answers."""
         return DataError(
             f"{self.where}: {self.address} no longer answers. Finished work is kept: run it again when the "

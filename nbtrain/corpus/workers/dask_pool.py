@@ -111,14 +111,14 @@ class DaskPool(Executor):
                 ) from error
             raise error
         if future.status == "cancelled":
-            raise self.cluster.gone()
+            raise self.cluster.lost_error()
         try:
             if future.status != "finished":
                 raise TimeoutError
             content = future.result(timeout=timeout_seconds)
         except (OSError, CancelledError) as error:
             if future.status == "cancelled":
-                raise self.cluster.gone() from error
+                raise self.cluster.lost_error() from error
             # Its worker died with the result, so the task runs again.
             time.sleep(LOST_SECONDS)
             self._look()

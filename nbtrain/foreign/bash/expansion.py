@@ -102,9 +102,9 @@ class Expansion:
 
     def value(self, *nodes: "Node") -> Runs:
         """Return the value of nodes that are not split: of an assignment, a pattern, a file name."""
-        return self.whole([part for node in nodes for part in self.parts(node, False)])
+        return self.joined([part for node in nodes for part in self.parts(node, False)])
 
-    def whole(self, parts: Iterable[Part]) -> Runs:
+    def joined(self, parts: Iterable[Part]) -> Runs:
         """Join the parts of a word that is not split."""
         runs: list[Run] = []
         for part in parts:
@@ -565,7 +565,7 @@ class Expansion:
             parts += inner.parts(child, False)
             at = child.end_byte
         parts += inner._plain(at, last.start_byte, False)
-        return inner.whole(parts)
+        return inner.joined(parts)
 
     # --- arithmetic ---------------------------------------------------------------------------------
 
@@ -587,7 +587,7 @@ class Expansion:
             if child.start_byte < start or child.end_byte > end:
                 continue
             text += self.source.slice(at, child.start_byte)
-            runs = self.whole([self._expansion(child, True)])
+            runs = self.joined([self._expansion(child, True)])
             if unknowns := unknowns_of(runs):
                 raise Undecided(*unknowns)
             text += text_of(runs)

@@ -326,7 +326,7 @@ def _change(draft: Draft, key: str) -> list[str]:
     """
     one, value = every_field()[key], draft.value(key)
     mine = key not in draft.given or draft.given[key] != value
-    return [key, one.shown(draft.base_value(key)), one.shown(value), "form" if mine else "given"]
+    return [key, one.value_text(draft.base_value(key)), one.value_text(value), "form" if mine else "given"]
 
 
 def yaml_for_others(run: str | Path) -> str:

@@ -141,7 +141,7 @@ class Field:
             return [_short(entry) for entry in value]
         return {} if self.kind == "section" and value is not None else value
 
-    def shown(self, value: Any) -> str:
+    def value_text(self, value: Any) -> str:
         """Return a value in one line, for display."""
         if self.kind == "section":
             return "off" if value is None else "on"

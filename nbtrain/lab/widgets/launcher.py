@@ -162,7 +162,7 @@ def assessment_html(draft: Draft, assessment: Assessment) -> str:
     if draft.changes:
         known = every_field()
         shown = [
-            (key, known[key].shown(draft.base_value(key)), known[key].shown(value))
+            (key, known[key].value_text(draft.base_value(key)), known[key].value_text(value))
             for key, value in draft.changes.items()
         ]
         parts.append(Table(("setting", "YAML", "now"), shown, "Changed against the YAML").html())

@@ -45,7 +45,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 def findings(config: RunConfig) -> Iterator[Finding]:
     """Yield the problems of this machine. The hosts are checked only if this machine has none."""
-    found = list(here(config))
+    found = list(problems_here(config))
     try:
         hosts = hosts_of(config)
     except ConfigError as error:
@@ -55,7 +55,7 @@ def findings(config: RunConfig) -> Iterator[Finding]:
         yield from on_hosts(config, hosts)
 
 
-def here(config: RunConfig) -> Iterator[Finding]:
+def problems_here(config: RunConfig) -> Iterator[Finding]:
     """Check the programs and files with which this machine reaches the others."""
     section = config.backend.hosts
     program, package = PROGRAMS[section.launcher]

@@ -46,6 +46,11 @@ def test_the_ramp_of_175b():
     assert schedule.samples_after(19_801) < 5_859_375 <= schedule.samples_after(19_802)
     assert schedule.tokens_after(19_802) == pytest.approx(12.0e9, rel=1e-3)
     assert schedule.size_at(schedule.samples_after(19_802)) == 1536
+    for num_steps in (1, 1_000, 19_802, 30_000):
+        parts = schedule.sizes(num_steps)
+        assert sum(steps for _, steps in parts) == num_steps and all(steps > 0 for _, steps in parts)
+        assert sum(size * steps for size, steps in parts) == schedule.samples_after(num_steps)
+    assert [size for size, _ in schedule.sizes(30_000)] == [*range(16, 1537, 16)]
 
 
 def test_a_ramp_of_any_length_costs_nothing():

@@ -12,7 +12,7 @@ from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.explain import traffic
 from nbtrain.planner.time.rates import INFINITE, Link, Rates, generation, rates_of_device, rates_of_setup
-from nbtrain.planner.time.step import StepTime, estimate_step
+from nbtrain.planner.time.step import StepTime, estimate_step, step_of_size
 from nbtrain.planner.time.traffic import group_of, ring_latency
 
 SHAPE = Shape(
@@ -80,6 +80,15 @@ def test_the_parts_add_up():
     parts = {field.name: getattr(found, field.name) for field in fields(found)}
     assert all(seconds > 0 for seconds in parts.values()), parts
     assert found.seconds == pytest.approx(sum(parts.values()), rel=1e-12)
+
+
+def test_steps_of_several_sizes_are_the_steps_of_their_setups():
+    """What a ramp-up computes once for all of its batch sizes depends on none of them."""
+    for changes in ({}, {"data_parallel_size": 2, "zero_stage": 2}, {"pipeline_parallel_size": 2}):
+        own = setup(**changes)
+        step_of = step_of_size(own, linked())
+        for size in (8, 16, 64):
+            assert step_of(size) == estimate_step(replace(own, global_batch_size=size), linked())
 
 
 def test_full_recomputation_makes_the_blocks_forward_pass_again():

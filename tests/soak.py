@@ -21,7 +21,7 @@ from nbtrain.base import files
 from tests.config.conftest import EXAMPLES, UPSTREAM
 from tests.end_to_end.test_plain_cpu import SAMPLE as PLAIN_CPU_SAMPLE
 from tests.fuzzing import FACTOR_VARIABLE
-from tests.parity.sources import FAULTS, PARITY, Evidence, staleness, stamp
+from tests.parity.sources import FAULTS, INTERRUPTIONS, PARITY, Evidence, staleness, stamp
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "evidence" / "soak.md"
@@ -103,6 +103,7 @@ ENGINE_TESTS = (
     "tests/corpus/tokenizer/test_exactness.py",
     "tests/corpus/tokenizer/test_adoption.py",
 )
+SWEEP_TESTS = ("tests/jobs/sweep/test_real_sweep.py", "tests/jobs/sweep/test_optuna.py")
 BUNDLE_TEST = "tests/lab/labextension/test_bundle.py"
 ENCODER_TEST = "tests/dataset/encode/test_encoder.py"
 DOCS_TEST = "tests/docs/test_commands.py"
@@ -138,6 +139,22 @@ IN_A_BROWSER = (
 PARTS = (
     Part("parity", "every layout against one process", ("-m", "tests.parity.matrix"), PARITY),
     Part("faults", "each fault suffered by a real run", ("-m", "tests.jobs.faults_table"), FAULTS),
+    Part(
+        "interruptions",
+        "120 kills at drawn times with three save intervals: the planned cost, and the planned best interval",
+        ("-m", "tests.planner.budget.real_interruptions"),
+        INTERRUPTIONS,
+    ),
+    Part(
+        "sweeps",
+        "six runs, two killed, all processes killed, a boot: as undisturbed; Optuna's trials, if installed",
+        _pytest("--soak", "-rs", *SWEEP_TESTS),
+        _evidence(
+            (*ENGINE, "nbtrain.api.sweep", "nbtrain.jobs.sweep.results", "nbtrain.dataset.prepare.prepare"),
+            (*SWEEP_TESTS, "tests/jobs/sweep/test_drive.py", "tests/jobs/conftest.py", "docs/sweeps.md"),
+            ("nbtrain.lab", "nbtrain.cli"),
+        ),
+    ),
     Part(
         "demo",
         "`make demo` at its full length, and a second call that redoes nothing",

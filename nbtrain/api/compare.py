@@ -18,9 +18,9 @@ def compare(
 ) -> "Comparison":
     """Compare runs: their curves overlaid, the settings that differ, and the results of each run.
 
-    `runs` are 2 to 12 names, folders, YAMLs, Runs, or the result of nb.runs(...). In a notebook cell the
-    curves are live, by step, tokens or time. In a terminal and under papermill, tables and a picture are
-    shown.
+    `runs` are names, folders, YAMLs, Runs, or the result of nb.runs(...), at least two. In a notebook cell
+    the curves are live, by step, tokens or time. In a terminal and under papermill, tables and a picture are
+    shown. More than 12 runs are shown as one table with a row for each.
 
     `published` is a YAML of others' published figures, which become columns of the results (docs/runs.md).
     With it, one run is enough. Raises ConfigError with the place of what is wrong in it.

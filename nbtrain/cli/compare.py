@@ -11,11 +11,19 @@ from nbtrain.cli.verbs import add_json, add_picture, add_verb, check_picture, co
 
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
-    parser = add_verb(under, "compare", compare, "", "nbtrain compare gpt-a gpt-b --picture curves.png")
-    text = "The names, folders or YAMLs of 2 to 12 runs; of one run with --published."
-    runs = parser.add_argument("runs", metavar="RUN", nargs="+", help=text)
+    parser = add_verb(
+        under,
+        "compare",
+        compare,
+        "",
+        "nbtrain compare gpt-a gpt-b --picture curves.png\nnbtrain compare -l sweep=lr-study",
+    )
+    text = "The names, folders or YAMLs of runs; of one run with --published. A picture shows at most 12."
+    runs = parser.add_argument("runs", metavar="RUN", nargs="*", help=text)
     complete(runs, completers.runs)
     parser.set_defaults(more="runs")
+    text = "Compare the runs with these labels too, as `nbtrain runs -l` lists them: sweep=lr-study."
+    parser.add_argument("-l", "--label", action="append", default=[], metavar="RULES", help=text)
     text = "Add others' published figures as columns, from a YAML of names and figures."
     parser.add_argument("--published", type=Path, metavar="FILE", help=text)
     add_json(parser)
@@ -24,19 +32,30 @@ def add_verbs(under: Any) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Compare runs."""
-    from nbtrain.api.compare import compare as compared
-    from nbtrain.base.errors import DataError
-    from nbtrain.monitor.runs.compare_picture import comparison_figure
+    # Not nb.compare(): it would load the libraries of widgets, which takes as long as comparing fifty runs.
+    from nbtrain.api.run import open_run
+    from nbtrain.base.errors import ConfigError, DataError
+    from nbtrain.monitor.runs.compare import compared
+    from nbtrain.monitor.runs.compare_picture import comparison_figure, comparison_report
+    from nbtrain.monitor.runs.published import read_published
+    from nbtrain.monitor.runs.run_filter import run_filter
+    from nbtrain.monitor.runs.runs import list_runs
 
     if options.picture:
         check_picture(options.picture)
-    comparison = compared(options.runs, options.published)
+    labelled = list_runs(wanted=run_filter(sort="name", label=options.label)) if options.label else []
+    if not options.runs and not labelled:
+        wanted = f"No run has the labels {', '.join(options.label)}." if options.label else "Name the runs."
+        raise ConfigError(f"{wanted} `nbtrain runs` lists them.")
+    names = [*options.runs, *(status.name for status in labelled if status.name not in options.runs)]
+    runs = [open_run(name).directory for name in names]
+    tables = compared(runs, read_published(options.published) if options.published else ())
     if options.json:
-        show_json(comparison.tables)
+        show_json(tables)
     else:
-        show(comparison)
+        show(comparison_report(runs, tables))
     if options.picture:
-        figure = comparison_figure(comparison.runs)
+        figure = comparison_figure(runs)
         if figure is None:
             raise DataError(f"{options.picture} is not written: none of these runs has a curve yet.")
         save_picture(figure, options.picture)

@@ -40,7 +40,7 @@ def sweep(options: argparse.Namespace) -> int:
     from nbtrain.base.errors import ConfigError, DataError, JobFailed
     from nbtrain.base.workspace import display
     from nbtrain.jobs.sweep.results import SweepResults, sweep_figure
-    from nbtrain.jobs.sweep.sweep_file import sweep_folder
+    from nbtrain.jobs.sweep.sweep_record import sweep_folder
 
     if options.dry_run and options.status:
         raise ConfigError("--dry-run and --status exclude each other: choose one.")

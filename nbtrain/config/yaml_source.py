@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -95,10 +95,28 @@ for _kind in (_Loader, _Dumper):
 _QUICK_LOADER: Any = None
 _QUICK_DUMPER: Any = None
 if yaml.__with_libyaml__:
-    _QUICK_LOADER = type("_QuickLoader", (yaml.CSafeLoader,), {})
+
+    class _QuickLoader(yaml.CSafeLoader):
+        """libyaml's loader, which remembers the types of scalars: runs share most of their values."""
+
+        _tags: ClassVar[dict[tuple[str, tuple[bool, bool]], str]] = {}
+
+        def resolve(self, kind: type[yaml.Node], value: str, implicit: Any) -> str:
+            if kind is not yaml.ScalarNode or len(value) > MOST_DIGITS:
+                return super().resolve(kind, value, implicit)
+            tag = self._tags.get((value, implicit))
+            if tag is None:
+                tag = super().resolve(kind, value, implicit)
+                if len(self._tags) < MOST_TAGS:
+                    self._tags[value, implicit] = tag
+            return tag
+
+    _QUICK_LOADER = _QuickLoader
     _QUICK_DUMPER = type("_QuickDumper", (yaml.CSafeDumper,), {})
     for _quick, _kind in ((_QUICK_LOADER, _Loader), (_QUICK_DUMPER, _Dumper)):
         _quick.yaml_implicit_resolvers = _kind.yaml_implicit_resolvers
+MOST_TAGS = 10_000
+"""Scalars whose types are remembered."""
 # Text that is left to PyYAML, because libyaml may read it differently or _Loader refuses it. Other text has
 # only keys, block lists and values in ASCII, as nbtrain writes them.
 _NOT_QUICK = re.compile(r"[^\n -~]|\\|(?:^|\s)[&*!%@`|>?]|\{[^}]|\[[^]]|^---|^\.\.\.", re.MULTILINE)
@@ -358,7 +376,7 @@ def _construct(loader: _Loader, node: yaml.Node, prefix: str, label: str, origin
             place = f"{label}:{key_node.start_mark.line + 1}"
             key = None
             if isinstance(key_node, yaml.ScalarNode):
-                key = _scalar(loader, key_node, f"{place}: the key {shortened(key_node.value)}")
+                key = _scalar(loader, key_node, f"{place}: the key")
             if not isinstance(key, str):
                 found = "?" if key is None else shortened(key_node.value)
                 raise ConfigError(f"{place}: the key {found} must be text.")
@@ -374,15 +392,28 @@ def _construct(loader: _Loader, node: yaml.Node, prefix: str, label: str, origin
             items.append(_construct(loader, item, f"{prefix}{index}.", label, origins))
         return items
     place = f"{label}:{node.start_mark.line + 1}"
-    return _scalar(loader, node, f"{place}: {shortened(prefix[:-1])} = {shortened(node.value)}")
+    return _scalar(loader, node, place, prefix[:-1])
 
 
-def _scalar(loader: _Loader, node: yaml.Node, found: str) -> Any:
-    """Return the value of a node; messages about it begin with `found`."""
+def _scalar(loader: _Loader, node: yaml.Node, place: str, key: str | None = None) -> Any:
+    """Return the value of a node; messages about it begin with `place` and the `key` whose value it is."""
+    try:
+        return _value(node.tag, node.value)
+    except (yaml.YAMLError, ValueError, MisleadingValue):
+        pass  # the node itself knows its place
     try:
         return loader.construct_object(node, deep=True)
     except MisleadingValue as error:
+        written = shortened(node.value)
+        found = f"{place} {written}" if key is None else f"{place}: {shortened(key)} = {written}"
         raise ConfigError(f"{found}: {error}") from error
+
+
+# Runs share most of their values, and YAML's constructors take 3 us for each.
+@functools.lru_cache(maxsize=4096)
+def _value(tag: str, text: str) -> Any:
+    """Return the value of a scalar, which is immutable."""
+    return _Loader("").construct_object(yaml.ScalarNode(tag, text), deep=True)
 
 
 def parse_value(text: str) -> Any:

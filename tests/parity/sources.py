@@ -68,6 +68,18 @@ FAULTS = Evidence(
     ("nbtrain.corpus", "nbtrain.monitor"),
 )
 
+INTERRUPTIONS = Evidence(
+    REPOSITORY / "docs" / "evidence" / "interruptions.md",
+    "make soak",
+    ("nbtrain.train.__main__", "nbtrain.train.twin.fork_server", "nbtrain.planner.budget.interruptions"),
+    (
+        "tests/planner/budget/metered_rank.py",
+        "tests/planner/budget/real_interruptions.py",
+        "tests/train/launch.py",
+    ),
+    ("nbtrain.corpus", "nbtrain.monitor"),
+)
+
 
 def modules(entry_points: Iterable[str], root: Path = REPOSITORY, without: Iterable[str] = ()) -> list[Path]:
     """Return the files of these modules and of all modules that they import, directly or not, relative to

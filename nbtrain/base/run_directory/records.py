@@ -205,6 +205,17 @@ class AttemptRecord(Record):
 
 
 @dataclass
+class DevicePrice(Record):
+    """Price of one device for an hour, and its energy, from the plan at a job's submission."""
+
+    usual: float | None
+    currency: str
+    kwh_per_hour: float | None
+    devices_per_rank: float = 1.0
+    """Devices that are paid for each rank: more than 1 if a machine has more GPUs than ranks."""
+
+
+@dataclass
 class Preemption(Stamped):
     """An end of an attempt because the job's devices were taken away, in job.json."""
 
@@ -309,6 +320,8 @@ class JobRecord(Stamped):
     """Preemptions and evictions of the job, oldest first. None of them counts as a restart."""
     goes_on_from: TrainingProgress | None = None
     """Progress of the newest checkpoint when the job was submitted; None if there was none."""
+    price: DevicePrice | None = None
+    """Price and energy that the plan at the submission had; None if it knew neither."""
     schema_version: int = SCHEMA_VERSION
 
     def attempt_record(self, attempt: int) -> AttemptRecord | None:

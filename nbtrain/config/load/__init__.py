@@ -95,7 +95,8 @@ def load_resolved(path: str | Path) -> RunConfig:
     label = display(path.absolute())
     located = read_yaml(path, label)
     config = _validated(located, label)
-    missing = sorted({*dict(flatten(config.model_dump()))} - {*dict(flatten(located.value))})
+    # The places name every key of the file, sections too.
+    missing = sorted({key for key, _ in flatten(config.model_dump())} - located.origins.keys())
     if missing:
         raise ConfigError(
             f"{label}: {len(missing)} fields are missing, first {missing[0]}. A resolved file holds every "
@@ -297,11 +298,17 @@ def _not_overrides(what: str, found: object) -> ConfigError:
     )
 
 
+_LEAVES = frozenset({str, int, float, bool, type(None), list})
+
+
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield {"batch": {"seq": 4}} as ("batch.seq", 4); fields of free_form are not split."""
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and dotted not in free_form():
+        # Most values are these, and isinstance() of an abstract class takes long.
+        if type(value) in _LEAVES:
+            yield dotted, value
+        elif isinstance(value, Mapping) and value and dotted not in free_form():
             yield from flatten(value, f"{dotted}.")
         else:
             # Python's other sequences are lists in a YAML.

@@ -7,6 +7,8 @@ from pydantic import Field
 from nbtrain.config.sections.fields import ConfigModel, Name, PathText, PositiveAmount
 
 MOST_RUNS = 500
+LABEL = "sweep"
+"""Label of a run that belongs to a sweep; its value is the sweep's name."""
 
 Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_RUNS)]
 AtOnce = Annotated[int, Field(ge=1, le=MOST_RUNS)]

@@ -30,6 +30,7 @@ from nbtrain.jobs.request.initial_weights import record_initial
 from nbtrain.jobs.request.launch import Launch
 from nbtrain.jobs.request.request import Request
 from nbtrain.jobs.submission.origins import origins
+from nbtrain.monitor.status.spending import price_of_plan
 from nbtrain.planner.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def write_job(
     try:
         run_id = write_identity(run, parent, **({"run_id": started[1]} if started else {}))
         files.write_text(run.config_yaml, to_yaml(config))
-        files.write_json(run.plan_json, plan.to_dict())
+        files.write_json(run.plan_json, planned := plan.to_dict())
         for folder in (run.model, run.tensorboard):
             folder.mkdir(exist_ok=True)
         differences, places = record_initial(run, config, launch.weights), origins(config, run)
@@ -128,6 +129,7 @@ def write_job(
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)
         record.backend, record.command = config.backend.kind, list(command)
         record.labels, record.autotune = config.all_labels, autotune.mode_of(config)
+        record.price = price_of_plan(planned)
         if step:
             counts = schedule.tokens_after(step), schedule.samples_after(step)
             reached = TrainingProgress(config.train_steps, config.train_tokens, *counts)

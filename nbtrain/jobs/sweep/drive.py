@@ -20,7 +20,6 @@ import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from nbtrain.base.errors import ConfigError, JobError, NbtrainError, RecordError
 from nbtrain.base.process.locks import flock_folder
@@ -34,40 +33,22 @@ from nbtrain.base.run_directory.jobstate import (
     LOST,
     NO_JOB,
 )
-from nbtrain.base.run_directory.records import Record
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
+from nbtrain.config.sections.sweep_section import LABEL
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.control.control import cancel
 from nbtrain.jobs.request.changes import changes_between
 from nbtrain.jobs.submission.submit import TRAINER, resume, submit
 from nbtrain.jobs.sweep.stop_rule import TokenCurve, read_curve, verdict
-from nbtrain.jobs.sweep.sweep_file import LABEL, Sweep, SweepRun, sweep_folder
+from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun
+from nbtrain.jobs.sweep.sweep_record import SweepRecord, read_record, sweep_folder
 from nbtrain.monitor.status.notes import change_notes, notes_of
 
 POLL_SECONDS = 2.0
-SCHEMA_VERSION = 1
 
 Say = Callable[[str], None]
-
-
-@dataclass
-class SweepRecord(Record):
-    """sweep.json: the runs of a sweep, for readers without its file, and those that the rule has stopped."""
-
-    name: str
-    file: str
-    runs: list[str]
-    settings: list[dict[str, Any]]
-    stopped: dict[str, str] = field(default_factory=dict)
-    """Why a run was stopped, by its name."""
-    schema_version: int = SCHEMA_VERSION
-
-
-def read_record(name: str) -> SweepRecord | None:
-    """Return the record of a sweep; None if it was never started. Raises RecordError for a damaged one."""
-    return SweepRecord.read(sweep_folder(name) / "sweep.json")
 
 
 @dataclass

@@ -3,7 +3,6 @@
 sweep_results(name) -> SweepResults          from the runs' records; 50 runs in well under a second
 """
 
-import contextlib
 import math
 import statistics
 import time
@@ -13,16 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import files
-from nbtrain.base.errors import JobError, JobFailed, RecordError
+from nbtrain.base.errors import JobError, JobFailed
 from nbtrain.base.printing.report import Block, Picture, Report, Result, Sentence, Table
 from nbtrain.base.run_directory.jobstate import SUCCEEDED
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
-from nbtrain.base.workspace import display, workspace
-from nbtrain.jobs.sweep.drive import read_record
-from nbtrain.jobs.sweep.sweep_file import SEED_KEYS, sweep_folder
+from nbtrain.base.workspace import display
+from nbtrain.jobs.sweep.sweep_record import SEED_KEYS, known_sweeps, read_record, sweep_folder
 from nbtrain.monitor.metrics.finite_json import finite
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
+from nbtrain.monitor.status.spending import Spending, spending_of, total
+from nbtrain.monitor.status.spending_tables import (
+    FAULT_HEADS,
+    PURPOSE_HEADS,
+    fault_rows,
+    fault_sums,
+    purpose_rows,
+)
 from nbtrain.monitor.status.status_records import listed_status
 
 if TYPE_CHECKING:
@@ -39,8 +45,8 @@ class SweepRow:
     settings: dict[str, Any]
     status: RunStatus | None
     """None before the run's submission."""
-    cost: dict[str, Any]
-    """The run's cost from summary.json; {} before its end."""
+    spending: Spending | None
+    """Use of devices by the run; None before its submission, and if its records cannot be read."""
     stopped: str
     """Why the sweep has stopped the run; "" if it has not."""
     metric: str = "validation_loss"
@@ -69,7 +75,7 @@ class SweepRow:
             "step": status.step if status else None,
             "loss": status.loss if status else None,
             "validation_loss": status.validation_loss if status else None,
-            "cost": self.cost,
+            "cost": self.spending.to_dict() if self.spending else {},
         }
 
 
@@ -121,6 +127,11 @@ class SweepResults(Result):
         return first if first is not None and first.mean is not None else None
 
     @property
+    def spending(self) -> Spending:
+        """Use of devices by all runs together."""
+        return total([row.spending for row in self.rows if row.spending is not None])
+
+    @property
     def succeeded(self) -> bool:
         """Whether every run has succeeded or was stopped by the rule."""
         return all(
@@ -143,18 +154,20 @@ class SweepResults(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as a JSON object."""
-        best = self.best
+        best, cost = self.best, self.spending
+        faults = {kind: value.to_dict() for kind, value in fault_sums(cost.faults).items()}
         return finite(
             {
                 "name": self.name,
                 "varied": list(self.varied),
+                "cost": {**cost.to_dict(), "faults": faults},
                 "runs": [row.to_dict() for row in self.rows],
                 "best": None if best is None else {"settings": best.settings, "mean": best.mean},
             }
         )
 
     def as_report(self) -> Report:
-        """Return the best setting, the table of runs, the table of settings, and curves in HTML."""
+        """Return the best setting, the tables of runs, settings and costs, and curves in HTML."""
         blocks: list[Block] = [Sentence(self._summary())]
         if best := self.best:
             blocks.append(Sentence(f"Best: {best.words}, {self._loss_words(best)}."))
@@ -165,20 +178,32 @@ class SweepResults(Result):
             rows = [(setting.words, str(len(setting.runs)), *_spread(setting)) for setting in self.settings]
             heads = ("SETTING", "RUNS", "MEAN", "LOWEST", "HIGHEST")
             blocks.append(Table(heads, rows, "Settings, over their seeds"))
+        spending = self.spending
+        if costs := purpose_rows(spending):
+            blocks.append(Table(PURPOSE_HEADS, costs, "Cost of all runs"))
+        if faults := fault_rows(spending):
+            blocks.append(Table(FAULT_HEADS, faults, "Cost of the faults"))
         stopped = [Sentence(f"{row.name} was stopped: {row.stopped}.") for row in self.rows if row.stopped]
         return Report(f"Sweep {self.name}", [*blocks, *stopped])
 
     def _summary(self) -> str:
         ended = sum(row.status is not None and not row.status.active for row in self.rows)
-        hours = sum(row.cost.get("device_hours") or 0.0 for row in self.rows)
         words = f"{ended} of {amounts.counted(len(self.rows), 'run')} ended"
-        if hours:
-            words += f", {amounts.amount(hours, digits=3)} device hours"
-        money = [row.cost["money"] for row in self.rows if row.cost.get("money") is not None]
-        if money:
-            currency = next(row.cost["currency"] for row in self.rows if row.cost.get("money") is not None)
-            words += f", {amounts.amount(sum(money), digits=3)} {currency}"
-        return f"{words}."
+        spending = self.spending
+        used = spending.words()
+        paid = [row.spending for row in self.rows if row.spending is not None and row.spending.device_hours]
+        priced = [entry for entry in paid if entry.money is not None]
+        if spending.money is None and priced:
+            # Of several currencies, or of runs of which some have no price.
+            sums = {
+                entry.currency: total([each for each in priced if each.currency == entry.currency]).money
+                for entry in priced
+            }
+            money = " and ".join(
+                f"{amounts.amount(value or 0.0, digits=3)} {currency}" for currency, value in sums.items()
+            )
+            used += f", {money} for {len(priced)} of {amounts.counted(len(paid), 'run')} with a price"
+        return f"{words}, {used}." if used else f"{words}."
 
     def _loss_words(self, setting: Setting) -> str:
         number = len(setting.values)
@@ -188,8 +213,8 @@ class SweepResults(Result):
         return f"mean loss {setting.mean:.4f} of {number} seeds ({low:.4f} to {high:.4f})"
 
     def _row(self, row: SweepRow) -> tuple[str, ...]:
-        status, cost = row.status, row.cost
-        money, goodput = cost.get("money"), cost.get("goodput")
+        status, spending = row.status, row.spending
+        money, goodput = (spending.money, spending.goodput) if spending is not None else (None, None)
         return (
             row.name,
             *(_text(row.settings[key]) if key in row.settings else "" for key in self.varied),
@@ -197,8 +222,12 @@ class SweepResults(Result):
             status.steps_text() if status else UNKNOWN,
             _loss(status.loss if status else None),
             _loss(status.validation_loss if status else None),
-            amounts.amount(cost["device_hours"], digits=3) if cost.get("device_hours") else UNKNOWN,
-            UNKNOWN if money is None else f"{amounts.amount(money, digits=3)} {cost.get('currency', '')}",
+            amounts.amount(spending.device_hours, digits=3)
+            if spending is not None and spending.device_hours
+            else UNKNOWN,
+            UNKNOWN
+            if money is None or spending is None
+            else f"{amounts.amount(money, digits=3)} {spending.currency}",
             UNKNOWN if goodput is None else f"{goodput:.0%}",
         )
 
@@ -207,8 +236,11 @@ def sweep_results(name: str) -> SweepResults:
     """Return the results of a sweep so far. Raises JobError if no sweep of this name was started."""
     record = read_record(name)
     if record is None:
-        known = sorted(path.parent.name for path in (workspace() / "sweeps").glob("*/sweep.json"))
-        there = f"Sweeps: {', '.join(known)}." if known else "`nbtrain sweep FILE` starts one."
+        there = (
+            f"Sweeps: {', '.join(known)}."
+            if (known := known_sweeps())
+            else "`nbtrain sweep FILE` starts one."
+        )
         raise JobError(f"{display(sweep_folder(name))}: there is no such sweep. {there}")
     now, rows = time.time(), []
     runs = [RunDir.named(run_name) for run_name in record.runs]
@@ -216,11 +248,8 @@ def sweep_results(name: str) -> SweepResults:
     is_validated = any(status is not None and status.validation_loss is not None for status in found)
     metric = "validation_loss" if is_validated else "loss"
     for run, status, settings in zip(runs, found, record.settings):
-        cost: dict[str, Any] = {}
-        # The run's own page names a damaged summary.
-        with contextlib.suppress(RecordError):
-            cost = (files.read_json(run.summary_json) or {}).get("cost") or {}
-        rows.append(SweepRow(run.name, settings, status, cost, record.stopped.get(run.name, ""), metric))
+        spending = None if status is None else spending_of(run, status, now)
+        rows.append(SweepRow(run.name, settings, status, spending, record.stopped.get(run.name, ""), metric))
     varied = list(dict.fromkeys(key for settings in record.settings for key in settings))
     return SweepResults(name, varied, rows)
 

@@ -28,19 +28,16 @@ import yaml
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.workspace import display, valid_name, workspace
+from nbtrain.base.workspace import display, valid_name
 from nbtrain.config.load import flatten, load, override_layer
 from nbtrain.config.load.sweep_config import sweep_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sections.sweep_section import MOST_RUNS, SweepConfig
+from nbtrain.config.sections.sweep_section import LABEL, MOST_RUNS, SweepConfig
 from nbtrain.config.yaml_source import Located, read_yaml
+from nbtrain.jobs.sweep.sweep_record import sweep_folder
 
 MOST_NAME_CHARS = 53
 SHAPE = "a sweep is a mapping with the keys `sweep`, `run` and `grid` or `settings`"
-LABEL = "sweep"
-"""Label of a run that belongs to a sweep; its value is the sweep's name."""
-SEED_KEYS = frozenset({"model.seed", "data.seed"})
-"""Settings that make repetitions of one setting and not another one."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,6 @@ class Sweep:
         """Return the keys that differ between runs, in the order of the file."""
         keys = dict.fromkeys(key for run in self.runs for key in run.settings)
         return list(keys)
-
-
-def sweep_folder(name: str) -> Path:
-    """Return the folder of a sweep's record and page."""
-    return workspace() / "sweeps" / name
 
 
 def read_sweep(path: Path) -> Sweep:

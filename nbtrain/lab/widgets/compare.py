@@ -2,6 +2,7 @@
 
 live front end    the page, fed by the Jupyter server; without one, as of the moment the cell ran
 papermill, HTML   a picture with tables
+more than 12      one table with a row for each run
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.monitor.run.metrics_range import CurvesRequest, whole_metrics
 from nbtrain.monitor.run.run_view import RunView
-from nbtrain.monitor.runs.compare import compared
+from nbtrain.monitor.runs.compare import MOST_RUNS, compared
 from nbtrain.monitor.runs.compare_picture import comparison_report
 from nbtrain.monitor.runs.published import read_published
 from nbtrain.monitor.runs.watched_runs import root_id
@@ -58,7 +59,7 @@ class Comparison(Result):
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         picture = self._repr_html_()
-        if not is_watched():
+        if not is_watched() or len(self.runs) > MOST_RUNS:
             return {"text/html": picture, "text/plain": repr(self)}
         page = ComparePage(
             names=self.tables["names"],

@@ -7,6 +7,7 @@
     values, better     of the figures: the numbers behind the texts; which number is better: low, high or ""
     scales             what turns the tokens of a run into FLOPs, and its time into money
     refused            {name: reason} of runs that cannot be compared
+    sweep              name of the sweep that all runs belong to; "" if they do not belong to one
     published          names of the columns of published figures (published.py), after those of the runs
 
 The curves of runs come from metrics_range.metrics(), one run at a time.
@@ -24,7 +25,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
 from nbtrain.base.run_directory.evaluation_files import EvaluationRecord, newest_evaluations
 from nbtrain.base.run_directory.jobstate import ACTIVE, NO_JOB
-from nbtrain.base.run_directory.records import AttemptRecord
+from nbtrain.base.run_directory.records import AttemptRecord, DevicePrice
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.text.order import natural
@@ -33,14 +34,17 @@ from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.sweep_section import LABEL
 from nbtrain.config.yaml_source import show
 from nbtrain.monitor.runs.published import Published, row_of
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
-from nbtrain.monitor.status.spending import DevicePrice, Spending, planned_price, run_spending
+from nbtrain.monitor.status.spending import Spending, planned_price, spending_of
 from nbtrain.monitor.status.status_records import job_with_end, status_or_damage
 
 # Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
 MOST_RUNS = 12
+# Maximum of runs in tables alone, one row for each: as many as a sweep has.
+MOST_TABULATED = 500
 # A run's own name differs by definition.
 NOT_COMPARED = ("name", "schema_version", "extends")
 HOUR_SECONDS = 3600.0
@@ -60,7 +64,7 @@ class Compared:
     devices: int
     """Ranks of the newest attempt; 0 before the first."""
     price: DevicePrice | None
-    """Price and energy of a device for an hour, from the plan at the submission; None if neither is known."""
+    """Price and energy of a device for an hour, from the plan of the newest job; None if neither is known."""
     spending: Spending | None
     """Use of devices by all jobs of the run; None if its records cannot be read."""
     evaluations: dict[str, EvaluationRecord]
@@ -68,14 +72,17 @@ class Compared:
 
 
 def compared(runs: Sequence[RunDir], published: Sequence[Published] = ()) -> dict[str, Any]:
-    """Return the tables of runs. Raises ConfigError for fewer than two, more than MOST_RUNS or duplicates.
+    """Return the tables of runs. Raises ConfigError for duplicates, and for fewer than two or more than
+    MOST_TABULATED.
 
     With published figures, one run is enough.
     """
     names = [run.name for run in runs]
     least = 1 if published else 2
-    if not least <= len(runs) <= MOST_RUNS:
-        raise ConfigError(f"{amounts.counted(len(runs), 'run')}: a comparison takes {least} to {MOST_RUNS}.")
+    if not least <= len(runs) <= MOST_TABULATED:
+        raise ConfigError(
+            f"{amounts.counted(len(runs), 'run')}: a comparison takes {least} to {MOST_TABULATED}."
+        )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         folders = [run.path.resolve() for run in runs]
         if len(set(folders)) < len(folders):
@@ -103,14 +110,16 @@ def tables(
             "another name."
         )
     read = [read_compared(run, now) for run in runs]
-    rows = figures(read, published)
+    rows, (differing, same) = figures(read, published), settings(read)
+    sweeps = {run.status.labels.get(LABEL, "") for run in read}
     return {
         "names": names,
         "active": any(run.status.active for run in read),
         "refused": dict(refused or {}),
+        "sweep": sweeps.pop() if len(sweeps) == 1 else "",
         "published": [entry.name for entry in published],
         "scales": {run.name: _scale(one) for run, one in zip(runs, read)},
-        "settings": {"heads": ["setting", *names], "rows": settings(read), "same": same_settings(read)},
+        "settings": {"heads": ["setting", *names], "rows": differing, "same": same},
         "figures": {
             "heads": ["result", *names, *(entry.name for entry in published)],
             "rows": [[row.name, *row.words] for row in rows],
@@ -120,17 +129,19 @@ def tables(
     }
 
 
-def settings(runs: Sequence[Compared]) -> list[list[str]]:
-    """Return [key, value of each run] for every setting in which two runs differ, in the schema's order."""
+def settings(runs: Sequence[Compared]) -> tuple[list[list[str]], list[list[str]]]:
+    """Return [key, value of each run] for every setting in which two runs differ, and [key, value] for every
+    setting that all share, in the schema's order. Runs without a configuration count for neither.
+    """
     configured = [run.config is not None for run in runs]
-    return [row for row in _all_settings(runs) if len(set(itertools.compress(row[1:], configured))) > 1]
-
-
-def same_settings(runs: Sequence[Compared]) -> list[list[str]]:
-    """Return [key, value] for every setting that all runs with a configuration share."""
-    configured = [run.config is not None for run in runs]
-    rows = ((row[0], set(itertools.compress(row[1:], configured))) for row in _all_settings(runs))
-    return [[key, *values] for key, values in rows if len(values) == 1]
+    differing, same = [], []
+    for key, *words in _all_settings(runs):
+        distinct = set(itertools.compress(words, configured))
+        if len(distinct) > 1:
+            differing.append([key, *words])
+        elif distinct:
+            same.append([key, *distinct])
+    return differing, same
 
 
 def _all_settings(runs: Sequence[Compared]) -> Iterator[list[str]]:
@@ -140,7 +151,17 @@ def _all_settings(runs: Sequence[Compared]) -> Iterator[list[str]]:
     sections = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "."}
     for key in keys:
         if key not in NOT_COMPARED and key not in sections:
-            yield [key, *(show(found[key]) if key in found else UNKNOWN for found in values)]
+            # Most runs share most values, and YAML takes long for each.
+            spelled: dict[str, str] = {}
+            yield [key, *(_shown(found[key], spelled) if key in found else UNKNOWN for found in values)]
+
+
+def _shown(value: Any, spelled: dict[str, str]) -> str:
+    """Return show() of a value; `spelled` keeps the values that were shown before."""
+    written = repr(value)
+    if written not in spelled:
+        spelled[written] = show(value)
+    return spelled[written]
 
 
 def _scale(run: Compared) -> dict[str, Any]:
@@ -396,23 +417,21 @@ def read_compared(run: RunDir, now: float) -> Compared:
     # A run that is damaged or of a later version still has a state and metrics.
     with contextlib.suppress(NbtrainError, OSError):
         config = load_resolved(run.config_yaml)
-    seconds, devices = 0.0, 0
+    seconds, devices, price = 0.0, 0, None
     for job_id in run.job_ids():
         with contextlib.suppress(RecordError):
             record, state, _ = job_with_end(run.job(job_id), now)
             if record is None:
                 continue
-            until = now if state in ACTIVE else record.ended_at
+            until, price = now if state in ACTIVE else record.ended_at, record.price or price
             for attempt in record.attempts:
                 seconds += _seconds(attempt, until)
                 devices = attempt.world_size
     found: dict[str, EvaluationRecord] = {}
     with contextlib.suppress(RecordError):
         found = newest_evaluations(run)
-    spending = None
-    with contextlib.suppress(RecordError, OSError):
-        spending = run_spending(run, now)
-    return Compared(status, config, seconds, devices, planned_price(run), spending, found)
+    spending = spending_of(run, status, now)
+    return Compared(status, config, seconds, devices, price or planned_price(run), spending, found)
 
 
 def _seconds(attempt: AttemptRecord, until: float | None) -> float:

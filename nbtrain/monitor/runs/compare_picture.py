@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.printing.report import Block, Picture, Pictures, Report, Sentence, Table
 from nbtrain.base.printing.theme import SERIES, line_look, themed
 from nbtrain.base.run_directory.metrics import BY_NAME
@@ -13,6 +14,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.metrics.curves import drawn_points
 from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.run.pictures import scalars_of, shown_figure
+from nbtrain.monitor.runs.compare import MOST_RUNS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +27,15 @@ BEST = " \u2605"
 
 
 def comparison_figure(runs: Sequence[RunDir]) -> "Figure | None":
-    """Draw each metric of DRAWN over the steps, one line per run; None if no run has a point."""
+    """Draw each metric of DRAWN over the steps, one line per run; None if no run has a point.
+
+    Raises ConfigError for more than MOST_RUNS.
+    """
+    if len(runs) > MOST_RUNS:
+        raise ConfigError(
+            f"{len(runs)} runs: a picture shows at most {MOST_RUNS}. Choose fewer runs, or draw a sweep's "
+            "settings with `nbtrain sweep NAME --status -o FILE`."
+        )
     found = {run.name: scalars_of(run) for run in runs}
     return _figure(found, _drawn(found), 11.0)
 
@@ -62,8 +72,10 @@ def _figure(found: Mapping[str, Mapping[str, Series]], names: Sequence[str], wid
 
 
 def comparison_report(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> Report:
-    """Return the tables of compare.compared() below the curves."""
+    """Return the tables of compare.compared() below the curves; of more than MOST_RUNS, one row each."""
     figures, settings = tables["figures"], tables["settings"]
+    if len(runs) > MOST_RUNS:
+        return _report_by_run(tables)
     names = ", ".join(tables["names"])
     read = functools.cache(lambda: {run.name: scalars_of(run) for run in runs})
     curves = Pictures([Picture(functools.partial(_png, read, name), f"{name} of {names}") for name in DRAWN])
@@ -79,6 +91,25 @@ def comparison_report(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> Repo
     if settings["rows"]:
         return Report("", [*blocks, Table(settings["heads"], settings["rows"], "Settings that differ")])
     return Report("", [*blocks, Sentence("The runs have the same settings.")])
+
+
+def _report_by_run(tables: Mapping[str, Any]) -> Report:
+    """Return one table with a row for each run: the settings that differ, and the results that do."""
+    figures, settings = tables["figures"], tables["settings"]
+    rows = [*settings["rows"], *(row for row in figures["rows"] if len(set(row[1:])) > 1)]
+    marked = dict(zip((row[0] for row in figures["rows"]), zip(figures["values"], figures["better"])))
+    columns, has_best = [], False
+    for name, *texts in rows:
+        values, better = marked.get(name, ((), ""))
+        best = best_of(values, better)
+        has_best = has_best or best is not None
+        marks = [BEST if best is not None and value == best else "" for value in values] or [""] * len(texts)
+        columns.append([f"{text}{mark}" for text, mark in zip(texts, marks)])
+    table = [[name, *(column[at] for column in columns)] for at, name in enumerate(tables["names"])]
+    blocks: list[Block] = [Table(["run", *(row[0] for row in rows)], table, "Runs, with what differs")]
+    if has_best:
+        blocks.append(Sentence(f"{BEST.strip()} marks the best value of a column."))
+    return Report("", blocks)
 
 
 def best_of(values: Sequence[float | None], better: str) -> float | None:

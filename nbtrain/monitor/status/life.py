@@ -1,21 +1,23 @@
-"""Life of a job as a bar over time: waiting, loading, training, validating, saving, restarting, paused.
+"""Life of a job as a bar: waiting, tuning, loading, training, validating, saving, restarting, paused.
 
 life(events, created_at, now, phase)  ->  {"begin", "end", "spans": [[kind, begin, end], ...], "totals"}
 
 States come from the supervisor's events, and the phases within a state from the events of rank 0, which are
-written when a phase ends.
+written when a phase ends. DeepSpeed's autotuner runs before there is a supervisor: the events of its trials
+say when.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.printing.theme import BLUE, GREEN, LINE, OLIVE, ORANGE, PINK, PURPLE, RED, TEAL
+from nbtrain.base.printing.theme import BLUE, BROWN, GREEN, LINE, OLIVE, ORANGE, PINK, PURPLE, RED, TEAL
 from nbtrain.base.run_directory.jobstate import QUEUED, RESTARTING, RUNNING, STARTING, SUSPENDED
 from nbtrain.base.run_directory.rank_phases import ACTIVITIES
 from nbtrain.base.text import amounts
 
 KINDS = {
     "waiting": "waiting",
+    "tuning": "trials of DeepSpeed's autotuner",
     "starting": ACTIVITIES["start"],
     "building": ACTIVITIES["build"],
     "loading": ACTIVITIES["load"],
@@ -28,6 +30,7 @@ KINDS = {
 """Kinds of spans with their names, in the order of the legend."""
 COLORS = {
     "waiting": LINE,
+    "tuning": BROWN,
     "starting": OLIVE,
     "building": PURPLE,
     "loading": TEAL,
@@ -96,7 +99,7 @@ def life_spans(
     ]
     if phase is not None and phase[0] in _OF_PHASES:
         inner.append((_OF_PHASES[phase[0]], phase[1], now))
-    return _with_phases(_states(events, created_at, now), inner)
+    return _with_phases(_with_trials(_states(events, created_at, now), events), inner)
 
 
 def paused_seconds(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> float:
@@ -125,6 +128,23 @@ def _states(events: Sequence[Mapping[str, Any]], created_at: float, now: float) 
         for (state, begin), end in zip(changes, ends, strict=True)
         if end > begin
     ]
+
+
+def _with_trials(states: Sequence[Span], events: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """Insert the time of the autotuner's trials into the waiting states: from the first trial until the
+    supervisor starts, or until the last trial's end if none does.
+    """
+    trials = [event for event in events if event.get("kind") == "trial"]
+    found: list[Span] = []
+    for number, (kind, begin, end) in enumerate(states):
+        inside = [event for event in trials if begin <= event["time"] < end] if kind == "waiting" else []
+        if not inside:
+            found.append((kind, begin, end))
+            continue
+        is_over = number == len(states) - 1 and inside[-1].get("ended")
+        first, last = inside[0]["time"], inside[-1]["time"] if is_over else end
+        found += [("waiting", begin, first), ("tuning", first, last), ("waiting", last, end)]
+    return [(kind, begin, end) for kind, begin, end in found if end > begin]
 
 
 def _with_phases(states: Sequence[Span], phases: Sequence[Span]) -> list[Span]:

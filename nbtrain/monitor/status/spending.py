@@ -1,17 +1,19 @@
 """Cost of a run: the devices that it held, its goodput, and the cost of each fault.
 
     run_spending(RunDir, now)  ->  Spending      device hours, money, energy, goodput, and the faults
+    total([Spending, ...])     ->  Spending      the same for all runs of a sweep together
 
 A job pays for its devices from its start to its end, except while it is queued or paused; life.py gives the
 spans. Goodput is the share of the paid time that became steps of the final model: training, without the
 steps that were trained again after a fault. The repeated steps lie between the checkpoint that the next
 attempt loaded and the last step that was reached; their time is their share of the attempt's training time.
 
-Prices and energy come from the plan that was made at the submission (plan.json).
+Price and energy of a job are those of the plan at its submission, which job.json keeps: a later job with
+other prices does not change what an earlier one has cost.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,10 +22,11 @@ from nbtrain.base.errors import RecordError
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
-from nbtrain.base.run_directory.records import AttemptRecord, Heartbeat, JobRecord
+from nbtrain.base.run_directory.records import AttemptRecord, DevicePrice, Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.text import amounts
 from nbtrain.monitor.status.life import Span, life_spans
+from nbtrain.monitor.status.run_status import RunStatus
 from nbtrain.monitor.status.status_records import job_with_end
 
 HOUR_SECONDS = 3600.0
@@ -31,17 +34,12 @@ UNPAID = frozenset({"waiting", "paused"})
 """Kinds of spans in which a job holds no devices."""
 DOWN = frozenset({"restarting", "starting", "building", "loading"})
 """Kinds of spans in which devices are held and nothing is trained, before the first step of an attempt."""
-
-
-@dataclass(frozen=True)
-class DevicePrice:
-    """Price of one device for an hour, and its energy, from the plan of the run."""
-
-    usual: float | None
-    currency: str
-    kwh_per_hour: float | None
-    devices_per_rank: float = 1.0
-    """Devices that are paid for each rank: more than 1 if a machine has more GPUs than ranks."""
+SUPERVISOR_GONE = "its supervisor was gone"
+"""Cause of a fault that no process has recorded."""
+FIRST_START = "first start"
+"""Key of Spending.hours: the starts that did not follow a fault."""
+RESTART, REPEATED = "restart", "repeated"
+"""Keys of Spending.hours: the starts after faults, and the steps that were trained again."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,12 @@ class Fault:
     """Time without devices: in the queue, or paused."""
     device_hours: float
     """Device hours of repeated_seconds and down_seconds."""
+    repeated_device_hours: float = 0.0
+    """Device hours of repeated_seconds alone."""
     money: float | None = None
     """Their price; None if it is not known."""
+    preempted: bool = False
+    """Whether the devices were taken away."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,15 @@ class Spending:
     currency: str = ""
     energy_kwh: float | None = None
     """Energy of the device hours as planned; None if it is not known, and for CPUs."""
+    hours: dict[str, float] = field(default_factory=dict)
+    """Device hours by what they were paid for: training that was kept, REPEATED, RESTART, FIRST_START and
+    the other kinds of life.py. Their sum is device_hours.
+    """
+
+    @classmethod
+    def of_dict(cls, value: Mapping[str, Any]) -> "Spending":
+        """Return the spending of a dict from to_dict(). Raises TypeError for other contents."""
+        return cls(**{**value, "faults": [Fault(**fault) for fault in value["faults"]]})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,6 +136,13 @@ class _Attempt:
     end: float
     reached: int
     devices: float
+    price: DevicePrice | None
+    is_preempted: bool
+    """Whether it ended because its devices were taken away."""
+
+    def money(self, device_hours: float) -> float | None:
+        """Return the price of device hours of this attempt's job; None if it is not known."""
+        return None if self.price is None or self.price.usual is None else device_hours * self.price.usual
 
     def of_kinds(self, kinds: frozenset[str]) -> float:
         return _within(self.spans, kinds, self.begin, self.end)
@@ -136,10 +154,11 @@ def run_spending(run: RunDir, now: float, current: tuple[str, JobRecord, str] | 
     `current` is (id, record, state) of a job whose record on the disk is older, such as one that is just
     ending. A job whose record is damaged is not counted.
     """
-    price = planned_price(run)
+    planned = planned_price(run)
     attempts: list[_Attempt] = []
     seconds: dict[str, float] = {}
-    device_seconds = 0.0
+    hours: dict[str, float] = {}
+    jobs: list[tuple[float, DevicePrice | None]] = []
     finished = False
     for job_id in run.job_ids():
         job = run.job(job_id)
@@ -159,26 +178,31 @@ def run_spending(run: RunDir, now: float, current: tuple[str, JobRecord, str] | 
         spans = _spans(job, record, until)
         for kind, begin, end in spans:
             seconds[kind] = seconds.get(kind, 0.0) + end - begin
-        own = _attempts(job, record, spans, until, price.devices_per_rank if price else 1.0)
-        device_seconds += _device_seconds(spans, own)
+        price = record.price or planned
+        own = _attempts(job, record, spans, until, price)
+        held = _device_seconds(spans, own, record.world_size * (price.devices_per_rank if price else 1.0))
+        for kind, device_seconds in held.items():
+            hours[kind] = hours.get(kind, 0.0) + device_seconds / HOUR_SECONDS
+        jobs.append((sum(held.values()) / HOUR_SECONDS, price))
         attempts += own
-    if not attempts and not device_seconds:
+    if not attempts and not any(hours.values()):
         return Spending(0.0, None, seconds)
-    faults = _faults(run, attempts, finished, price)
+    faults = _faults(run, attempts, finished)
     repeated = sum(fault.repeated_seconds for fault in faults)
     if repeated:
         seconds["training"] = max(0.0, seconds.get("training", 0.0) - repeated)
-        seconds["repeated"] = repeated
+        seconds[REPEATED] = repeated
     paid = sum(spent for kind, spent in seconds.items() if kind not in UNPAID)
-    hours = device_seconds / HOUR_SECONDS
+    money, currency = _money(jobs)
     return Spending(
-        hours,
+        sum(hours.values()),
         seconds.get("training", 0.0) / paid if paid else None,
         seconds,
         faults,
-        None if price is None or price.usual is None else hours * price.usual,
-        price.currency if price else "",
-        None if price is None or price.kwh_per_hour is None else hours * price.kwh_per_hour,
+        money,
+        currency,
+        _energy_kwh(jobs),
+        _by_purpose(hours, faults),
     )
 
 
@@ -190,6 +214,20 @@ def spending_line(run: RunDir, device: str, now: float) -> str:
     with contextlib.suppress(RecordError):
         return run_spending(run, now).words("GPU" if device == "gpu" else "process")
     return ""
+
+
+def spending_of(run: RunDir, status: RunStatus, now: float) -> Spending | None:
+    """Return a run's use of devices: from summary.json if its newest job wrote it, which is much faster, else
+    from its records; None if these cannot be read, which the run's own page reports.
+    """
+    with contextlib.suppress(RecordError, OSError, TypeError, KeyError):
+        if not status.active:
+            summary = files.read_json(run.summary_json) or {}
+            if (summary["job_id"], summary["state"]) == (status.job_id, status.state):
+                return Spending.of_dict(summary["cost"])
+    with contextlib.suppress(RecordError, OSError):
+        return run_spending(run, now)
+    return None
 
 
 def _spans(job: JobDir, record: JobRecord, until: float) -> list[Span]:
@@ -206,11 +244,19 @@ def _spans(job: JobDir, record: JobRecord, until: float) -> list[Span]:
 
 
 def planned_price(run: RunDir) -> DevicePrice | None:
-    """Return the price of a device and its energy for an hour, from the plan of the run; None without one."""
+    """Return the price of a device and its energy for an hour, from the run's newest plan; None without
+    one.
+    """
     try:
-        plan = files.read_json(run.plan_json) or {}
+        return price_of_plan(files.read_json(run.plan_json) or {})
     except RecordError:
         return None
+
+
+def price_of_plan(plan: Mapping[str, Any]) -> DevicePrice | None:
+    """Return the price of a device and its energy for an hour, from a plan as in plan.json; None if the plan
+    knows neither.
+    """
     cost = plan.get("cost") or {}
     hours, energy, price = cost.get("device_hours"), cost.get("energy_kwh"), cost.get("price") or {}
     kwh_per_hour = energy / hours if hours and energy is not None else None
@@ -221,10 +267,37 @@ def planned_price(run: RunDir) -> DevicePrice | None:
     return DevicePrice(price.get("usual"), price.get("currency", ""), kwh_per_hour, per_rank)
 
 
+def _money(jobs: Sequence[tuple[float, DevicePrice | None]]) -> tuple[float | None, str]:
+    """Return the price of all jobs, (device hours, price) each, and its currency; None if a job's price is
+    not known or is in another currency.
+    """
+    paid = [(hours, price) for hours, price in jobs if hours]
+    currencies = {price.currency for _, price in paid if price is not None}
+    money = 0.0
+    for hours, price in paid:
+        if price is None or price.usual is None or len(currencies) > 1:
+            return None, ""
+        money += hours * price.usual
+    return (money, currencies.pop()) if currencies else (None, "")
+
+
+def _energy_kwh(jobs: Sequence[tuple[float, DevicePrice | None]]) -> float | None:
+    """Return the energy of all jobs, (device hours, price) each; None if a job's is not known."""
+    energies = [
+        None if price is None or price.kwh_per_hour is None else hours * price.kwh_per_hour
+        for hours, price in jobs
+        if hours
+    ]
+    known = [energy for energy in energies if energy is not None]
+    return sum(known) if known and len(known) == len(energies) else None
+
+
 def _attempts(
-    job: JobDir, record: JobRecord, spans: list[Span], until: float, per_rank: float
+    job: JobDir, record: JobRecord, spans: list[Span], until: float, price: DevicePrice | None
 ) -> list[_Attempt]:
     found = []
+    per_rank = price.devices_per_rank if price else 1.0
+    preempted = {preemption.attempt for preemption in record.preemptions}
     for attempt, following in zip(record.attempts, [*record.attempts[1:], None]):
         end = attempt.ended_at or (following.started_at if following else until)
         reached = attempt.reached_step
@@ -235,27 +308,43 @@ def _attempts(
                 reached = beat.step if beat is not None and beat.attempt == attempt.attempt else None
         begin = attempt.started_at
         step = attempt.first_step or 0
-        devices = per_rank * attempt.world_size
-        found.append(_Attempt(job.job_id, attempt, spans, begin, end, max(step, reached or 0), devices))
+        devices, last = per_rank * attempt.world_size, max(step, reached or 0)
+        is_preempted = attempt.attempt in preempted
+        found.append(_Attempt(job.job_id, attempt, spans, begin, end, last, devices, price, is_preempted))
     return found
 
 
-def _device_seconds(spans: Sequence[Span], attempts: Sequence[_Attempt]) -> float:
-    """Return the device seconds of a job. The time between two attempts has the devices of the later one, and
-    a job without an attempt has held none.
+def _device_seconds(spans: Sequence[Span], attempts: Sequence[_Attempt], devices: float) -> dict[str, float]:
+    """Return the device seconds of a job by the kind of its spans. The time between two attempts has the
+    devices of the later one. A job without an attempt has held its `devices` only for DeepSpeed's autotuner.
     """
-    total, start = 0.0, float("-inf")
-    paid = [(begin, end) for kind, begin, end in spans if kind not in UNPAID]
+    found: dict[str, float] = {}
+    if not attempts:
+        tuned = _within(spans, frozenset({"tuning"}), float("-inf"), float("inf"))
+        return {"tuning": devices * tuned} if tuned else {}
+    start = float("-inf")
     for attempt in attempts:
         until = float("inf") if attempt is attempts[-1] else attempt.end
-        total += attempt.devices * sum(max(0.0, min(end, until) - max(begin, start)) for begin, end in paid)
+        for kind, begin, end in spans:
+            held = max(0.0, min(end, until) - max(begin, start))
+            if held and kind not in UNPAID:
+                found[kind] = found.get(kind, 0.0) + attempt.devices * held
         start = attempt.end
-    return total
+    return found
 
 
-def _faults(
-    run: RunDir, attempts: Sequence[_Attempt], finished: bool, price: DevicePrice | None
-) -> list[Fault]:
+def _by_purpose(hours: Mapping[str, float], faults: Sequence[Fault]) -> dict[str, float]:
+    """Return device hours by what they were paid for, from those by the kinds of life.py."""
+    repeated = sum(fault.repeated_device_hours for fault in faults)
+    restart = sum(fault.device_hours - fault.repeated_device_hours for fault in faults)
+    found = {kind: value for kind, value in hours.items() if kind not in DOWN}
+    found["training"] = max(0.0, found.get("training", 0.0) - repeated)
+    found |= {REPEATED: repeated, RESTART: restart}
+    found[FIRST_START] = max(0.0, sum(hours.get(kind, 0.0) for kind in DOWN) - restart)
+    return {kind: value for kind, value in found.items() if value}
+
+
+def _faults(run: RunDir, attempts: Sequence[_Attempt], finished: bool) -> list[Fault]:
     """Return the attempts that another one had to follow, or that ended a run which has not succeeded."""
     found = []
     for attempt, following in zip(attempts, [*attempts[1:], None]):
@@ -283,22 +372,56 @@ def _faults(
         if record.cause is None and is_recorded and not lost:
             continue  # a requested pause or stop, which lost nothing
         restarted = following or attempt
-        hours = (attempt.devices * repeated + restarted.devices * down) / HOUR_SECONDS
+        again = attempt.devices * repeated / HOUR_SECONDS
+        restart = restarted.devices * down / HOUR_SECONDS
+        prices = [own.money(hours) for own, hours in ((attempt, again), (restarted, restart))]
         found.append(
             Fault(
                 attempt.job_id,
                 record.attempt,
                 attempt.end,
-                record.cause or ("stopped" if is_recorded else "its supervisor was gone"),
+                record.cause or ("stopped" if is_recorded else SUPERVISOR_GONE),
                 lost,
                 repeated,
                 down,
                 waited,
-                hours,
-                None if price is None or price.usual is None else hours * price.usual,
+                again + restart,
+                again,
+                None if None in prices else sum(price for price in prices if price is not None),
+                attempt.is_preempted,
             )
         )
     return found
+
+
+def total(spendings: Sequence[Spending]) -> Spending:
+    """Return the spending of several runs together.
+
+    Goodput is the mean over the device hours. Money and energy are None if those of a run that has paid
+    devices are not known, or if the runs have paid in several currencies.
+    """
+    paid = [spending for spending in spendings if spending.device_hours]
+    device_hours = sum(spending.device_hours for spending in paid)
+    kept = sum((spending.goodput or 0.0) * spending.device_hours for spending in paid)
+    currencies = {spending.currency for spending in paid}
+    money = [spending.money for spending in paid if spending.money is not None]
+    energy = [spending.energy_kwh for spending in paid if spending.energy_kwh is not None]
+    has_price = bool(paid) and len(money) == len(paid) and len(currencies) == 1
+    return Spending(
+        device_hours,
+        kept / device_hours if device_hours else None,
+        _added([spending.seconds for spending in spendings]),
+        [fault for spending in spendings for fault in spending.faults],
+        sum(money) if has_price else None,
+        currencies.pop() if has_price else "",
+        sum(energy) if paid and len(energy) == len(paid) else None,
+        _added([spending.hours for spending in spendings]),
+    )
+
+
+def _added(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for value in values for key in value)
+    return {key: sum(value.get(key, 0.0) for value in values) for key in keys}
 
 
 def _within(spans: Sequence[Span], kinds: frozenset[str], begin: float, end: float) -> float:

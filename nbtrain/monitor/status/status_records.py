@@ -253,11 +253,15 @@ def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
     """Return the record with `ended_at`, which job.json does not hold.
 
     The time is taken from the job's final record (base/run_directory/final_record.py). A job without one,
-    which is LOST, ended at its newest sign of life: a heartbeat, or job.json's time stamp.
+    which is LOST or was only tuned, ended at its newest sign of life: a heartbeat, a trial of DeepSpeed's
+    autotuner, or job.json's time stamp.
     """
     if (words := final_record.read(record)) and words.ended_at is not None:
         return words
     signed_at = job.job_json.stat().st_mtime
+    if record.autotune != "none":
+        with contextlib.suppress(FileNotFoundError):
+            signed_at = max(signed_at, (job.events / "tuner.jsonl").stat().st_mtime)
     beats = [(beat, path.stat().st_mtime) for path in job.heartbeats() if (beat := Heartbeat.read(path))]
     if not beats:
         return replace(record, ended_at=signed_at)

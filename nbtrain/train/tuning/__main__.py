@@ -10,14 +10,16 @@ before that last start.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_shown_yaml, to_yaml
 from nbtrain.config.load.autotune import found_overrides, read_given
@@ -43,12 +45,28 @@ def main(arguments: Sequence[str]) -> int:
         # torch takes seconds to import, so errors in the arguments are reported first.
         from nbtrain.train.tuning.trial import run_trial, trial_config
 
-        run_trial(run, trial_config(config, given))
+        with recorded(run):
+            run_trial(run, trial_config(config, given))
     except Exception as error:
         known = isinstance(error, NbtrainError)
         words = f"{type(error).__name__}: {error}" if known else traceback.format_exc()
         os.write(verdict, f"{words}\n".encode())
         return getattr(error, "exit_code", 1)
+
+
+@contextlib.contextmanager
+def recorded(run: RunDir) -> Iterator[None]:
+    """Record on rank 0 when a trial begins and ends: the devices are paid, and there is no supervisor yet."""
+    job = run.newest_job()
+    if job is None or os.environ.get("RANK") != "0":
+        yield
+        return
+    events = EventWriter(job, "tuner")
+    events.write("trial", "a trial of DeepSpeed's autotuner begins", ended=False)
+    try:
+        yield
+    finally:
+        events.write("trial", "a trial of DeepSpeed's autotuner has ended", ended=True)
 
 
 def train(run: RunDir, command: list[str]) -> None:

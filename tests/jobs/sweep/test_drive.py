@@ -23,11 +23,12 @@ from nbtrain.cli.__main__ import main
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.edits import with_values
 from nbtrain.jobs.sweep import drive as driver
-from nbtrain.jobs.sweep.drive import drive, read_record
+from nbtrain.jobs.sweep.drive import drive
 from nbtrain.jobs.sweep.results import SweepResults, SweepRow, sweep_results, write_page
 from nbtrain.jobs.sweep.stop_rule import TokenCurve
-from nbtrain.jobs.sweep.sweep_file import read_sweep, sweep_folder
+from nbtrain.jobs.sweep.sweep_file import read_sweep
 from nbtrain.jobs.sweep.sweep_plan import plan_sweep
+from nbtrain.jobs.sweep.sweep_record import SweepRecord, read_record, sweep_folder
 from nbtrain.monitor.status.run_status import RunStatus
 from tests.jobs.conftest import FAKE_RANK
 
@@ -44,7 +45,7 @@ at_once: {at_once}
 
 
 @pytest.fixture
-def sweep(tiny, workspace, monkeypatch):
+def sweep(tiny, workspace, quick_torchrun, monkeypatch):
     """Return a function that reads a sweep of fake runs: sweep(seeds=[1, 2], at_once=2, more="")."""
     tiny()
     monkeypatch.setattr(driver, "POLL_SECONDS", 0.1)
@@ -66,10 +67,14 @@ def test_a_sweep_runs_so_many_at_once_and_a_second_call_starts_nothing(sweep):
     assert sorted(said) == sorted(f"{run.name}: started" for run in read.runs)
     results = sweep_results("seeds")
     assert results.succeeded and [row.state for row in results.rows] == ["SUCCEEDED"] * 4
-    assert all(row.cost["goodput"] is not None for row in results.rows)
+    assert all(row.spending.goodput is not None for row in results.rows)
+    assert results.spending.device_hours == sum(row.spending.device_hours for row in results.rows)
     page = write_page(results).read_text()
     assert all(run.name in page for run in read.runs) and "<script" not in page
-    assert json.loads(json.dumps(results.to_dict()))["best"]["mean"] is not None
+    found = json.loads(json.dumps(results.to_dict()))
+    assert found["best"]["mean"] is not None and found["cost"]["faults"] == {}
+    assert sum(found["cost"]["hours"].values()) == pytest.approx(results.spending.device_hours)
+    assert "Cost of all runs" in page and "training that was kept" in page
     said.clear()
     assert drive(read, command=(FAKE_RANK,), say=said.append).states == turn.states and said == []
     read.path.write_text(read.path.read_text().replace("2560", "5120"))
@@ -135,7 +140,7 @@ def test_a_lost_run_is_resumed_until_it_saves_nothing_more(sweep, monkeypatch):
     monkeypatch.setattr(driver, "newest_checkpoint_step", lambda run: next(saved))
     monkeypatch.setattr(driver, "resume", lambda run, command: resumed.append(run.name))
     sweep_folder("seeds").mkdir(parents=True)
-    record = driver.SweepRecord("seeds", "", [], [], {stopped: "above the bound"})
+    record = SweepRecord("seeds", "", [], [], {stopped: "above the bound"})
     record.write(sweep_folder("seeds") / "sweep.json")
     words = []
     turn = drive(read, turn_done=lambda turn: words.append(turn.words))
@@ -158,7 +163,7 @@ def test_the_best_setting_has_the_lowest_finite_validation_loss():
     def row(lr, loss, validation_loss, metric="validation_loss"):
         progress = TrainingProgress(10, 10, loss=loss, validation_loss=validation_loss)
         status = RunStatus(f"run-{lr}", SUCCEEDED, None, 1, 0.0, progress=progress)
-        return SweepRow(status.name, {"lr_schedule.lr": lr}, status, {}, "", metric)
+        return SweepRow(status.name, {"lr_schedule.lr": lr}, status, None, "", metric)
 
     rows = [row(0.1, math.nan, math.nan), row(0.2, 3.0, 3.2), row(0.3, 2.0, None)]
     results = SweepResults("a", ["lr_schedule.lr"], rows)
@@ -225,7 +230,7 @@ def as_before_a_boot(run: RunDir) -> None:
 @pytest.mark.slow
 def test_everything_is_killed_and_the_machine_boots(sweep, workspace, wait_until):
     """Six runs of which two are in the middle when every process is killed and the machine boots: the next
-    call resumes these and starts the others, and all come to their ends.
+    call resumes these and starts the others, and all end as in a sweep that nothing has disturbed.
     """
     read = sweep(seeds=[1, 2, 3], at_once=2, seconds=0.2)
     arguments = [sys.executable, "-c", DRIVER, str(read.path), FAKE_RANK]
@@ -251,6 +256,12 @@ def test_everything_is_killed_and_the_machine_boots(sweep, workspace, wait_until
     turn = drive(read, command=(FAKE_RANK,), say=said.append)
     assert set(turn.states.values()) == {SUCCEEDED}
     assert {f"{name}: resumed" for name in cut} <= set(said)
+    for run in read.runs:
+        # A fake rank ends like this: test_real_sweep.py compares real ones.
+        directory = RunDir.named(run.name)
+        assert directory.checkpoint_steps()[-1] == 20
+        assert Heartbeat.read(directory.newest_job().heartbeat(0)).progress.loss == 5.0 - 20 / 100
+    assert sweep_results("seeds").succeeded
     for name in set(names) & set(cut):
         record = JobRecord.read(RunDir.named(name).newest_job().job_json)
         assert record.resumed_from_step and record.resumed_from_step >= 5

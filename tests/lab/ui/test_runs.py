@@ -204,6 +204,35 @@ def test_columns_order_and_csv_are_the_users(browser: Any) -> None:
         assert page.locator("th[data-column='lr_schedule.lr']").count() == 0
 
 
+def test_a_sweep_has_a_row_that_folds_filters_and_compares(browser: Any) -> None:
+    """The runs of a sweep are below its row, folded if they are many. The row shows only them, chooses them
+    all, and compares the best ones.
+    """
+    server = ListServer(9)
+    for row in server.rows[1:]:
+        row["labels"] = {"sweep": "lr-study"}
+    with listing(browser, server) as page:
+        sweep = page.locator("tr[data-sweep=lr-study]")
+        words = "8 runs: 5 SUCCEEDED, 1 FAILED, 1 CANCELLED, 1 LOST; best validation loss 3.5920: gpt-0008"
+        sweep.get_by_text(words).wait_for()
+        assert names(page) == ["gpt-0000"]
+        fold = sweep.get_by_role("button", name="sweep lr-study")
+        assert fold.get_attribute("aria-expanded") == "false"
+        fold.click()
+        assert names(page) == [row["name"] for row in server.rows]
+        fold.click()
+        sweep.get_by_role("button", name="Only this sweep").click()
+        assert names(page) == [row["name"] for row in server.rows[1:]], "alone it is not folded"
+        sweep.get_by_role("button", name="Show all runs").click()
+        assert len(names(page)) == 1
+        sweep.get_by_role("button", name="Compare best 4").click()
+        assert page.evaluate("window.compared") == ["gpt-0008", "gpt-0006", "gpt-0004", "gpt-0002"]
+        sweep.get_by_label("Choose all runs of the sweep lr-study").check()
+        page.get_by_text("8 chosen").wait_for()
+        fold.press("Enter")
+        assert page.locator("tr.nbt-run input:checked").count() == 8
+
+
 def test_several_runs_are_tagged_stopped_and_deleted_with_one_question(browser: Any) -> None:
     """Selected runs are changed together, by mouse or keyboard; runs that the server refuses to change are
     named.

@@ -59,6 +59,25 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(tmp_path: 
     assert (later[1]["x"], later[1]["y"]) == ([0, 1], [2, 3.5])
 
 
+def test_the_runs_of_a_sweep_are_together_below_its_row(tmp_path: Path) -> None:
+    """The runs of a sweep are listed at the place of the first one, or folded; its row names the best run.
+    A sweep of which one run is listed has no row.
+    """
+    code = """
+    const run = (name, sweep, loss, more = {}) => ({ name, labels: sweep ? { sweep } : {}, loss,
+      validation_loss: null, words: { loss: String(loss) }, state: "SUCCEEDED", ...more });
+    const runs = [run("a", "", 1), run("s1", "s", 3), run("b", "t", 2), run("s2", "s", 2),
+      run("s3", "s", null, { state: "FAILED" })];
+    const names = (entries) => entries.map(({ run, sweep }) => (run ? run.name : `sweep ${sweep}`));
+    const own = runs.filter((run) => run.labels.sweep === "s");
+    return [names(ui.sweepEntries(runs, () => false)), names(ui.sweepEntries(runs, () => true)),
+      ui.sweepWords(own), ui.bestFirst(own).map((run) => run.name)];
+    """
+    unfolded, folded, words, best = in_node("runs/runs_sweeps", code, tmp_path)
+    assert unfolded == ["a", "sweep s", "s1", "s2", "s3", "b"] and folded == ["a", "sweep s", "b"]
+    assert words == "3 runs: 2 SUCCEEDED, 1 FAILED; best loss 2: s2" and best == ["s2", "s1"]
+
+
 def test_names_at_the_ends_of_lines_do_not_cover_each_other(tmp_path: Path) -> None:
     """Twelve lines that end at one height, and two at an edge, keep their order at a distance."""
     code = """

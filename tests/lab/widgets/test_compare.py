@@ -14,6 +14,7 @@ from nbtrain.lab.ui import script
 from nbtrain.lab.widgets import compare as widget
 from nbtrain.lab.widgets import mime
 from nbtrain.monitor.runs.watched_runs import root_id
+from nbtrain.monitor.status.notes import change_notes
 from tests.lab.server.conftest import ended_run
 
 
@@ -68,6 +69,12 @@ def test_on_the_command_line(runs, tmp_path, capsys):
     assert picture.read_text().count("</svg>") == 1
     assert cli.main(["compare", "gpt-a", "gpt-b", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["rows"] == [["batch.train_tokens", "6144", "3072"]]
+    for name in ("gpt-a", "gpt-b"):
+        change_notes(RunDir.named(name), labels={"sweep": "s"})
+    assert cli.main(["compare", "-l", "sweep=s"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["result", "gpt-a", "gpt-b"]
+    assert cli.main(["compare", "-l", "sweep=t"]) == 2
+    assert "No run has the labels sweep=t." in capsys.readouterr().err
     (tmp_path / "others.yaml").write_text("345M:\n  samples/s: 59.7")
     others = str(tmp_path / "others.yaml")
     capsys.readouterr()

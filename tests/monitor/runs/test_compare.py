@@ -18,7 +18,8 @@ from nbtrain.base.run_directory.records import (
 )
 from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
-from nbtrain.monitor.runs.compare import MOST_RUNS, compared
+from nbtrain.monitor.runs.compare import MOST_RUNS, MOST_TABULATED, compared
+from nbtrain.monitor.runs.compare_picture import BEST, comparison_figure, comparison_report
 from tests.jobs.conftest import TINY
 
 
@@ -38,7 +39,7 @@ def made(folder, name, overrides, attempts, **progress):
             AttemptRecord(number, started, ranks, ranks, running_at=started + 5, ended_at=end)
         )
         started = end
-    record.ended_at = record.attempts[-1].ended_at
+    record.ended_at, record.labels = record.attempts[-1].ended_at, config.all_labels
     record.write(job.job_json)
     alive = ProcessIdentity.of(1)
     said = TrainingProgress(20, 2560, 2560, **progress)
@@ -199,11 +200,39 @@ def test_curves_over_cost_count_every_device_that_is_paid(workspace):
     assert found["scales"]["one"]["money_per_second"] == pytest.approx(6.0 / 3600)
 
 
+def test_many_runs_are_one_table_with_a_row_each(workspace):
+    """More runs than a screen has curves for are one table of what differs, and no picture."""
+    names = [f"run-{number:02}" for number in range(MOST_RUNS + 1)]
+    runs = [
+        made(
+            workspace,
+            name,
+            {"lr_schedule.lr": 0.01 + number / 1000, "labels.sweep": "s"},
+            [(1, 60)],
+            loss=2.5,
+        )
+        for number, name in enumerate(names)
+    ]
+    for number, run in enumerate(runs[:2]):
+        beat = Heartbeat.read(run.newest_job().heartbeat(0))
+        beat.progress.loss = 2.0 + number / 10
+        beat.write(run.newest_job().heartbeat(0))
+    found = compared(runs)
+    assert found["sweep"] == "s" and compared(runs[:2])["sweep"] == "s"
+    text = str(comparison_report(runs, found))
+    heads, *rows = [line.split() for line in text.splitlines()[1:]]
+    assert heads == ["run", "lr_schedule.lr", "loss"]
+    assert rows[0] == ["run-00", "0.01", "2.0000", BEST.strip()] and rows[2] == ["run-02", "0.012", "2.5000"]
+    assert [row[0] for row in rows[: len(names)]] == names
+    with pytest.raises(ConfigError, match="13 runs: a picture shows at most 12"):
+        comparison_figure(runs)
+
+
 def test_what_is_refused(workspace):
     one, two = RunDir.named("one"), RunDir.named("two")
     for runs, words in (
-        ([one], "1 run: a comparison takes 2 to 12."),
-        ([one] * (MOST_RUNS + 1), "13 runs: a comparison takes 2 to 12."),
+        ([one], "1 run: a comparison takes 2 to 500."),
+        ([one] * (MOST_TABULATED + 1), "501 runs: a comparison takes 2 to 500."),
         ([one, two, one], "one: named twice; a comparison takes each run once."),
         (
             [one, RunDir(two.path.parent / "old" / "one")],

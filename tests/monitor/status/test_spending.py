@@ -1,13 +1,13 @@
 """Cost of a run: paid time, goodput, and what each fault cost, from records and events written by hand."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from nbtrain.base.run_directory.records import AttemptRecord, JobRecord
+from nbtrain.base.run_directory.records import AttemptRecord, DevicePrice, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.monitor.status.spending import fault_words, run_spending
+from nbtrain.monitor.status.spending import Spending, fault_words, run_spending, total
 
 DAY = 20260101
 
@@ -161,6 +161,78 @@ def test_a_running_job_is_counted_until_now(run):
     found = run_spending(run, now=1060, current=(record.job_id, record, "RUNNING"))
     assert found.paid_seconds == pytest.approx(50) and found.goodput == pytest.approx(40 / 50)
     assert found.faults == []
+
+
+def test_the_autotuner_is_paid(run):
+    """Trials of DeepSpeed's autotuner hold the job's devices, with or without a supervisor after them."""
+
+    def trial(time, ended):
+        return {"time": time, "kind": "trial", "ended": ended, "message": ""}
+
+    trials = [trial(1040, False), trial(1060, True), trial(1065, False), trial(1100, True)]
+    written(run, 1, [], [{**trials[0], "time": 1010, "kind": "config"}, *trials], 1100)
+    priced(run)
+    found = run_spending(run, now=9999)
+    assert found.hours == {"tuning": pytest.approx(2 * 60 / 3600)} and found.goodput == 0.0
+    assert found.money == pytest.approx(3 * 2 * 60 / 3600) and found.seconds["waiting"] == 40
+    attempt = AttemptRecord(0, 2110, 2, 1, running_at=2120, ended_at=2220, reached_step=50)
+    after = [{**event, "time": event["time"] + 1000} for event in trials]
+    states = [state(2110, "STARTING"), state(2120, "RUNNING")]
+    written(run, 2, [attempt], [*after, *states], 2220)
+    found = run_spending(run, now=9999)
+    assert found.seconds["tuning"] == 60 + 70, "until the supervisor starts"
+    assert found.goodput == pytest.approx(100 / (60 + 70 + 10 + 100))
+
+
+def test_a_later_plan_does_not_change_what_a_job_has_cost(run):
+    """Each job is paid at the price in its record; one without a record at the run's newest plan."""
+    attempt = AttemptRecord(0, 1010, 2, 1, running_at=1020, ended_at=1120, reached_step=50)
+    events = [state(1010, "STARTING"), state(1020, "RUNNING")]
+    first = written(run, 1, [attempt], events, 1120)
+    first.price = DevicePrice(2.0, "USD", 0.25)
+    first.write(run.job(first.job_id).job_json)
+    assert JobRecord.read(run.job(first.job_id).job_json).price == first.price
+    priced(run)
+    hours = 2 * 110 / 3600
+    found = run_spending(run, now=9999)
+    assert (found.money, found.energy_kwh) == (pytest.approx(2 * hours), pytest.approx(0.25 * hours))
+    written(run, 2, [replace(attempt, attempt=0)], events, 1120)
+    assert run_spending(run, now=9999).money == pytest.approx((2 + 3) * hours)
+    first.price = DevicePrice(2.0, "EUR", 0.25)
+    first.write(run.job(first.job_id).job_json)
+    assert run_spending(run, now=9999).money is None, "two currencies have no sum"
+
+
+def test_hours_by_purpose_and_several_runs_together(run):
+    """The hours of a run are its device hours by purpose, and total() adds runs up."""
+    events = [
+        state(1010, "STARTING"),
+        state(1020, "RUNNING"),
+        phase(1100, "save", 5.0),
+        state(1120, "RESTARTING"),
+        state(1140, "RUNNING"),
+    ]
+    attempts = [
+        AttemptRecord(0, 1010, 2, 1, running_at=1020, ended_at=1120, reached_step=50, cause="killed"),
+        AttemptRecord(
+            1, 1125, 2, 1, first_step=40, running_at=1140, resumed_from_step=40, ended_at=1240,
+            reached_step=100,
+        ),
+    ]  # fmt: skip
+    written(run, 1, attempts, events, 1240)
+    priced(run)
+    found = run_spending(run, now=9999)
+    assert sum(found.hours.values()) == pytest.approx(found.device_hours)
+    assert found.hours["repeated"] == pytest.approx(2 * 95 / 5 / 3600)
+    assert found.hours["restart"] == pytest.approx(2 * 20 / 3600)
+    assert found.hours["first start"] == pytest.approx(2 * 10 / 3600)
+    assert Spending.of_dict(json.loads(json.dumps(found.to_dict()))) == found
+    free = replace(found, money=None, currency="")
+    both = total([found, found, Spending(0.0, None, {"waiting": 5.0})])
+    assert both.goodput == pytest.approx(found.goodput) and both.money == pytest.approx(2 * found.money)
+    assert len(both.faults) == 2 and both.hours["saving"] == pytest.approx(2 * found.hours["saving"])
+    assert both.seconds["waiting"] == 2 * found.seconds["waiting"] + 5
+    assert total([found, free]).money is None and total([]).goodput is None
 
 
 def test_a_damaged_heartbeat_hides_no_cost(run):

@@ -12,6 +12,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.run_directory.events import read_events
 from nbtrain.config.load import autotune, load_resolved
 from nbtrain.train.tuning import __main__ as program
 from nbtrain.train.tuning.trial import trial_config
@@ -52,6 +53,7 @@ def test_a_trial_ends_when_deepspeed_has_measured_it(forked, run, tmp_path):
     assert found["throughput"] == pytest.approx(8 * 1e6 / found["latency"]) and found["FLOPS_per_gpu"] > 0
     job = run.newest_job()
     assert not list((job.path / "heartbeat").iterdir()), "a trial is not a rank of the job"
+    assert [event["ended"] for event in read_events(job) if event["kind"] == "trial"] == [False, True]
     assert not list(run.checkpoint_steps())
 
 

@@ -203,13 +203,19 @@ class Compare {
 
   begin(value) {
     if (value) {
-      this.tables = value.tables;
+      this.took(value.tables);
       Object.entries(value.curves).forEach(([name, answer]) => this.curves.set(name, answer));
     }
     this.paint();
     if (this.server) this.read();
     else this.note.textContent =
       "These values are from when the cell ran: this page cannot reach a Jupyter server that has these runs.";
+  }
+
+  /** Keep tables; the seeds of a sweep are a band unless the user chose otherwise. */
+  took(tables) {
+    if (!this.tables && tables.sweep) this.seeds.input.checked = true;
+    this.tables = tables;
   }
 
   async read() {
@@ -238,7 +244,7 @@ class Compare {
   async readRuns(turn) {
     const tables = await this.published.tables(this.names);
     if (turn !== this.turn) return false;
-    this.tables = tables;
+    this.took(tables);
     this.failures = new Map(Object.entries(tables.refused));
     const unreadable = [];
     for (const name of tables.names) {

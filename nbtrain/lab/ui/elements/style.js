@@ -236,6 +236,7 @@ const CSS = `
 .nbt-root .nbt-life-legend i{display:inline-block;width:10px;height:10px;margin-right:5px;border-radius:2px;
  vertical-align:-1px}
 .nbt-root .nbt-life-waiting{background:var(--nbt-line)}
+.nbt-root .nbt-life-tuning{background:#b5654a}
 .nbt-root .nbt-life-starting{background:#8f8f18}
 .nbt-root .nbt-life-building{background:var(--nbt-c3)}
 .nbt-root .nbt-life-loading{background:var(--nbt-c6)}

@@ -13,6 +13,7 @@ import { runEditor, runQuestion } from "./runs_menu.js";
 import { STATE_GROUPS, filteredRuns, sortedRuns, tagChoices } from "./runs_order.js";
 import { RunRow } from "./runs_row.js";
 import { RunSparklines } from "./runs_sparklines.js";
+import { SweepRow, isFoldedAtFirst, sweepEntries } from "./runs_sweeps.js";
 import { askedWords, button, choices, download, element } from "../elements/dom.js";
 
 const RUNS_POLL_MS = 2000;
@@ -50,6 +51,8 @@ class RunsList extends RunsFrame {
     this.runs = null;
     this.rows = new Map();
     this.chosen = new Set();
+    this.sweeps = new Map();
+    this.folds = new Map();
     this.busy = new Map();
     this.extra = null;
     this.page = 0;
@@ -78,6 +81,7 @@ class RunsList extends RunsFrame {
   /** Draw the table again, because the user chose other columns. */
   otherColumns() {
     this.removeRows([...this.rows.keys()]);
+    this.sweeps.clear();
     this.close();
     this.rebuildHead();
     this.draw();
@@ -106,6 +110,16 @@ class RunsList extends RunsFrame {
   filterTag(tag) {
     this.tag.value = tag;
     this.filtered();
+  }
+
+  /** Whether the runs of a sweep are folded: as the user chose, else if they are many and not the only ones. */
+  isFolded(name, runs) {
+    return this.folds.get(name) ?? (isFoldedAtFirst(runs) && runs.length < this.found.length);
+  }
+
+  foldSweep(name, folded) {
+    this.folds.set(name, folded);
+    this.draw();
   }
 
   filtered() {
@@ -150,10 +164,12 @@ class RunsList extends RunsFrame {
     if (!this.runs) return;
     const filter = { text: this.text.value, state: this.state.value, tag: this.tag.value };
     const found = (this.found = sortedRuns(filteredRuns(this.runs, filter), this.orders));
-    const pages = Math.max(1, Math.ceil(found.length / RUNS_ON_A_PAGE));
+    // A table with given names keeps their order.
+    const grouped = this.only ? found.map((run) => ({ run })) : sweepEntries(found, (...sweep) => this.isFolded(...sweep));
+    const pages = Math.max(1, Math.ceil(grouped.length / RUNS_ON_A_PAGE));
     this.page = Math.min(this.page, pages - 1);
-    const begin = this.page * RUNS_ON_A_PAGE, inSight = found.slice(begin, begin + RUNS_ON_A_PAGE);
-    this.shown = inSight.map((run) => run.name);
+    const begin = this.page * RUNS_ON_A_PAGE, inSight = grouped.slice(begin, begin + RUNS_ON_A_PAGE);
+    this.shown = inSight.filter(({ run }) => run).map(({ run }) => run.name);
     const active = found.filter((run) => run.active).length;
     const of = found.length < this.runs.length ? ` of ${this.runs.length.toLocaleString("en")}` : "";
     const runs = this.runs.length === 1 ? "run" : "runs";
@@ -163,7 +179,7 @@ class RunsList extends RunsFrame {
     this.drawHead();
     this.drawBar();
     this.drawCompareAll();
-    this.drawPager(begin, found.length);
+    this.drawPager(begin, grouped.length);
     this.empty.hidden = found.length > 0;
     if (!found.length) this.drawEmpty();
   }
@@ -180,12 +196,20 @@ class RunsList extends RunsFrame {
     else this.empty.append(' Submit one in a cell: nb.submit("gpt-tiny")');
   }
 
-  drawRows(runs) {
+  drawRows(entries) {
     const now = Date.now() / 1000, wanted = new Set(this.shown);
     const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
     this.removeRows([...this.rows.keys()].filter((name) => !wanted.has(name)));
-    const nodes = [];
-    for (const run of runs) {
+    const nodes = [], sweeps = new Set(entries.map(({ sweep }) => sweep));
+    for (const [name, row] of this.sweeps) if (!sweeps.has(name)) row.node.remove();
+    for (const entry of entries) {
+      const { run, sweep } = entry;
+      if (sweep) {
+        if (!this.sweeps.has(sweep)) this.sweeps.set(sweep, new SweepRow(this, sweep));
+        this.sweeps.get(sweep).draw(entry, this.compact ? 1 : this.columns.shown.length + 1);
+        nodes.push(this.sweeps.get(sweep).node);
+        continue;
+      }
       if (!this.rows.has(run.name)) this.rows.set(run.name, new RunRow(this, run.name));
       const row = this.rows.get(run.name);
       row.draw(run, this.chosen.has(run.name), this.busy.get(run.name) || "", now);

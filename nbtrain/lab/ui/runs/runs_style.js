@@ -22,6 +22,10 @@ export const RUNS_CSS = `
 .nbt-root.nbtrain-runs button.nbt-open{border:0;padding:0;font-size:13px;font-weight:600;text-align:left;
  white-space:normal;overflow-wrap:anywhere;color:color-mix(in srgb,var(--jp-content-link-color,var(--nbt-a)) 85%,var(--nbt-fg))}
 .nbt-root.nbtrain-runs button.nbt-open:hover{background:transparent;text-decoration:underline}
+.nbt-root.nbtrain-runs tr.nbt-sweep td{background:color-mix(in srgb,var(--nbt-soft) 60%,var(--nbt-bg))}
+.nbt-root.nbtrain-runs tr.nbt-sweep .nbt-tools{margin:0;white-space:normal}
+.nbt-root.nbtrain-runs button.nbt-fold{border:0;padding:0 4px 0 0;font-weight:600;color:var(--nbt-fg);
+ overflow-wrap:anywhere;white-space:normal;text-align:left;background:transparent}
 .nbtrain-runs .nbt-sparkline{display:block;margin-top:1px}
 .nbt-root.nbtrain-runs td[data-column=curve]{min-width:84px}
 .nbt-root.nbtrain-runs th[data-column=curve]{vertical-align:middle}

@@ -45,7 +45,7 @@ at_once: {at_once}
 
 
 @pytest.fixture
-def sweep(tiny, workspace, quick_torchrun, monkeypatch):
+def sweep(tiny, workspace, monkeypatch):
     """Return a function that reads a sweep of fake runs: sweep(seeds=[1, 2], at_once=2, more="")."""
     tiny()
     monkeypatch.setattr(driver, "POLL_SECONDS", 0.1)

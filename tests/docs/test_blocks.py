@@ -39,7 +39,7 @@ PAGES = {
 }
 BLOCKS = [(page, block) for page, found in PAGES.items() for block in found]
 # Verbs whose `key=value` is not a setting of a run.
-NOT_SETTINGS = ("evaluate", "lab", "label", "notebook", "runs")
+NOT_SETTINGS = ("compare", "evaluate", "lab", "label", "notebook", "runs")
 # Run in the soak, checked here, shown as a command's output, or data that no program of the page reads.
 RUN, CHECKED, SHOWN = ("sh", "python"), ("yaml", "json"), ("text", "diff")
 

@@ -114,11 +114,12 @@ class RunsList extends RunsFrame {
 
   /** Whether the runs of a sweep are folded: as the user chose, else if they are many and not the only ones. */
   isFolded(name, runs) {
-    return this.folds.get(name) ?? (isFoldedAtFirst(runs) && runs.length < this.found.length);
+    const alone = runs.length === this.found.length;
+    return this.folds.get(`${name} ${alone}`) ?? (isFoldedAtFirst(runs) && !alone);
   }
 
-  foldSweep(name, folded) {
-    this.folds.set(name, folded);
+  foldSweep(name, runs, folded) {
+    this.folds.set(`${name} ${runs.length === this.found.length}`, folded);
     this.draw();
   }
 

@@ -69,7 +69,7 @@ export class SweepRow {
     target.append(this.box);
     pick.append(target);
     this.cell = element("td");
-    this.fold = button("", "", () => list.foldSweep(name, !this.folded), "nbt-fold");
+    this.fold = button("", "", () => list.foldSweep(name, this.runs, !this.folded), "nbt-fold");
     this.words = element("span", "nbt-word");
     const tag = `${SWEEP_LABEL}=${name}`;
     this.only = button("", "", () => list.filterTag(list.tag.value === tag ? "" : tag));

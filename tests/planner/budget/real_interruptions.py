@@ -10,9 +10,10 @@ It writes docs/evidence/interruptions.{md,json,png}, and exits with 1 if a claim
     claims    each run's cost for a kept step is planned within 10 %; the planned best interval has the lowest
 
 The clock is the CPU time of the rank: a kill comes after a drawn number of CPU seconds of an attempt, and the
-cost is CPU seconds. Other load on the machine then changes neither. Ranks are forked from a process that has
-torch loaded (train/twin/fork_server.py), so that a restart takes a second or two, and hundreds of CPU seconds
-hold many of them.
+cost is CPU seconds, so that waiting for a core does not count. Other work on the machine still changes the
+CPU seconds of a step by some percent, but alike for runs that train side by side. Ranks are forked from a
+process that has torch loaded (train/twin/fork_server.py), so that a restart takes a second or two, and
+hundreds of CPU seconds hold many of them.
 
 The times between kills follow an exponential law. They are stratified: the law is divided into as many
 equally likely parts as there are kills, and one time is drawn from each, in random order. Every run has the
@@ -346,8 +347,9 @@ Measured in these runs: {step:.3f} CPU s for a step, {save:.2f} for a save and {
   with seed {seed}. All three runs suffer the same times. A kill may hit a restart or a save.
 - The times are stratified: one is drawn from each of {draws} equally likely parts of the law, in random
   order. With independent draws, {draws} kills would leave a standard deviation of 5 to 15 %.
-- The clock is the CPU time of the rank, and costs are CPU seconds, so that other load on the machine changes
-  neither. The three runs train side by side, and save to a disk in memory.
+- The clock is the CPU time of the rank, and costs are CPU seconds, so that waiting for a core does not count.
+  Other work on the machine still changes the CPU seconds of a step: by {drift:+.0%} between the trial and the
+  runs. The three runs train side by side, so that it is alike for them, and save to a disk in memory.
 - The model has {parameters} parameters, so that a save takes as long as {ratio:.0f} steps. Ranks are forked
   from a process that has torch loaded: a restart builds the model and loads the checkpoint.
 - A run is judged when its last kill has come: the CPU seconds paid until then, for each step of its newest
@@ -378,6 +380,7 @@ def page(rows: Sequence[Row], measured: Measured, trial: Measured, options: argp
         draws=options.kills,
         parameters=parameters(),
         ratio=measured.save / measured.step,
+        drift=measured.step / trial.step - 1,
         stamp=stamp(INTERRUPTIONS),
     )
 

@@ -16,6 +16,8 @@ class RopeScaling(Protocol):
     beta_fast: float
     beta_slow: float
 
+    def __hash__(self) -> int: ...
+
 
 class Dpo(Protocol):
     """The section dpo of a run."""

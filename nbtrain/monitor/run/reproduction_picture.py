@@ -6,7 +6,7 @@ matplotlib is imported when the figure is made.
 
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.printing.look import BLUE, ORANGE, RED, themed
+from nbtrain.base.printing.theme import BLUE, ORANGE, RED, themed
 from nbtrain.monitor.run.pictures import shown_figure
 
 if TYPE_CHECKING:

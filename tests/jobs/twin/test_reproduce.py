@@ -204,7 +204,7 @@ def test_settings_that_changed_within_the_window(copied, original):
     provenance.attempt, provenance.first_step = 1, 8
     provenance.settings["lr_schedule.lr"] = 5e-4
     provenance.write(job.provenance(1))
-    with pytest.raises(ConfigError, match=r"step 8 with lr_schedule.lr: 0.001 -> 0.0005.*--steps 0:8 or"):
+    with pytest.raises(ConfigError, match=r"step 8 with lr_schedule.lr: 0.001 -> 0.0005.*--steps 0:8, or"):
         reproduce(copied, (4, 12))
 
 

@@ -207,7 +207,8 @@ def arrows() -> tuple[tuple[str, str], ...]:
     return tuple((module, imported) for module, path in MODULES.items() for imported in imports_of(path))
 
 
-def strings_of(path: Path) -> Iterator[str]:
+@functools.cache
+def strings_of(path: Path) -> tuple[str, ...]:
     """Return every string constant in a file except docstrings."""
     nodes = list(ast.walk(tree_of(path)))
     said = {
@@ -215,9 +216,8 @@ def strings_of(path: Path) -> Iterator[str]:
         for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
-            yield node.value
+    strings = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return tuple(str(node.value) for node in strings if id(node) not in said)
 
 
 def may_import(box: str) -> set[str]:
@@ -321,17 +321,15 @@ def test_files_of_the_package_are_found_beside_the_file_that_reads_them():
 RIDDLE = re.compile(r"(Of|What|Whose|As)\b")
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the line and text of each docstring, including those below fields and constants."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            for statement in node.body:
-                if (
-                    isinstance(statement, ast.Expr)
-                    and isinstance(statement.value, ast.Constant)
-                    and isinstance(statement.value.value, str)
-                ):
-                    yield statement.lineno, statement.value.value.strip()
+    # Visit statements only: no expression holds one, and most nodes are expressions.
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for statement in getattr(tree, name, ()):
+            if not isinstance(statement, ast.Expr):
+                yield from docstrings(statement)
+            elif isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str):
+                yield statement.lineno, statement.value.value.strip()
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun():

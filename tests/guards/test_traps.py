@@ -212,7 +212,7 @@ def test_t7_what_deepspeed_is_told():
     """
     pairs = {"tensor_model_parallel": (0,), "pipeline_model_parallel": (0,), "model_parallel": (0,)}
     pairs |= {"data_parallel": (0, 2), "sequence_parallel": (0, 1), "sequence_data_parallel": (0, 1, 2, 3)}
-    pairs |= {"tensor_and_data_parallel": (0, 1, 2, 3)}
+    pairs |= {"tensor_and_data_parallel": (0, 1, 2, 3), "alone": (0,)}
     units = deepspeed_units(ParallelGroups(**{kind: Group(ranks, 0) for kind, ranks in pairs.items()}))
     assert units is not None
     assert (units.get_data_parallel_world_size(), units.get_sequence_parallel_world_size()) == (4, 1)

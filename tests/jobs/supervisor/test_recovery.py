@@ -363,8 +363,8 @@ def test_a_damaged_record_of_an_earlier_job_does_not_keep_the_end_from_being_wri
     files.write_text(earlier.job_json, "{")
     supervised.journal.end(Verdict("SUCCEEDED", "done"))
     assert JobRecord.read(supervised.job.job_json).state == "SUCCEEDED"
-    (warning,) = supervised.events("warning")
-    assert warning["message"].startswith(f"summary.json is not written: {earlier.job_json}:1: not JSON: ")
+    for name, warning in zip(("summary", "certificate"), supervised.events("warning"), strict=True):
+        assert warning["message"].startswith(f"{name}.json is not written: {earlier.job_json}:1: not JSON: ")
 
 
 def test_it_does_not_wait_for_ever(supervised, monkeypatch):

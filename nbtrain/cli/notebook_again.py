@@ -213,5 +213,5 @@ def _numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         return f"not compared: {error}"
     found = [difference for difference in differences(ours, theirs) if difference.kind == "number"]
     if not found:
-        return f"bit-exact: losses, gradient norms and checkpoints of {len(ours.steps):,} steps are equal"
+        return f"bit-exact: losses and gradient norms of {len(ours.steps):,} steps are equal"
     return f"differ: {found[0]}"

@@ -59,7 +59,7 @@ from nbtrain.config.yaml_source import NotWritten, OverridePlace
 SCHEMA_VERSION = 1
 
 
-# Steps of mode: perf if max_steps is not set; the first quarter warms up (train/figures/perf.py).
+# Steps of mode: perf if max_steps is not set; the first quarter warms up (train/figures/throughput.py).
 PERF_STEPS = 20
 
 

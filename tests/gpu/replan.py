@@ -20,8 +20,9 @@ from tests.train.launch import TINY
 SINCE: dict[tuple[str, str, str], str] = {
     ("run-ahead", "fp32, ZeRO 1", "b70cf248266ef1df"): (
         "both lines belonged to DeepSpeed's mask of a bad norm, and the other waits to it and to DeepSpeed's "
-        "throughput timer. train/engine/run_ahead.py replaced the mask and config/deepspeed.py turned the "
-        "timer off; the other three rows were measured after that. On a CPU, a step of fp32 reads no number "
+        "throughput timer. train/engine/run_ahead.py replaced the mask and "
+        "config/deepspeed/ds_config.py turned the timer off; the other three rows were measured after that. "
+        "On a CPU, a step of fp32 reads no number "
         "from a tensor (tests/train/engine/test_run_ahead.py)"
     ),
     **{
@@ -35,7 +36,8 @@ SINCE: dict[tuple[str, str, str], str] = {
         ("memory", case, "6bfa67f13da17a0a"): (
             "states were planned with gradients, which DeepSpeed releases before the next step, and "
             "without cuBLAS's workspaces; the device's memory without the free blocks that torch keeps. "
-            "One GPU now allocates one bucket for gradients (config/deepspeed.py), and allocated two then"
+            "One GPU now allocates one bucket for gradients (config/deepspeed/ds_config.py), "
+            "and allocated two then"
         )
         for case in ("125m as its YAML says", "1.3b as its YAML says")
     },

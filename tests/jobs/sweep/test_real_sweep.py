@@ -111,6 +111,6 @@ def test_a_sweep_that_was_killed_equals_an_undisturbed_one(tiny, workspace, wait
     one, other = sweep_results("straight"), sweep_results("cut")
     assert [setting.values for setting in one.settings] == [setting.values for setting in other.settings]
     assert one.best.settings == other.best.settings
-    faults = other.spending.faults
-    assert len(faults) == 4 and sum(fault.lost_steps > 0 for fault in faults) >= 2
-    assert not one.spending.faults and other.spending.hours["repeated"] > 0
+    # How many steps a killed attempt has lost is known to the second: its heartbeat says how far it was.
+    assert len(other.spending.faults) == 4 and not one.spending.faults
+    assert other.spending.hours["restart"] > 0

@@ -131,6 +131,7 @@ DOORS = {
     ("jobs", "nbtrain.train"),
     ("proof", "nbtrain.train.__main__"),
     ("jobs", "nbtrain.train.calibration"),
+    ("jobs", "nbtrain.train.code"),
     ("jobs", "nbtrain.train.calibration.network"),
     ("proof", "nbtrain.train.twin.export"),
     ("proof", "nbtrain.train.twin.fork_server"),

@@ -72,6 +72,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     from nbtrain.foreign.job_files.file_kinds import is_foreign
     from nbtrain.jobs.checks.this_machine import findings_here
     from nbtrain.jobs.request.initial_weights import findings_of_weights, with_new_tokens
+    from nbtrain.jobs.request.own_code import findings_of_code
     from nbtrain.planner.plan import plan
 
     if any(isinstance(source, str | Path) and is_foreign(source) for source in runs):
@@ -83,7 +84,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     run = runs[0].config if isinstance(runs[0], Run) else runs[0]
     try:
         config = load_config(run, overrides)
-        here = [*findings_here(config), *findings_of_weights(config)]
+        here = [*findings_here(config), *findings_of_weights(config), *findings_of_code(config)]
         return Checked(config.name, [*here, *plan(with_new_tokens(config)).findings])
     except ConfigError as error:
         return Checked(str(getattr(run, "name", run)), findings_of(error), error)

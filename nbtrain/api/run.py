@@ -348,14 +348,15 @@ class Run:
 
         pause(self.job)
 
-    def resume(self, overrides: "Overrides" = None) -> "Run":
+    def resume(self, overrides: "Overrides" = None, try_code: bool = True) -> "Run":
         """Resume from the newest complete checkpoint as a new job, e.g. with {"batch.train_tokens": 5e6}.
 
-        A paused job continues as the same job, unless `overrides` change a setting.
+        A paused job continues as the same job, unless `overrides` change a setting. `try_code` is that of
+        nb.submit.
         """
         from nbtrain.jobs.submission.submit import resume
 
-        return Run(resume(self.directory, overrides).run)
+        return Run(resume(self.directory, overrides, tries_code=try_code).run)
 
     def queue(self, priority: int | None = None, now: bool = False) -> "QueueList":
         """Change the waiting job's priority, or with `now` start it next to running jobs; return the queue.

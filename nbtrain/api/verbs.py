@@ -35,6 +35,7 @@ from nbtrain.base.printing.notebook import is_watched
 from nbtrain.base.run_directory import jobstate
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import resolve
+from nbtrain.config.code_file import defines
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.load.placeholders import placeholders_of, with_placeholders
@@ -197,7 +198,14 @@ def reproduce(
 
 
 @overload
-def submit(run: RunLike, overrides: Overrides = ..., finished: str = ..., *, prepared: bool = ...) -> Run: ...
+def submit(
+    run: RunLike,
+    overrides: Overrides = ...,
+    finished: str = ...,
+    *,
+    prepared: bool = ...,
+    try_code: bool = ...,
+) -> Run: ...
 
 
 @overload
@@ -206,7 +214,13 @@ def submit(run: RunLike, overrides: Overrides = ..., *, dry_run: str | Path) -> 
 
 @overload
 def submit(
-    run: RunLike, overrides: Overrides = ..., finished: str = ..., too_small: str = ..., prepared: bool = ...
+    run: RunLike,
+    overrides: Overrides = ...,
+    finished: str = ...,
+    too_small: str = ...,
+    prepared: bool = ...,
+    *,
+    try_code: bool = ...,
 ) -> Run | NotLaunched: ...
 
 
@@ -217,6 +231,7 @@ def submit(
     too_small: str = "refuse",
     prepared: bool = True,
     dry_run: str | Path | None = None,
+    try_code: bool = True,
 ) -> Run | NotLaunched | Path:
     """Start a run as a detached job, join it if it is active, or resume it if it ended early.
 
@@ -224,7 +239,8 @@ def submit(
     one of its jobs, so that a notebook can be run twice. If the machine is too small, SubmitError is raised.
     With too_small="explain" a NotLaunched is returned instead, unless there is also a mistake to fix. Missing
     data is refused; with prepared=False it is prepared first. `dry_run` names a file for Slurm's batch
-    script, the Kubernetes manifest or the commands for hosts, and nothing is submitted.
+    script, the Kubernetes manifest or the commands for hosts, and nothing is submitted. The file of `code` is
+    tried with one step of a two-layer model first, if torch is installed here; try_code=False omits that.
     """
     from nbtrain.jobs.checks.existing_run import is_not_finished, refuse_submission, was_trained_with
     from nbtrain.jobs.queue.after_boot import start_after_boot
@@ -253,10 +269,10 @@ def submit(
             # An active job has passed these checks, and holds the memory that they would look for.
             return _noted(Run(submit_job(config).run))
     try:
-        if not prepared:
+        if not prepared and not defines(config, "dataset"):
             refuse_hopeless(config)
             prepare(config)
-        return _noted(Run(submit_job(config).run))
+        return _noted(Run(submit_job(config, tries_code=try_code).run))
     except SubmitError as error:
         lacking = {finding.lacks for finding in error.findings if finding.lacks != "data"}
         if too_small == "explain" and lacking == {"resource"}:

@@ -3,6 +3,7 @@
     NbtrainError
       ConfigError        change the run YAML or the override
         ContextLengthError   shorten the prompt, or request fewer new tokens
+        CodeError            correct the Python file that `code` names
       DataError          repair or prepare the data
       CheckpointError    choose another checkpoint, or free space
       RecordError        restore or remove a damaged file of a run
@@ -63,6 +64,10 @@ class ContextLengthError(ConfigError):
             "prompt_tokens": self.prompt_tokens,
             "max_new_tokens": self.max_new_tokens,
         }
+
+
+class CodeError(ConfigError):
+    """The file that `code` names cannot be used, or one of its functions failed."""
 
 
 class DataError(NbtrainError):

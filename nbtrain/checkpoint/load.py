@@ -105,6 +105,7 @@ def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: Data
             "optimizer": config.optimizer.type,
             "vocab_size": config.tokenizer.vocab_size,
             "tokenizer_sha256": live.tokenizer_sha256,
+            "code_sha256": live.code_sha256,
             "data_state": data.to_dict(),
         },
     )

@@ -30,6 +30,7 @@ from nbtrain.cli.verbs import (
 from nbtrain.monitor.runs.run_filter import SORTS
 
 WAIT_HELP = "Wait until the job ends, and exit with 7 unless it succeeds."
+NO_TRY_HELP = "Do not try the Python file of `code` with one step of a two-layer model first."
 JOB_JSON_HELP = "Print the run as JSON, as `nbtrain runs --json` lists it, and messages on stderr."
 
 
@@ -52,6 +53,7 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("--dry-run", type=Path, metavar="FILE", help=text)
     text = "Start next to other jobs instead of waiting for devices; the same as backend.share_devices=true."
     parser.add_argument("--now", action="store_true", help=text)
+    parser.add_argument("--no-try", action="store_true", help=NO_TRY_HELP)
     add_json(parser, JOB_JSON_HELP)
 
     parser = add_verb(
@@ -151,6 +153,7 @@ def add_verbs(under: Any) -> None:
     )
     add_overrides(parser)
     parser.add_argument("--wait", action="store_true", help=WAIT_HELP)
+    parser.add_argument("--no-try", action="store_true", help=NO_TRY_HELP)
     add_json(parser, JOB_JSON_HELP)
 
     parser = run_verb(under, "clone", clone, "", "nbtrain clone gpt-tiny gpt-tiny-hot lr_schedule.lr=4e-3")
@@ -212,7 +215,8 @@ def submit(options: argparse.Namespace) -> int:
         what = "what `nbtrain submit` checks on the machines" if hosts else "what the cluster must have first"
         show(f"{path}: written; nothing was submitted. Its first lines list {what}.")
         return 0
-    return _started(_quietly(options, api.submit, config), config, options)
+    run = _quietly(options, api.submit, config, try_code=not options.no_try)
+    return _started(run, config, options)
 
 
 def queue(options: argparse.Namespace) -> None:
@@ -244,7 +248,7 @@ def resume(options: argparse.Namespace) -> int:
     """Continue a run."""
     from nbtrain.api import verbs as api
 
-    run = _quietly(options, run_of(options).resume, options.overrides)
+    run = _quietly(options, run_of(options).resume, options.overrides, not options.no_try)
     return _started(run, api.load(run, options.overrides), options)
 
 

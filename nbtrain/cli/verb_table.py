@@ -50,6 +50,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("search", "layouts", "Rank every parallel layout of a run on some GPUs.", common=True),
         Verb("largest", "layouts", "Find the largest model that fits some GPUs."),
         Verb("twin", "twin", "Try out a run's layout with a tiny model on this CPU."),
+        Verb("code", "code", "Show or start the file with a run's own functions."),
         Verb("calibrate", "planning", "Measure this machine's speed for its plans."),
         Verb("schema", "planning", "Print the JSON Schema of run YAMLs.", ("config-schema",)),
     ),

@@ -281,6 +281,11 @@ class RunConfig(ConfigModel):
     """Training on pairs of a chosen and a rejected answer (sources of kind: preference); null trains on
     predicting the next token.
     """
+    code: Annotated[PathText | None, Binds("code_sha256")] = None
+    """Python file with functions of your own, such as loss() and scalars(), which the ranks call
+    (docs/code.md); null uses nbtrain's own functions. The path is relative to the folder of the YAML, or else
+    to the workspace. The run directory keeps a copy, and a resume refuses a file that has changed.
+    """
     model: Annotated[ModelConfig, Binds()]
     """Architecture of the model."""
     tokenizer: TokenizerConfig

@@ -7,6 +7,7 @@ from pathlib import Path
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.text.order import natural
 from nbtrain.base.workspace import dataset_dir, display, resolve, tokenizer_dir, typed_path, valid_name
+from nbtrain.config.code_file import defines
 from nbtrain.config.load import find, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.requested_settings import settings
@@ -24,8 +25,18 @@ def dataset_of(config: RunConfig) -> DatasetFiles:
     return DatasetFiles(dataset_dir(config.data.name), stem=stem_of(config, config.data.json_key))
 
 
+def refuse_own_dataset(config: RunConfig) -> None:
+    """Raise DataError if the file of `code` makes the run's samples, so that there are no files of tokens."""
+    if defines(config, "dataset"):
+        raise DataError(
+            f"{config.where('code')}: code = {config.code}: its dataset() makes the run's samples, and only "
+            "the run's ranks read them. There is no .bin and .idx to prepare or to evaluate on."
+        )
+
+
 def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
     """Open a run's data and check its sizes and its vocabulary. Raises DataError."""
+    refuse_own_dataset(config)
     dataset = dataset_of(config)
     vocab_size = config.tokenizer.vocab_size
     return dataset.open_blend(vocab_size) if isinstance(dataset, BlendFiles) else dataset.open(vocab_size)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.config.code_file import defines
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -51,6 +52,9 @@ def read_run_data(config: RunConfig) -> RunData:
         tokenizer_problem = str(error)
     files, dataset, dataset_problem = dataset_of(config), None, ""
     known: DatasetManifest | None = None
+    if defines(config, "dataset"):
+        # Only the ranks read its samples.
+        return RunData(files, None, "", None, tokenizer, tokenizer_problem, tokenizer_sha256)
     try:
         dataset = open_dataset(config)
         known = dataset.manifest

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from nbtrain.model.attention import Documents, documents_of, takes_lengths
+from nbtrain.model.custom_loss import LossBatch, LossFunction, custom_loss
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.kv_cache import KVCache
@@ -65,6 +66,8 @@ class GPT(nn.Module):
             self.output_layer = OutputLayer(config, init, parallel)
         self.output_product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.linear
         """hidden states times the output matrix, for logits; inference/packed.py replaces it."""
+        self.loss_function: LossFunction | None = None
+        """The user's loss, which replaces the cross entropy of training and validation."""
 
     def forward(
         self,
@@ -83,6 +86,7 @@ class GPT(nn.Module):
         likeliest: torch.Tensor | None = None,
         answers: torch.Tensor | None = None,
         reference: torch.Tensor | None = None,
+        dataset_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the mean loss (fp32 scalar) if labels [b, s] are given, otherwise logits [b, s, v].
 
@@ -92,8 +96,9 @@ class GPT(nn.Module):
         lengths over the b * s tokens, and max_seqlen, the longest length, keep documents apart
         (attention.documents_of). loss_mask [b, s], loss_denominator, token_losses and likeliest [b, s] are
         described in parallel/cross_entropy.py; for Ulysses see language_model_loss. With answers [b, s] and
-        reference [P, 2], the loss is the preference loss (preference.py). Raises ValueError if tokens exceed
-        the positions, or if logits are requested under Ulysses.
+        reference [P, 2], the loss is the preference loss (preference.py). dataset_ids [b, s] are passed to a
+        loss function of the user. Raises ValueError if tokens exceed the positions, or if logits are
+        requested under Ulysses.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
@@ -107,7 +112,8 @@ class GPT(nn.Module):
             noted = (token_losses, likeliest, answers, reference)
             masked = (loss_mask, loss_denominator)
             how = (self.config, self.parallel)
-            return language_model_loss(hidden, weight, labels, *how, *masked, *noted, rows=rows)
+            custom = (self.loss_function, tokens, dataset_ids)
+            return language_model_loss(hidden, weight, labels, *how, *masked, *noted, *custom, rows=rows)
 
     def new_cache(self, slots: int, positions: int | None = None) -> KVCache:
         """Create an empty cache on the model's device; slots hold at most max_position_embeddings tokens."""
@@ -233,6 +239,9 @@ def language_model_loss(
     likeliest: torch.Tensor | None = None,
     answers: torch.Tensor | None = None,
     reference: torch.Tensor | None = None,
+    loss_function: LossFunction | None = None,
+    tokens: torch.Tensor | None = None,
+    dataset_ids: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the mean loss from the last hidden states, computed by parallel/cross_entropy.py.
@@ -244,6 +253,10 @@ def language_model_loss(
     unmasked tokens divided by loss_denominator or, without one, by 1/u of the unmasked tokens of all ranks.
     token_losses and likeliest are filled for this rank's tokens and are 0 elsewhere. With answers and
     reference, the loss is the preference loss, which does not support Ulysses.
+
+    With a loss_function, the loss is that of the user, who also gets `tokens` and `dataset_ids`; token_losses
+    are the cross entropy nevertheless. A pass that asks for `likeliest` scores a task and returns the cross
+    entropy.
     """
     ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
     if ulysses.size > 1:
@@ -254,6 +267,9 @@ def language_model_loss(
             loss_mask = own_tokens(loss_mask, ulysses, chunk)
         everyones = (token_losses, likeliest)
         token_losses, likeliest = (None if one is None else one.new_empty(labels.shape) for one in everyones)
+        tokens, dataset_ids = (
+            None if ids is None else own_tokens(ids, ulysses, chunk) for ids in (tokens, dataset_ids)
+        )
     cross_entropy = functools.partial(
         linear_cross_entropy,
         hidden,
@@ -270,7 +286,16 @@ def language_model_loss(
         assert reference is not None and config.dpo is not None and loss_mask is not None
         pairs = Pairs(answers, reference)
         return preference_loss(cross_entropy, pairs, config.dpo, loss_mask, loss_denominator, token_losses)
-    loss = cross_entropy(loss_mask, loss_denominator, token_losses, likeliest)
+    if loss_function is None or likeliest is not None:
+        loss = cross_entropy(loss_mask, loss_denominator, token_losses, likeliest)
+    else:
+        assert tokens is not None
+        if token_losses is not None:
+            with torch.no_grad():
+                cross_entropy(loss_mask, loss_denominator, token_losses)
+        mask = torch.ones_like(labels, dtype=torch.float32) if loss_mask is None else loss_mask
+        batch = LossBatch(tokens, labels, mask, dataset_ids, loss_function.dataset_names)
+        loss = custom_loss(loss_function, hidden, weight, rows, config, parallel, batch, loss_denominator)
     if ulysses.size > 1:
         for everyone, own in zip(everyones, (token_losses, likeliest), strict=True):
             if everyone is not None and own is not None:

@@ -29,6 +29,7 @@ from torch import nn
 
 from nbtrain.base.topology import Topology
 from nbtrain.model.attention import Documents, document_numbers, mask_of
+from nbtrain.model.custom_loss import LossFunction
 from nbtrain.model.gpt import language_model_loss, products_in
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
@@ -51,10 +52,12 @@ def build_pipeline(
     topology: Topology,
     stage_layers: Sequence[int],
     init: Initializer | None = None,
+    loss_function: LossFunction | None = None,
 ) -> "Pipeline":
     """Build this rank's stage of a GPT, with build_model's initial weights, for deepspeed.initialize.
 
-    `stage_layers` are the blocks of each stage (config/arithmetic/stages.py). All ranks call this together,
+    `stage_layers` are the blocks of each stage (config/arithmetic/stages.py). `loss_function` is the user's,
+    if there is one. All ranks call this together,
     because it creates process groups. The engine must send activations and gradients unsharded
     (`pipe_partitioned` and `grad_partitioned` false): with sequence parallelism each tensor-parallel rank has
     its own.
@@ -86,7 +89,7 @@ def build_pipeline(
         bounds,
         topology,
         _Program(config, parallel),
-        functools.partial(_loss, config, parallel),
+        functools.partial(_loss, config, parallel, loss_function),
         repeated=range(2, 2 + config.num_layers),
         interval_layers=config.checkpoint_interval_layers,
     )
@@ -108,7 +111,9 @@ def pipeline_inputs(
     if batch.cu_seqlens is not None:
         inputs.append(document_numbers(batch.cu_seqlens, *batch.tokens.shape))
     losses = (batch.loss_mask, loss_denominator, token_losses, likeliest, batch.answers, batch.reference)
-    return tuple(inputs), (batch.labels, *map(_or_nothing, losses))
+    # For a loss function of the user.
+    more = (batch.tokens, batch.dataset_ids)
+    return tuple(inputs), (batch.labels, *map(_or_nothing, (*losses, *more)))
 
 
 def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -217,9 +222,17 @@ class _Program:
         return x if isinstance(x, tuple) or not sent else (x, *sent)
 
 
-def _loss(config: GPTConfig, parallel: ModelParallel, outputs: tuple, labels: tuple) -> torch.Tensor:
+def _loss(
+    config: GPTConfig,
+    parallel: ModelParallel,
+    loss_function: LossFunction | None,
+    outputs: tuple,
+    labels: tuple,
+) -> torch.Tensor:
     """Compute the loss of the last layer's output. DeepSpeed calls it with outputs and labels."""
-    (hidden, weight, *rows), (targets, *losses) = outputs, labels
+    (hidden, weight, *rows), (targets, *inputs) = outputs, labels
+    *losses, tokens, dataset_ids = map(_or_none, inputs)
     with products_in(config, hidden.device.type):
+        custom = (loss_function, tokens, dataset_ids)
         more = {"rows": rows[0]} if rows else {}
-        return language_model_loss(hidden, weight, targets, config, parallel, *map(_or_none, losses), **more)
+        return language_model_loss(hidden, weight, targets, config, parallel, *losses, *custom, **more)

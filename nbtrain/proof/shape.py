@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtrain.config.code_file import defines
 from nbtrain.config.schema import RunConfig
 from nbtrain.proof.small_sections import (
     EVAL_INTERVAL_STEPS,
@@ -156,6 +157,10 @@ def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "
     # The loss and the norm of each step to the last bit, in the events of rank 0 (train/figures/report.py).
     # One thread, as forked ranks have: products in 16 bits are summed in another order by more.
     values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"}
+    if defines(config, "dataset"):
+        values["code"] = None
+        why = "its dataset() has the run's ids and lengths"
+        missing.append(NotProven(f"code: {config.code}", why, "nbtrain's own functions and mock documents"))
     datasets = small_data(config, values, folder, missing)
     # The schedules need the twin's batch sizes, which are in the values made so far.
     small = RunConfig.model_validate({**values, "lr_schedule": {"lr": LEARNING_RATE}})

@@ -38,6 +38,10 @@ from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream, seed_rank
 from nbtrain.parallel.startup import World, quiet, wait_for_all
+from nbtrain.train.code.own_dataset import own_datasets
+from nbtrain.train.code.own_loss import OwnLoss
+from nbtrain.train.code.trial import try_code
+from nbtrain.train.code.user_code import UserCode, load_user_code, was_tried
 from nbtrain.train.engine.clipping import clip_without_zero
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.optimizer import bind_optimizer, build_optimizer
@@ -61,6 +65,10 @@ class Built:
     state: TrainState
     start: Start
     """Checkpoint from which the run resumes; None if there is none."""
+    code: UserCode | None = None
+    """The user's file, if the run has `code`."""
+    own_loss: OwnLoss | None = None
+    """The loss of that file, if it has one."""
 
     def load(self, beat: Callable[[], None] = lambda: None) -> None:
         """Load the checkpoint or, without one, the weights of `init_from`. All ranks call it together.
@@ -165,6 +173,9 @@ def build(
         )
     _refuse_format(config)
     refuse_backend(config, world)
+    code = load_user_code(run, config)
+    if code is not None and not was_tried(run):
+        try_code(config, code)
     job_id, attempt = find_job(run).job_id, this_attempt_number()
     disk = None
     trains = config.mode == "full" if trains is None else trains
@@ -173,16 +184,22 @@ def build(
     start = choose_start(run, world, events, disk, job_id, attempt, trains)
     manifest = start.manifest
     index_samples = manifest["data_state"]["index_samples"] if manifest else None
-    datasets = _build_data(config, index_samples, skipped_samples(run, manifest), world)
+    datasets = _build_data(config, index_samples, skipped_samples(run, manifest), world, code)
     ulysses, timeout = (
         config.parallel.ds_sequence_parallel_size,
         config.parallel.process_group_timeout_seconds,
     )
     groups = ParallelGroups.create(config.topology, ulysses, timeout)
     stream = _tensor_parallel_stream(config, groups)
-    engine = build_engine(config, groups, stream)
+    own_loss = None
+    if code is not None and code.defines("loss"):
+        own_loss = OwnLoss(code, datasets.names)
+        # The denominator of a micro batch's sum is known from the masks of the step.
+        datasets = dataclasses.replace(datasets, is_masked=True)
+    engine = build_engine(config, groups, stream, own_loss)
     tokenizer, train = datasets.manifest.tokenizer_sha256, datasets.train
     live = LiveRun(run, config, engine.deepspeed, world, tokenizer, events, train, stream, attempt)
+    live.code_sha256 = code.sha256 if code is not None else None
     # Pipeline stages and data-parallel ranks draw different dropout; tensor-parallel ranks draw the same for
     # activations that all of them hold.
     seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
@@ -192,7 +209,7 @@ def build(
     )
     install_patches(saver, guard)
     state = TrainState(0, datasets.state)
-    return Built(run, events, engine, datasets, saver, guard, state, start)
+    return Built(run, events, engine, datasets, saver, guard, state, start, code, own_loss)
 
 
 def _tensor_parallel_stream(config: RunConfig, groups: ParallelGroups) -> TensorParallelStream | None:
@@ -205,7 +222,10 @@ def _tensor_parallel_stream(config: RunConfig, groups: ParallelGroups) -> Tensor
 
 
 def build_engine(
-    config: RunConfig, groups: ParallelGroups, stream: TensorParallelStream | None
+    config: RunConfig,
+    groups: ParallelGroups,
+    stream: TensorParallelStream | None,
+    own_loss: OwnLoss | None = None,
 ) -> TrainEngine:
     import deepspeed
 
@@ -220,7 +240,8 @@ def build_engine(
     # A pipeline creates its process groups from its topology.
     units = None if is_piped else deepspeed_units(groups)
     if is_piped:
-        model = build_pipeline(GPTConfig.of(config), layout, config.topology, stage_layers(config), init)
+        stages = stage_layers(config)
+        model = build_pipeline(GPTConfig.of(config), layout, config.topology, stages, init, own_loss)
     else:
         # Around the model: ZeRO 3 shards a parameter as soon as its module is created.
         axis = groups.sequence_data_parallel.process_group
@@ -231,6 +252,7 @@ def build_engine(
         )
         with cut_at_once:
             model = build_model(config, layout, init)
+        model.loss_function = own_loss
     if config.lora is not None:
         freeze(canonical_parameters(model))
     if config.model.compile:
@@ -272,11 +294,16 @@ def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
     return MegatronUnits(dataclasses.replace(groups, data_parallel=axis, sequence_parallel=alone))
 
 
-def _build_data(config: RunConfig, index_samples: int | None, skipped: int, world: World) -> GPTDatasets:
+def _build_data(
+    config: RunConfig, index_samples: int | None, skipped: int, world: World, code: UserCode | None
+) -> GPTDatasets:
     # Rank 0 fills the index cache and the others read it.
     if world.rank != 0:
         wait_for_all()
-    datasets = build_datasets(config, index_samples, skipped)
+    if code is not None and code.defines("dataset"):
+        datasets = own_datasets(config, code, index_samples, skipped)
+    else:
+        datasets = build_datasets(config, index_samples, skipped)
     if world.rank == 0:
         wait_for_all()
     if index_samples is None:

@@ -60,7 +60,8 @@ def train_run(
     if world.rank == 0 and config.mode == "full":
         write_provenance(run, requests.job, attempt.attempt, config, built, world)
     if world.rank == 0:
-        report = Report(config, world, built.state, heartbeat, run.tensorboard, names, attempt.trace)
+        folder, trace = run.tensorboard, attempt.trace
+        report = Report(config, world, built.state, heartbeat, folder, names, trace, built.code)
     try:
         first_step, events = built.state.step, heartbeat.events
         with profiling(config.profile, run, world.rank, first_step, events) as profile_step:
@@ -284,8 +285,16 @@ class Trainer:
             self._tell_written(self.saver.poll())
 
     def _tell_written(self, saved: Saved | None) -> None:
-        if saved is not None and self.report is not None:
+        if saved is None:
+            return
+        if self.report is not None:
             self.report.add_checkpoint_written(self.state, saved.step, saved.seconds, saved.bytes)
+        code = self.built.code
+        run, step = self.built.run, saved.step
+        # A checkpoint on the nodes' own disks has no folder in the run directory.
+        is_there = self.world.rank == 0 and run.checkpoint_manifest(step).is_file()
+        if code is not None and code.defines("on_checkpoint") and is_there:
+            code.call("on_checkpoint", step, run.checkpoint(step))
 
     def _training_batches(self) -> Batches:
         config, data, place = self.config, self.datasets, self.engine.groups.data_parallel

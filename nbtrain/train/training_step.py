@@ -33,6 +33,7 @@ class TrainingStep:
         self.learning_rate = LrSchedule.of(config)
         self.weight_decay = WeightDecaySchedule.of(config)
         self.batch_schedule = config.batch_schedule
+        self.code, self.own_loss = built.code, built.own_loss
         self.communication = CommunicationTimer()
         self._tokens_in_loss: torch.Tensor | None = None
 
@@ -59,6 +60,8 @@ class TrainingStep:
             state.data.position(sample) for sample in (consumed_samples, consumed_samples + batch_size - 1)
         )
         self._tokens_in_loss = None
+        if self.own_loss is not None:
+            self.own_loss.begin_step()
         self.guard.begin_step(
             state.step + 1, (first, last + 1), engine.local_loss, lambda: self._tokens_in_loss
         )
@@ -66,8 +69,12 @@ class TrainingStep:
             micro_batches = self._micro_batches(batches, accumulation_steps, timer)
             beat, factor = self.heartbeat.beat, self.guard.loss_factor
             work = StepWork(micro_batches, accumulation_steps, timer, beat, losses, factor)
-            with smallest_scale_explained(self.config, state.step + 1):
+            own_code = self.code.blamed("loss") if self.code is not None else contextlib.nullcontext()
+            with smallest_scale_explained(self.config, state.step + 1), own_code:
                 loss, norm = engine.train_step(work)
+            scalars: dict[str, float] = {}
+            if self.own_loss is not None:
+                scalars = self.own_loss.end_step(engine, self._tokens_in_loss)
             sums = engine.over_data_axis(losses.sums(engine.ulysses_size)) if losses is not None else None
         timer.end()
         verdict = self.guard.end_step(loss, norm)
@@ -75,6 +82,9 @@ class TrainingStep:
         state.step += 1
         state.data = state.data.advanced(batch_size)
         self.heartbeat.beat(state.step)
+        if self.code is not None and self.code.defines("on_step"):
+            with torch.no_grad():
+                self.code.call("on_step", state.step, engine.module)
         return StepResult(
             state.step,
             batch_size,
@@ -89,6 +99,7 @@ class TrainingStep:
             tokens_in_loss=self._tokens_in_loss,
             dataset_losses=None if self.config.dpo is not None else sums,
             pair_sums=sums if self.config.dpo is not None else None,
+            code_scalars=scalars,
             overflowed_scale=loss_scale if verdict.overflowed else None,
             stability_counts=dict(self.guard.history.counts)
             if any(self.guard.history.counts.values())

@@ -105,6 +105,8 @@ validation_perplexity/<dataset> | lm-loss-validation/lm loss validation ppl/<dat
     exp(validation_loss/<dataset>).
 task/<task> | tasks/<task> | |
     A metric of evaluation.tasks: the name of its results, a space, and acc, acc_norm or perplexity.
+code/<name> | code/<name> | |
+    A scalar of the file in `code`: of loss(), over all micro batches and ranks of the step, or of scalars().
 """
 
 SCALARS = (*_scalars(_MEGATRON_DEEPSPEED, by_tokens=True), *_scalars(_OTHERS))

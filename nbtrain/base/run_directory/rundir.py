@@ -11,6 +11,8 @@
       certificate.json          supervisor  at every end of a job: hashes of all that the run depends on, and
                                             the losses of its steps (monitor/run/certificate.py)
       code/<sha256>.json        rank 0      SHA-256 of each file of nbtrain that trained it
+      own_code.json             submit      the file of `code`: path, SHA-256, functions, whether it was tried
+      own_code/<name>.py        submit      its copy, which the ranks import
       notes.json                the user    labels changed since the submission, notes, archived or not
       jobs/<job id>/
         job.json                submit, then the supervisor from its first act on
@@ -105,6 +107,8 @@ class RunDir:
     summary_json = _Below("summary.json")
     rollbacks_json = _Below("rollbacks.json")
     init_from_json = _Below("init_from.json")
+    own_code_json = _Below("own_code.json")
+    own_code = _Below("own_code")
     notes_json = _Below("notes.json")
     certificate_json = _Below("certificate.json")
     jobs = _Below("jobs")

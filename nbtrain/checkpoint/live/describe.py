@@ -62,6 +62,7 @@ def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) ->
         "vocab_size": config.tokenizer.vocab_size,
         "padded_vocab_size": config.padded_vocab_size,
         "tokenizer_sha256": live.tokenizer_sha256,
+        "code_sha256": live.code_sha256,
         "data_state": state.data.to_dict(),
         "next_batch_sha256": live.next_batch_sha256(state.data),
         "validation_loss": state.validation_loss,

@@ -53,6 +53,8 @@ class LiveRun:
     """The random stream of the tensor-parallel dropout."""
     attempt: int = 0
     """Number of this attempt of its job."""
+    code_sha256: str | None = None
+    """SHA-256 of the Python file that `code` names; None without one."""
 
     def tell(self, kind: str, message: str, **fields: Any) -> None:
         """Write an event if this rank writes events."""

@@ -9,6 +9,7 @@ the names of a dataset and a tokenizer only if it also inherits the settings tha
 All problems of a file are reported together, each with the file and line that set the value.
 """
 
+import os
 import re
 import reprlib
 import shlex
@@ -189,6 +190,10 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
         chain = " -> ".join(entry.name for entry in (*seen, place))
         raise ConfigError(f"{path.name}: `extends` forms a cycle: {chain}.")
     own = read_yaml(path)
+    code = own.value.get("code")
+    if isinstance(code, str) and code and _is_file(beside := path.absolute().parent / code):
+        # Relative to this file, wherever the one that extends it is.
+        own.value["code"] = display(os.path.normpath(beside))
     parents = own.value.pop("extends", None) or []
     if isinstance(parents, str):
         parents = [parents]

@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 
+from nbtrain.config.code_file import defines
 from nbtrain.config.findings import mistake
 from nbtrain.config.rules.wording import Problems, broken, setting_text
 from nbtrain.config.schema import RunConfig
@@ -363,6 +364,27 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def own_dataset_is_alone(config: RunConfig) -> Problems:
+    """With dataset() in the file of `code`, no other text and no option of documents is read."""
+    if not defines(config, "dataset"):
+        return
+    data = config.data
+    for key, is_set, value in (
+        ("data.sources", bool(data.sources), "[]"),
+        ("data.blend", bool(data.blend), "[]"),
+        ("data.packing", data.packing == "best_fit", "stream"),
+        *((f"data.{name}", getattr(data, name), "false") for name in STREAM_OPTIONS),
+        ("dpo", config.dpo is not None, "null"),
+    ):
+        if is_set:
+            yield mistake(
+                config,
+                key,
+                f"{key}\n  is not read: the samples of this run come from dataset() in {config.code}.",
+                f"Set {key}: {value}, or remove dataset() from the file.",
+            )
+
+
 DATA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     vocabulary_holds_text,
     tokens_are_added_to_a_tokenizer,
@@ -381,4 +403,5 @@ DATA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     document_sizes_are_ordered,
     workers_are_one_kind,
     scheduler_is_safe,
+    own_dataset_is_alone,
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from nbtrain.config.code_file import defines
 from nbtrain.config.findings import mistake
 from nbtrain.config.rules.limits import preference_answers, problems_of
 from nbtrain.config.rules.wording import Problems, broken
@@ -64,9 +65,22 @@ def answers_are_not_cut(config: RunConfig) -> Problems:
         yield from problems_of(config, preference_answers(config.parallel.ds_sequence_parallel_size))
 
 
+def preferences_have_their_own_loss(config: RunConfig) -> Problems:
+    """With dpo, the file of `code` defines no loss(): the loss of pairs is not a sum over tokens."""
+    if config.dpo is not None and defines(config, "loss"):
+        yield mistake(
+            config,
+            "code",
+            f"code = {config.code}\n  defines loss(), which is for training on tokens; with dpo the loss is "
+            "that of pairs.",
+            "Remove loss() from the file, or dpo from the run.",
+        )
+
+
 DPO_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     preferences_have_a_reference,
     preferences_are_pairs,
     preferences_are_packed,
     answers_are_not_cut,
+    preferences_have_their_own_loss,
 )

@@ -33,7 +33,7 @@ from nbtrain.corpus.tokenizer.prepare import is_trained, prepare_tokenizer
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.ends import doubtful_ends
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
-from nbtrain.dataset.of_run import dataset_of, open_dataset
+from nbtrain.dataset.of_run import dataset_of, open_dataset, refuse_own_dataset
 from nbtrain.dataset.prepare.dataset import prepare_dataset
 from nbtrain.dataset.prepare.inputs import check_same_inputs, gone_sources
 from nbtrain.dataset.prepare.workers import ChosenWorkers
@@ -57,6 +57,7 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
     Raises DataError for an unreadable source, an empty corpus, data prepared with other settings, or damaged
     files.
     """
+    refuse_own_dataset(config)
     report = PrepareReport(config.name)
     dataset = dataset_of(config)
     wanted = STEPS[: STEPS.index(through) + 1]

@@ -44,6 +44,7 @@ from nbtrain.jobs.machine.shared_memory import too_little_here
 from nbtrain.jobs.notify import SCHEMES
 from nbtrain.jobs.request.initial_weights import problems_of_weights
 from nbtrain.jobs.request.launch import Launch
+from nbtrain.jobs.request.own_code import findings_of_code
 from nbtrain.planner.lint.remedies import cheapest_remedy
 from nbtrain.planner.memory import SPARE_FRACTION
 
@@ -354,7 +355,9 @@ def data_is_whole(launch: Launch) -> Iterator[Finding]:
     # Data that another program prepared needs no tokenizer for training.
     if data.tokenizer_problem and config.data.sources:
         yield missing_data(config, "", data.tokenizer_problem.replace(MAKE_IT, ""), prepare)
-    problem = data.dataset_problem or _problem_of_contents(config, data)
+    problem = data.dataset_problem
+    if not problem and dataset is not None:
+        problem = _problem_of_contents(config, data)
     if problem:
         # Only missing data is prepared: for other problems, such as damaged files, the message has the fix.
         said = problem.replace(MAKE_IT, "")
@@ -410,6 +413,11 @@ def tasks_are_readable(launch: Launch) -> Iterator[Finding]:
         yield mistake(config, key, f"{key} {words.rstrip('.')}.", fix)
 
 
+def code_is_usable(launch: Launch) -> Iterator[Finding]:
+    """Check the names and parameters of the functions in the file of `code`."""
+    yield from findings_of_code(launch.config)
+
+
 CHECKS: tuple[Callable[[Launch], Iterator[Finding]], ...] = (
     devices_suffice,
     gpus_have_the_kernels,
@@ -429,6 +437,7 @@ CHECKS: tuple[Callable[[Launch], Iterator[Finding]], ...] = (
     initial_weights_fit,
     data_is_whole,
     tasks_are_readable,
+    code_is_usable,
 )
 SHARED_CHECKS = (
     nothing_is_a_placeholder,
@@ -440,6 +449,7 @@ SHARED_CHECKS = (
     initial_weights_fit,
     data_is_whole,
     tasks_are_readable,
+    code_is_usable,
 )
 """Checks that apply wherever the ranks run, because all machines see the same folders."""
 OF_TRAINING = (disk_holds_checkpoints, initial_weights_fit, data_is_whole, tasks_are_readable)

@@ -20,6 +20,7 @@ from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import data_home, output_root, queue_folder, workspace
+from nbtrain.config.code_file import code_sha256
 from nbtrain.config.load.attempt import TAKEN_OVER
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.debug import debug_variables
@@ -147,6 +148,7 @@ def environment_record(config: RunConfig, job: JobDir, machine: Machine, data: "
         "gpus": [asdict(gpu) for gpu in machine.gpus],
         "dataset_sha256": data.dataset_sha256,
         "tokenizer_sha256": data.tokenizer_sha256,
+        "code_sha256": code_sha256(config),
         "backend_env": {name: hidden(name, value) for name, value in config.backend.env.items()},
         "debug": config.backend.debug,
         "variables": recorded_variables({**os.environ, **rank_variables(config, job, 0, machine.cores)}),

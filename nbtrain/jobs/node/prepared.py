@@ -1,6 +1,7 @@
 """Creates the job of a manifest or batch script from a dry run: its first process writes the run directory.
 
-Two variables in the file hold the resolved run and its id. Once job.json exists, they are ignored.
+Variables in the file hold the resolved run, its id, and the Python file that its `code` names. Once job.json
+exists, they are ignored.
 """
 
 import os
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.config.code_file import RUN_CODE
 from nbtrain.config.load.one_line import RUN_ID, RUN_YAML, from_one_line
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
     config = from_one_line(text, RUN_YAML)
     if number == 0:
         prepare_job(config, job, run_id)
+        os.environ.pop(RUN_CODE, "")
         return True
     seconds = config.backend.node_timeout_seconds
     deadline = time.monotonic() + seconds
@@ -63,6 +66,7 @@ def prepared_in_allocation(job: JobDir) -> str:
     # A requeued allocation, or the same file started twice, finds the job already written.
     if not job.job_json.is_file():
         prepare_job(config, job, run_id)
+    os.environ.pop(RUN_CODE, "")
     if words := backend_of(config.backend.kind).taken_elsewhere(job, run_id):
         return f"job {job.job_id} of {config.name} is started already: {words}"
     print(f"job {job.job_id} of {config.name}; continues in {job.supervisor_log}", flush=True)

@@ -9,6 +9,7 @@ Nothing is checked here, and nothing written.
 
 from dataclasses import dataclass
 
+from nbtrain.config.code_file import CodeFile, code_file
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.run_data import RunData, read_run_data
 from nbtrain.jobs.machine.machine import Machine, this_machine
@@ -30,6 +31,10 @@ class Launch:
     """The machine that submits; with backend `local`, the one that trains."""
     needs: Needs
     """Memory and disk that the run needs."""
+    code: CodeFile | None = None
+    """The Python file that `code` names."""
+    code_tried: str = ""
+    """The result of its trial (own_code.py); "" before the trial."""
 
 
 def read_launch(config: RunConfig, weights: InitialWeights | None = None) -> Launch:
@@ -40,4 +45,5 @@ def read_launch(config: RunConfig, weights: InitialWeights | None = None) -> Lau
         weights = read_initial_weights(config)
         config = with_new_tokens(config, weights)
     data = read_run_data(config)
-    return Launch(config, weights, data, this_machine(), needs_of(config, data.dataset))
+    needs = needs_of(config, data.dataset)
+    return Launch(config, weights, data, this_machine(), needs, code_file(config))

@@ -1,6 +1,6 @@
 """The files of a new job: everything that its supervisor needs, written from a checked Launch and its plan.
 
-output/<run>/run.json config.yaml plan.json init_from.json
+output/<run>/run.json config.yaml plan.json init_from.json own_code.json own_code/
              jobs/<id>/config.yaml origins.json environment.json deepspeed.json events/ job.json
 """
 
@@ -28,6 +28,7 @@ from nbtrain.jobs.machine.environment import environment_record
 from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.request.initial_weights import record_initial
 from nbtrain.jobs.request.launch import Launch
+from nbtrain.jobs.request.own_code import write_code
 from nbtrain.jobs.request.request import Request
 from nbtrain.jobs.submission.origins import origins
 from nbtrain.monitor.status.spending import price_of_plan
@@ -81,6 +82,7 @@ def write_job(
         files.write_json(run.plan_json, planned := plan.to_dict())
         for folder in (run.model, run.tensorboard):
             folder.mkdir(exist_ok=True)
+        write_code(run, config, launch.code, launch.code_tried)
         differences, places = record_initial(run, config, launch.weights), origins(config, run)
         job = started[0] if started else run.job(run.unused_job_id())
         job.make_folders()

@@ -58,6 +58,7 @@ from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.request.changes import changes_between
 from nbtrain.jobs.request.initial_weights import read_weights_again
 from nbtrain.jobs.request.launch import Launch, read_launch
+from nbtrain.jobs.request.own_code import code_is_the_same, try_code
 from nbtrain.jobs.request.request import Request, read_request, read_run, read_run_again
 from nbtrain.jobs.submission.job_files import make_folder, write_job
 from nbtrain.planner.plan import Plan
@@ -79,11 +80,13 @@ def submit(
     parent: str | None = None,
     command: tuple[str, ...] = TRAINER,
     reads_data: bool = True,
+    tries_code: bool = True,
 ) -> JobDir:
     """Start a run as a detached job, or join it, or resume it; see the table above.
 
     `parent` is the run id of the run this one was made from. `reads_data` is False for a `command` that reads
-    neither data nor weights. Raises ConfigError if the configuration breaks a rule, and SubmitError with
+    neither data nor weights. With `tries_code`, the file of `code` is tried first, if torch is installed
+    (own_code.py). Raises ConfigError if the configuration breaks a rule, and SubmitError with
     every problem found if the run cannot or may not start.
     """
     check_config(config)
@@ -95,7 +98,14 @@ def submit(
     request = read_request(config) if request.existing.active else request
     refuse_submission(request, is_not_finished)
     new_priority = config.sets("backend.priority")
-    return _launch(request, parent, command, new_priority=new_priority, reads_data=reads_data)
+    return _launch(
+        request,
+        parent,
+        command,
+        new_priority=new_priority,
+        reads_data=reads_data,
+        tries_code=tries_code,
+    )
 
 
 def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
@@ -146,14 +156,15 @@ def resume(
     *,
     command: tuple[str, ...] = TRAINER,
     wanted: Callable[[], bool] = lambda: True,
+    tries_code: bool = True,
 ) -> JobDir:
     """Continue from the newest complete checkpoint as a new job, with `overrides` to the run's settings.
 
     For an active run, its job is returned. A run that has succeeded needs more to train: batch.train_tokens
     (or another field of its length), or batch.max_steps after a trial. Resuming means training: after a job
     with mode: eval the mode becomes full again, and after a job with mode: perf the mode must be given.
-    `wanted` is called last, under the run's lock, and says whether the job is still to start. Raises
-    ConfigError and SubmitError as submit does.
+    `wanted` is called last, under the run's lock, and says whether the job is still to start. `tries_code` is
+    that of submit. Raises ConfigError and SubmitError as submit does.
     """
     refuse_foreign(run)
     if not run.exists():
@@ -188,7 +199,8 @@ def resume(
             f"{config.train_steps:,}. To train on: {more_to_train(run, before, config)}.{again}"
         )
     new_priority = "backend.priority" in override_layer(overrides).origins
-    return _launch(read_request(config, existing), None, command, wanted, new_priority=new_priority)
+    request = read_request(config, existing)
+    return _launch(request, None, command, wanted, new_priority=new_priority, tries_code=tries_code)
 
 
 def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunConfig:
@@ -296,7 +308,7 @@ def _checked_launch(
     `same_data`, the dataset must be the one that the newest checkpoint was trained on.
     """
     launch = read_launch(request.config, request.weights)
-    refuse_submission(request, *CONTINUES, data=launch.data if same_data else None)
+    refuse_submission(request, *CONTINUES, code_is_the_same, data=launch.data if same_data else None)
     refuse_to_start(launch, checks(launch), started=started)
     plan = make_plan(launch.config, needs=launch.needs)
     refuse_over_limits(plan)
@@ -311,6 +323,7 @@ def _launch(
     started: tuple[JobDir, str] | None = None,
     new_priority: bool = False,
     reads_data: bool = True,
+    tries_code: bool = True,
 ) -> JobDir:
     """Write the run directory and start the job, under the run's lock.
 
@@ -327,6 +340,10 @@ def _launch(
     if started:
         checks = preflight_in_allocation
     launch, plan = _checked_launch(request, checks, started=started is not None)
+    if started and launch.code:
+        launch = replace(launch, code_tried="not tried: its scheduler has started the job")
+    elif reads_data:
+        launch = replace(launch, code_tried=try_code(launch.config, launch.code, tries_code))
     if launch.config.backend.kind == "local" and not launch.config.backend.share_devices:
         Queue().make()
     make_folder(run)
@@ -340,7 +357,7 @@ def _launch(
                     raise SubmitError(f"{display(run.path)}: it was cancelled before it was started again.")
                 # Another process may have trained the run before this one had its lock.
                 request = read_run_again(request)
-                refuse_submission(request, training_is_the_same)
+                refuse_submission(request, training_is_the_same, code_is_the_same)
                 launch = replace(launch, weights=read_weights_again(launch.config, launch.weights))
                 priority = asked_priority(known) if known and not new_priority else None
                 job = write_job(request, launch, plan, parent, command, started, priority)

@@ -47,6 +47,7 @@ OF_DATASETS = {
     "validation_perplexity/": "validation perplexity",
 }
 OF_TASKS = "task/"
+OF_CODE = "code/"
 # Scalars that are not drawn as curves, because other curves have them as their axis.
 NO_CURVES = ("steps_vs_tokens", "steps_vs_samples")
 # Noisy curves are smoothed; a smoothed schedule or count would be wrong.

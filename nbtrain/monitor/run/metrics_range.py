@@ -20,7 +20,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.nearest import nearest
 from nbtrain.base.text.order import natural
 from nbtrain.monitor.metrics.curves import Curve, CurveReader, band, curve_part, thinned_means
-from nbtrain.monitor.metrics.metric_charts import OF_DATASETS, OF_TASKS, how_drawn, metric_charts
+from nbtrain.monitor.metrics.metric_charts import OF_CODE, OF_DATASETS, OF_TASKS, how_drawn, metric_charts
 from nbtrain.monitor.metrics.metrics_reader import Row, ScalarReader
 from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.metrics.tokens import TokensBySteps
@@ -128,12 +128,13 @@ def _tag(name: str) -> str:
 
 
 def _title(name: str) -> str:
-    """Return the title of a curve; names of datasets and tasks are not changed."""
+    """Return the title of a curve; names of datasets, of tasks and of the user's scalars are not changed."""
     for before, words in OF_DATASETS.items():
         if name.startswith(before):
             return f"{words} of {name.removeprefix(before)}"
-    if name.startswith(OF_TASKS):
-        return name.removeprefix(OF_TASKS)
+    for before in (OF_TASKS, OF_CODE):
+        if name.startswith(before):
+            return name.removeprefix(before)
     return TITLES.get(name) or name.removesuffix("_bytes").replace("_", " ")
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
 from nbtrain.base.run_directory.evaluation_files import EvaluationRecord, newest_evaluations
 from nbtrain.base.run_directory.jobstate import ACTIVE, NO_JOB
@@ -69,6 +70,8 @@ class Compared:
     """Use of devices by all jobs of the run; None if its records cannot be read."""
     evaluations: dict[str, EvaluationRecord]
     """Evaluations by name, each at the newest step for which it exists."""
+    code_sha256: str | None = None
+    """SHA-256 of the Python file that `code` names; None without one."""
 
 
 def compared(runs: Sequence[RunDir], published: Sequence[Published] = ()) -> dict[str, Any]:
@@ -146,6 +149,10 @@ def settings(runs: Sequence[Compared]) -> tuple[list[list[str]], list[list[str]]
 
 def _all_settings(runs: Sequence[Compared]) -> Iterator[list[str]]:
     values = [dict(flatten(run.config.model_dump())) if run.config else {} for run in runs]
+    for run, found in zip(runs, values, strict=True):
+        if run.code_sha256 and found:
+            # Files of one name may differ.
+            found["code"] = f"{found['code']}, SHA-256 {run.code_sha256[:12]}"
     keys = dict.fromkeys(key for found in values for key in found)
     # A section that is null in one run is compared by its keys, which other runs have.
     sections = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "."}
@@ -431,7 +438,11 @@ def read_compared(run: RunDir, now: float) -> Compared:
     with contextlib.suppress(RecordError):
         found = newest_evaluations(run)
     spending = spending_of(run, status, now)
-    return Compared(status, config, seconds, devices, price or planned_price(run), spending, found)
+    code = None
+    with contextlib.suppress(RecordError):
+        code = (files.read_json(run.own_code_json) or {}).get("sha256")
+    price = price or planned_price(run)
+    return Compared(status, config, seconds, devices, price, spending, found, code)
 
 
 def _seconds(attempt: AttemptRecord, until: float | None) -> float:

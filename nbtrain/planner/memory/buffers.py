@@ -1,9 +1,9 @@
 """Device memory that is neither model state nor activation: logits, buffers, CUDA, fragmentation.
 
 logits         nbtrain: one chunk of the linear + cross entropy, the hidden states that enter it, and both
-               gradients that it makes; others: all logits of a micro batch; of logits and a layer that is
-               recomputed only the larger one, because the logits are gone by then (estimate.py), but for a
-               tied output layer's gradient
+               gradients that it makes; with a loss() of the user, all logits of a micro batch; others: all
+               logits of a micro batch; of logits and a layer that is recomputed only the larger one, because
+               the logits are gone by then (estimate.py), but for a tied output layer's gradient
 communication  DeepSpeed's buckets; under ZeRO 3 also the parameters that are whole at one time
 pipeline       of each micro batch in flight the output that was sent on; two receive buffers
 workspace      what the peak needs in addition: gradients inside a layer, FP8's rounded copies, or the flat
@@ -56,6 +56,8 @@ CPU_BLOCK_ROWS, GPU_BLOCK_ROWS = 128, 256
 # A plan that leaves less of the device than this is tight. With the reserve, which is counted, it keeps what
 # torch allocates at 90 % of what CUDA leaves: the field's rule is 90 to 92 % (stas00, ml-engineering).
 SPARE_FRACTION = 0.05
+# Each logit that a loss() of the user gets: in fp32, its exponential or log-softmax, and its gradient twice.
+OWN_LOSS_BYTES = 16
 # The driver keeps some of a device's memory: torch gets 79.15 of 80 GiB on an A100, 31.75 of 32 GiB on a
 # V100, and 139.8 of 141 GiB on an H200 (stas00, ml-engineering; torch's out-of-memory messages).
 USABLE_FRACTION = 0.99
@@ -75,13 +77,17 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
         fused = habits.compiled_logits if setup.compiled else None
         # The gradient of the weights is made when most of the logits are gone.
         return max((fused or habits.logits) * tokens * vocabulary, loss_gradients(setup, stage))
+    entering = stream_element(setup) * tokens * shape.hidden_size
+    if setup.own_loss:
+        width = shape.padded_vocab_size if setup.own_loss == "whole" else vocabulary
+        own = tokens * (product_element(setup) * vocabulary + OWN_LOSS_BYTES * width)
+        return own + entering + loss_gradients(setup, stage)
     chunk = min(setup.logits_chunk_tokens or tokens, tokens)
     # A chunk's logits in the products' format, capped ones twice, and on a GPU, which has no small blocks of
     # rows, what the softmax makes of them.
     each = product_element(setup) * (2 if shape.logit_softcap else 1)
     each += _softmax_bytes(setup) if setup.on_gpu else 0
     transient = chunk * vocabulary * each
-    entering = stream_element(setup) * tokens * shape.hidden_size
     return transient + entering + loss_gradients(setup, stage)
 
 

@@ -14,6 +14,7 @@ from nbtrain.config.arithmetic.attention_kernels import keeps_scores, masks_wind
 from nbtrain.config.arithmetic.devices import Device, find_device
 from nbtrain.config.arithmetic.networks import USUAL_REACHED, find_network
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
+from nbtrain.config.code_file import own_loss
 from nbtrain.config.deepspeed.ds_config import bucket_elements, nvme_buffer_elements
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.resources_section import ResourcesConfig
@@ -126,6 +127,10 @@ class Setup:
     persistence_elements: int = 100_000
     logits_chunk_tokens: int = 0
     """Number of tokens whose logits exist at the same time; 0 means all tokens of the micro batch."""
+    own_loss: str = ""
+    """"whole" or "shard" if the user's loss() gets all logits of a micro batch, of the whole vocabulary or of
+    this rank's shard; "" without such a loss.
+    """
     nvme_buffer_elements: int = 0
     nvme_buffer_count: int = 5
     muon_steps: int = 0
@@ -271,6 +276,7 @@ def setup_of(config: RunConfig) -> Setup:
         prefetch_elements=parallel.stage3_prefetch_bucket_size,
         persistence_elements=parallel.stage3_param_persistence_threshold,
         logits_chunk_tokens=config.model.cross_entropy_chunk_tokens,
+        own_loss=own_loss(config),
         nvme_buffer_elements=nvme_buffer_elements(config),
         nvme_buffer_count=parallel.offload_param.buffer_count,
         muon_steps=config.optimizer.muon_num_ns_steps if config.optimizer.type == "Muon" else 0,

@@ -10,6 +10,7 @@ read ahead in the same order.
 
 import functools
 import multiprocessing
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from nbtrain.base.errors import NbtrainError
 from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.config.batch_schedule import BatchSchedule
 from nbtrain.dataset.samples.sample import Sample, Samples
@@ -151,7 +153,10 @@ class Batches:
 
     def __next__(self) -> Batch:
         started = time.perf_counter()
-        batch = next(self._loader).to(self._device)
+        try:
+            batch = next(self._loader).to(self._device)
+        except NbtrainError as error:
+            raise _without_worker(error) from error
         self.wait_seconds += time.perf_counter() - started
         return batch
 
@@ -209,6 +214,18 @@ class _Readable(Dataset):
 
     def __getitem__(self, index: int) -> Sample:
         return self._dataset.sample(index)
+
+
+def _without_worker(error: NbtrainError) -> NbtrainError:
+    """Return an error of a worker process without torch's text around it, "Caught ... in DataLoader worker".
+
+    The first line of a rank's error is the cause of its job's end.
+    """
+    kind = type(error)
+    if not str(error).startswith(f"Caught {kind.__name__} in DataLoader worker"):
+        return error
+    *_, message = re.split(rf"^(?:[\w.]+\.)?{kind.__name__}: ", str(error), flags=re.MULTILINE)
+    return kind(message.rstrip())
 
 
 def _start_worker(number: int) -> None:

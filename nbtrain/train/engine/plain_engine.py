@@ -67,4 +67,6 @@ def _masked(batch: Batch, denominator: torch.Tensor | None) -> dict[str, torch.T
     masked = {"loss_mask": batch.loss_mask, "loss_denominator": denominator}
     if batch.answers is not None and batch.reference is not None:
         masked |= {"answers": batch.answers, "reference": batch.reference}
+    if batch.dataset_ids is not None:
+        masked["dataset_ids"] = batch.dataset_ids
     return masked

@@ -23,6 +23,8 @@ from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.startup import World
+from nbtrain.train.code.own_scalars import own_scalars
+from nbtrain.train.code.user_code import UserCode
 from nbtrain.train.figures.alerts import Alerts, device_utilization
 from nbtrain.train.figures.metrics_writer import MetricsWriter
 from nbtrain.train.figures.rewards import Rewards
@@ -53,11 +55,13 @@ class Report:
         folder: Path,
         dataset_names: tuple[str, ...] = (),
         trace: bool = False,
+        code: UserCode | None = None,
     ):
         """Set up the report from the state in which the run starts.
 
         `folder` is TensorBoard's, and the settings are written there as text. `dataset_names` name the rows
-        of StepResult.dataset_losses. With `trace`, losses are also written as hexadecimal floats.
+        of StepResult.dataset_losses. With `trace`, losses are also written as hexadecimal floats. `code` is
+        the user's file, whose scalars() is called after each step.
         """
         assert heartbeat.progress is not None and heartbeat.events is not None
         self.config, self.world, self.dataset_names = config, world, dataset_names
@@ -70,7 +74,7 @@ class Report:
         self._time_split = TimeSplit()
         self._times_slow: dict[int, int] = {}
         self._overflows: deque[bool] = deque(maxlen=OVERFLOW_WINDOW_STEPS)
-        self._trace = trace
+        self._trace, self._code = trace, code
         self._newest_rewards: Rewards | None = None
         self._rate, self._pauses = Rate(), Pauses(config)
         self._target_tokens = config.target_tokens
@@ -321,6 +325,7 @@ class Report:
             "device_memory_fraction": device_fraction,
             **self._dataset_losses(result),
             **self._rewards(result),
+            **self._code_scalars(result),
             **result.stability_counts,
         }
         if self.config.parallel.pipeline_parallel_size == 1:
@@ -371,6 +376,13 @@ class Report:
             "reward_margin": own.margin,
             "reward_accuracy": own.accuracy,
         }
+
+    def _code_scalars(self, result: StepResult) -> dict[str, float]:
+        """Return the scalars of the user's file, named as in metrics.py."""
+        own = dict(result.code_scalars)
+        if self._code is not None and self._code.defines("scalars"):
+            own |= own_scalars(self._code, result.step)
+        return {f"code/{name}": value for name, value in own.items()}
 
     def _log(
         self,

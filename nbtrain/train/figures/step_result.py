@@ -32,6 +32,8 @@ class StepResult:
     """[named datasets, 2], over all ranks: each dataset's sum of losses and number of tokens in the loss."""
     pair_sums: torch.Tensor | None = None
     """Sums over preference pairs of all ranks, with dpo; see PairFigures.sums()."""
+    code_scalars: dict[str, float] = field(default_factory=dict)
+    """Scalars that the user's loss() has returned, over all micro batches and ranks."""
     overflowed_scale: float | None = None
     """Loss scale at which fp16 overflowed, which prevented the update; None without an overflow."""
     stability_counts: dict[str, int] = field(default_factory=dict)

@@ -16,6 +16,8 @@ from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model
 from nbtrain.parallel import startup
 from nbtrain.parallel.groups import ParallelGroups
+from nbtrain.train.code.own_loss import OwnLoss
+from nbtrain.train.code.user_code import load_user_code
 from nbtrain.train.engine.plain_engine import PlainEngine
 
 WEIGHTS = "weights.pt"
@@ -41,10 +43,14 @@ def main(trained: str, whole: str) -> int:
     model.load_state_dict(weights)
     datasets = build_datasets(config)
     assert datasets.valid is not None
+    code, is_masked = load_user_code(run, config), datasets.is_masked
+    if code is not None and code.defines("loss"):
+        model.loss_function, is_masked = OwnLoss(code, datasets.names), True
     groups = ParallelGroups.create(config.topology, 1, 60)
     holder = SimpleNamespace(module=model, device=world.device)
     engine = PlainEngine(holder, torch.optim.SGD(model.parameters()), groups, 0)
-    loss = engine.loss_on(datasets.valid, config, datasets.is_masked, lambda: None)
+    named = bool(datasets.names)
+    loss = engine.loss_on(datasets.valid, config, is_masked, lambda: None, named=named)
     startup.finish()
     files.write_json(
         run.export / ANSWER,

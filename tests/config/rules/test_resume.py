@@ -19,6 +19,7 @@ def recorded(config) -> dict:
         "vocab_size": config.tokenizer.vocab_size,
         "optimizer": config.optimizer.type,
         "tokenizer_sha256": "t" * 64,
+        "code_sha256": None,
         "data_state": data.to_dict(),
     }
 
@@ -59,6 +60,7 @@ def test_every_row_of_a_checkpoint_is_compared():
     assert set(compared) == {
         "vocab_size",
         "tokenizer_sha256",
+        "code_sha256",
         "optimizer",
         *(f"architecture.{name}" for name in saved["architecture"]),
         *(

@@ -376,3 +376,20 @@ def test_a_changed_twin_is_the_twin_but_for_the_change():
     straight = twin.config.model_dump()
     assert straight["batch"].pop("exit_interval_steps") is None
     assert {**resumed, "name": ""} == {**straight, "name": ""}
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_ones_own_is_tried_in_the_twin_and_a_dataset_is_not(tmp_path):
+    """A loss is a part of what the twin compares; a dataset has ids and lengths that a small model lacks."""
+    loss, dataset = tmp_path / "own_loss.py", tmp_path / "own_dataset.py"
+    loss.write_text("def loss(logits, labels, mask, batch):\n    pass\n")
+    dataset.write_text("def dataset(split):\n    pass\n")
+    twin = make_twin(load("gpt-tiny", {"code": str(loss)}))
+    assert twin.config.code == str(loss)
+    assert not [entry for entry in twin.not_proven if entry.what.startswith("code")]
+    twin = make_twin(load("gpt-tiny", {"code": str(dataset), "data.sources": []}))
+    assert twin.config.code is None and not find_problems(twin.config)
+    (entry,) = [entry for entry in twin.not_proven if entry.what.startswith("code")]
+    assert "dataset()" in entry.why and "mock documents" in entry.instead

@@ -17,6 +17,7 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, CANCELLED, QUEUED
 from nbtrain.base.run_directory.node_records import Ask, EngineWord
 from nbtrain.base.run_directory.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display
+from nbtrain.config.code_file import carried
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.one_line import one_line
 from nbtrain.config.schema import RunConfig
@@ -86,7 +87,7 @@ class KubernetesBackend(RemoteBackend):
             )
         work = work_of(config, section, job.run.run_id or new_run_id(), job)
         if alone:
-            work = replace(work, run_text=one_line(config))
+            work = replace(work, run_text=one_line(config), carried=carried(config))
         return manifest_text(work, write(work, section.namespace))
 
     def was_started(self, job: JobDir, run_id: str) -> None:

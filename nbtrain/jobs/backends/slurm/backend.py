@@ -26,6 +26,7 @@ from nbtrain.base.run_directory.records import JobRecord, Record
 from nbtrain.base.run_directory.rundir import JobDir, new_run_id
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, workspace
+from nbtrain.config.code_file import carried
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.one_line import RUN_ID, RUN_YAML, one_line
@@ -128,7 +129,7 @@ class SlurmBackend(RemoteBackend):
         if not alone:
             return shown_script(config, job, _exported())
         run_id = job.run.run_id or new_run_id()
-        run = {RUN_YAML: one_line(config), RUN_ID: run_id}
+        run = {RUN_YAML: one_line(config), RUN_ID: run_id, **carried(config)}
         return script_alone(config, job, {**_exported(), **run})
 
     def was_started(self, job: JobDir, run_id: str) -> None:

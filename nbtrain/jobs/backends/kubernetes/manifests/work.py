@@ -1,6 +1,6 @@
 """PodWork: the data from which the manifests of all kinds are written."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.run_directory.rundir import JobDir
@@ -36,6 +36,8 @@ class PodWork:
     """The pod's local folder for checkpoints (checkpoint.local_dir), if no mount provides it."""
     run_text: str = ""
     """The run, encoded by one_line(), if node 0 creates the run directory from it."""
+    carried: dict[str, str] = field(default_factory=dict)
+    """The variable with the Python file of `code`, along with run_text."""
 
     @property
     def name(self) -> str:
@@ -74,6 +76,7 @@ class PodWork:
             "NBTRAIN_DATA": f"{home}/data",
             "PYTHONUNBUFFERED": "1",
             **({RUN_YAML: self.run_text, RUN_ID: self.run_id} if self.run_text else {}),
+            **self.carried,
         }
 
     @property

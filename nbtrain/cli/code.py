@@ -1,0 +1,45 @@
+"""The verb `code`: the Python file with functions of a run's own."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from nbtrain.cli.output import show
+from nbtrain.cli.verbs import complete, config_verb
+from nbtrain.config.code_file import HOOKS
+
+
+def add_verbs(under: Any) -> None:
+    """Add the verb below `under`, the subparsers of nbtrain."""
+    parser = config_verb(
+        under,
+        "code",
+        code,
+        "Without --start, show the file of RUN, its functions and its problems.",
+        "nbtrain code gpt-tiny --start loss\nnbtrain code my-run",
+    )
+    text = (
+        f"Write a file with nbtrain's own functions of these names, separated by commas: {', '.join(HOOKS)}."
+    )
+    complete(parser.add_argument("--start", metavar="NAMES", help=text), lambda **_: HOOKS)
+    text = "The file to write with --start."
+    parser.add_argument("-o", "--output", type=Path, default="my_code.py", metavar="FILE", help=text)
+
+
+def code(options: argparse.Namespace) -> int:
+    """Write a file with nbtrain's own functions, or show the file of a run."""
+    from nbtrain.api import verbs as api
+    from nbtrain.jobs.code_start import describe_code, start_code
+    from nbtrain.jobs.request.own_code import findings_of_code
+
+    config = api.load(options.run, options.overrides)
+    if options.start:
+        names = [name.strip() for name in options.start.split(",") if name.strip()]
+        path = start_code(names, options.output.absolute())
+        show(
+            f"{path}: written with {', '.join(names)}. Add `code: {path.name}` to a run YAML in the same "
+            "folder; `nbtrain check` reads it, and `nbtrain submit` tries it."
+        )
+        return 0
+    show(describe_code(config))
+    return 2 if any(findings_of_code(config)) else 0

@@ -1,0 +1,92 @@
+"""`nbtrain code`: describe the file of a run's `code`, or write a first one from nbtrain's own functions."""
+
+import ast
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.printing.report import Facts, Findings, Report, Sentence
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text.terminal import nearest
+from nbtrain.base.workspace import bundled, display
+from nbtrain.config.code_file import FILE_NAME, HOOKS, code_file
+from nbtrain.config.schema import RunConfig
+
+START = "examples/megatron-gpt/code/start.py"
+
+
+def code_text(functions: Sequence[str]) -> str:
+    """Return a file with nbtrain's own functions of these names. Raises ConfigError for an unknown name."""
+    for name in functions:
+        if name not in HOOKS:
+            raise ConfigError(
+                f"--start {name}: nbtrain calls no such function.{nearest(name, HOOKS)} It calls "
+                f"{', '.join(HOOKS)}."
+            )
+    source = bundled(START).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    defined = {
+        node.name: ast.get_source_segment(source, node) or ""
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    wanted = [defined[name] for name in dict.fromkeys(functions)]
+    helpers = [
+        text
+        for name, text in defined.items()
+        if name.startswith("_") and any(re.search(rf"\b{name}\b", body) for body in wanted)
+    ]
+    bodies = [*helpers, *wanted]
+    imports = [
+        ast.unparse(node)
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any(re.search(rf"\b{alias.name}\b", body) for alias in node.names for body in bodies)
+    ]
+    own = [line for line in imports if line.startswith("from nbtrain")]
+    third = [line for line in imports if "torch" in line and line not in own]
+    standard = [line for line in imports if line not in own and line not in third]
+    groups = "\n\n".join("\n".join(group) for group in (standard, third, own) if group)
+    title = '"""Functions of a run of nbtrain, which its ranks call; docs/code.md explains them."""'
+    return "\n\n".join(part for part in (title, groups) if part) + "\n\n\n" + "\n\n\n".join(bodies) + "\n"
+
+
+def start_code(functions: Sequence[str], path: Path) -> Path:
+    """Write a file with nbtrain's own functions of these names. Raises ConfigError if the file exists."""
+    text = code_text(functions)
+    if not FILE_NAME.fullmatch(path.name):
+        raise ConfigError(f"{path.name}: is not the name of a Python module. Use a name such as my_code.py.")
+    if path.exists():
+        raise ConfigError(f"{path}: exists already; nothing was written. Name another file.")
+    try:
+        files.write_output(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}. Name another file.") from error
+    return path
+
+
+def describe_code(config: RunConfig) -> Report:
+    """Return the file of a run's `code`, its functions and problems, and whether a submitted run has it."""
+    code = code_file(config)
+    if code is None:
+        name = config.as_arguments[0]
+        return Report(
+            "",
+            [
+                Sentence(
+                    f"{config.name} has no `code`: nbtrain's own functions train it. `nbtrain code {name} "
+                    "--start loss` writes a file to begin with."
+                )
+            ],
+        )
+    functions = ", ".join(f"{name} (line {line})" for name, line in code.lines)
+    facts = {"file": display(code.path)}
+    if code.content:
+        facts |= {"SHA-256": code.sha256, "functions": functions or "none"}
+    run = RunDir.named(config.name)
+    if record := files.read_json(run.own_code_json):
+        same = "the same file" if record["sha256"] == code.sha256 else f"another file, {record['sha256']}"
+        facts["submitted"] = f"{same}; its trial: {record['tried'] or 'none'}"
+    return Report("", [Facts(facts), Findings(list(code.problems), places=True)])

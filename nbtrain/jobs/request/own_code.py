@@ -1,0 +1,117 @@
+"""The file of a run's `code` before launch: checked, tried on the CPU, and copied into the run directory.
+
+check    code_is_usable         its syntax tree: names and parameters of its functions
+         code_is_the_same       the file that a trained run was submitted with
+try      try_code               an import and one step of a two-layer model, if torch is installed here
+write    write_code             output/<run>/own_code/<name>.py, which the ranks import, and own_code.json
+"""
+
+import importlib.util
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.errors import CodeError
+from nbtrain.base.findings import Finding
+from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.base.workspace import display
+from nbtrain.config.code_file import CodeFile, code_file, copy_of
+from nbtrain.config.findings import mistake
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.gpu_side import stream
+from nbtrain.jobs.request.request import Request
+
+PASSED = "passed"
+"""The value of `tried` in own_code.json after a trial without an error; other values say why there was none."""
+
+logger = logging.getLogger(__name__)
+
+
+def findings_of_code(config: RunConfig) -> Iterator[Finding]:
+    """Find what is wrong with the file of `code`, without running it."""
+    if (code := code_file(config)) is not None:
+        yield from code.problems
+
+
+def code_is_the_same(request: Request) -> Iterator[Finding]:
+    """Check that the file of `code` is the one that the run has trained with."""
+    run, config = request.run, request.config
+    record = files.read_json(run.own_code_json)
+    code = code_file(config)
+    if record is None or code is None or code.problems or not request.existing.has_trained:
+        return
+    if code.sha256 == record["sha256"]:
+        return
+    copy = copy_of(run, record["file"])
+    yield mistake(
+        config,
+        "code",
+        f"code: {config.code} has changed since {display(run.path)} was submitted"
+        f"{_first_difference(copy, code)}. A run is trained with one file.",
+        f"`cp {display(copy)} {config.code}` restores the file. To train with the changed one, make a new "
+        f"run: `nbtrain clone {run.name} NEWNAME` starts from the beginning, and with init_from={run.name} "
+        "from the weights of this run.",
+    )
+
+
+def _first_difference(copy: Path, code: CodeFile) -> str:
+    """Return ", first in line 12: <the line>" for a file that differs from the copy in the run directory."""
+    if not copy.is_file():
+        return ""
+    contents = (copy.read_bytes(), code.content)
+    before, now = (content.decode("utf-8", "replace").splitlines() for content in contents)
+    for number, (old, new) in enumerate(zip(before, now), start=1):
+        if old != new:
+            return f", first in line {number}: {new.strip()[:80]!r}"
+    return f", from line {min(len(before), len(now)) + 1} on"
+
+
+def tried_before(config: RunConfig, code: CodeFile) -> str:
+    """Return what own_code.json says about the trial of this very file; "" if it is another one."""
+    record = files.read_json(RunDir.named(config.name).own_code_json)
+    return record["tried"] if record is not None and record["sha256"] == code.sha256 else ""
+
+
+def try_code(config: RunConfig, code: CodeFile | None, wanted: bool = True) -> str:
+    """Import the file in a process with torch and train one step of a two-layer model with it.
+
+    Returns PASSED, or why there was no trial; "" for a run without `code`. Raises CodeError for an error of
+    the file, with its line.
+    """
+    if code is None:
+        return ""
+    if tried_before(config, code) == PASSED:
+        return PASSED
+    if not wanted:
+        return "not tried: --no-try"
+    if importlib.util.find_spec("torch") is None:
+        return "not tried: torch is not installed where it was submitted"
+    logger.info("%s: trying %s with one step of a two-layer model.", config.name, config.code)
+    answers = stream("nbtrain.train.code", {"path": str(code.path), "config": config.model_dump(mode="json")})
+    if not any(answer.get("kind") == "tried" for answer in answers):
+        raise CodeError(f"{display(code.path)}: the process that tried it ended without an answer.")
+    return PASSED
+
+
+def write_code(run: RunDir, config: RunConfig, code: CodeFile | None, tried: str) -> None:
+    """Copy the file into the run directory and write own_code.json; remove both if the run has no `code`."""
+    if code is None:
+        run.own_code_json.unlink(missing_ok=True)
+        shutil.rmtree(run.own_code, ignore_errors=True)
+        return
+    run.own_code.mkdir(exist_ok=True)
+    files.write_bytes(copy_of(run, code.name), code.content)
+    for path in run.own_code.glob("*.py"):
+        if path.name != code.name:
+            path.unlink()
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "file": code.name,
+        "path": config.code,
+        "sha256": code.sha256,
+        "functions": list(code.functions),
+        "tried": tried,
+    }
+    files.write_json(run.own_code_json, record)

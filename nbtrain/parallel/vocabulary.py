@@ -1,0 +1,92 @@
+"""Sums, maxima and cross entropy over a vocabulary that tensor-parallel ranks share, for a loss of one's own.
+
+Each rank has the logits of its own ids. The functions of Vocabulary return the results over all ids, equal on
+all ranks, and their gradients are those of one process. No logit leaves its rank, except in gather().
+
+Shapes: b sequences, s tokens, v ids of the vocabulary, w ids of this rank (v on one rank)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.parallel import mappings
+from nbtrain.parallel.groups import Group
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The vocabulary of a model and this rank's part of it. Padding ids are not a part of it."""
+
+    group: Group
+    """The tensor-parallel ranks."""
+    size: int
+    """Number of ids in the vocabulary, v."""
+    padded: int
+    """Ids of each rank, including padding: the same number on all ranks."""
+
+    @property
+    def first(self) -> int:
+        """Return the first id of this rank."""
+        return min(self.group.rank * self.padded, self.size)
+
+    @property
+    def width(self) -> int:
+        """Return the number of ids of this rank, w; the last ranks may have fewer, or none."""
+        return min(self.first + self.padded, self.size) - self.first
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks, [b, s] -> [b, s], for example vocabulary.sum(logits.exp().sum(-1))."""
+        return mappings.reduce_from_tensor_model_parallel_region(values, self.group)
+
+    def max(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the largest logit of each token, [b, s, w] -> [b, s], without a gradient."""
+        with torch.no_grad():
+            if self.width:
+                largest = logits.amax(-1)
+            else:
+                largest = logits.new_full(logits.shape[:-1], float("-inf"))
+            if self.group.size > 1:
+                dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group.process_group)
+        return largest
+
+    def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return log(sum(exp(logits))) over all ids, [b, s, w] -> [b, s]."""
+        largest = self.max(logits)
+        return self.sum((logits - largest.unsqueeze(-1)).exp().sum(-1)).log() + largest
+
+    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities of this rank's ids, [b, s, w]."""
+        return logits - self.copy(self.logsumexp(logits)).unsqueeze(-1)
+
+    def of_labels(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the value of each label, [b, s, w] and [b, s] -> [b, s], from the rank that has it."""
+        if self.group.size == 1:
+            return values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        if not self.width:
+            return self.sum(values.sum(-1))
+        own = labels - self.first
+        is_here = (own >= 0) & (own < self.width)
+        index = own.where(is_here, 0).unsqueeze(-1)
+        return self.sum(values.gather(-1, index).squeeze(-1).where(is_here, 0.0))
+
+    def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return -log softmax(logits)[label] of each token, [b, s, w] and labels [b, s] -> [b, s]."""
+        return self.logsumexp(logits) - self.of_labels(logits, labels)
+
+    def copy(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values`, which are equal on all ranks, for use with this rank's ids; sums their gradients.
+
+        Call it before combining a result of this class with logits again, as log_softmax() does.
+        """
+        return mappings.copy_to_tensor_model_parallel_region(values, self.group)
+
+    def gather(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of all ids, [b, s, w] -> [b, s, v], for a computation that all ranks repeat."""
+        if self.group.size == 1:
+            return logits
+        missing = self.padded - self.width
+        padded: Any = torch.nn.functional.pad(logits, (0, missing)) if missing else logits
+        return mappings.gather_from_tensor_model_parallel_region(padded, self.group)[..., : self.size]

@@ -1,0 +1,37 @@
+"""Tries the file of a run's `code` in a process of its own, before the run is submitted.
+
+    python -m nbtrain.train.code     {"path": "my_code.py", "config": {...}}  ->  {"kind": "tried"}
+
+jobs/code_trial.py starts it. An error is answered as {"kind": "error", "error": "CodeError", "message"}.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.config.schema import RunConfig
+from nbtrain.train.code.trial import try_code
+from nbtrain.train.code.user_code import UserCode, checked
+
+
+def main() -> int:
+    request = json.load(sys.stdin)
+    # A file may ask for its rank.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        try_code(RunConfig.model_validate(request["config"]), UserCode(checked(Path(request["path"]))))
+    except NbtrainError as error:
+        answer = {"kind": "error", "error": type(error).__name__, "message": str(error)}
+    else:
+        answer = {"kind": "tried"}
+    # The file may have printed without a line end.
+    print(f"\n{json.dumps(answer)}", flush=True)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The user's dataset(split) as a split of samples, shuffled again in every epoch.
+
+    dataset("train")  ->  an object with __len__() and samples(index)
+    samples(index)    ->  {"tokens": [T + 1], "loss_mask": [T]}, or {"tokens": [T], "labels": [T], ...}
+
+Position p of the training order is sample order[p % n] of epoch p // n, where n is the dataset's length. Each
+epoch has its own order, drawn from data.seed and the epoch, so that a resume continues at the same sample on
+any number of ranks. Validation and test read samples 0, 1, 2, ... in order.
+
+Shapes: T model.seq_length
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbtrain.base.errors import CodeError
+from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.tokenizer.folder import read_manifest
+from nbtrain.dataset.manifest import DatasetManifest
+from nbtrain.dataset.samples.build import GPTDatasets
+from nbtrain.dataset.samples.sample import Sample
+from nbtrain.dataset.samples.state import DataState
+from nbtrain.train.code.user_code import UserCode
+
+SPLITS = ("train", "valid", "test")
+KEYS = ("tokens", "labels", "loss_mask")
+
+
+class OwnSamples:
+    """One split of the user's dataset; its samples are checked when they are read."""
+
+    def __init__(self, code: UserCode, dataset: Any, config: RunConfig, split: str):
+        self._code, self._dataset, self._split = code, dataset, split
+        self._length, self._vocab_size = config.model.seq_length, config.tokenizer.vocab_size
+        self._seed = config.data.seed if split == "train" else None
+        self.size = self._checked_size()
+
+    def _checked_size(self) -> int:
+        for name in ("__len__", "samples"):
+            if not callable(getattr(self._dataset, name, None)):
+                kind = type(self._dataset).__name__
+                raise self._error(
+                    f"dataset({self._split!r}) returned {kind}, which has no {name}()",
+                    "Return an object with __len__() and samples(index)",
+                )
+        with self._code.blamed("dataset"):
+            size = len(self._dataset)
+        if size == 0:
+            raise self._error(
+                f"dataset({self._split!r}) is empty", "Return None for a split that is not read"
+            )
+        return size
+
+    def sample(self, position: int) -> Sample:
+        epoch, number = divmod(position, self.size)
+        index = number if self._seed is None else int(epoch_order(self._seed, epoch, self.size)[number])
+        with self._code.blamed("dataset"):
+            values = self._dataset.samples(index)
+        where = f"samples({index}) of dataset({self._split!r})"
+        if not isinstance(values, dict) or "tokens" not in values or not set(values) <= set(KEYS):
+            shown = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
+            raise self._error(
+                f"{where} returned {shown}", "Return a dict with tokens and, if needed, labels and loss_mask"
+            )
+        length = self._length
+        tokens = self._ids(where, "tokens", values["tokens"], length if "labels" in values else length + 1)
+        if "labels" in values:
+            labels = self._ids(where, "labels", values["labels"], length)
+        else:
+            tokens, labels = tokens[:-1], tokens[1:]
+        return Sample(tokens, labels, self._mask(where, values.get("loss_mask")))
+
+    def _ids(self, where: str, key: str, value: Any, length: int) -> np.ndarray:
+        array = self._array(where, key, value)
+        if array.shape != (length,) or array.dtype.kind not in "iu":
+            raise self._error(
+                f"{key} of {where} has shape {list(array.shape)}, {array.dtype}",
+                f"It must hold {length} ids: model.seq_length, and one more for tokens without labels",
+            )
+        if array.size and not 0 <= array.min() <= array.max() < self._vocab_size:
+            raise self._error(
+                f"{key} of {where} has ids from {array.min()} to {array.max()}",
+                f"An id is from 0 to {self._vocab_size - 1:,} (tokenizer.vocab_size)",
+            )
+        return array.astype(np.int64)
+
+    def _mask(self, where: str, value: Any) -> np.ndarray:
+        if value is None:
+            return np.ones(self._length, np.float32)
+        mask = self._array(where, "loss_mask", value)
+        if mask.shape != (self._length,) or mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
+            raise self._error(
+                f"loss_mask of {where} has shape {list(mask.shape)}, {mask.dtype}",
+                f"It must hold {self._length} values, 0 or 1",
+            )
+        return mask.astype(np.float32)
+
+    def _array(self, where: str, key: str, value: Any) -> np.ndarray:
+        with self._code.blamed("dataset"):
+            try:
+                return np.asarray(value)
+            except (ValueError, TypeError) as error:
+                raise self._error(
+                    f"{key} of {where} is not an array: {error}", "Return a list of numbers"
+                ) from error
+
+    def _error(self, problem: str, fix: str) -> CodeError:
+        return self._code.error("dataset", problem, f"{fix}.")
+
+
+@functools.lru_cache(maxsize=2)
+def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray:
+    """Return int64 [size]: the order of the samples in an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(size)
+
+
+def own_datasets(
+    config: RunConfig, code: UserCode, index_samples: int | None, skipped_samples: int
+) -> GPTDatasets:
+    """Build the splits from dataset(split). Raises CodeError.
+
+    Validation and test are None if dataset() returns None for them, or if the run does not evaluate.
+    """
+    splits: dict[str, Any] = {}
+    for split in SPLITS:
+        wanted = split == "train" or config.evaluation.eval_iters > 0
+        made = code.call("dataset", split) if wanted else None
+        if made is None and split == "train":
+            raise code.error("dataset", "dataset('train') returned None", "Return the training samples.")
+        splits[split] = None if made is None else OwnSamples(code, made, config, split)
+    tokenizer = read_manifest(tokenizer_dir(config.tokenizer.name))
+    manifest = DatasetManifest(
+        json_key=config.data.json_key,
+        sources=[],
+        counts={"documents": splits["train"].size, "tokens": None, "bytes": None, "dropped": {}},
+        vocab_size=config.tokenizer.vocab_size,
+        dtype="int64",
+        eod_id=None,
+        tokenizer_sha256=tokenizer["sha256"] if tokenizer else None,
+        files={code.name: {"bytes": code.path.stat().st_size, "sha256": code.sha256}},
+    )
+    needed = config.batch_schedule.samples_after(config.train_steps) + skipped_samples
+    state = DataState(
+        seed=config.data.seed,
+        split=config.data.split,
+        split_rule=config.data.split_rule,
+        dataset_sha256=manifest.dataset_sha256,
+        index_samples=index_samples or config.data.index_samples or max(config.train_samples, needed),
+        shuffle=config.data.shuffle,
+        packing=config.data.resolved_packing,
+    )
+    return GPTDatasets(**splits, manifest=manifest, state=state, is_masked=True)

@@ -1,0 +1,25 @@
+"""The user's scalars(step), which rank 0 calls after each step."""
+
+from typing import Any
+
+import torch
+
+from nbtrain.train.code.own_loss import check_names
+from nbtrain.train.code.user_code import UserCode
+
+
+def own_scalars(code: UserCode, step: int) -> dict[str, float]:
+    """Return {name: number} from scalars(step). Raises CodeError for anything else."""
+    found: Any = code.call("scalars", step)
+    if not isinstance(found, dict):
+        raise code.error(
+            "scalars", f"scalars returned {type(found).__name__}", "Return {name: number}, {} for none."
+        )
+    check_names(code, "scalars", found)
+    values = {}
+    for name, value in found.items():
+        number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise code.error("scalars", f"the scalar {name} is {str(value)[:50]!r}", "It must be one number.")
+        values[name] = float(number)
+    return values

@@ -1,0 +1,115 @@
+"""One step of a two-layer model with the user's file, on the CPU, to find its errors before a run starts.
+
+The model has two narrow layers, and the run's vocabulary, number format and kind of positions. The micro
+batch is random: the first token of each sequence is not in the loss, and with several datasets each sequence
+has tokens of two. on_checkpoint() is not called, because nothing is saved.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.parallel.random import preserved
+from nbtrain.train.code.own_dataset import own_datasets
+from nbtrain.train.code.own_loss import OwnLoss
+from nbtrain.train.code.own_scalars import own_scalars
+from nbtrain.train.code.user_code import UserCode
+
+HIDDEN_SIZE, HEADS = 32, 2
+MOST_TOKENS = 128
+STEP = 1
+
+
+def try_code(config: RunConfig, code: UserCode) -> None:
+    """Call the functions of the file for one step. Raises CodeError for the first error."""
+    with preserved():
+        torch.manual_seed(0)
+        names = _dataset_names(config)
+        model = _model(config)
+        if code.defines("loss"):
+            _try_loss(config, code, model, names)
+        if code.defines("on_step"):
+            code.call("on_step", STEP, model)
+    if code.defines("scalars"):
+        own_scalars(code, STEP)
+    if code.defines("dataset"):
+        own_datasets(config, code, None, 0).train.sample(0)
+
+
+def _dataset_names(config: RunConfig) -> tuple[str, ...]:
+    """Return the names of the datasets of a blend or mixture; () if there is one."""
+    if config.data.blend:
+        names = [entry.name or Path(entry.prefix or "").name for entry in config.data.blend]
+    else:
+        is_mixture = config.data.resolved_packing == "best_fit"
+        names = [source.name or source.kind for source in config.data.sources] if is_mixture else []
+    unique = tuple(dict.fromkeys(names))
+    return unique if len(unique) > 1 else ()
+
+
+def _model(config: RunConfig) -> GPT:
+    small = config.model.model_copy(
+        update={
+            "num_layers": 2,
+            "hidden_size": HIDDEN_SIZE,
+            "num_attention_heads": HEADS,
+            "num_query_groups": None,
+            "kv_channels": None,
+            "ffn_hidden_size": HIDDEN_SIZE,
+            "seq_length": _length(config),
+            "max_position_embeddings": None,
+            "window_size": None,
+            "window_attn_skip_freq": None,
+            "no_rope_freq": None,
+            "attention_backend": "auto",
+            "rotary_percent": 1.0,
+        }
+    )
+    alone = type(config.parallel)()
+    plain = config.precision.model_copy(update={"fp8": False})
+    tried: Any = config.model_copy(
+        update={"model": small, "parallel": alone, "precision": plain, "lora": None, "dpo": None}
+    )
+    model = GPT(GPTConfig.of(tried))
+    # fp16 needs instructions that few CPUs have.
+    is_bf16 = config.precision.dtype != "fp32" and not config.precision.autocast
+    return model.to(torch.bfloat16) if is_bf16 else model
+
+
+def _length(config: RunConfig) -> int:
+    return min(config.model.seq_length, MOST_TOKENS)
+
+
+def _try_loss(config: RunConfig, code: UserCode, model: GPT, names: tuple[str, ...]) -> None:
+    own = OwnLoss(code, names)
+    model.loss_function = own
+    shape = (2, _length(config))
+    tokens, labels = (torch.randint(config.tokenizer.vocab_size, shape) for _ in range(2))
+    mask = torch.ones(shape)
+    mask[:, 0] = 0
+    more = {"dataset_ids": torch.arange(2 * shape[1]).view(shape) % len(names)} if names else {}
+    with code.blamed("loss"):
+        loss = model(tokens, labels, loss_mask=mask, loss_denominator=mask.sum(), **more)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise code.error(
+                "loss",
+                f"loss is {value} for a model with initial weights",
+                "Look for a division by zero, such as a mean over no tokens, and for log of 0.",
+            )
+        loss.backward()
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
+    if not math.isfinite(norm) or norm == 0:
+        raise code.error(
+            "loss",
+            f"the gradient of loss has norm {norm:g} for a model with initial weights",
+            "Look for an operation without a gradient, such as argmax, or with an infinite one, such as sqrt "
+            "at 0.",
+        )
+    own.check_count(mask.sum())

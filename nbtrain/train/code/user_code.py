@@ -1,0 +1,137 @@
+"""The user's file, imported by each rank from its copy in the run directory.
+
+load_user_code(run, config) -> UserCode     hash compared, file imported
+code.call("scalars", 7)                     an error names the file's line and becomes CodeError
+
+An error of the file is not retried: the next attempt would fail in the same way.
+"""
+
+import contextlib
+import hashlib
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.base import files
+from nbtrain.base.errors import CodeError, NbtrainError
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.workspace import display
+from nbtrain.config.code_file import HOOKS, CodeFile, copy_of, read_code
+from nbtrain.config.schema import RunConfig
+
+# Modules whose errors are about other ranks or the device, whatever function called them.
+COLLECTIVES = ("torch/distributed/", "nbtrain/parallel/mappings.py")
+
+
+class UserCode:
+    """The functions of one file."""
+
+    def __init__(self, code: CodeFile):
+        """Import the file. Raises CodeError, with the line, if that fails."""
+        self.path, self.name, self._lines = code.path, code.name, dict(code.lines)
+        self.parameters, self.sha256 = dict(code.parameters), code.sha256
+        module = types.ModuleType(code.path.stem)
+        module.__file__ = str(code.path)
+        # A dataclass of the file looks for its module.
+        sys.modules.setdefault(module.__name__, module)
+        with self.blamed("import"):
+            exec(compile(code.content, str(code.path), "exec"), module.__dict__)
+        self._functions: dict[str, Callable] = {}
+        for name in code.functions:
+            function = getattr(module, name, None)
+            if not callable(function):
+                raise self.error(name, f"{name} is no longer a function when the file is imported")
+            self._functions[name] = function
+
+    def defines(self, name: str) -> bool:
+        """Return whether the file defines this one of HOOKS."""
+        return name in self._functions
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the file. Raises CodeError for any error of it."""
+        with self.blamed(name):
+            return self._functions[name](*arguments)
+
+    def error(self, name: str, problem: str, fix: str = "") -> CodeError:
+        """Return an error at the `def` of one of the functions."""
+        place = f"{self.name}:{self._lines[name]}" if name in self._lines else self.name
+        return CodeError(f"{place}: {problem}.{f' {fix}' if fix else ''}")
+
+    @contextlib.contextmanager
+    def blamed(self, name: str) -> Iterator[None]:
+        """Replace an error whose traceback goes through the file by a CodeError that begins with its place.
+
+        An error of a collective stays as it is: it says that another rank is gone. So does a device that is
+        out of memory.
+        """
+        try:
+            yield
+        except (NbtrainError, torch.OutOfMemoryError, dist.DistError):
+            raise
+        except (Exception, SystemExit) as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in frames if frame.filename == str(self.path)]
+            if isinstance(error, SyntaxError) and error.filename == str(self.path):
+                raise CodeError(f"{self.name}:{error.lineno}: {error.msg}.") from error
+            if not own and name != "import":
+                raise
+            if frames and any(part in frames[-1].filename for part in COLLECTIVES):
+                raise
+            place = f"{self.name}:{own[-1].lineno}" if own else self.name
+            what = f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0].rstrip(".")
+            shown = "".join(traceback.format_list(own)).rstrip()
+            # The first line is the cause of the job's end; the lines below are for the log.
+            raise CodeError(f"{place}, {name}: {what}.{_fix(error)}\n{shown}".rstrip()) from error
+
+
+def _fix(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            " Only this one file is copied to the ranks: move what it imports into it, or install it as a "
+            "package where the ranks run."
+        )
+    return ""
+
+
+def load_user_code(run: RunDir, config: RunConfig) -> UserCode | None:
+    """Import the run's file from the run directory; None if the run has no `code`.
+
+    Raises CodeError if the copy is not the file that was submitted.
+    """
+    if config.code is None:
+        return None
+    path = copy_of(run, Path(config.code).name)
+    record = files.read_json(run.own_code_json)
+    if record is None or not path.is_file():
+        raise CodeError(
+            f"{display(path)}: is missing. `nbtrain resume {run.name}` writes it again from {config.code}."
+        )
+    if hashlib.sha256(path.read_bytes()).hexdigest() != record["sha256"]:
+        raise CodeError(
+            f"{display(path)}: is not the file that was submitted (its SHA-256 differs). `nbtrain resume "
+            f"{run.name}` writes it again from {config.code}."
+        )
+    return UserCode(checked(path))
+
+
+def checked(path: Path) -> CodeFile:
+    """Read a file. Raises CodeError with all of its problems."""
+    code = read_code(path)
+    if code.problems:
+        raise CodeError("\n".join(str(problem) for problem in code.problems))
+    return code
+
+
+def was_tried(run: RunDir) -> bool:
+    """Return whether the submission has tried the file."""
+    record = files.read_json(run.own_code_json)
+    return record is not None and record["tried"] == "passed"
+
+
+__all__ = ["HOOKS", "UserCode", "checked", "load_user_code", "was_tried"]

@@ -1,0 +1,130 @@
+"""The Python file that `code` names, read without running it: its functions, its problems, its path."""
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.code_file import RUN_CODE, carried, code_file, defines, own_loss
+from nbtrain.config.load import load
+
+GOOD = '''"""A file."""
+import math
+WEIGHT = 2
+
+
+def loss(logits, labels, mask, batch, vocabulary):
+    return _sum(logits), mask.sum(), {}
+
+
+def _sum(x):
+    return x.sum()
+
+
+def scalars(step: int) -> dict:
+    return {"pi": math.pi}
+'''
+
+
+def read(run_yaml, tmp_path, text, name="my_code.py"):
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load(run_yaml(f"name: mine\ncode: {name}\n"))
+
+
+def test_the_functions_are_found_with_their_lines(run_yaml, tmp_path):
+    config = read(run_yaml, tmp_path, GOOD)
+    code = code_file(config)
+    assert code.lines == (("loss", 6), ("scalars", 14)) and not code.problems
+    assert defines(config, "scalars") and not defines(config, "on_step")
+    assert own_loss(config) == "shard"
+    # A file of the same name that has changed is read again.
+    (tmp_path / "my_code.py").write_text(GOOD.replace(", vocabulary", ""))
+    assert own_loss(config) == "whole"
+
+
+WRONG = {
+    "a syntax error": ("def loss(logits:\n    pass\n", "my_code.py:1", "was never closed"),
+    "a misspelled name": ("def los(a):\n    pass\n", "my_code.py:1", "Nearest: loss"),
+    "a helper without an underscore": (
+        f"{GOOD}\n\ndef smooth(x):\n    return x\n",
+        "my_code.py:18",
+        "name it _smooth",
+    ),
+    "a function that is not supported": (
+        "def layer(config, index):\n    pass\n",
+        "my_code.py:1",
+        "Layers of your own are not supported",
+    ),
+    "a function of Megatron": (
+        "def loss_func(loss_mask, output):\n    pass\n",
+        "my_code.py:1",
+        "Megatron's loss_func is loss() here",
+    ),
+    "other parameters": (
+        "\ndef loss(output, labels, mask, batch):\n    pass\n",
+        "my_code.py:2",
+        "nbtrain calls loss(logits, labels, mask, batch[, vocabulary])",
+    ),
+    "a missing parameter": ("def scalars():\n    pass\n", "my_code.py:1", "nbtrain calls scalars(step)"),
+    "keyword parameters": (
+        "def scalars(step, *, more):\n    pass\n",
+        "my_code.py:1",
+        "nbtrain calls scalars(step)",
+    ),
+    "a second definition": (
+        f"{GOOD}\n\ndef loss(logits, labels, mask, batch):\n    pass\n",
+        "my_code.py:18",
+        "its first definition is in line 6",
+    ),
+    "a class": ("class loss:\n    pass\n", "my_code.py:1", "loss is a class. Write `def loss(logits"),
+    "an async function": ("async def scalars(step):\n    pass\n", "my_code.py:1", "is an async function"),
+    "an imported function": (
+        "from elsewhere import loss\n",
+        "my_code.py:1",
+        "loss is imported or assigned, and not a function of this file",
+    ),
+    "no function": ("x = 1\n", "my_code.py", "defines no function that nbtrain calls"),
+    "another encoding": (b"# \xe9\ndef scalars(step): pass\n", "my_code.py:1", "Save it as UTF-8"),
+    "a large file": (b"#" * 100_000, "my_code.py", "may have 90,000"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_file_is_reported_with_its_place_and_the_fix(case, run_yaml, tmp_path):
+    text, place, words = WRONG[case]
+    problems = code_file(read(run_yaml, tmp_path, text)).problems
+    assert len(problems) == 1
+    assert problems[0].place.endswith(place) and problems[0].cost.fatal
+    assert words in f"{problems[0].message} {problems[0].fix}"
+
+
+def test_the_path_is_that_of_the_file_that_names_it(run_yaml, tmp_path, monkeypatch):
+    """A path is relative to its YAML, also if another YAML extends that one; otherwise to the workspace."""
+    (tmp_path / "my_code.py").write_text(GOOD)
+    base = run_yaml("name: mine\ncode: my_code.py\n")
+    (tmp_path / "inner").mkdir()
+    other = tmp_path / "inner" / "other.yaml"
+    other.write_text(f"extends: ../{base.name}\nname: other\n")
+    assert code_file(load(other)).path == tmp_path / "my_code.py"
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path / "inner"))
+    (tmp_path / "inner" / "override.py").write_text(GOOD)
+    assert code_file(load(base, {"code": "override.py"})).path == tmp_path / "inner" / "override.py"
+    (missing,) = code_file(load(base, {"code": "missing.py"})).problems
+    assert missing.place == "override code=missing.py" and "no such file" in missing.message
+
+
+def test_a_dry_run_carries_the_file(run_yaml, tmp_path, monkeypatch):
+    config = read(run_yaml, tmp_path, GOOD)
+    before = code_file(config)
+    variables = carried(config)
+    (tmp_path / "my_code.py").unlink()
+    assert code_file(config).problems
+    monkeypatch.setenv(RUN_CODE, variables[RUN_CODE])
+    assert (code_file(config).name, code_file(config).sha256) == ("my_code.py", before.sha256)
+    monkeypatch.delenv(RUN_CODE)
+    with pytest.raises(ConfigError, match="no such file"):
+        carried(config)
+
+
+def test_pairs_have_their_own_loss(run_yaml, tmp_path):
+    config = read(run_yaml, tmp_path, GOOD)
+    with pytest.raises(ConfigError, match="with dpo the loss is that of pairs"):
+        load(config, {"dpo": {"beta": 0.1}})

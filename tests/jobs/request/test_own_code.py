@@ -1,0 +1,171 @@
+"""The file of `code` in a submission: tried, recorded, copied, and bound once the run has trained."""
+
+import os
+import re
+
+import pytest
+
+import nbtrain as nb
+from nbtrain.base import files
+from nbtrain.base.errors import CodeError, ConfigError, SubmitError
+from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.config.code_file import RUN_CODE
+from nbtrain.config.load import load_resolved
+from nbtrain.jobs.attempt.backend import backend_of
+from nbtrain.jobs.backends.local import LocalBackend
+from nbtrain.jobs.code_start import code_text, start_code
+from nbtrain.jobs.submission.dry_run import request_text
+from nbtrain.jobs.submission.submit import prepare_job, resume, submit
+from nbtrain.monitor.runs.compare import compared
+from tests.jobs.submission.test_submit import end
+
+SCALARS = "def scalars(step):\n    return {'twice': 2 * step}\n"
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Start no process; return the requests that a trial would send to the GPU side."""
+    requests = []
+
+    def answer(module, request):
+        requests.append(request)
+        yield {"kind": "tried"}
+
+    monkeypatch.setattr("nbtrain.jobs.request.own_code.stream", answer)
+
+    def become_the_supervisor(backend, job):
+        record = JobRecord.read(job.job_json)
+        record.state, record.supervisor = "RUNNING", ProcessIdentity.of(os.getpid())
+        record.write(job.job_json)
+
+    monkeypatch.setattr(LocalBackend, "submit", become_the_supervisor)
+    return requests
+
+
+@pytest.fixture
+def own(tiny, workspace, tried):
+    """Return a function that creates the tiny run with a file of its own in the workspace."""
+    (workspace / "my_code.py").write_text(SCALARS)
+    return lambda **overrides: tiny(code="my_code.py", **overrides)
+
+
+def trained(job, state="FAILED"):
+    """End a job that has made a step."""
+    end(job, state, step=3)
+    return job.run
+
+
+def test_the_file_is_tried_recorded_and_copied(own, tried, workspace):
+    config = own()
+    job = submit(config)
+    record = files.read_json(job.run.own_code_json)
+    assert len(tried) == 1 and tried[0]["path"] == str(workspace / "my_code.py")
+    assert (job.run.own_code / "my_code.py").read_text() == SCALARS
+    assert record["tried"] == "passed" and record["functions"] == ["scalars"]
+    assert record["sha256"] == files.sha256_of(workspace / "my_code.py")
+    assert files.read_json(job.environment_json)["code_sha256"] == record["sha256"]
+    # The same file is not tried again.
+    trained(job)
+    resume(job.run)
+    assert len(tried) == 1
+
+
+def test_a_trial_that_is_omitted_is_recorded(own, tried):
+    run = nb.submit(own(), try_code=False)
+    assert not tried and files.read_json(run.directory.own_code_json)["tried"] == "not tried: --no-try"
+
+
+def test_an_error_of_the_trial_starts_nothing(own, monkeypatch):
+    def answer(module, request):
+        raise CodeError("my_code.py:2, scalars: NameError: name 'stepp' is not defined.")
+        yield
+
+    monkeypatch.setattr("nbtrain.jobs.request.own_code.stream", answer)
+    with pytest.raises(CodeError, match=r"my_code\.py:2"):
+        submit(own())
+    assert not RunDir.named("tiny").exists()
+
+
+def test_a_problem_that_needs_no_trial_is_refused_with_all_others(own, workspace, tried):
+    (workspace / "my_code.py").write_text("def scalar(step):\n    return {}\n")
+    with pytest.raises(SubmitError, match=r"my_code.py:1: (.|\n)*scalar is not known(.|\n)*Nearest: scalars"):
+        submit(own())
+    found = nb.check(own())
+    assert not found.works and any(finding.place == "my_code.py:1" for finding in found.findings)
+    assert not tried
+
+
+def test_a_file_that_has_changed_is_refused_once_the_run_has_trained(own, workspace):
+    run = trained(submit(own()))
+    (workspace / "my_code.py").write_text(SCALARS.replace("2 *", "3 *"))
+    for again in (lambda: resume(run), lambda: submit(own())):
+        with pytest.raises(SubmitError) as raised:
+            again()
+        said = str(raised.value)
+        assert "code: my_code.py has changed since output/tiny was submitted, first in line 2" in said
+        assert "`cp output/tiny/own_code/my_code.py my_code.py` restores the file" in said
+        assert "`nbtrain clone tiny NEWNAME`" in said and "init_from=tiny" in said
+    (workspace / "my_code.py").write_text(SCALARS)
+    assert resume(run).job_id in run.job_ids()
+
+
+def test_a_file_that_is_gone_is_read_from_the_run(own, workspace):
+    """The run directory is enough to resume a run."""
+    run = trained(submit(own()))
+    (workspace / "my_code.py").unlink()
+    resume(run)
+    assert (run.own_code / "my_code.py").read_text() == SCALARS
+    assert load_resolved(run.config_yaml).code == "my_code.py"
+
+
+def test_a_run_that_has_not_trained_takes_the_changed_file(own, workspace, tried):
+    job = submit(own())
+    end(job, "FAILED")
+    (workspace / "my_code.py").write_text(SCALARS.replace("2 *", "3 *"))
+    submit(own())
+    assert "3 *" in (job.run.own_code / "my_code.py").read_text() and len(tried) == 2
+
+
+def test_code_cannot_be_added_to_a_trained_run(tiny, own):
+    run = trained(submit(tiny()))
+    with pytest.raises(SubmitError, match=r"code: null -> my_code\.py"):
+        resume(run, {"code": "my_code.py"})
+
+
+def test_runs_with_files_of_one_name_are_told_apart(own, workspace):
+    first = trained(submit(own()), "SUCCEEDED")
+    (workspace / "my_code.py").write_text(SCALARS.replace("2 *", "3 *"))
+    second = trained(submit(own(name="other")), "SUCCEEDED")
+    (row,) = [row for row in compared([first, second])["settings"]["rows"] if row[0] == "code"]
+    assert row[1] != row[2] and all(text.startswith("my_code.py, SHA-256 ") for text in row[1:])
+
+
+@pytest.mark.parametrize("kind", ["slurm", "kubernetes"])
+def test_the_file_of_a_dry_run_carries_the_code(kind, own, workspace, monkeypatch):
+    """The job that a scheduler starts from the file has the code, though my_code.py is not on its machine."""
+    mounts = [{"claim": "work", "mount_path": "/workspace"}]
+    pods = {"backend.kubernetes.image": "repo/image:1", "backend.kubernetes.mounts": mounts}
+    config = own(**{"backend.kind": kind, **pods})
+    text = request_text(config, alone=True)
+    assert RUN_CODE in text
+    (workspace / "my_code.py").unlink()
+    monkeypatch.setenv(RUN_CODE, re.search(rf"{RUN_CODE}\W+(?:value: )?'?([\w+/=]+)", text)[1])
+    run = RunDir.named("tiny")
+    job = run.job(run.unused_job_id())
+    monkeypatch.setattr(type(backend_of(kind)), "was_started", lambda *_: None)
+    monkeypatch.setattr(type(backend_of(kind)), "await_first_word", lambda *_: None)
+    prepare_job(config, job, "1" * 32)
+    assert (run.own_code / "my_code.py").read_text() == SCALARS
+    assert files.read_json(run.own_code_json)["tried"].startswith("not tried")
+
+
+def test_a_file_starts_as_a_copy_of_our_own_functions(workspace):
+    path = start_code(["loss", "scalars"], workspace / "my_code.py")
+    text = path.read_text()
+    assert "vocabulary.cross_entropy(logits, labels)" in text and "def scalars(step: int)" in text
+    assert "import logging" not in text and "on_step" not in text
+    with pytest.raises(ConfigError, match="exists already; nothing was written"):
+        start_code(["loss"], path)
+    with pytest.raises(ConfigError, match="Nearest: loss"):
+        code_text(["los"])

@@ -1,0 +1,185 @@
+"""The trial of a user's file: one step of a two-layer model, and the messages about what it finds."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nbtrain.base.errors import CodeError
+from nbtrain.base.workspace import bundled
+from nbtrain.config.code_file import HOOKS
+from nbtrain.config.load import load
+from nbtrain.jobs.code_start import code_text
+from nbtrain.model.custom_loss import LossBatch
+from nbtrain.parallel.groups import ALONE
+from nbtrain.parallel.vocabulary import Vocabulary
+from nbtrain.train.code.own_loss import OwnLoss
+from nbtrain.train.code.trial import try_code
+from nbtrain.train.code.user_code import UserCode, checked
+from tests.train import launch
+
+HEAD = "import torch\n\n\ndef loss(logits, labels, mask, batch):\n"
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(launch.TINY)
+    return load(path)
+
+
+def code_of(tmp_path, text):
+    path = tmp_path / "my_code.py"
+    path.write_text(text)
+    return UserCode(checked(path))
+
+
+def of_loss(*lines):
+    return HEAD + "".join(f"    {line}\n" for line in lines)
+
+
+def of_dataset(sample):
+    return (
+        "class _D:\n    def __len__(self): return 1\n"
+        f"    def samples(self, index): return {sample}\ndef dataset(split): return _D()\n"
+    )
+
+
+LOSSES = "losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction='none')"
+WRONG = {
+    "a mistake in a line": (
+        of_loss(LOSSES, "return (losses * masc).sum(), mask.sum(), {}"),
+        "my_code.py:6, loss: NameError: name 'masc' is not defined",
+    ),
+    "an error at its import": (
+        "import torch\n1 / 0\ndef scalars(step): return {}\n",
+        "my_code.py:2, import: Zero",
+    ),
+    "a file next to it": (
+        "import my_other_code\ndef scalars(step): return {}\n",
+        "my_code.py:1, import: ModuleNotFoundError: No module named 'my_other_code'. Only this one file",
+    ),
+    "a mean instead of a tuple": (
+        of_loss("return logits.mean()"),
+        "my_code.py:4: loss returned a tensor of shape []",
+    ),
+    "losses of tokens": (
+        of_loss(LOSSES, "return losses, mask.sum(), {}"),
+        r"my_code.py:4: loss returned a tensor of shape [2, 32], float32 as its sum, which must be a tensor",
+    ),
+    "another count": (
+        of_loss(LOSSES, "return (losses * mask).sum(), losses.numel(), {}"),
+        "my_code.py:4: loss counted 64 tokens, and the masks have 62",
+    ),
+    "no gradient": (
+        of_loss(LOSSES, "return (losses.detach() * mask).sum(), mask.sum(), {}"),
+        "my_code.py:4: the sum that loss returned does not depend on the logits",
+    ),
+    "a gradient of zero": (
+        of_loss("return (0 * logits).sum(), mask.sum(), {}"),
+        "my_code.py:4: the gradient of loss has norm 0",
+    ),
+    "a loss that is not finite": (
+        of_loss(LOSSES, "return losses.sum() / (mask - 1).sum().clamp(min=0), mask.sum(), {}"),
+        "my_code.py:4: loss is inf for a model with initial weights",
+    ),
+    "a scalar of many numbers": (
+        of_loss(LOSSES, "return (losses * mask).sum(), mask.sum(), {'z': losses}"),
+        "my_code.py:4: the scalar z is a tensor of shape [2, 32], float32. It must be one number: sum it",
+    ),
+    "a name that a file cannot have": (
+        of_loss(LOSSES, "return (losses * mask).sum(), mask.sum(), {'a/b': 1}"),
+        "my_code.py:4: loss returned a scalar named 'a/b'",
+    ),
+    "text as a scalar": ("def scalars(step):\n    return {'x': 'y'}\n", "my_code.py:1: the scalar x is 'y'"),
+    "an exit": ("def scalars(step):\n    raise SystemExit(3)\n", "my_code.py:2, scalars: SystemExit: 3"),
+    "a dataset without a length": (
+        "class _D:\n    def samples(self, index): return {}\ndef dataset(split):\n    return _D()\n",
+        "my_code.py:3: dataset('train') returned _D, which has no __len__()",
+    ),
+    "a sample that is too short": (
+        of_dataset("{'tokens': [1] * 32}"),
+        "my_code.py:4: tokens of samples(0) of dataset('train') has shape [32], int64. It must hold 33 ids",
+    ),
+    "ids that the model does not have": (
+        of_dataset("{'tokens': [500] * 33}"),
+        "has ids from 500 to 500. An id is from 0 to 499 (tokenizer.vocab_size)",
+    ),
+    "a key that is not read": (
+        of_dataset("{'tokens': [1] * 33, 'weight': 2}"),
+        "samples(0) of dataset('train') returned tokens, weight. Return a dict with tokens",
+    ),
+    "a mask of weights": (
+        of_dataset("{'tokens': [1] * 33, 'loss_mask': [0.5] * 32}"),
+        "loss_mask of samples(0) of dataset('train') has shape [32], float64. It must hold 32 values, 0 or 1",
+    ),
+    "an error in samples": (
+        of_dataset("{'tokens': missing}"),
+        "my_code.py:3, dataset: NameError: name 'missing'",
+    ),
+    "no training samples": ("def dataset(split):\n    return None\n", "dataset('train') returned None"),
+    "on_step": ("def on_step(step, model):\n    model.nothing()\n", "my_code.py:2, on_step: AttributeError"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_file_is_reported_with_its_line_and_the_fix(case, config, tmp_path):
+    text, words = WRONG[case]
+    with pytest.raises(CodeError) as raised:
+        try_code(config, code_of(tmp_path, text))
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["start", "loss_per_domain", "z_loss", "own_dataset"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_examples_pass(name, dtype, config, tmp_path):
+    text = bundled(f"examples/megatron-gpt/code/{name}.py").read_text()
+    if name == "start":
+        # Its dataset() reads the dataset of gpt-tiny.
+        text = code_text([function for function in HOOKS if function != "dataset"])
+    state = torch.get_rng_state()
+    try_code(load(config, {"precision.dtype": dtype}), code_of(tmp_path, text))
+    assert torch.equal(torch.get_rng_state(), state), "a rank tries the file before it draws its weights"
+
+
+def test_scalars_are_sums_and_means_over_the_calls(config, tmp_path):
+    """A pair is a mean of all calls, not the mean of their means; a number is a sum."""
+    text = of_loss(
+        "return logits.sum(), mask.sum(), {'mean': (mask.sum() * 2, mask.sum()), 'sum': 1.5, 'none': (0, 0)}"
+    )
+    own = OwnLoss(code_of(tmp_path, text))
+
+    class Engine:
+        has_loss = True
+        deepspeed = type("Device", (), {"device": torch.device("cpu")})
+        over_data_axis = staticmethod(lambda values: values)
+
+    for count in (3, 5):
+        logits = torch.ones(1, 8, 4, requires_grad=True)
+        ids, mask = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 8)
+        mask[:, :count] = 1
+        own(logits, LossBatch(ids, ids, mask), Vocabulary(ALONE, 4, 4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nbtrain.train.code.own_loss.gather_objects", lambda value: [value])
+        assert own.end_step(Engine(), torch.tensor(8.0)) == {"mean": 2.0, "sum": 3.0}
+        with pytest.raises(CodeError, match="counted 8 tokens, and the masks have 9"):
+            own.end_step(Engine(), torch.tensor(9.0))
+
+
+@pytest.mark.slow
+def test_the_process_that_tries_a_file_answers_with_its_error(config, tmp_path):
+    (tmp_path / "my_code.py").write_text(
+        "import torch\ndef scalars(step):\n    print(torch.distributed.get_rank(), end='')\n    return 1\n"
+    )
+    request = {"path": str(tmp_path / "my_code.py"), "config": config.model_dump(mode="json")}
+    done = subprocess.run(
+        [sys.executable, "-m", "nbtrain.train.code"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["error"] == "CodeError" and "my_code.py:2: scalars returned int" in answer["message"]

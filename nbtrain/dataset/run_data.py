@@ -42,11 +42,11 @@ class RunData:
 
 def read_run_data(config: RunConfig) -> RunData:
     """Open the tokenizer and the dataset of a run. Reads no token; errors are part of the result."""
-    tokenizer, tokenizer_problem, tokenizer_sha256 = None, "", None
+    tokenizer, tokenizer_problem, own_sha256 = None, "", None
     directory = tokenizer_dir(config.tokenizer.name)
     try:
         manifest = read_manifest(directory)
-        tokenizer_sha256 = manifest["sha256"] if manifest else None
+        own_sha256 = manifest["sha256"] if manifest else None
         tokenizer = Tokenizer.load(directory, manifest=manifest)
     except DataError as error:
         tokenizer_problem = str(error)
@@ -54,7 +54,7 @@ def read_run_data(config: RunConfig) -> RunData:
     known: DatasetManifest | None = None
     if defines(config, "dataset"):
         # Only the ranks read its samples.
-        return RunData(files, None, "", None, tokenizer, tokenizer_problem, tokenizer_sha256)
+        return RunData(files, None, "", None, tokenizer, tokenizer_problem, own_sha256)
     try:
         dataset = open_dataset(config)
         known = dataset.manifest
@@ -62,4 +62,13 @@ def read_run_data(config: RunConfig) -> RunData:
         dataset_problem = str(error)
         with contextlib.suppress(DataError):
             known = files.manifest()
-    return RunData(files, dataset, dataset_problem, known, tokenizer, tokenizer_problem, tokenizer_sha256)
+    return RunData(files, dataset, dataset_problem, known, tokenizer, tokenizer_problem, own_sha256)
+
+
+def tokenizer_sha256(config: RunConfig) -> str | None:
+    """Return the hash by which checkpoints identify the tokenizer; None if the run has none.
+
+    Raises DataError if the tokenizer's manifest is damaged.
+    """
+    manifest = read_manifest(tokenizer_dir(config.tokenizer.name))
+    return manifest["sha256"] if manifest else None

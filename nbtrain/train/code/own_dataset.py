@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from nbtrain.base.errors import CodeError
-from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.dataset.manifest import DatasetManifest
+from nbtrain.dataset.run_data import tokenizer_sha256
 from nbtrain.dataset.samples.build import GPTDatasets
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.dataset.samples.state import DataState
@@ -131,7 +130,6 @@ def own_datasets(
         if made is None and split == "train":
             raise code.error("dataset", "dataset('train') returned None", "Return the training samples.")
         splits[split] = None if made is None else OwnSamples(code, made, config, split)
-    tokenizer = read_manifest(tokenizer_dir(config.tokenizer.name))
     manifest = DatasetManifest(
         json_key=config.data.json_key,
         sources=[],
@@ -139,7 +137,7 @@ def own_datasets(
         vocab_size=config.tokenizer.vocab_size,
         dtype="int64",
         eod_id=None,
-        tokenizer_sha256=tokenizer["sha256"] if tokenizer else None,
+        tokenizer_sha256=tokenizer_sha256(config),
         files={code.name: {"bytes": code.path.stat().st_size, "sha256": code.sha256}},
     )
     needed = config.batch_schedule.samples_after(config.train_steps) + skipped_samples

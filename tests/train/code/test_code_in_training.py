@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 EXAMPLES = bundled("examples/megatron-gpt/code")
 # A vocabulary of 500 ids whose shards are uneven: 256 and 244.
 PADDED = {"model.make_vocab_size_divisible_by": 128}
-MIXTURE = {"data.name": "packed", "data.split": "80,10,10"}
+MIXTURE = {"data.name": "packed", "data.split": "80,10,10", "data.packing": "best_fit"}
 
 
 @pytest.fixture(scope="module")

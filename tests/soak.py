@@ -110,6 +110,7 @@ DOCS_TEST = "tests/docs/test_commands.py"
 PLAIN_CPU_TEST = "tests/end_to_end/test_plain_cpu.py"
 OWN_TEXT_TEST = "tests/end_to_end/test_own_text.py"
 REPRODUCE_TEST = "tests/end_to_end/test_reproduce.py"
+OWN_CODE_TEST = "tests/train/code/test_code_in_training.py"
 EXAMPLE_COMMANDS_TEST = "tests/end_to_end/test_example_commands.py"
 INSTRUCTIONS_TEST = "tests/end_to_end/test_instructions.py"
 HUGGING_FACE = (
@@ -186,6 +187,12 @@ PARTS = (
             ("tests/train/test_training.py", "examples/megatron-gpt/training/gpt-125m.yaml"),
             OUTSIDE_ENGINE,
         ),
+    ),
+    Part(
+        "own-code",
+        "losses and datasets of a run's own file in more layouts than the suite has",
+        _pytest("--soak", OWN_CODE_TEST),
+        _evidence(ENGINE, (OWN_CODE_TEST, *_files("examples/megatron-gpt/code/*.py")), OUTSIDE_ENGINE),
     ),
     Part(
         "twins-of-examples",

@@ -10,7 +10,7 @@ Shapes: b sequences, s tokens, h hidden, v ids, t tensor-parallel ranks
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,16 @@ class LossFunction(Protocol):
 
     def __call__(self, logits: torch.Tensor, batch: LossBatch, vocabulary: Vocabulary) -> torch.Tensor:
         """Return the sum of the losses, an fp32 scalar."""
+
+
+class CustomInputs(NamedTuple):
+    """The user's loss, and what it gets in addition to the inputs of nbtrain's."""
+
+    function: LossFunction
+    tokens: torch.Tensor
+    """int64 [b, s]."""
+    dataset_ids: torch.Tensor | None
+    """int64 [b, s]."""
 
 
 def custom_loss(

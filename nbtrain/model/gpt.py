@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from nbtrain.model.attention import Documents, documents_of, takes_lengths
-from nbtrain.model.custom_loss import LossBatch, LossFunction, custom_loss
+from nbtrain.model.custom_loss import CustomInputs, LossBatch, LossFunction, custom_loss
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.kv_cache import KVCache
@@ -112,8 +112,10 @@ class GPT(nn.Module):
             noted = (token_losses, likeliest, answers, reference)
             masked = (loss_mask, loss_denominator)
             how = (self.config, self.parallel)
-            custom = (self.loss_function, tokens, dataset_ids)
-            return language_model_loss(hidden, weight, labels, *how, *masked, *noted, *custom, rows=rows)
+            custom = CustomInputs(self.loss_function, tokens, dataset_ids) if self.loss_function else None
+            return language_model_loss(
+                hidden, weight, labels, *how, *masked, *noted, rows=rows, custom=custom
+            )
 
     def new_cache(self, slots: int, positions: int | None = None) -> KVCache:
         """Create an empty cache on the model's device; slots hold at most max_position_embeddings tokens."""
@@ -239,10 +241,8 @@ def language_model_loss(
     likeliest: torch.Tensor | None = None,
     answers: torch.Tensor | None = None,
     reference: torch.Tensor | None = None,
-    loss_function: LossFunction | None = None,
-    tokens: torch.Tensor | None = None,
-    dataset_ids: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
+    custom: CustomInputs | None = None,
 ) -> torch.Tensor:
     """Return the mean loss from the last hidden states, computed by parallel/cross_entropy.py.
 
@@ -254,9 +254,8 @@ def language_model_loss(
     token_losses and likeliest are filled for this rank's tokens and are 0 elsewhere. With answers and
     reference, the loss is the preference loss, which does not support Ulysses.
 
-    With a loss_function, the loss is that of the user, who also gets `tokens` and `dataset_ids`; token_losses
-    are the cross entropy nevertheless. A pass that asks for `likeliest` scores a task and returns the cross
-    entropy.
+    With `custom`, the loss is that of the user; token_losses are the cross entropy nevertheless. A pass that
+    asks for `likeliest` scores a task and returns the cross entropy.
     """
     ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
     if ulysses.size > 1:
@@ -267,9 +266,6 @@ def language_model_loss(
             loss_mask = own_tokens(loss_mask, ulysses, chunk)
         everyones = (token_losses, likeliest)
         token_losses, likeliest = (None if one is None else one.new_empty(labels.shape) for one in everyones)
-        tokens, dataset_ids = (
-            None if ids is None else own_tokens(ids, ulysses, chunk) for ids in (tokens, dataset_ids)
-        )
     cross_entropy = functools.partial(
         linear_cross_entropy,
         hidden,
@@ -286,16 +282,20 @@ def language_model_loss(
         assert reference is not None and config.dpo is not None and loss_mask is not None
         pairs = Pairs(answers, reference)
         return preference_loss(cross_entropy, pairs, config.dpo, loss_mask, loss_denominator, token_losses)
-    if loss_function is None or likeliest is not None:
+    if custom is None or likeliest is not None:
         loss = cross_entropy(loss_mask, loss_denominator, token_losses, likeliest)
     else:
-        assert tokens is not None
         if token_losses is not None:
             with torch.no_grad():
                 cross_entropy(loss_mask, loss_denominator, token_losses)
+        tokens, dataset_ids = (
+            own_tokens(ids, ulysses, chunk) if ids is not None and ulysses.size > 1 else ids
+            for ids in (custom.tokens, custom.dataset_ids)
+        )
+        assert tokens is not None
         mask = torch.ones_like(labels, dtype=torch.float32) if loss_mask is None else loss_mask
-        batch = LossBatch(tokens, labels, mask, dataset_ids, loss_function.dataset_names)
-        loss = custom_loss(loss_function, hidden, weight, rows, config, parallel, batch, loss_denominator)
+        batch = LossBatch(tokens, labels, mask, dataset_ids, custom.function.dataset_names)
+        loss = custom_loss(custom.function, hidden, weight, rows, config, parallel, batch, loss_denominator)
     if ulysses.size > 1:
         for everyone, own in zip(everyones, (token_losses, likeliest), strict=True):
             if everyone is not None and own is not None:

@@ -29,7 +29,7 @@ from torch import nn
 
 from nbtrain.base.topology import Topology
 from nbtrain.model.attention import Documents, document_numbers, mask_of
-from nbtrain.model.custom_loss import LossFunction
+from nbtrain.model.custom_loss import CustomInputs, LossFunction
 from nbtrain.model.gpt import language_model_loss, products_in
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
@@ -111,9 +111,8 @@ def pipeline_inputs(
     if batch.cu_seqlens is not None:
         inputs.append(document_numbers(batch.cu_seqlens, *batch.tokens.shape))
     losses = (batch.loss_mask, loss_denominator, token_losses, likeliest, batch.answers, batch.reference)
-    # For a loss function of the user.
-    more = (batch.tokens, batch.dataset_ids)
-    return tuple(inputs), (batch.labels, *map(_or_nothing, (*losses, *more)))
+    # The user's loss has the tokens and dataset_ids too.
+    return tuple(inputs), (batch.labels, batch.tokens, *map(_or_nothing, (*losses, batch.dataset_ids)))
 
 
 def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -230,9 +229,22 @@ def _loss(
     labels: tuple,
 ) -> torch.Tensor:
     """Compute the loss of the last layer's output. DeepSpeed calls it with outputs and labels."""
-    (hidden, weight, *rows), (targets, *inputs) = outputs, labels
-    *losses, tokens, dataset_ids = map(_or_none, inputs)
+    (hidden, weight, *rows), (targets, tokens, *inputs) = outputs, labels
+    mask, denominator, token_losses, likeliest, answers, reference, dataset_ids = map(_or_none, inputs)
+    custom = CustomInputs(loss_function, tokens, dataset_ids) if loss_function is not None else None
     with products_in(config, hidden.device.type):
-        custom = (loss_function, tokens, dataset_ids)
-        more = {"rows": rows[0]} if rows else {}
-        return language_model_loss(hidden, weight, targets, config, parallel, *losses, *custom, **more)
+        return language_model_loss(
+            hidden,
+            weight,
+            targets,
+            config,
+            parallel,
+            mask,
+            denominator,
+            token_losses,
+            likeliest,
+            answers,
+            reference,
+            rows[0] if rows else None,
+            custom,
+        )

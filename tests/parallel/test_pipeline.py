@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     max_seqlen: int = 0
     answers: torch.Tensor | None = None
     reference: torch.Tensor | None = None
+    dataset_ids: torch.Tensor | None = None
 
 
 def batches(step: int, apart: bool) -> list[Batch]:

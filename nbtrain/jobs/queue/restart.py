@@ -97,7 +97,7 @@ def start_again(ticket: Ticket) -> str:
 def go_on(run_dir: str, job_id: str) -> None:
     """Resume the run of a ticket. Raises the errors of resume()."""
     from nbtrain.base.run_directory.records import JobRecord
-    from nbtrain.jobs.submission.submit import resume
+    from nbtrain.jobs.submission.submit import TRAINER, resume
 
     run = RunDir(Path(run_dir))
     job = run.job(job_id)
@@ -107,5 +107,5 @@ def go_on(run_dir: str, job_id: str) -> None:
     priority = ticket.priority if ticket else config.backend.priority
     # The mode of the lost job, which resume() would otherwise treat as a finished trial.
     overrides = [f"mode={config.mode}", f"backend.priority={priority}"]
-    command = {"command": tuple(record.command)} if record and record.command else {}
-    resume(run, overrides, wanted=lambda: still_lost(queue, job) is not None, **command)
+    command = tuple(record.command) if record and record.command else TRAINER
+    resume(run, overrides, command=command, wanted=lambda: still_lost(queue, job) is not None)

@@ -24,7 +24,7 @@ from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.request.request import Request
 
 PASSED = "passed"
-"""The value of `tried` in own_code.json after a trial without an error; other values say why there was none."""
+"""The value of `tried` in own_code.json after a trial without an error; others say why there was none."""
 
 logger = logging.getLogger(__name__)
 

@@ -204,6 +204,7 @@ class _Batch(NamedTuple):
     cu_seqlens: torch.Tensor | None = None
     answers: torch.Tensor | None = None
     reference: torch.Tensor | None = None
+    dataset_ids: torch.Tensor | None = None
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from pathlib import Path
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.base.workspace import display, resolve
 from nbtrain.config.schema import RunConfig
 

@@ -9,7 +9,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.printing.report import Facts, Findings, Report, Sentence
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.base.text.terminal import nearest
+from nbtrain.base.text.nearest import nearest
 from nbtrain.base.workspace import bundled, display
 from nbtrain.config.code_file import FILE_NAME, HOOKS, code_file
 from nbtrain.config.schema import RunConfig

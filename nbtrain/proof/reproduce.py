@@ -28,6 +28,7 @@ from nbtrain.base.run_directory.records import Heartbeat, ResumeCertificate
 from nbtrain.base.run_directory.rundir import MANIFEST, JobDir, RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
+from nbtrain.config.code_file import defines
 from nbtrain.config.load import Overrides, load, load_resolved
 from nbtrain.config.load.attempt import TAKEN_OVER
 from nbtrain.config.load.effect import shown_settings
@@ -324,6 +325,9 @@ def _check_data(config: RunConfig, part: CertifiedPart) -> None:
     Data that is there is never prepared again, because the run itself depends on it.
     """
     made = part.provenance
+    if defines(config, "dataset"):
+        # Only the ranks read its samples; the certificate compares the file that makes them.
+        return
     if (data := read_run_data(config)).dataset is None and data.manifest is None:
         prepare(config)
         data = read_run_data(config)

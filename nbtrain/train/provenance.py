@@ -41,6 +41,9 @@ def write_provenance(
         "tokenizer_sha256": live.tokenizer_sha256,
         "next_batch_sha256": live.next_batch_sha256(state.data),
     }
+    if live.code_sha256 is not None:
+        # The user's file, with `code`.
+        data["own_code_sha256"] = live.code_sha256
     record = Provenance(
         job.job_id,
         attempt,

@@ -60,7 +60,7 @@ def expected(run, step):
     size = Tokenizer.load(tokenizer_dir("test")).vocab_size
     found = {}
     for task in tasks_of_run(config):
-        for number, (context, continuations) in enumerate(task.asked()):
+        for number, (context, continuations) in enumerate(task.requests()):
             scored = []
             for continuation in continuations:
                 whole = torch.tensor([[*context, *continuation]])

@@ -30,7 +30,7 @@ from nbtrain.lab.form.titles import title_of
 # The form's pages, divided like the job form of a cluster platform. Each section of the schema has one page.
 GROUPS = {
     "Distributed": ("resources", "backend", "limits", "labels"),
-    "Model": ("recipe", "init_from", "init_step", "lora", "dpo", "model", "tokenizer"),
+    "Model": ("recipe", "init_from", "init_step", "lora", "dpo", "code", "model", "tokenizer"),
     "Training": ("mode", "batch", "optimizer", "lr_schedule", "precision", "checkpoint", "stability"),
     "Parallel": ("parallel",),
     "Data": ("data",),

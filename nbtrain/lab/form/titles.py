@@ -69,6 +69,7 @@ TITLES = {
     "evaluation.eval_iters": "Batches per validation",
     "evaluation.tasks_interval_steps": "Run the tasks every",
     "init_from": "Start from a run or model",
+    "code": "File with your own functions",
     "init_step": "Checkpoint to start from",
     "labels": "Tags",
     "limits.gpu_hours": "Limit on GPU hours",

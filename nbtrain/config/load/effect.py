@@ -7,6 +7,9 @@ from nbtrain.config.load import flatten
 from nbtrain.config.rules.resume import WITHOUT_EFFECT, within
 from nbtrain.config.schema import RunConfig
 
+# Data with another name has the same effect: a certificate has the hashes of its contents.
+NAMES = ("data.name", "tokenizer.name")
+
 
 def shown_settings(config: RunConfig) -> dict[str, Any]:
     """Return {dotted key: JSON value} of all settings, without passwords in addresses."""
@@ -15,4 +18,5 @@ def shown_settings(config: RunConfig) -> dict[str, Any]:
 
 def settings_with_effect(config: RunConfig) -> dict[str, Any]:
     """Return {dotted key: JSON value} of the settings that may affect a number of the training."""
-    return {key: value for key, value in shown_settings(config).items() if not within(key, WITHOUT_EFFECT)}
+    settings = shown_settings(config).items()
+    return {key: value for key, value in settings if not within(key, (*WITHOUT_EFFECT, *NAMES))}

@@ -128,3 +128,8 @@ def test_pairs_have_their_own_loss(run_yaml, tmp_path):
     config = read(run_yaml, tmp_path, GOOD)
     with pytest.raises(ConfigError, match="with dpo the loss is that of pairs"):
         load(config, {"dpo": {"beta": 0.1}})
+
+
+def test_a_dataset_of_ones_own_is_the_only_one(run_yaml, tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.sources\n  is not read: .*dataset\(\) in "):
+        read(run_yaml, tmp_path, "def dataset(split):\n    return []\n")

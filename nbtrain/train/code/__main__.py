@@ -12,6 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from nbtrain.base.errors import NbtrainError
+from nbtrain.base.process.signals import hear_signals
 from nbtrain.config.schema import RunConfig
 from nbtrain.train.code.trial import try_code
 from nbtrain.train.code.user_code import UserCode, checked
@@ -34,4 +35,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

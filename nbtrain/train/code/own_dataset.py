@@ -18,7 +18,6 @@ import numpy as np
 from nbtrain.base.errors import CodeError
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.manifest import DatasetManifest
-from nbtrain.dataset.run_data import tokenizer_sha256
 from nbtrain.dataset.samples.build import GPTDatasets
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.dataset.samples.state import DataState
@@ -123,6 +122,9 @@ def own_datasets(
 
     Validation and test are None if dataset() returns None for them, or if the run does not evaluate.
     """
+    # The tokenizer's libraries are not needed by a run on prepared data.
+    from nbtrain.dataset.run_data import tokenizer_sha256
+
     splits: dict[str, Any] = {}
     for split in SPLITS:
         wanted = split == "train" or config.evaluation.eval_iters > 0

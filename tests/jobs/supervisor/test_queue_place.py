@@ -390,7 +390,7 @@ def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders,
     assert read_state(job, time.time())[0] == "LOST"
     resumed, said = [], []
 
-    def resume(run, overrides, wanted):
+    def resume(run, overrides, command, wanted):
         resumed.append((run.name, load(load_resolved(run.config_yaml), overrides, check=False), wanted()))
         successor = run.job("99990101-000000-0000")
         successor.make_folders()

@@ -27,7 +27,7 @@ from tests.jobs.conftest import FAKE_RANK
 
 # The agent with the fake rank as its runs' trainer.
 AGENT = (
-    "import sys; from nbtrain.jobs import submit; submit.TRAINER = (sys.argv.pop(1),); "
+    "import sys; from nbtrain.jobs.submission import submit; submit.TRAINER = (sys.argv.pop(1),); "
     "from nbtrain.jobs.node.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
 

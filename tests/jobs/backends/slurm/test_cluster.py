@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 END_SECONDS = 300.0
 # `python -m MODULE ARGUMENTS` with the fake rank as the trainer of new jobs.
 WITH_FAKE_RANK = (
-    "import sys, runpy; from nbtrain.jobs import submit; "
+    "import sys, runpy; from nbtrain.jobs.submission import submit; "
     f"submit.TRAINER = ({FAKE_RANK!r},); module = sys.argv[2]; sys.argv[1:3] = []; "
     "runpy.run_module(module, run_name='__main__', alter_sys=True)"
 )

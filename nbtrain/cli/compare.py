@@ -44,7 +44,7 @@ def compare(options: argparse.Namespace) -> None:
     if options.picture:
         check_picture(options.picture)
     labelled = list_runs(wanted=run_filter(sort="name", label=options.label)) if options.label else []
-    if not options.runs and not labelled:
+    if not labelled and (options.label or not options.runs):
         wanted = f"No run has the labels {', '.join(options.label)}." if options.label else "Name the runs."
         raise ConfigError(f"{wanted} `nbtrain runs` lists them.")
     names = [*options.runs, *(status.name for status in labelled if status.name not in options.runs)]

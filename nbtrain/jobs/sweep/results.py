@@ -202,7 +202,9 @@ class SweepResults(Result):
             money = " and ".join(
                 f"{amounts.amount(value or 0.0, digits=3)} {currency}" for currency, value in sums.items()
             )
-            used += f", {money} for {len(priced)} of {amounts.counted(len(paid), 'run')} with a price"
+            used += f", {money}"
+            if len(priced) < len(paid):
+                used += f" for the {len(priced)} of {amounts.counted(len(paid), 'run')} with a known price"
         return f"{words}, {used}." if used else f"{words}."
 
     def _loss_words(self, setting: Setting) -> str:

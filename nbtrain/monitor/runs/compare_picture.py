@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from nbtrain.monitor.metrics.curves import drawn_points
 from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.run.pictures import scalars_of, shown_figure
 from nbtrain.monitor.runs.compare import MOST_RUNS
+from nbtrain.monitor.status.run_status import UNKNOWN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,9 +96,19 @@ def comparison_report(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> Repo
 
 
 def _report_by_run(tables: Mapping[str, Any]) -> Report:
-    """Return one table with a row for each run: the settings that differ, and the results that do."""
+    """Return one table with a row for each run, then for each entry of published figures: the settings that
+    differ, and the results that do.
+    """
     figures, settings = tables["figures"], tables["settings"]
-    rows = [*settings["rows"], *(row for row in figures["rows"] if len(set(row[1:])) > 1)]
+    names = [*tables["names"], *tables["published"]]
+    # An entry has few of the figures: where it has none, only the runs count.
+    end = 1 + len(tables["names"])
+    differing = [
+        row
+        for row in figures["rows"]
+        if len({*row[1:end], *(words for words in row[end:] if words != UNKNOWN)}) > 1
+    ]
+    rows = [*settings["rows"], *differing]
     marked = dict(zip((row[0] for row in figures["rows"]), zip(figures["values"], figures["better"])))
     columns, has_best = [], False
     for name, *texts in rows:
@@ -104,8 +116,10 @@ def _report_by_run(tables: Mapping[str, Any]) -> Report:
         best = best_of(values, better)
         has_best = has_best or best is not None
         marks = [BEST if best is not None and value == best else "" for value in values] or [""] * len(texts)
-        columns.append([f"{text}{mark}" for text, mark in zip(texts, marks)])
-    table = [[name, *(column[at] for column in columns)] for at, name in enumerate(tables["names"])]
+        # Published figures have no settings.
+        texts += [""] * (len(names) - len(texts))
+        columns.append([f"{text}{mark}" for text, mark in itertools.zip_longest(texts, marks, fillvalue="")])
+    table = [[name, *(column[at] for column in columns)] for at, name in enumerate(names)]
     blocks: list[Block] = [Table(["run", *(row[0] for row in rows)], table, "Runs, with what differs")]
     if has_best:
         blocks.append(Sentence(f"{BEST.strip()} marks the best value of a column."))

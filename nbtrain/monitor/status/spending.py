@@ -14,7 +14,7 @@ other prices does not change what an earlier one has cost.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nbtrain.base import files
@@ -198,7 +198,7 @@ def run_spending(run: RunDir, now: float, current: tuple[str, JobRecord, str] | 
         sum(hours.values()),
         seconds.get("training", 0.0) / paid if paid else None,
         seconds,
-        faults,
+        faults if money is not None else _without_money(faults),
         money,
         currency,
         _energy_kwh(jobs),
@@ -398,7 +398,8 @@ def total(spendings: Sequence[Spending]) -> Spending:
     """Return the spending of several runs together.
 
     Goodput is the mean over the device hours. Money and energy are None if those of a run that has paid
-    devices are not known, or if the runs have paid in several currencies.
+    devices are not known, or if the runs have paid in several currencies; then the faults have no money
+    either.
     """
     paid = [spending for spending in spendings if spending.device_hours]
     device_hours = sum(spending.device_hours for spending in paid)
@@ -407,16 +408,22 @@ def total(spendings: Sequence[Spending]) -> Spending:
     money = [spending.money for spending in paid if spending.money is not None]
     energy = [spending.energy_kwh for spending in paid if spending.energy_kwh is not None]
     has_price = bool(paid) and len(money) == len(paid) and len(currencies) == 1
+    faults = [fault for spending in spendings for fault in spending.faults]
     return Spending(
         device_hours,
         kept / device_hours if device_hours else None,
         _added([spending.seconds for spending in spendings]),
-        [fault for spending in spendings for fault in spending.faults],
+        faults if has_price else _without_money(faults),
         sum(money) if has_price else None,
         currencies.pop() if has_price else "",
         sum(energy) if paid and len(energy) == len(paid) else None,
         _added([spending.hours for spending in spendings]),
     )
+
+
+def _without_money(faults: Sequence[Fault]) -> list[Fault]:
+    """Return faults whose prices have no common currency, without these prices."""
+    return [replace(fault, money=None) for fault in faults]
 
 
 def _added(values: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
 from nbtrain.monitor.runs.compare import MOST_RUNS, MOST_TABULATED, compared
 from nbtrain.monitor.runs.compare_picture import BEST, comparison_figure, comparison_report
+from nbtrain.monitor.runs.published import Published
 from tests.jobs.conftest import TINY
 
 
@@ -224,6 +225,10 @@ def test_many_runs_are_one_table_with_a_row_each(workspace):
     assert heads == ["run", "lr_schedule.lr", "loss"]
     assert rows[0] == ["run-00", "0.01", "2.0000", BEST.strip()] and rows[2] == ["run-02", "0.012", "2.5000"]
     assert [row[0] for row in rows[: len(names)]] == names
+    published = Published("345M", "others.yaml:1", {"loss": 1.5}, {"loss": "others.yaml:2"})
+    text = str(comparison_report(runs, compared(runs, [published])))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["345M", "1.5000", BEST.strip()] in lines and ["run-00", "0.01", "2.0000"] in lines
     with pytest.raises(ConfigError, match="13 runs: a picture shows at most 12"):
         comparison_figure(runs)
 

@@ -7,7 +7,7 @@ import pytest
 
 from nbtrain.base.run_directory.records import AttemptRecord, DevicePrice, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.monitor.status.spending import Spending, fault_words, run_spending, total
+from nbtrain.monitor.status.spending import Fault, Spending, fault_words, run_spending, total
 
 DAY = 20260101
 
@@ -201,6 +201,10 @@ def test_a_later_plan_does_not_change_what_a_job_has_cost(run):
     first.price = DevicePrice(2.0, "EUR", 0.25)
     first.write(run.job(first.job_id).job_json)
     assert run_spending(run, now=9999).money is None, "two currencies have no sum"
+    killed = Fault("j", 0, 1.0, "killed", 1, 1.0, 1.0, 0.0, 1.0, money=2.0)
+    paid = Spending(1.0, 1.0, {}, [killed], 3.0, "USD")
+    assert [fault.money for fault in total([paid]).faults] == [2.0]
+    assert [fault.money for fault in total([paid, replace(paid, currency="EUR")]).faults] == [None, None]
 
 
 def test_hours_by_purpose_and_several_runs_together(run):

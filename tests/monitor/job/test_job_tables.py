@@ -100,6 +100,21 @@ def test_the_cost_of_the_run_is_shown_once(job: FakeJob) -> None:
     assert page.keys() - shown.keys() == {"cost of the run"}
 
 
+def test_a_fault_has_a_row_with_its_cost(job: FakeJob) -> None:
+    begin = job.record.created_at
+    cause = "rank 1 was killed by SIGKILL"
+    job.record.attempts = [
+        AttemptRecord(0, begin, 2, 1, running_at=begin, ended_at=begin + 60, reached_step=10, cause=cause),
+        AttemptRecord(1, begin + 60, 2, 1, first_step=6, running_at=begin + 90, resumed_from_step=6),
+    ]
+    job.record.write(job.job.job_json)
+    found = job_tables(job.run, now=begin + 3600)["faults"]
+    (row,) = found["rows"]
+    cells = dict(zip(found["heads"][1:], row["cells"], strict=True))
+    assert row["time"] == begin + 60 and (cells["attempt"], cells["cause"]) == ("0", cause)
+    assert cells["cost"].startswith("4 steps again (")
+
+
 def test_the_strip_compares_each_rank_with_the_median(job: FakeJob) -> None:
     """State, computing time and memory of each rank, with the slowest rank by name."""
     for rank, seconds in ((0, 0.1), (1, 0.4)):

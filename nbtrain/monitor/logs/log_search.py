@@ -165,7 +165,8 @@ def search_file(
             # replace() jumps from one line's end to the next; count() compares every byte, in twice the time.
             lines += len(whole) - len(whole.replace(b"\n", b""))
             start += len(block) - len(rest)
-        yield from _hits(job_id, path.name, rest, needle, pattern, lines, start, ignore_case)
+        if rest:
+            yield from _hits(job_id, path.name, rest, needle, pattern, lines, start, ignore_case)
 
 
 def _hits(
@@ -209,7 +210,8 @@ def _matching_lines(block: bytes, pattern: re.Pattern[str]) -> Iterator[tuple[in
     The states of a progress bar, which carriage returns separate, are matched one by one.
     """
     at = 0
-    for line in block.split(b"\n"):
+    # What follows the last line's end is not an empty line.
+    for line in block.removesuffix(b"\n").split(b"\n"):
         begin = at
         for state in line.split(b"\r"):
             text = state.decode("utf-8", "replace")

@@ -27,7 +27,7 @@ from nbtrain.monitor.metrics.series import Gaps
 # A chart is 300 to 1,400 pixels wide. 24 bytes each: a run with 60 curves takes 3 MB.
 MOST_POINTS = 2048
 MOST_DRAWN = 2000
-"""Points of a line in a picture: a lowest and a highest for each of 1,000 columns, twice those of an axis."""
+"""Points of a line in a picture: the lowest and the highest of each of 1,000 columns, about a pixel wide."""
 
 Point = tuple[int, float, float]
 """Step, value, wall time."""
@@ -339,10 +339,11 @@ def band(values: Sequence[float], most: int, means: Sequence[float] | None = Non
 
 
 def drawn_points(values: Sequence[float], most: int = MOST_DRAWN) -> list[int]:
-    """Return the indices of at most about `most` points that draw the same line as all of them.
+    """Return the indices of the points, at most `most` + 2, that draw the same line as all of them.
 
-    These are the first and the last point, and the lowest and the highest of each of `most` / 2 intervals of
-    equal length, which are narrower than a pixel. NaN is neither.
+    These are the first and the last point, and the lowest and the highest of each of `most` / 2 intervals
+    with equal numbers of points. NaN is neither, unless an interval has nothing else: the line has a gap
+    there.
     """
     num = len(values)
     if num <= most:

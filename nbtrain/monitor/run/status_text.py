@@ -174,13 +174,20 @@ def status_report(run: RunDir) -> Report:
 
 
 def _device(run: RunDir) -> str:
-    """Return resources.device of a run's config.yaml, which is resolved and has every key; "" without one.
+    """Return resources.device of a run's config.yaml; "" without that file. Raises ConfigError.
 
-    The schema is not loaded, because that takes longer than everything else that a status needs.
+    The schema is loaded only for a file without the key, to name what is wrong with it, because loading it
+    takes longer than everything else that a status needs.
     """
     if not run.config_yaml.is_file():
         return ""
-    return str(read_yaml(run.config_yaml).value["resources"]["device"])
+    resources = read_yaml(run.config_yaml).value.get("resources")
+    device = resources.get("device") if isinstance(resources, dict) else None
+    if isinstance(device, str):
+        return device
+    from nbtrain.config.load import load_resolved
+
+    return load_resolved(run.config_yaml).resources.device
 
 
 def _ranks(ranks: list[dict[str, Any]], active: bool) -> list[Block]:

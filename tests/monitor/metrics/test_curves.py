@@ -276,3 +276,6 @@ def test_a_picture_draws_the_ends_and_the_lowest_and_highest_of_every_column():
         column = [value for value in values[first : first + 200] if value == value]
         drawn = [values[index] for index in at if first <= index < first + 200]
         assert min(column) == min(drawn) and max(column) == max(drawn)
+    values[2_000:3_000] = [math.nan] * 1_000
+    gap = [index for index in drawn_points(values, most=100) if 2_000 <= index < 3_000]
+    assert gap and all(math.isnan(values[index]) for index in gap)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base import files
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory import final_record
 from nbtrain.base.run_directory.records import (
     AttemptRecord,
@@ -452,6 +453,14 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     job.finish("FAILED", "rank 1 was killed by SIGKILL")
     assert progress_line(run).endswith(" tokens/s | rank 1 was killed by SIGKILL")
     assert "  state    FAILED: rank 1 was killed by SIGKILL" in str(status_report(run))
+
+
+def test_a_status_names_a_config_that_was_damaged(run: RunDir) -> None:
+    FakeJob(run, steps=4).tensorboard.close()
+    for text in ("a: 1\n", "resources: 3\n", "resources: {}\n", "resources: {device: 1}\n"):
+        run.config_yaml.write_text(text)
+        with pytest.raises(ConfigError, match=r"config\.yaml"):
+            status_report(run)
 
 
 def test_what_a_dead_rank_did_last_is_not_shown_as_going_on(run: RunDir) -> None:

@@ -75,9 +75,24 @@ def exclusive(source: Reading) -> Iterator[tuple[Setting, Setting]]:
             yield one, other
 
 
+def beside_ulysses(source: Reading) -> Iterator[tuple[Setting, Setting]]:
+    """Yield (flag of Ulysses, flag of tensor or pipeline ranks) for sizes of more than 1.
+
+    Megatron-DeepSpeed asserts that there is no such pair (megatron/core/parallel_state.py). nbtrain trains
+    such runs, so that an import accepts them.
+    """
+    ulysses = source.setting("ds_sequence_parallel_size")
+    if ulysses is None or number(source, "ds_sequence_parallel_size") < 2:
+        return
+    for dest in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+        other = source.setting(dest)
+        if other is not None and number(source, dest) > 1:
+            yield ulysses, other
+
+
 def flags_go_together(source: Reading) -> Iterator[Finding]:
     """Check that flags do not exclude each other, such as two number formats or two lengths of a warm-up."""
-    for one, other in exclusive(source):
+    for one, other in (*exclusive(source), *beside_ulysses(source)):
         text = f"{one.text} with {other.text} ({other.place}): the program refuses to start with both."
         yield Finding("error", "flags_go_together", one.flag, one.place, text, "Remove one of them.", FATAL)
 

@@ -246,6 +246,10 @@ def test_what_the_program_cannot_do_is_said():
     cut = ["parallel.pipeline_parallel_size=5", "parallel.zero_stage=1", "resources.gpus_per_node=5"]
     layers = export(load("gpt-125m", cut), "megatron-lm")
     assert any("requires --num-layers(12) to be a multiple of" in note for note in layers.notes)
+    shared = ["parallel.ds_sequence_parallel_size=2", "parallel.tensor_parallel_size=2"]
+    both = export(load("gpt-125m", [*shared, "resources.gpus_per_node=4"]), "megatron-deepspeed")
+    assert any("refuses --ds-sequence-parallel-size with tensor" in note for note in both.notes)
+    assert "Caution" not in export(load("gpt-125m", OVERRIDES["ulysses"]), "megatron-deepspeed").text
 
 
 def test_what_is_tuned_is_not_what_the_program_trains():

@@ -237,6 +237,17 @@ def test_the_175b_script_on_one_node(tmp_path):
             ],
         ),
         (
+            ["--ds-sequence-parallel-size=2", "--pipeline-model-parallel-size=2"],
+            "flags_go_together",
+            [
+                "error, cannot run: job.yaml:59: --ds-sequence-parallel-size",
+                "  --ds-sequence-parallel-size 2 with --pipeline-model-parallel-size 2 (job.yaml:60): the "
+                "program refuses to start with both.",
+                "  Remove one of them.",
+            ],
+        ),
+        (["--ds-sequence-parallel-size=2", "--tensor-model-parallel-size=1"], "flags_go_together", []),
+        (
             ["--apply-layernorm-1p"],
             "has_a_field",
             [

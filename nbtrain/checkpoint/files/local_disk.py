@@ -49,7 +49,7 @@ class Part(Record):
     """Coordinate [pipeline, data, tensor] of the rank."""
     files: Described
     is_whole: bool = False
-    """Whether these files form a complete checkpoint, which with ZeRO 0 every node has."""
+    """Whether these files form a complete checkpoint, as on every node if the state is replicated."""
     manifest: dict[str, Any] = field(default_factory=dict)
     """Manifest of the complete checkpoint without its list of files; {} in parts that need none."""
 

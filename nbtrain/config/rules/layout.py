@@ -189,7 +189,10 @@ def sequence_divides(config: RunConfig) -> Problems:
     ulysses, chunk = parallel.ds_sequence_parallel_size, parallel.fpdt_chunk_tokens
     if parallel.sequence_parallel:
         tensor = parallel.tensor_parallel_size
-        yield from problems_of(config, limits.sharded_sequence(shape, tensor, ulysses))
+        if wrong := list(problems_of(config, limits.sharded_sequence(shape, tensor, ulysses))):
+            # The lengths nearest to Ulysses' own rule may break this one.
+            yield from wrong
+            return
     yield from problems_of(config, limits.sequence(shape, ulysses, chunk))
 
 

@@ -297,6 +297,11 @@ def _write_sequence(target: Writing) -> None:
     if parallel.ds_sequence_parallel_size > 1:
         if target.has("ds_sequence_parallel_size"):
             target.add("ds_sequence_parallel_size", parallel.ds_sequence_parallel_size)
+            if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+                target.warnings.append(
+                    f"{target.table.name} refuses --ds-sequence-parallel-size with tensor or pipeline "
+                    "parallelism"
+                )
         else:
             target.unsaid("parallel.ds_sequence_parallel_size", "the program has no Ulysses")
     if parallel.fpdt_chunk_tokens:
@@ -345,7 +350,7 @@ def _read_pipeline(source: Reading) -> None:
             f"{nodes * gpus}.{fix}",
         )
         return
-    comment = f"{nodes * gpus} ranks over tensor x pipeline"
+    comment = f"{nodes * gpus} ranks over tensor x pipeline" + " x Ulysses" * (ulysses > 1)
     source.set("parallel.data_parallel_size", nodes * gpus // model, comment=comment, place=place)
 
 

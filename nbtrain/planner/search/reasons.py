@@ -61,7 +61,10 @@ def _zero(result: SearchResult, one: ScoredLayout) -> str:
         return f"stage {stage}, which also holds {held} of the only replica in host memory: {with_lower}"
     if ranks == 1:
         return f"stage {stage}: there is one replica, so nothing can be sharded"
-    if stage <= 1:
+    if stage == 0:
+        higher = options._replace(zero_stage=1)
+        return f"stage 0, which shards nothing: {_without(result, one, higher, 'with stage 1')}"
+    if stage == 1:
         most = "; a pipeline allows no higher stage" if cut.pipeline > 1 else ""
         return (
             f"stage {stage}: the optimizer state is sharded across {ranks} ranks without extra traffic{most}"

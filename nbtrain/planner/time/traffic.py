@@ -12,7 +12,7 @@ Bytes of one rank by kind, for P parameters on a rank with b bytes each, d data 
     ring       keys and values passed on c - 1 times, backward twice as much
     Ulysses    8 all-to-alls in each block, of query, key, value and output
     pipeline   2 s b h over each boundary, both ways, times the pieces of an interleaved stage
-    Muon       with ZeRO 2 all-to-alls of a rank's part of the blocks' matrices, in the products' format
+    Muon       two all-to-alls of a rank's part of the blocks' matrices, in the products' format
 
 A collective of S bytes over n ranks takes f (S + ramp) / bandwidth and a latency for each hop; f is 2 (n-1)/n
 for an all-reduce and (n-1)/n for the others (NVIDIA/nccl-tests doc/PERFORMANCE.md). Volumes: arXiv:1910.02054

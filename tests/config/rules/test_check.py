@@ -837,11 +837,11 @@ BROKEN = {
         [
             "parallel.ds_sequence_parallel_size=2",
             "parallel.data_parallel_size=2",
-            "model.seq_length=2044",
+            "model.seq_length=2045",
             "model.max_position_embeddings=2048",
             "parallel.sequence_parallel=true",
         ],
-        "@: model.seq_length = 2044\n"
+        "@: model.seq_length = 2045\n"
         "  must be a multiple of tensor_parallel_size(4) * ds_sequence_parallel_size(2) = 8 with "
         "sequence_parallel; nearest: 2040, 2048.",
     ),

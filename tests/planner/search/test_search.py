@@ -277,6 +277,14 @@ def test_one_gpu_is_helped_by_the_stages_that_offload():
     )
 
 
+def test_zero_0_is_not_said_to_shard():
+    """In fp32, ZeRO 0 may be the fastest: it shards no optimizer state, and is compared with ZeRO 1."""
+    result = search("gpt-125m", 8, None, "A100-80GB", {"precision.dtype": "fp32"})
+    assert result.best and result.best.layout.options.zero_stage == 0
+    words = dict(FoundLayouts(result).why(1))["ZeRO"]
+    assert words.startswith("stage 0, which shards nothing: with stage 1 a step takes ")
+
+
 def test_nothing_fits():
     """If nothing fits, as for 175B on one machine, each kind of layout states the missing memory, and a hint
     follows.

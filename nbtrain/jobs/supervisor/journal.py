@@ -396,8 +396,9 @@ class Journal:
             self.event("warning", f"summary.json is not written: {error}")
         try:
             write_certificate(self.job.run)
-        except ValueError as error:
-            # A file that is not JSON, or a RecordError.
+        except (ValueError, OSError) as error:
+            # A damaged record, or a full disk: a certificate may be larger than the reserve, and the records
+            # of the end need that space.
             self.event("warning", f"certificate.json is not written: {error}")
 
 

@@ -367,6 +367,21 @@ def test_a_damaged_record_of_an_earlier_job_does_not_keep_the_end_from_being_wri
         assert warning["message"].startswith(f"{name}.json is not written: {earlier.job_json}:1: not JSON: ")
 
 
+def test_a_certificate_that_does_not_fit_on_the_disk_does_not_keep_the_end_from_being_written(
+    supervised, monkeypatch
+):
+    """A certificate may be larger than the space that is reserved for the records of the end."""
+
+    def refuse(run):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal_module, "write_certificate", refuse)
+    supervised.journal.end(Verdict("SUCCEEDED", "done"))
+    assert JobRecord.read(supervised.job.job_json).state == "SUCCEEDED"
+    [warning] = supervised.events("warning")
+    assert warning["message"].startswith("certificate.json is not written: ")
+
+
 def test_it_does_not_wait_for_ever(supervised, monkeypatch):
     supervised.change("backend", disk_wait_seconds=0.0)
     monkeypatch.setattr(supervise, "shutil", Disk(0))

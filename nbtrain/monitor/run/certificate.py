@@ -17,7 +17,7 @@ import bisect
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +235,12 @@ def write_certificate(run: RunDir) -> None:
 def read_certificate(path: Path) -> RunCertificate | None:
     """Return the certificate in a file; None without a file. Raises RecordError for any other content."""
     try:
-        return RunCertificate.read(path)
+        certificate = RunCertificate.read(path)
+        if certificate is not None:
+            certificate.numbers()
+            if not certificate.parts:
+                raise ValueError("it has no parts")
+        return certificate
     except (TypeError, ValueError) as error:
         raise RecordError(f"{display(path)}: is not the certificate of a run: {error}") from error
 
@@ -265,7 +270,9 @@ def part_differences(
 ) -> list[Difference]:
     """Return the settings, files, versions, device and data in which two parts differ."""
     ours, theirs = before.provenance, now.provenance
-    found = [*_mapping_differences("setting", ours.settings, theirs.settings)]
+    settings = _mapping_differences("setting", ours.settings, theirs.settings)
+    # `code` is the path of a file whose contents are compared as a part of the data.
+    found = [difference for difference in settings if difference.name != "code"]
     found += _file_differences(code_before.get(ours.code_sha256, {}), code_now.get(theirs.code_sha256, {}))
     found += _mapping_differences("library", ours.versions, theirs.versions)
     found += device_differences(ours, theirs)
@@ -307,21 +314,54 @@ def certificate_problems(run: RunDir) -> list[str]:
     """Return why certificate.json does not agree with the run directory; [] if it does.
 
     Settings that were edited after the training, numbers, hashes of checkpoints and lists of code are
-    compared. `nbtrain checkpoint verify` reads the checkpoints' files.
+    compared. A later attempt, for example of an active job, replaces the steps after the checkpoint that it
+    loaded, and only the steps up to that checkpoint are compared. `nbtrain checkpoint verify` reads the
+    checkpoints' files.
     """
     stored, made = read_certificate(run.certificate_json), make_certificate(run)
     if stored is None:
         return []
-    found = [
-        f"{display(run.certificate_json)}: {difference}"
-        for difference in differences(stored, made)
-        # A job may have trained on since then.
-        if difference.name != "steps" or len(made.steps) < len(stored.steps)
-    ]
-    for link, now in zip(stored.checkpoints, made.checkpoints):
-        if link.chain_sha256 != now.chain_sha256 and not found:
-            found.append(f"the chain differs from the checkpoint of step {link.step:,} on")
+    later = _attempts_since(run, stored)
+    if later:
+        resumed = min(attempt.first_step for attempt in later)
+        stored, made = _up_to(stored, resumed), _up_to(made, resumed)
+        if not stored.parts or not made.parts:
+            return []
+    where = display(run.certificate_json)
+    found = [f"{where}: {difference}" for difference in differences(stored, made)]
+    now = {link.step: link.chain_sha256 for link in made.checkpoints}
+    changed = next((link for link in stored.checkpoints if now.get(link.step) != link.chain_sha256), None)
+    if changed is not None and not found:
+        found.append(f"{where}: the chain differs from the checkpoint of step {changed.step:,} on")
+    if not (found or later) and stored.sha256 != made.sha256:
+        digests = f"{_short(stored.sha256)} -> {_short(made.sha256)}"
+        found.append(f"{where}: the SHA-256 of the run differs: {digests}")
     return found
+
+
+def _attempts_since(run: RunDir, certificate: RunCertificate) -> list[Provenance]:
+    """Return the attempts of a run after the newest one in a certificate; none if it has none of them."""
+    known = {_attempt(part.provenance) for part in certificate.parts}
+    attempts = list(_provenances(run))
+    places = [number for number, attempt in enumerate(attempts) if _attempt(attempt) in known]
+    return attempts[places[-1] + 1 :] if places else []
+
+
+def _up_to(certificate: RunCertificate, step: int) -> RunCertificate:
+    """Return the parts, checkpoints and numbers of a certificate up to a step."""
+    count = bisect.bisect_right(certificate.steps, step)
+    return replace(
+        certificate,
+        parts=[
+            replace(part, last_step=min(part.last_step, step))
+            for part in certificate.parts
+            if part.first_step < step
+        ],
+        checkpoints=[link for link in certificate.checkpoints if link.step <= step],
+        steps=certificate.steps[:count],
+        losses=certificate.losses[:count],
+        grad_norms=certificate.grad_norms[:count],
+    )
 
 
 def _series(run: RunDir) -> dict[str, Series]:
@@ -354,6 +394,11 @@ def _provenances(run: RunDir) -> Iterator[Provenance]:
                 yield found
 
 
+def _attempt(provenance: Provenance) -> tuple[str, int]:
+    """Return the job and the number of its attempt."""
+    return provenance.job_id, provenance.attempt
+
+
 def _saved(run: RunDir, parts: list[CertifiedPart]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (step, event) of the checkpoints that the parts saved."""
     for job_id in dict.fromkeys(part.provenance.job_id for part in parts):
@@ -361,7 +406,7 @@ def _saved(run: RunDir, parts: list[CertifiedPart]) -> Iterator[tuple[int, dict[
             if event["kind"] != "checkpoint" or "files_sha256" not in event:
                 continue
             for part in parts:
-                own = (part.provenance.job_id, part.provenance.attempt) == (job_id, event["attempt"])
+                own = _attempt(part.provenance) == (job_id, event["attempt"])
                 if own and part.first_step < event["step"] <= part.last_step:
                     yield event["step"], event
 

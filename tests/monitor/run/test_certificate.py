@@ -186,9 +186,55 @@ def test_numbers_and_settings_that_were_edited_afterwards_are_found(workspace):
     record = Provenance.read(job.provenance(0))
     replace(record, settings={**record.settings, "model.seed": 5}).write(job.provenance(0))
     assert "model.seed: 1234 -> 5" in certificate_problems(run)[0]
-    run.certificate_json.write_text('{"run": 1}')
-    with pytest.raises(RecordError, match="is not the certificate of a run"):
-        certificate_problems(run)
+    for text in ('{"run": 1}', "{", "[1]"):
+        run.certificate_json.write_text(text)
+        with pytest.raises(RecordError, match="is not the certificate of a run"):
+            certificate_problems(run)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"losses": [0.1] * len(LOSSES)}, {"losses": ["x"] * len(LOSSES)}, {"parts": []}]
+)
+def test_a_certificate_that_was_edited_by_hand_is_refused(workspace, changes):
+    """A number that is not hexadecimal, or a certificate without parts, is named instead of a traceback."""
+    run = a_run()
+    trained(run, LOSSES)
+    write_certificate(run)
+    files.write_json(run.certificate_json, {**files.read_json(run.certificate_json), **changes})
+    with pytest.raises(RecordError, match="is not the certificate of a run: "):
+        read_certificate(run.certificate_json)
+
+
+def test_what_changed_without_a_number_is_found(workspace):
+    """An event of a checkpoint that is gone, and an edit of the hash itself, are differences too."""
+    run = a_run()
+    job = trained(run, LOSSES, saved=(2, 4))
+    write_certificate(run)
+    written = files.read_json(run.certificate_json)
+    files.write_json(run.certificate_json, {**written, "sha256": "0" * 64})
+    [problem] = certificate_problems(run)
+    assert "the SHA-256 of the run differs: 000000000000 -> " in problem
+    files.write_json(run.certificate_json, written)
+    path = job.events / "rank0.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    [problem] = certificate_problems(run)
+    assert "certificate.json: the chain differs from the checkpoint of step 4 on" in problem
+
+
+@pytest.mark.parametrize("losses", [{}, {5: 7.0}])
+def test_a_job_that_continues_the_run_is_no_difference(workspace, losses):
+    """A later job, which may still be active, replaces the steps after its checkpoint, with other settings;
+    the steps before it are compared.
+    """
+    run = a_run()
+    trained(run, LOSSES, saved=(2, 4))
+    write_certificate(run)
+    trained(run, losses, first_step=4, settings={"model.seed": 1234, "lr_schedule.lr": 5e-4})
+    assert max(make_certificate(run).steps) == max(losses, default=4) and certificate_problems(run) == []
+    path = run.tensorboard / "metrics.jsonl"
+    path.write_text(path.read_text().replace(repr(math.pi), "3.0", 1))
+    [problem] = certificate_problems(run)
+    assert "step 2: loss 3.141592653589793" in problem
 
 
 def test_a_run_without_a_step_has_no_certificate(workspace):

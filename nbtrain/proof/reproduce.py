@@ -27,8 +27,8 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, ResumeCertificate
 from nbtrain.base.run_directory.rundir import MANIFEST, JobDir, RunDir
 from nbtrain.base.text import amounts
-from nbtrain.base.workspace import display
-from nbtrain.config.code_file import defines
+from nbtrain.base.workspace import display, resolve
+from nbtrain.config.code_file import copy_of, defines
 from nbtrain.config.load import Overrides, load, load_resolved
 from nbtrain.config.load.attempt import TAKEN_OVER
 from nbtrain.config.load.effect import shown_settings
@@ -195,11 +195,18 @@ def reproduce(
         _refuse_changed(run, certificate, start)
     part = _part(run, certificate, start, first, last)
     target = RunDir.named(name_of(run.name, "reproduced"))
+    if target.path.resolve() == run.path.resolve():
+        raise ConfigError(
+            f"{run.name}: is itself a reproduction, which would be replaced. Reproduce the original run."
+        )
     compared = [step for step in kept if start < step <= last]
     config, notes = _config(run, part, last, target.name, overrides, compared)
     notes += certificate_problems(run)
     if gone := [link.step for link in certificate.checkpoints if start < link.step <= first]:
-        notes.append(f"the checkpoint of step {gone[-1]:,} was removed: trained from step {start:,} on")
+        problem = checkpoint_problem(run.checkpoint(gone[-1]))
+        notes.append(
+            f"the checkpoint of step {gone[-1]:,} is not used ({problem}): trained from step {start:,} on"
+        )
     _check_data(config, part)
     with alone(target, "reproduction"):
         renew(target, REPRODUCTION_OF, run.name)
@@ -233,8 +240,17 @@ def _window(
 
 
 def _part(run: RunDir, certificate: RunCertificate, start: int, first: int, last: int) -> CertifiedPart:
-    """Return the part that trained the window. Raises ConfigError if settings changed since `start`."""
+    """Return the part that trained the window. Raises ConfigError if settings changed since `start`, or if
+    the run has no record of how a step since then was trained.
+    """
     parts = [part for part in certificate.parts if part.first_step < last and part.last_step > start]
+    if not parts or parts[0].first_step > start:
+        known = certificate.parts[0].first_step
+        raise ConfigError(
+            f"steps {first:,}:{last:,} would be trained from step {start:,}, but {display(run.jobs)} has no "
+            f"record of how the steps up to step {known:,} were trained. Restore the folders of its jobs, or "
+            f"reproduce a window after a checkpoint that was saved after step {known:,}."
+        )
     for before, now in itertools.pairwise(parts):
         changed = [key for key in _all_keys(before, now) if _setting(before, key) != _setting(now, key)]
         if changed:
@@ -316,6 +332,14 @@ def _config(
         "profile.enabled": False,
         "profile.memory_snapshot": False,
     }
+    if given.code is not None and given.code == made.settings.get("code"):
+        # The file may be gone or changed; the ranks have imported the run's copy.
+        file = resolve(given.code)
+        copy = copy_of(run, file.name)
+        if copy.is_file():
+            own["code"] = display(copy)
+            if file.is_file() and file.read_bytes() != copy.read_bytes():
+                notes.append(f"{display(file)} has changed since then; the run's copy of it is used here")
     return load(given, own), notes
 
 

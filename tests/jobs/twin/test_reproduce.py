@@ -13,11 +13,12 @@ from nbtrain.base.errors import CheckpointError, ConfigError, DataError, SubmitE
 from nbtrain.base.run_directory.metrics import scalar
 from nbtrain.base.run_directory.records import Provenance
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.workspace import resolve
 from nbtrain.cli.reproduce import window_of
 from nbtrain.config.load import load
 from nbtrain.monitor.run.certificate import certificate_problems, make_certificate, write_certificate
 from nbtrain.proof.folder import end_job, new_job
-from nbtrain.proof.reproduce import PICTURE, REPRODUCTION_JSON, reproduce
+from nbtrain.proof.reproduce import PICTURE, REPRODUCTION_JSON, _config, reproduce
 from tests.jobs.conftest import TINY
 
 pytestmark = pytest.mark.slow
@@ -193,6 +194,49 @@ def test_other_data_is_refused_by_name(copied):
     with pytest.raises(DataError, match=rf"is not the one .*\n  data: {names[0]}: 111111111111 -> "):
         reproduce(copied, (8, 12))
     assert not RunDir.named("original-reproduced").path.exists()
+
+
+def test_a_window_whose_beginning_has_no_record(copied):
+    """Without the provenance of the first steps, they are not trained with the settings of later ones."""
+    path = next(copied.jobs.glob("*/provenance/0.json"))
+    record = Provenance.read(path)
+    record.first_step = 4
+    record.write(path)
+    with pytest.raises(ConfigError, match=r"steps 2:8 would be trained from step 0.* up to step 4 were"):
+        reproduce(copied, (2, 8))
+
+
+def test_the_copy_of_the_code_file_is_used(copied, workspace):
+    """The file of `code` may be gone or changed: the run's copy trains the steps again, and a change is
+    noted.
+    """
+    path = next(copied.jobs.glob("*/provenance/0.json"))
+    record = Provenance.read(path)
+    record.settings["code"] = "mine.py"
+    record.write(path)
+    text = copied.config_yaml.read_text()
+    assert "code: null\n" in text
+    copied.config_yaml.write_text(text.replace("code: null\n", "code: mine.py\n"))
+    copy = copied.own_code / "mine.py"
+    copy.parent.mkdir()
+    copy.write_text("def on_step(step, model):\n    pass\n")
+    part = make_certificate(copied).parts[0]
+    config, notes = _config(copied, part, STEPS, "other", None, [])
+    assert config.code == "copies/original/own_code/mine.py" and notes == []
+    for name in ("mine.py", "changed.py"):
+        (workspace / name).write_text("def on_step(step, model):\n    model.eval()\n")
+    config, notes = _config(copied, part, STEPS, "other", None, [])
+    assert resolve(config.code) == copy and "mine.py has changed since then" in notes[0]
+    config, notes = _config(copied, part, STEPS, "other", ["code=changed.py"], [])
+    assert "changed.py" in config.code and notes == []
+
+
+def test_a_reproduction_does_not_replace_itself(copied, workspace):
+    """The shortened name of the reproduction may be the name of the run that is read."""
+    target = workspace / "output" / ("a" * 42 + "-reproduced")
+    shutil.copytree(copied.path, target)
+    with pytest.raises(ConfigError, match="is itself a reproduction, which would be replaced"):
+        reproduce(RunDir(target), (8, 12))
 
 
 def test_settings_that_changed_within_the_window(copied, original):

@@ -31,6 +31,7 @@ FIELDS = {
     "run": str,
     "run_id": str,
     "settings": dict,
+    "settings_sha256": str,
     "versions": dict,
     "parameters": dict,
     "code_sha256": str,
@@ -82,8 +83,11 @@ def run_again(name: str, output: Path | None = None) -> NotebookAgain:
     notebook = read_notebook(source)
     record = _record(source, notebook)
     _refuse_edited(source, notebook, record)
-    known = dict(_parameters(notebook))
-    parameters = {key: value for key, value in record["parameters"].items() if key in known}
+    known, injected = dict(_parameters(notebook)), dict(_parameters(notebook, (INJECTED_TAG,)))
+    # papermill replaces its cell. A cell may have replaced a value before the run was started, e.g. by a
+    # RunConfig, which the record does not hold.
+    parameters = {name: value for name, (_, value) in injected.items() if value is not None}
+    parameters |= {name: value for name, value in record["parameters"].items() if name in known}
     run = RunDir.named(check_name(record["run"], f"{source}: the name of its run"))
     new_name = run.name
     if run.exists():
@@ -109,8 +113,8 @@ def _record(source: Path, notebook: Any) -> dict[str, Any]:
     if not (found := records_in(notebook)):
         executed = any(cell.get("execution_count") for cell in notebook.cells)
         why = (
-            "was executed, but none of its outputs has the record of a run: its cells started no run, or the "
-            "outputs were cleared"
+            "was executed, but none of its outputs has the record that nb.submit and nb.launch leave: its "
+            "cells started no run with them, or the outputs were cleared"
             if executed
             else "was never executed, so that there is nothing to run again"
         )
@@ -125,9 +129,11 @@ def _record(source: Path, notebook: Any) -> dict[str, Any]:
     return record
 
 
-def _parameters(notebook: Any) -> Iterator[tuple[str, tuple[int, Any]]]:
+def _parameters(
+    notebook: Any, tags: tuple[str, ...] = (PARAMETERS_TAG, INJECTED_TAG)
+) -> Iterator[tuple[str, tuple[int, Any]]]:
     """Yield (name, (number of the cell, value or None)) of the parameters, with papermill's cell last."""
-    for tag in (PARAMETERS_TAG, INJECTED_TAG):
+    for tag in tags:
         for number, cell in enumerate(notebook.cells, 1):
             if tag in cell.metadata.get("tags", []):
                 for name, value in _assigned(cell.source):
@@ -205,7 +211,10 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
 def _numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return what the certificates of both runs say about their steps, or why they are not compared."""
     runs = [RunDir.named(record["run"]) for record in (before, now)]
-    if before["run"] == now["run"] or runs[0].run_id != before["run_id"]:
+    is_here = runs[0].run_id == before["run_id"]
+    if is_here and before["run"] == now["run"]:
+        return f"not compared: the cells opened the run {now['run']} again, and trained no other"
+    if not is_here:
         return f"not compared: the run of the record, id {before['run_id']}, is gone"
     try:
         ours, theirs = map(make_certificate, runs)

@@ -146,6 +146,41 @@ def test_a_notebook_that_was_edited_after_it_ran(workspace, papermill):
         run_again(str(source))
 
 
+def test_damaged_records_in_outputs(workspace, papermill):
+    """Text under the type of a record is ignored, and a record without its hash is refused."""
+    source = a_notebook(workspace / "mine.ipynb", PARAMETERS, "nb.submit(run)", outputs=[{RECORD: "text"}])
+    with pytest.raises(ConfigError, match=r"mine\.ipynb: was never executed"):
+        run_again(str(source))
+    notebook = nbformat.read(executed(workspace), as_version=4)
+    del notebook.cells[-1].outputs[0].data[RECORD]["settings_sha256"]
+    nbformat.write(notebook, source)
+    with pytest.raises(ConfigError, match="settings_sha256 is NoneType, and must be str"):
+        run_again(str(source))
+    assert papermill == []
+
+
+def test_a_parameter_that_a_cell_replaced_keeps_the_value_of_papermill(workspace, papermill):
+    """With `run = nb.load(run)` the record has no `run`: the value is the one in papermill's cell, and not
+    the default.
+    """
+    made = record_of(a_run(workspace), {"overrides": "", "steps": 3})
+    source = a_notebook(workspace / "mine.ipynb", PARAMETERS, "nb.submit(run)", outputs=[{RECORD: made}])
+    notebook = nbformat.read(source, as_version=4)
+    injected = nbformat.v4.new_code_cell('run = "other.yaml"', metadata={"tags": ["injected-parameters"]})
+    notebook.cells.insert(1, injected)
+    nbformat.write(notebook, source)
+    run_again(str(source))
+    assert papermill[0][0] == {"run": "other.yaml", "overrides": "name=tiny-again", "steps": 3}
+
+
+def test_cells_that_open_the_same_run_again(workspace):
+    """The run of the record is still here, and is not called gone."""
+    record = record_of(a_run(workspace), {})
+    from nbtrain.cli.notebook_again import _numbers
+
+    assert _numbers(record, record).startswith("not compared: the cells opened the run tiny again")
+
+
 def test_a_notebook_without_the_parameter_overrides(workspace, papermill):
     """Without it the run cannot have another name: the message says how to make room."""
     made = record_of(a_run(workspace), {"run": "tiny.yaml"})

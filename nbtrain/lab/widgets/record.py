@@ -82,7 +82,7 @@ def records_in(notebook: Any) -> list[dict[str, Any]]:
     """Return the records in the outputs of a notebook (nbformat), in the order of its cells."""
     outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
     found = (output.get("data", {}).get(RECORD) for output in outputs)
-    return [dict(record) for record in found if record]
+    return [dict(record) for record in found if isinstance(record, dict)]
 
 
 def name_file(notebook: Any, file: str) -> None:
@@ -90,7 +90,7 @@ def name_file(notebook: Any, file: str) -> None:
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if data.get(RECORD):
+            if isinstance(data.get(RECORD), dict):
                 data[RECORD] = with_file(dict(data[RECORD]), file)
                 data["text/plain"] = data[RECORD]["text"]
     if made := records_in(notebook):

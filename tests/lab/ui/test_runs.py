@@ -221,6 +221,10 @@ def test_a_sweep_has_a_row_that_folds_filters_and_compares(browser: Any) -> None
         fold.click()
         assert names(page) == [row["name"] for row in server.rows]
         fold.click()
+        page.get_by_text("Columns", exact=True).click()
+        page.get_by_label("Backend").uncheck()
+        page.keyboard.press("Escape")
+        assert sweep.count() == 1, "other columns do not leave a second row"
         sweep.get_by_role("button", name="Only this sweep").click()
         assert names(page) == [row["name"] for row in server.rows[1:]], "alone it is not folded"
         sweep.get_by_role("button", name="Show all runs").click()
@@ -231,6 +235,21 @@ def test_a_sweep_has_a_row_that_folds_filters_and_compares(browser: Any) -> None
         page.get_by_text("8 chosen").wait_for()
         fold.press("Enter")
         assert page.locator("tr.nbt-run input:checked").count() == 8
+
+        # A sweep that grows is not folded above the text that the user writes.
+        for row in server.rows[1:]:
+            row["labels"] = {"sweep": "grown"} if row in server.rows[1:7] else {}
+        page.evaluate("window.end.look()")
+        page.get_by_text("6 runs:").wait_for()
+        page.get_by_role("button", name="Actions of gpt-0001").click()
+        page.get_by_role("menuitem", name="Tags and notes").click()
+        notes = page.get_by_role("form", name="Tags and notes of gpt-0001").get_by_label("Notes")
+        notes.fill("keep")
+        for row in server.rows[7:]:
+            row["labels"] = {"sweep": "grown"}
+        page.evaluate("window.end.look()")
+        page.get_by_text("8 runs:").wait_for()
+        assert notes.input_value() == "keep"
 
 
 def test_several_runs_are_tagged_stopped_and_deleted_with_one_question(browser: Any) -> None:

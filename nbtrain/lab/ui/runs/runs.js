@@ -81,7 +81,6 @@ class RunsList extends RunsFrame {
   /** Draw the table again, because the user chose other columns. */
   otherColumns() {
     this.removeRows([...this.rows.keys()]);
-    this.sweeps.clear();
     this.close();
     this.rebuildHead();
     this.draw();
@@ -112,10 +111,13 @@ class RunsList extends RunsFrame {
     this.filtered();
   }
 
-  /** Whether the runs of a sweep are folded: as the user chose, else if they are many and not the only ones. */
+  /** Whether the runs of a sweep are folded: as the user chose, else if they are many and not the only ones. A sweep
+   *  that grows is not folded while a run of it has an open editor or question. */
   isFolded(name, runs) {
-    const alone = runs.length === this.found.length;
-    return this.folds.get(`${name} ${alone}`) ?? (isFoldedAtFirst(runs) && !alone);
+    const alone = runs.length === this.found.length, key = `${name} ${alone}`;
+    const isOpen = this.extra && runs.some((run) => run.name === this.extra.name);
+    if (isOpen && !this.folds.has(key)) this.folds.set(key, false);
+    return this.folds.get(key) ?? (isFoldedAtFirst(runs) && !alone);
   }
 
   foldSweep(name, runs, folded) {

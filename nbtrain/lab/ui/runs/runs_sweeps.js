@@ -88,7 +88,8 @@ export class SweepRow {
     this.box.checked = chosen === runs.length;
     this.box.indeterminate = chosen > 0 && chosen < runs.length;
     const isOnly = list.tag.value === `${SWEEP_LABEL}=${name}`, words = sweepWords(runs);
-    const state = JSON.stringify([words, folded, columns, isOnly, this.best]);
+    const hasCompare = Boolean(list.host.openCompare) && this.best.length > 1;
+    const state = JSON.stringify([words, folded, columns, isOnly, this.best, hasCompare]);
     if (state === this.drawn) return;
     this.drawn = state;
     this.cell.colSpan = columns;
@@ -100,6 +101,6 @@ export class SweepRow {
     this.only.title = isOnly ? "Show the runs of every sweep" : `Show only runs with ${SWEEP_LABEL}=${name}`;
     this.compare.textContent = this.best.length < runs.length ? `Compare best ${this.best.length}` : "Compare";
     this.compare.title = "Curves, results and settings side by side; seeds of one setting as a band";
-    this.compare.hidden = !list.host.openCompare || this.best.length < 2;
+    this.compare.hidden = !hasCompare;
   }
 }

@@ -33,7 +33,7 @@ def code(options: argparse.Namespace) -> int:
     from nbtrain.jobs.request.own_code import findings_of_code
 
     config = api.load(options.run, options.overrides)
-    if options.start:
+    if options.start is not None:
         names = [name.strip() for name in options.start.split(",") if name.strip()]
         path = start_code(names, options.output.absolute())
         show(

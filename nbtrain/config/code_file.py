@@ -30,6 +30,9 @@ FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
 # Environment variable that holds the file in the files of a dry run; Linux takes 131,072 bytes for one.
 RUN_CODE = "NBTRAIN_RUN_CODE"
 MOST_BYTES = 90_000
+# Values of `tried` in own_code.json (jobs/request/own_code.py) with which no rank tries the file.
+PASSED = "passed"
+OMITTED = "not tried: --no-try"
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,9 @@ def code_file(config: RunConfig) -> CodeFile | None:
     path = resolve(config.code)
     if carried := os.environ.get(RUN_CODE):
         return _parse(path, zlib.decompress(base64.b64decode(carried)))
-    if not path.is_file():
+    if not _is_there(path):
         copy = copy_of(RunDir.named(config.name), path.name)
-        if not copy.is_file():
+        if not _is_there(copy):
             place = config.where("code")
             fix = "The path is relative to the YAML's folder or to the workspace. Correct it, or write the "
             fix += f"file: `nbtrain code {config.name} --start loss`."
@@ -140,9 +143,21 @@ def code_file(config: RunConfig) -> CodeFile | None:
 
 
 def read_code(path: Path) -> CodeFile:
-    """Read a file that exists."""
-    stat = path.stat()
-    return _read(path, stat.st_mtime_ns, stat.st_size)
+    """Read a file. One that cannot be read has this as its problem."""
+    try:
+        stat = path.stat()
+        return _read(path, stat.st_mtime_ns, stat.st_size)
+    except OSError as error:
+        said, fix = f"cannot be read: {error.strerror}.", "Correct the path or its permissions."
+        return CodeFile(path, b"", problems=(_error(display(path), said, fix),))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # A folder without permission, or a name that is too long: read_code() reports it.
+        return True
 
 
 def carried(config: RunConfig) -> dict[str, str]:
@@ -181,7 +196,10 @@ def own_loss(config: RunConfig) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, _mtime_ns: int, size: int) -> CodeFile:
-    """Read a file. Its time and size are a part of the cache's key, so that a changed file is read again."""
+    """Read a file. Its time and size are a part of the cache's key, so that a changed file is read again.
+
+    Raises OSError, which is not cached.
+    """
     where = display(path)
     if not FILE_NAME.fullmatch(path.name):
         fix = "Rename it, for example to my_code.py."
@@ -190,24 +208,23 @@ def _read(path: Path, _mtime_ns: int, size: int) -> CodeFile:
         said = f"has {size:,} bytes; a code file may have {MOST_BYTES:,}."
         fix = "Move what is large into an installed package, and import it."
         return CodeFile(path, b"", problems=(_error(where, said, fix),))
-    try:
-        return _parse(path, path.read_bytes())
-    except OSError as error:
-        said = f"cannot be read: {error.strerror}."
-        return CodeFile(path, b"", problems=(_error(where, said, "Correct its permissions."),))
+    return _parse(path, path.read_bytes())
 
 
 def _parse(path: Path, content: bytes) -> CodeFile:
     where = display(path)
     try:
-        tree = ast.parse(content.decode("utf-8"), path.name)
+        # Some editors begin a UTF-8 file with a byte order mark, which Python skips too.
+        tree = ast.parse(content.decode("utf-8-sig"), path.name)
+        # Finds what the syntax tree allows, such as a return outside of a function.
+        compile(tree, path.name, "exec", dont_inherit=True)
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        said = f"is not UTF-8: byte {content[error.start]:#x}."
+        line = error.object[: error.start].count(b"\n") + 1
+        said = f"is not UTF-8: byte {error.object[error.start]:#x}."
         return CodeFile(path, content, problems=(_error(f"{where}:{line}", said, "Save it as UTF-8."),))
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
-        said = f"{getattr(error, 'msg', None) or error}."
+        said = f"{getattr(error, 'msg', None) or str(error) or 'is nested too deeply'}."
         return CodeFile(path, content, problems=(_error(f"{where}:{line}", said, "Correct the syntax."),))
     found = list(_functions(tree))
     known = [node for node in found if isinstance(node, ast.FunctionDef) and node.name in HOOKS]

@@ -19,6 +19,8 @@ START = "examples/megatron-gpt/code/start.py"
 
 def code_text(functions: Sequence[str]) -> str:
     """Return a file with nbtrain's own functions of these names. Raises ConfigError for an unknown name."""
+    if not functions:
+        raise ConfigError(f"--start: names no function. nbtrain calls {', '.join(HOOKS)}.")
     for name in functions:
         if name not in HOOKS:
             raise ConfigError(

@@ -57,10 +57,9 @@ def build_pipeline(
     """Build this rank's stage of a GPT, with build_model's initial weights, for deepspeed.initialize.
 
     `stage_layers` are the blocks of each stage (config/arithmetic/stages.py). `loss_function` is the user's,
-    if there is one. All ranks call this together,
-    because it creates process groups. The engine must send activations and gradients unsharded
-    (`pipe_partitioned` and `grad_partitioned` false): with sequence parallelism each tensor-parallel rank has
-    its own.
+    if there is one. All ranks call this together, because it creates process groups. The engine must send
+    activations and gradients unsharded (`pipe_partitioned` and `grad_partitioned` false): with sequence
+    parallelism each tensor-parallel rank has its own.
     """
     # A late import: DeepSpeed is prepared first (startup.py), and only pipelines need it.
     from nbtrain.parallel.pipeline import LayerSpec, Pipeline, TiedLayerSpec

@@ -38,6 +38,7 @@ from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.run_data import read_run_data
 from nbtrain.jobs.control.control import cancel, wait
 from nbtrain.jobs.gpu_side import stream
+from nbtrain.jobs.request.own_code import submitted_path
 from nbtrain.jobs.submission.submit import submit
 from nbtrain.monitor.metrics.finite_json import finite
 from nbtrain.monitor.run.certificate import (
@@ -310,6 +311,9 @@ def _config(
     interval = before.checkpoint.save_interval_steps
     saves = last // interval - (min(compared) - 1) // interval + 1 if compared else 1
     given = load(load(before, changed, check=False), overrides, check=False)
+    code = given.code
+    if code == before.code and (code := submitted_path(run, before)) != before.code:
+        notes.append(f"{before.code} has changed or is gone: these steps are trained with {code}")
     environment = {key: value for key, value in given.backend.env.items() if key not in TAKEN_OVER}
     if "threads" in made.device:
         # Sums depend on the number of threads.
@@ -317,6 +321,7 @@ def _config(
     own: dict[str, Any] = {
         "name": name,
         "mode": "full",
+        "code": code,
         "labels": {},
         "batch.max_steps": last if last < given.scheduled_steps else None,
         "batch.exit_interval_steps": None,
@@ -405,7 +410,8 @@ def _link_checkpoint(run: RunDir, target: RunDir, step: int) -> None:
 
 def _submit_and_wait(config: RunConfig, start: int) -> JobDir:
     """Train as an ordinary job, and show its steps. An interrupt cancels the job. Raises JobFailed."""
-    job = submit(config)
+    # A file of `code` has trained the run already.
+    job = submit(config, tries_code=False)
     try:
         with Progress(f"reproduce as {config.name}", config.train_steps - start, "steps") as bar:
             while True:

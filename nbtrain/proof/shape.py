@@ -20,7 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.config.code_file import defines
+from nbtrain.base.errors import ConfigError, refuse
+from nbtrain.base.workspace import display
+from nbtrain.config.code_file import code_file, defines
 from nbtrain.config.schema import RunConfig
 from nbtrain.proof.small_sections import (
     EVAL_INTERVAL_STEPS,
@@ -157,6 +159,10 @@ def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "
     # The loss and the norm of each step to the last bit, in the events of rank 0 (train/figures/report.py).
     # One thread, as forked ranks have: products in 16 bits are summed in another order by more.
     values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"}
+    if (code := code_file(config)) is not None:
+        refuse(code.problems, ConfigError)
+        # The run's copy, if its file is gone.
+        values["code"] = display(code.path)
     if defines(config, "dataset"):
         values["code"] = None
         why = "its dataset() has the run's ids and lengths"

@@ -41,7 +41,7 @@ from nbtrain.parallel.startup import World, quiet, wait_for_all
 from nbtrain.train.code.own_dataset import own_datasets
 from nbtrain.train.code.own_loss import OwnLoss
 from nbtrain.train.code.trial import try_code
-from nbtrain.train.code.user_code import UserCode, load_user_code, was_tried
+from nbtrain.train.code.user_code import UserCode, load_user_code, needs_trial
 from nbtrain.train.engine.clipping import clip_without_zero
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.optimizer import bind_optimizer, build_optimizer
@@ -174,7 +174,7 @@ def build(
     _refuse_format(config)
     refuse_backend(config, world)
     code = load_user_code(run, config)
-    if code is not None and not was_tried(run):
+    if code is not None and needs_trial(run):
         try_code(config, code)
     job_id, attempt = find_job(run).job_id, this_attempt_number()
     disk = None

@@ -42,6 +42,7 @@ def test_the_functions_are_found_with_their_lines(run_yaml, tmp_path):
 
 WRONG = {
     "a syntax error": ("def loss(logits:\n    pass\n", "my_code.py:1", "was never closed"),
+    "a statement in the wrong place": ("x = 1\nreturn x\n", "my_code.py:2", "'return' outside function"),
     "a misspelled name": ("def los(a):\n    pass\n", "my_code.py:1", "Nearest: loss"),
     "a helper without an underscore": (
         f"{GOOD}\n\ndef smooth(x):\n    return x\n",
@@ -109,6 +110,37 @@ def test_the_path_is_that_of_the_file_that_names_it(run_yaml, tmp_path, monkeypa
     assert code_file(load(base, {"code": "override.py"})).path == tmp_path / "inner" / "override.py"
     (missing,) = code_file(load(base, {"code": "missing.py"})).problems
     assert missing.place == "override code=missing.py" and "no such file" in missing.message
+
+
+def test_a_path_with_dots_is_that_of_the_folder_behind_a_symlink(run_yaml, tmp_path):
+    """After a symlink, ".." is the parent of its target."""
+    (tmp_path / "elsewhere" / "inner").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "elsewhere"):
+        (folder / "my_code.py").write_text(GOOD)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "inner")
+    (tmp_path / "link" / "mine.yaml").write_text(run_yaml("name: mine\ncode: ../my_code.py\n").read_text())
+    code = code_file(load(tmp_path / "link" / "mine.yaml"))
+    assert code.path == tmp_path / "elsewhere" / "my_code.py" and not code.problems
+
+
+def test_a_file_that_cannot_be_read_is_a_problem_until_it_can(run_yaml, tmp_path, monkeypatch):
+    config = read(run_yaml, tmp_path, GOOD)
+    (long,) = code_file(load(config, {"code": f"{'a' * 300}.py"})).problems
+    assert "cannot be read: File name too long" in long.message
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "my_code.py").write_text(f"{GOOD}\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.read_bytes", denied)
+        (problem,) = code_file(config).problems
+        assert "cannot be read: Permission denied" in problem.message
+    assert not code_file(config).problems
+
+
+def test_a_byte_order_mark_is_no_problem(run_yaml, tmp_path):
+    assert not code_file(read(run_yaml, tmp_path, b"\xef\xbb\xbf" + GOOD.encode())).problems
 
 
 def test_a_dry_run_carries_the_file(run_yaml, tmp_path, monkeypatch):

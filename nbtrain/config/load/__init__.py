@@ -9,7 +9,6 @@ the names of a dataset and a tokenizer only if it also inherits the settings tha
 All problems of a file are reported together, each with the file and line that set the value.
 """
 
-import os
 import re
 import reprlib
 import shlex
@@ -193,7 +192,8 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     code = own.value.get("code")
     if isinstance(code, str) and code and _is_file(beside := path.absolute().parent / code):
         # Relative to this file, wherever the one that extends it is.
-        own.value["code"] = display(os.path.normpath(beside))
+        # Without "..", which after a symlink is not the folder that the path seems to name.
+        own.value["code"] = display(beside.parent.resolve() / beside.name)
     parents = own.value.pop("extends", None) or []
     if isinstance(parents, str):
         parents = [parents]

@@ -27,6 +27,7 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
     """
     text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
     if not text or job.job_json.is_file():
+        os.environ.pop(RUN_CODE, "")
         return True
     # An agent of another job does not need them.
     from nbtrain.jobs.submission.submit import prepare_job
@@ -34,7 +35,9 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
     config = from_one_line(text, RUN_YAML)
     if number == 0:
         prepare_job(config, job, run_id)
-        os.environ.pop(RUN_CODE, "")
+    # From now on, the file is the copy in the run directory.
+    os.environ.pop(RUN_CODE, "")
+    if number == 0:
         return True
     seconds = config.backend.node_timeout_seconds
     deadline = time.monotonic() + seconds

@@ -8,6 +8,7 @@ write    write_code             output/<run>/own_code/<name>.py, which the ranks
 
 import importlib.util
 import logging
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +17,12 @@ from nbtrain.base import files
 from nbtrain.base.errors import CodeError
 from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
-from nbtrain.base.workspace import display
-from nbtrain.config.code_file import CodeFile, code_file, copy_of
+from nbtrain.base.workspace import display, resolve
+from nbtrain.config.code_file import OMITTED, PASSED, CodeFile, code_file, copy_of
 from nbtrain.config.findings import mistake
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.request.request import Request
-
-PASSED = "passed"
-"""The value of `tried` in own_code.json after a trial without an error; others say why there was none."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +43,28 @@ def code_is_the_same(request: Request) -> Iterator[Finding]:
     if code.sha256 == record["sha256"]:
         return
     copy = copy_of(run, record["file"])
+    restore = shlex.join(["cp", display(copy), display(resolve(config.code or ""))])
     yield mistake(
         config,
         "code",
         f"code: {config.code} has changed since {display(run.path)} was submitted"
         f"{_first_difference(copy, code)}. A run is trained with one file.",
-        f"`cp {display(copy)} {config.code}` restores the file. To train with the changed one, make a new "
+        f"`{restore}` restores the file. To train with the changed one, make a new "
         f"run: `nbtrain clone {run.name} NEWNAME` starts from the beginning, and with init_from={run.name} "
         "from the weights of this run.",
     )
+
+
+def submitted_path(run: RunDir, config: RunConfig) -> str | None:
+    """Return a path of the file that the run was submitted with: `code`, or the run's copy if the file at
+    `code` has changed since or is gone.
+    """
+    record, code = files.read_json(run.own_code_json), code_file(config)
+    if record is None or code is None:
+        return config.code
+    copy = copy_of(run, record["file"])
+    is_the_same = code.sha256 == record["sha256"] and code.path != copy
+    return config.code if is_the_same or not copy.is_file() else display(copy)
 
 
 def _first_difference(copy: Path, code: CodeFile) -> str:
@@ -61,7 +72,7 @@ def _first_difference(copy: Path, code: CodeFile) -> str:
     if not copy.is_file():
         return ""
     contents = (copy.read_bytes(), code.content)
-    before, now = (content.decode("utf-8", "replace").splitlines() for content in contents)
+    before, now = (content.decode("utf-8", "replace").splitlines(keepends=True) for content in contents)
     for number, (old, new) in enumerate(zip(before, now), start=1):
         if old != new:
             return f", first in line {number}: {new.strip()[:80]!r}"
@@ -77,15 +88,16 @@ def tried_before(config: RunConfig, code: CodeFile) -> str:
 def try_code(config: RunConfig, code: CodeFile | None, wanted: bool = True) -> str:
     """Import the file in a process with torch and train one step of a two-layer model with it.
 
-    Returns PASSED, or why there was no trial; "" for a run without `code`. Raises CodeError for an error of
-    the file, with its line.
+    Returns PASSED, or why there was no trial; "" for a run without `code`. If the user has omitted the trial
+    of this very file, it stays omitted, so that a job that is started again without the user does not end
+    with it. Raises CodeError for an error of the file, with its line.
     """
     if code is None:
         return ""
-    if tried_before(config, code) == PASSED:
-        return PASSED
+    if (before := tried_before(config, code)) in (PASSED, OMITTED):
+        return before
     if not wanted:
-        return "not tried: --no-try"
+        return OMITTED
     if importlib.util.find_spec("torch") is None:
         return "not tried: torch is not installed where it was submitted"
     logger.info("%s: trying %s with one step of a two-layer model.", config.name, config.code)

@@ -2,10 +2,12 @@
 
     python -m nbtrain.train.code     {"path": "my_code.py", "config": {...}}  ->  {"kind": "tried"}
 
-jobs/code_trial.py starts it. An error is answered as {"kind": "error", "error": "CodeError", "message"}.
+jobs/request/own_code.py starts it. An error is answered as {"kind": "error", "error": "CodeError",
+"message"}.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch.distributed as dist
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.workspace import workspace
 from nbtrain.config.schema import RunConfig
 from nbtrain.train.code.trial import try_code
 from nbtrain.train.code.user_code import UserCode, checked
@@ -20,6 +23,9 @@ from nbtrain.train.code.user_code import UserCode, checked
 
 def main() -> int:
     request = json.load(sys.stdin)
+    # Ranks start in the workspace, so relative paths in the file are relative to it.
+    if (folder := workspace()).is_dir():
+        os.chdir(folder)
     # A file may ask for its rank.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -10,7 +10,9 @@ any number of ranks. Validation and test read samples 0, 1, 2, ... in order.
 Shapes: T model.seq_length
 """
 
+import contextlib
 import functools
+import inspect
 from typing import Any
 
 import numpy as np
@@ -44,8 +46,22 @@ class OwnSamples:
                     f"dataset({self._split!r}) returned {kind}, which has no {name}()",
                     "Return an object with __len__() and samples(index)",
                 )
-        with self._code.blamed("dataset"):
-            size = len(self._dataset)
+        with contextlib.suppress(ValueError):  # not every callable has a signature
+            try:
+                inspect.signature(self._dataset.samples).bind(0)
+            except TypeError as error:
+                raise self._error(
+                    f"samples() of dataset({self._split!r}) cannot be called with an index: {error}",
+                    "Define samples(self, index)",
+                ) from error
+        try:
+            with self._code.blamed("dataset"):
+                size = len(self._dataset)
+        except (TypeError, ValueError, OverflowError) as error:
+            # Not an error in the lines of __len__(): its result is no length.
+            raise self._error(
+                f"the length of dataset({self._split!r}): {error}", "Return a whole number from __len__()"
+            ) from error
         if size == 0:
             raise self._error(
                 f"dataset({self._split!r}) is empty", "Return None for a split that is not read"

@@ -34,7 +34,8 @@ def try_code(config: RunConfig, code: UserCode) -> None:
         if code.defines("loss"):
             _try_loss(config, code, model, names)
         if code.defines("on_step"):
-            code.call("on_step", STEP, model)
+            with torch.no_grad():
+                code.call("on_step", STEP, model)
     if code.defines("scalars"):
         own_scalars(code, STEP)
     if code.defines("dataset"):

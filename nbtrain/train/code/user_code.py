@@ -22,7 +22,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import CodeError, NbtrainError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
-from nbtrain.config.code_file import HOOKS, CodeFile, copy_of, read_code
+from nbtrain.config.code_file import OMITTED, PASSED, CodeFile, copy_of, read_code
 from nbtrain.config.schema import RunConfig
 
 # Modules whose errors are about other ranks or the device, whatever function called them.
@@ -36,10 +36,11 @@ class UserCode:
         """Import the file. Raises CodeError, with the line, if that fails."""
         self.path, self.name, self._lines = code.path, code.name, dict(code.lines)
         self.parameters, self.sha256 = dict(code.parameters), code.sha256
-        module = types.ModuleType(code.path.stem)
+        # A name that no installed package has: the file may have the name of one that is imported later.
+        module = types.ModuleType(f"own_code_{code.path.stem}")
         module.__file__ = str(code.path)
         # A dataclass of the file looks for its module.
-        sys.modules.setdefault(module.__name__, module)
+        sys.modules[module.__name__] = module
         with self.blamed("import"):
             exec(compile(code.content, str(code.path), "exec"), module.__dict__)
         self._functions: dict[str, Callable] = {}
@@ -128,10 +129,7 @@ def checked(path: Path) -> CodeFile:
     return code
 
 
-def was_tried(run: RunDir) -> bool:
-    """Return whether the submission has tried the file."""
+def needs_trial(run: RunDir) -> bool:
+    """Return whether the ranks must try the file: the submission has not, and the user has not omitted it."""
     record = files.read_json(run.own_code_json)
-    return record is not None and record["tried"] == "passed"
-
-
-__all__ = ["HOOKS", "UserCode", "checked", "load_user_code", "was_tried"]
+    return record is None or record["tried"] not in (PASSED, OMITTED)

@@ -10,11 +10,14 @@ from nbtrain.base import files
 from nbtrain.base.errors import CodeError, ConfigError, SubmitError
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.config.code_file import RUN_CODE
+from nbtrain.config.code_file import OMITTED, RUN_CODE
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt.backend import backend_of
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.code_start import code_text, start_code
+from nbtrain.jobs.node.agent import Leaving
+from nbtrain.jobs.node.prepared import prepared
+from nbtrain.jobs.request.own_code import submitted_path
 from nbtrain.jobs.submission.dry_run import request_text
 from nbtrain.jobs.submission.submit import prepare_job, resume, submit
 from nbtrain.monitor.runs.compare import compared
@@ -73,7 +76,11 @@ def test_the_file_is_tried_recorded_and_copied(own, tried, workspace):
 
 def test_a_trial_that_is_omitted_is_recorded(own, tried):
     run = nb.submit(own(), try_code=False)
-    assert not tried and files.read_json(run.directory.own_code_json)["tried"] == "not tried: --no-try"
+    assert not tried and files.read_json(run.directory.own_code_json)["tried"] == OMITTED
+    # Nobody is there to omit it again when a lost job is resumed after a reboot.
+    trained(run.directory.newest_job())
+    resume(run.directory)
+    assert not tried and files.read_json(run.directory.own_code_json)["tried"] == OMITTED
 
 
 def test_an_error_of_the_trial_starts_nothing(own, monkeypatch):
@@ -119,6 +126,16 @@ def test_a_file_that_is_gone_is_read_from_the_run(own, workspace):
     assert load_resolved(run.config_yaml).code == "my_code.py"
 
 
+def test_a_reproduction_is_trained_with_the_copy_if_the_file_has_changed_or_is_gone(own, workspace):
+    config = own()
+    run = trained(submit(config))
+    assert submitted_path(run, config) == "my_code.py"
+    (workspace / "my_code.py").write_text(f"{SCALARS}\n")
+    assert submitted_path(run, config) == "output/tiny/own_code/my_code.py"
+    (workspace / "my_code.py").unlink()
+    assert submitted_path(run, config) == "output/tiny/own_code/my_code.py"
+
+
 def test_a_run_that_has_not_trained_takes_the_changed_file(own, workspace, tried):
     job = submit(own())
     end(job, "FAILED")
@@ -158,6 +175,8 @@ def test_the_file_of_a_dry_run_carries_the_code(kind, own, workspace, monkeypatc
     prepare_job(config, job, "1" * 32)
     assert (run.own_code / "my_code.py").read_text() == SCALARS
     assert files.read_json(run.own_code_json)["tried"].startswith("not tried")
+    # The pods of the other nodes, and those that start later, use the copy too.
+    assert prepared(job, 1, Leaving()) and RUN_CODE not in os.environ
 
 
 def test_a_file_starts_as_a_copy_of_our_own_functions(workspace):
@@ -169,3 +188,5 @@ def test_a_file_starts_as_a_copy_of_our_own_functions(workspace):
         start_code(["loss"], path)
     with pytest.raises(ConfigError, match="Nearest: loss"):
         code_text(["los"])
+    with pytest.raises(ConfigError, match="names no function"):
+        code_text([])

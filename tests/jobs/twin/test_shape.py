@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import valid_name
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
@@ -393,3 +394,6 @@ def test_a_loss_of_ones_own_is_tried_in_the_twin_and_a_dataset_is_not(tmp_path):
     assert twin.config.code is None and not find_problems(twin.config)
     (entry,) = [entry for entry in twin.not_proven if entry.what.startswith("code")]
     assert "dataset()" in entry.why and "mock documents" in entry.instead
+    loss.write_text("def loss(logits:\n")
+    with pytest.raises(ConfigError, match=r"own_loss\.py:1"):
+        make_twin(load("gpt-tiny", {"code": str(loss)}))

@@ -6,10 +6,10 @@ import pytest
 
 from nbtrain.base.run_directory.metrics_files import metrics_files
 from nbtrain.base.workspace import bundled
-from nbtrain.config.code_file import HOOKS, code_file
+from nbtrain.config.code_file import HOOKS, PASSED, code_file
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.code_start import start_code
-from nbtrain.jobs.request.own_code import PASSED, write_code
+from nbtrain.jobs.request.own_code import write_code
 from tests.train import launch
 from tests.train.layouts import STEPS, Place, assert_resumes, layout
 

@@ -1,15 +1,18 @@
 """The trial of a user's file: one step of a two-layer model, and the messages about what it finds."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from nbtrain.base import files
 from nbtrain.base.errors import CodeError
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import bundled
-from nbtrain.config.code_file import HOOKS
+from nbtrain.config.code_file import HOOKS, OMITTED, PASSED
 from nbtrain.config.load import load
 from nbtrain.jobs.code_start import code_text
 from nbtrain.model.custom_loss import LossBatch
@@ -17,7 +20,7 @@ from nbtrain.parallel.groups import ALONE
 from nbtrain.parallel.vocabulary import Vocabulary
 from nbtrain.train.code.own_loss import OwnLoss
 from nbtrain.train.code.trial import try_code
-from nbtrain.train.code.user_code import UserCode, checked
+from nbtrain.train.code.user_code import UserCode, checked, needs_trial
 from tests.train import launch
 
 HEAD = "import torch\n\n\ndef loss(logits, labels, mask, batch):\n"
@@ -73,6 +76,10 @@ WRONG = {
         of_loss(LOSSES, "return (losses * mask).sum(), losses.numel(), {}"),
         "my_code.py:4: loss counted 64 tokens, and the masks have 62",
     ),
+    "a count that is not finite": (
+        of_loss(LOSSES, "return (losses * mask).sum(), float('nan'), {}"),
+        "my_code.py:4: loss counted nan tokens, and the masks have 62",
+    ),
     "no gradient": (
         of_loss(LOSSES, "return (losses.detach() * mask).sum(), mask.sum(), {}"),
         "my_code.py:4: the sum that loss returned does not depend on the logits",
@@ -98,6 +105,14 @@ WRONG = {
     "a dataset without a length": (
         "class _D:\n    def samples(self, index): return {}\ndef dataset(split):\n    return _D()\n",
         "my_code.py:3: dataset('train') returned _D, which has no __len__()",
+    ),
+    "a length that is no number": (
+        of_dataset("{'tokens': [1] * 33}").replace("return 1", "return 3 / 2"),
+        "my_code.py:4: the length of dataset('train'): 'float' object cannot be interpreted as an integer",
+    ),
+    "samples without an index": (
+        of_dataset("{'tokens': [1] * 33}").replace("samples(self, index)", "samples(self)"),
+        "my_code.py:4: samples() of dataset('train') cannot be called with an index: too many positional",
     ),
     "a sample that is too short": (
         of_dataset("{'tokens': [1] * 32}"),
@@ -144,6 +159,28 @@ def test_the_examples_pass(name, dtype, config, tmp_path):
     assert torch.equal(torch.get_rng_state(), state), "a rank tries the file before it draws its weights"
 
 
+def test_a_trial_calls_as_training_does(config, tmp_path):
+    """on_step() may change the weights, because gradients are off; the file may have the name of a package
+    that is imported later.
+    """
+    path = tmp_path / "deepspeed.py"
+    path.write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass _Bounds:\n    largest: float = 1.0\n"
+        "def on_step(step, model):\n    for weight in model.parameters():\n"
+        "        weight.clamp_(-_Bounds().largest, _Bounds().largest)\n"
+    )
+    before = sys.modules.get("deepspeed")
+    try_code(config, UserCode(checked(path)))
+    assert sys.modules.get("deepspeed") is before
+
+
+@pytest.mark.parametrize("tried, needed", [(PASSED, False), (OMITTED, False), ("", True)])
+def test_ranks_try_a_file_that_nobody_has_tried_or_omitted(tried, needed, tmp_path):
+    run = RunDir(tmp_path)
+    files.write_json(run.own_code_json, {"tried": tried})
+    assert needs_trial(run) is needed
+
+
 def test_scalars_are_sums_and_means_over_the_calls(config, tmp_path):
     """A pair is a mean of all calls, not the mean of their means; a number is a sum."""
     text = of_loss(
@@ -171,15 +208,20 @@ def test_scalars_are_sums_and_means_over_the_calls(config, tmp_path):
 @pytest.mark.slow
 def test_the_process_that_tries_a_file_answers_with_its_error(config, tmp_path):
     (tmp_path / "my_code.py").write_text(
-        "import torch\ndef scalars(step):\n    print(torch.distributed.get_rank(), end='')\n    return 1\n"
+        "import os\nimport torch\ndef scalars(step):\n    print(torch.distributed.get_rank(), end='')\n"
+        "    return {'folder': os.getcwd()}\n"
     )
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
     request = {"path": str(tmp_path / "my_code.py"), "config": config.model_dump(mode="json")}
     done = subprocess.run(
         [sys.executable, "-m", "nbtrain.train.code"],
         input=json.dumps(request),
+        env={**os.environ, "NBTRAIN_WORKSPACE": str(workspace)},
         capture_output=True,
         text=True,
         check=True,
     )
     answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["error"] == "CodeError" and "my_code.py:2: scalars returned int" in answer["message"]
+    assert answer["error"] == "CodeError"
+    assert f"my_code.py:3: the scalar folder is {str(workspace)[:50]!r}" in answer["message"]

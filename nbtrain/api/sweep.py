@@ -76,8 +76,10 @@ def _prepare(run: "SweepRun") -> None:
     """Prepare the data of a run; runs with the same data share it. Raises SubmitError for a run that cannot
     start, whatever its data is.
     """
+    from nbtrain.config.code_file import defines
     from nbtrain.dataset.prepare.prepare import prepare
     from nbtrain.jobs.submission.submit import refuse_hopeless
 
     refuse_hopeless(run.config)
-    prepare(run.config)
+    if not defines(run.config, "dataset"):
+        prepare(run.config)

@@ -126,6 +126,25 @@ def test_a_file_that_is_gone_is_read_from_the_run(own, workspace):
     assert load_resolved(run.config_yaml).code == "my_code.py"
 
 
+def test_a_sweep_prepares_no_data_for_a_dataset_of_ones_own(own, workspace, monkeypatch):
+    """Only the ranks read its samples; prepare() refuses such a run."""
+    (workspace / "my_code.py").write_text("def dataset(split):\n    return None\n")
+    ready = []
+
+    def drive(sweep, prepare, **_):
+        for run in sweep.runs:
+            prepare(run)
+            ready.append(run.name)
+        raise InterruptedError
+
+    monkeypatch.setattr("nbtrain.jobs.sweep.drive.drive", drive)
+    overrides = {"code": "my_code.py", "data.sources": []}
+    file = {"sweep": "sums", "run": "tiny.yaml", "overrides": overrides, "grid": {"model.seed": [1, 2]}}
+    with pytest.raises(InterruptedError):
+        nb.sweep(file)
+    assert len(ready) == 2
+
+
 def test_a_reproduction_is_trained_with_the_copy_if_the_file_has_changed_or_is_gone(own, workspace):
     config = own()
     run = trained(submit(config))

@@ -169,9 +169,10 @@ class DataConfig(ConfigModel):
     them.
     """
     num_prepare_workers: Annotated[WorkerCount, WithoutEffect()] = 0
-    """Largest number of processes that extract and encode; 0 means one per core. Small data (below 256 MiB,
-    or 16 MiB if they are cleaned) are processed by one, which is faster. The result is the same for any
-    number."""
+    """Largest number of processes that extract and encode; 0 means one per core. Small files (below 256 MiB,
+    or 16 MiB if their text is extracted or cleaned, or encoded by the engine `tokenizers`) are processed by
+    one, which is faster. The result is the same for any number.
+    """
     workers: Annotated[WorkersConfig, WithoutEffect()] = WorkersConfig.model_construct()
     """Place where the prepare processes run: this machine, or the workers of a Dask scheduler."""
     split: Annotated[Word, Binds("data_state.split")] = "949,50,1"

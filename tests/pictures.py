@@ -209,7 +209,7 @@ ALL = (
     Picture(
         *("data-card", "The data card of the demo: counts, lengths, documents."),
         output_of("data-card", f'nb.data_card("{DEMO}")', "pre"),
-        ("nbtrain/dataset/look/*.py", "nbtrain/lab/widgets/data_browser.py"),
+        ("nbtrain/dataset/views/*.py", "nbtrain/lab/widgets/data_browser.py"),
         element=OUTPUT,
     ),
     Picture(
@@ -237,7 +237,7 @@ ALL = (
     Picture(
         *("profile", "Where the time of the demo's steps goes."),
         output_of("profile", f'nb.open_run("{DEMO}-profile").profile()', "img, svg"),
-        ("nbtrain/monitor/*profile*.py", "nbtrain/train/profile/*.py", "nbtrain/base/printing/theme.py"),
+        ("nbtrain/monitor/run/profiles.py", "nbtrain/train/profile/*.py", "nbtrain/base/printing/theme.py"),
         element=OUTPUT,
     ),
 )

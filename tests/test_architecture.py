@@ -363,9 +363,7 @@ def folder_of(module: str) -> str:
 
 
 def test_no_two_folders_of_a_box_import_each_other():
-    """No two folders of a box import each other, except the listed pairs. A pair that no longer does so must
-    be removed from the list.
-    """
+    """No two folders of a box import each other."""
     found = {
         (folder_of(module), folder_of(imported))
         for module, imported in arrows()

@@ -6,7 +6,7 @@ data/dataset/<name>/
   <key>_document_loss_mask.bin, .idx    uint8 per token: 1 if it is in the loss; missing if every token is
   manifest.json                         manifest.py; written last: without it the dataset does not count
   index-cache/                          samples/index_files.py
-  baselines.json                        look/baselines.py
+  baselines.json                        views/baselines.py
   broken-records.jsonl                  corpus/documents/broken_records.py; only if there are any
   .encode/                              encode/shard.py: shards of an unfinished encoding
 """

@@ -1,8 +1,9 @@
 """Start and end of training on a rank: environment, process group, orderly exit.
 
-torchrun (or any program that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) starts the
-ranks. On a CPU, DeepSpeed is prevented from compiling its shared-memory all-reduce, which only serves
-inference: every init_distributed would build it (half a minute, and it needs a compiler).
+The launcher of a job (jobs/node/rank_launcher.py), torchrun, or any program that sets RANK, WORLD_SIZE,
+LOCAL_RANK, MASTER_ADDR and MASTER_PORT starts the ranks. On a CPU, DeepSpeed is prevented from compiling its
+shared-memory all-reduce, which only serves inference: every init_distributed would build it (half a minute,
+and it needs a compiler).
 """
 
 import contextlib

@@ -24,6 +24,9 @@ def test_each_picture_is_small_described_and_used():
     for name, path in paths.items():
         assert path.stat().st_size == manifest[name]["bytes"] < MOST_BYTES
     assert len(list(REPOSITORY.glob("docs/pictures/*"))) == len(paths) + 1
+    # Sources that have moved would let a picture be outdated unnoticed.
+    patterns = {pattern for picture in ALL for pattern in picture.sources}
+    assert [pattern for pattern in patterns if next(REPOSITORY.glob(pattern), None) is None] == []
 
 
 @pytest.mark.soak

@@ -39,7 +39,7 @@ class PrepareReport(Result):
     splits: list[dict[str, Any]] = field(default_factory=list)
     """Name, documents, tokens, samples (in the order), epochs of each split."""
     examples: list[dict[str, Any]] = field(default_factory=list)
-    """Three documents of a dataset with a loss mask, as Document.to_dict returns them (look/browser.py)."""
+    """Three documents of a dataset with a loss mask, as Document.to_dict returns them (views/browser.py)."""
 
     @property
     def changed(self) -> bool:

@@ -174,7 +174,7 @@ def _open_loop(
     shell.sink = sink
     if shell.stdin is not stdin:
         shell.stdin = (unknown_run(Unknown("the input", "", place, "a loop reads it", causes)),)
-    changed = _differences(shell, before, shell.state)
+    changed = _differences(before, shell.state)
     shell.state = before.copy()
     for name, at in changed.items():
         shell.state.variables[name] = _lost_in_loop(shell, name, at or place, causes, before)
@@ -184,7 +184,7 @@ def _open_loop(
         shell.block(body)
 
     shell.under(causes, follow)
-    documents = _differences(shell, before, shell.state)
+    documents = _differences(before, shell.state)
     for name, at in (changed | documents).items():
         old = shell.state.variables.get(name)
         lost = _lost_in_loop(shell, name, changed.get(name) or at or place, causes, before)
@@ -211,7 +211,7 @@ def _lost_in_loop(
     return shell.lost(name, place, reason, ())
 
 
-def _differences(shell: Shell, before: State, after: State) -> dict[str, str]:
+def _differences(before: State, after: State) -> dict[str, str]:
     """Return {variable: place} for the variables that differ."""
     found = {}
     for name, variable in after.variables.items():

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from nbtrain.base.findings import Finding
 from nbtrain.foreign.bash.syntax_tree import (
@@ -16,9 +15,6 @@ from nbtrain.foreign.bash.variables import (
     word_of,
 )
 from nbtrain.foreign.syntax.located import Unknown, Word
-
-if TYPE_CHECKING:
-    pass
 
 # Programs that read a script.
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}

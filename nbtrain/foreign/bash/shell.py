@@ -57,7 +57,7 @@ SHELL_SETS = {
 }
 # Statements that end the script by their failure after `set -e`.
 _MAY_FAIL = {"command", "variable_assignment", "test_command", "subshell", "pipeline"}
-# Nodes of the tree that are no part of a statement.
+# Nodes of the tree that are not part of a statement.
 IGNORED = {
     "comment",
     "heredoc_body",

@@ -2,9 +2,8 @@
 
 It ends when the launcher has ended and no process with the job's marker is left. It ends early if a rank is
 gone (its peers get a short time to write their last log lines, since they cannot save without it), if a rank
-makes no progress for too long
-(hang.py says which), or if a stop was requested and the ranks did not leave in time. phases.py decides which
-action is due.
+makes no progress for too long (hang.py says which), or if a stop was requested and the ranks did not leave in
+time. phases.py decides which action is due.
 """
 
 import signal

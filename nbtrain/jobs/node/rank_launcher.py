@@ -6,7 +6,7 @@
       COMMAND of rank 0, of rank 1, ...  each in a session of its own, with RANK and LOCAL_RANK
 
 If a command fails or the launcher gets TERM, all commands get TERM, and after --shutdown-timeout seconds
-KILL. The exit code is 0 if all commands ended with 0, else 1.
+KILL. The exit code is 0 if all commands ended with 0 by themselves, else 1.
 
 torchrun does the same, but it imports torch first, which takes some four seconds of CPU in each attempt of a
 job. Its restarts are not used, because gloo finds stale addresses after them, and its rendezvous of agents

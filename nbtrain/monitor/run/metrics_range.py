@@ -1,6 +1,7 @@
 """Curves of a run on request: scalars by step, tokens or time, in a range, in a given number of points.
 
-    metrics(view, Asked(("loss",), "tokens", 1e6, 2e6))  ->  {"tags", "charts", "series", "marks", "reading"}
+    metrics(view, CurvesRequest(("loss",), "tokens", 1e6, 2e6))
+        ->  {"tags", "charts", "series", "marks", "reading"}
 
 If there are too many points, each interval becomes its mean with its lowest and highest value, so that both
 the trend and the spikes are visible at any zoom.

@@ -221,9 +221,9 @@ def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
 
 
 def test_it_starts_without_the_notebook_side():
-    """The wrapper imports only the standard library, because one is started for every rank."""
+    """The wrapper and the launcher import only the standard library, because they start with every rank."""
     code = (
-        "import sys, json, nbtrain.jobs.attempt.rank_wrapper\n"
+        "import sys, json, nbtrain.jobs.attempt.rank_wrapper, nbtrain.jobs.node.rank_launcher\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} - "
         "set(sys.stdlib_module_names))))"
     )

@@ -19,6 +19,7 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs.node import agent as agent_module
 from nbtrain.jobs.node.agent import Agent, Leaving
+from nbtrain.jobs.node.ranks_here import NodeRanks
 from tests.jobs.conftest import TINY
 
 SUPERVISOR = ProcessIdentity(7, 1, "other boot", "node0")
@@ -30,8 +31,9 @@ class Ranks:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def start(self, *order: object) -> None:
+    def start(self, command: object, ranks: NodeRanks, *more: object) -> None:
         self.told.append("start")
+        self.node_ranks = ranks
 
     def poll(self) -> int | None:
         return None
@@ -67,9 +69,15 @@ def become(job: JobDir, state: str, supervisor: ProcessIdentity | None = SUPERVI
     record.write(job.job_json)
 
 
-def order(agent: Agent, attempt: int = 0, address: str = "10.0.0.1", me: bool = True) -> LaunchOrder:
+def order(
+    agent: Agent,
+    attempt: int = 0,
+    address: str = "10.0.0.1",
+    me: bool = True,
+    ranks: tuple[int, int] = (2, 2),
+) -> LaunchOrder:
     mine = agent.record.agent if me else replace(agent.record.agent, pid=1)
-    given = LaunchOrder(attempt, [SUPERVISOR, mine], [2, 2], address, 5000, [], {}, None, 60.0, False)
+    given = LaunchOrder(attempt, [SUPERVISOR, mine], [*ranks], address, 5000, [], {}, None, 60.0, False)
     given.write(agent._job.control_launch)
     return given
 
@@ -86,6 +94,21 @@ def test_an_order_is_taken_once_and_only_if_it_is_meant(agent: Agent) -> None:
     agent._look()
     assert agent._ranks.told == ["start"]
     assert (agent.record.phase, agent.record.attempt) == ("running", 0)
+
+
+def test_the_ranks_of_a_node_follow_those_of_the_nodes_before_it(agent: Agent) -> None:
+    """Ranks are numbered across the nodes, which may have different numbers of them."""
+    order(agent, ranks=(3, 2))
+    agent._look()
+    ranks = agent._ranks.node_ranks
+    assert (ranks.first_rank, ranks.count) == (3, 2)
+    assert ranks.variables() == {
+        "WORLD_SIZE": "5",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "5000",
+    }
 
 
 def test_a_wrong_address_is_refused_before_the_ranks_start(agent: Agent) -> None:

@@ -1,4 +1,4 @@
-"""Which files belong to other programs, and their text; what is in them is read.py's."""
+"""Files of other programs: how they are recognized, and their text. read.py reads what they mean."""
 
 import re
 from collections.abc import Mapping
@@ -61,6 +61,9 @@ def path_of(file: str | Path) -> Path:
 
 
 def text_of(path: Path) -> str:
+    """Return the text of a file. Raises ConfigError if it is too large, not UTF-8 or a pointer of Git LFS, or
+    cannot be read.
+    """
     try:
         if not path.is_file() and path.exists():
             kind = "a folder" if path.is_dir() else "not a regular file"

@@ -228,7 +228,7 @@ STATIONS = (
     Station("resources", run_tab("gpt-done", "Resources", ".nbt-usage polyline"), RUN),
     Station("metrics", run_tab("gpt-done", "Metrics", ".nbt-usage polyline"), RUN),
     Station("plan", run_tab("gpt-done", "Plan", ".nbt-tile"), RUN),
-    Station("config", run_tab("gpt-done", "Config", "pre.nbt-yaml:has-text('model')"), RUN),
+    Station("config", run_tab("gpt-done", "Config", ".nbt-config-tree th:has-text('num_layers')"), RUN),
     Station("compare", compare, (".nbtrain-CompareView",)),
     Station("form", form, (".nbtrain-FormView",)),
     Station("form-problems", form_problems, (".nbtrain-FormView",)),

@@ -5,8 +5,8 @@
     launcher (own session)
       COMMAND of rank 0, of rank 1, ...  each in a session of its own, with RANK and LOCAL_RANK
 
-If a command fails or the launcher gets TERM, all commands get TERM, and after --shutdown-timeout seconds
-KILL. The exit code is 0 if all commands ended with 0 by themselves, else 1.
+If a command fails or cannot be started, or the launcher gets TERM, all commands get TERM, and after
+--shutdown-timeout seconds KILL. The exit code is 0 if all commands ended with 0 by themselves, else 1.
 
 torchrun does the same, but it imports torch first, which takes some four seconds of CPU in each attempt of a
 job. Its restarts are not used, because gloo finds stale addresses after them, and its rendezvous of agents
@@ -43,14 +43,17 @@ def main(arguments: Sequence[str]) -> int:
     # Requests for the ranks, which the launcher gets if no rank is started yet. By default they would end it.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, frame: None)
-    wrappers = [
-        subprocess.Popen(
-            options.command,
-            env={**os.environ, "RANK": str(options.first_rank + local), "LOCAL_RANK": str(local)},
-            start_new_session=True,
-        )
-        for local in range(options.ranks)
-    ]
+    wrappers: list[subprocess.Popen] = []
+    for local in range(options.ranks):
+        environment = {**os.environ, "RANK": str(options.first_rank + local), "LOCAL_RANK": str(local)}
+        try:
+            wrappers.append(subprocess.Popen(options.command, env=environment, start_new_session=True))
+        except OSError as error:  # no more processes, or no memory for one
+            print(
+                f"rank {options.first_rank + local} cannot be started: {error}", file=sys.stderr, flush=True
+            )
+            end(wrappers, options.shutdown_timeout)
+            return 1
     while not asked_to_end:
         codes = [wrapper.poll() for wrapper in wrappers]
         if any(codes):

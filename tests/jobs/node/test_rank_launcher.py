@@ -53,6 +53,28 @@ def test_a_rank_that_fails_ends_the_others(launch: Callable[..., subprocess.Pope
     assert process_state(int((tmp_path / "pid").read_text())) == "X"
 
 
+def test_a_rank_that_cannot_be_started_ends_the_others(tmp_path: Path) -> None:
+    """If the machine has no room for one more process, the ranks before it are ended."""
+    starter = """
+import subprocess, sys
+from nbtrain.jobs.node import rank_launcher
+start, started = subprocess.Popen, []
+def popen(command, **options):
+    if started:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    started.append(start(command, **options))
+    print(started[0].pid, flush=True)
+    return started[0]
+subprocess.Popen = popen
+options = ["--ranks", "2", "--first-rank", "3", "--shutdown-timeout", "600"]
+sys.exit(rank_launcher.main([*options, "sleep", "600"]))
+"""
+    command = [sys.executable, "-c", starter]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert (ended.returncode, process_state(int(ended.stdout))) == (1, "X")
+    assert "rank 4 cannot be started" in ended.stderr and "Resource temporarily unavailable" in ended.stderr
+
+
 def test_ranks_may_save_when_the_launcher_is_asked_to_end(
     launch: Callable[..., subprocess.Popen], tmp_path: Path, wait_until: Callable[..., Any]
 ) -> None:

@@ -49,7 +49,7 @@ def alone(run: RunDir, word: str = "twin") -> Iterator[None]:
     """Lock a twin, or another kind of proof, until its report is written. Raises SubmitError if another call
     is creating it.
 
-    The run's own lock is not sufficient: submit acquires it for each job, and most of a twin's runs are not
+    The run's own lock is not sufficient: submit acquires it for each job, and only one of a twin's runs is
     its newest job.
     """
     folder = run.path.parent / LOCKS / run.name

@@ -23,9 +23,9 @@ from nbtrain.monitor.metrics.finite_json import finite
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
 from nbtrain.monitor.status.spending import Spending, spending_of, total
 from nbtrain.monitor.status.spending_tables import (
-    FAULT_HEADS,
+    FAULT_KIND_HEADS,
     PURPOSE_HEADS,
-    fault_rows,
+    fault_kind_rows,
     fault_sums,
     purpose_rows,
 )
@@ -181,8 +181,8 @@ class SweepResults(Result):
         spending = self.spending
         if costs := purpose_rows(spending):
             blocks.append(Table(PURPOSE_HEADS, costs, "Cost of all runs"))
-        if faults := fault_rows(spending):
-            blocks.append(Table(FAULT_HEADS, faults, "Cost of the faults"))
+        if faults := fault_kind_rows(spending):
+            blocks.append(Table(FAULT_KIND_HEADS, faults, "Cost of the faults"))
         stopped = [Sentence(f"{row.name} was stopped: {row.stopped}.") for row in self.rows if row.stopped]
         return Report(f"Sweep {self.name}", [*blocks, *stopped])
 

@@ -39,7 +39,7 @@ from nbtrain.config.sections.sweep_section import LABEL
 from nbtrain.config.yaml_source import show
 from nbtrain.monitor.runs.published import Published, row_of
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
-from nbtrain.monitor.status.spending import Spending, planned_price, spending_of
+from nbtrain.monitor.status.spending import Spending, spending_of
 from nbtrain.monitor.status.status_records import job_with_end, status_or_damage
 
 # Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
@@ -441,7 +441,6 @@ def read_compared(run: RunDir, now: float) -> Compared:
     code = None
     with contextlib.suppress(RecordError):
         code = (files.read_json(run.own_code_json) or {}).get("sha256")
-    price = price or planned_price(run)
     return Compared(status, config, seconds, devices, price, spending, found, code)
 
 

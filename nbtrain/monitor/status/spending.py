@@ -9,7 +9,7 @@ steps that were trained again after a fault. The repeated steps lie between the 
 attempt loaded and the last step that was reached; their time is their share of the attempt's training time.
 
 Price and energy of a job are those of the plan at its submission, which job.json keeps: a later job with
-other prices does not change what an earlier one has cost.
+other prices does not change what an earlier one has cost. A job whose plan had no price has no money.
 """
 
 import contextlib
@@ -154,7 +154,6 @@ def run_spending(run: RunDir, now: float, current: tuple[str, JobRecord, str] | 
     `current` is (id, record, state) of a job whose record on the disk is older, such as one that is just
     ending. A job whose record is damaged is not counted.
     """
-    planned = planned_price(run)
     attempts: list[_Attempt] = []
     seconds: dict[str, float] = {}
     hours: dict[str, float] = {}
@@ -178,7 +177,7 @@ def run_spending(run: RunDir, now: float, current: tuple[str, JobRecord, str] | 
         spans = _spans(job, record, until)
         for kind, begin, end in spans:
             seconds[kind] = seconds.get(kind, 0.0) + end - begin
-        price = record.price or planned
+        price = record.price
         own = _attempts(job, record, spans, until, price)
         held = _device_seconds(spans, own, record.world_size * (price.devices_per_rank if price else 1.0))
         for kind, device_seconds in held.items():
@@ -241,16 +240,6 @@ def _spans(job: JobDir, record: JobRecord, until: float) -> list[Span]:
         running = min(attempt.running_at or end, end)
         found += [("starting", attempt.started_at, running), ("training", running, end)]
     return [(kind, begin, end) for kind, begin, end in found if end > begin]
-
-
-def planned_price(run: RunDir) -> DevicePrice | None:
-    """Return the price of a device and its energy for an hour, from the run's newest plan; None without
-    one.
-    """
-    try:
-        return price_of_plan(files.read_json(run.plan_json) or {})
-    except RecordError:
-        return None
 
 
 def price_of_plan(plan: Mapping[str, Any]) -> DevicePrice | None:

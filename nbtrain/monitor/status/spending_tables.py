@@ -22,7 +22,7 @@ from nbtrain.monitor.status.spending import (
 )
 
 PURPOSE_HEADS = ("WHAT", "TIME", "DEVICE HOURS", "SHARE", "MONEY")
-FAULT_HEADS = ("FAULTS", "TIMES", "STEPS AGAIN", "TIME", "WITHOUT DEVICES", "DEVICE HOURS", "MONEY")
+FAULT_KIND_HEADS = ("FAULTS", "TIMES", "STEPS AGAIN", "TIME", "WITHOUT DEVICES", "DEVICE HOURS", "MONEY")
 PURPOSES = {
     "training": "training that was kept",
     "validating": KINDS["validating"],
@@ -77,8 +77,8 @@ def fault_sums(faults: Sequence[Fault]) -> dict[str, FaultSum]:
     return {kind: value for kind, value in found.items() if value.times}
 
 
-def fault_rows(spending: Spending) -> list[tuple[str, ...]]:
-    """Return the rows of FAULT_HEADS: one for each kind of faults that occurred."""
+def fault_kind_rows(spending: Spending) -> list[tuple[str, ...]]:
+    """Return the rows of FAULT_KIND_HEADS: one for each kind of faults that occurred."""
     return [
         (
             FAULT_KINDS[kind],

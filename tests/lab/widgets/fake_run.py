@@ -91,7 +91,7 @@ class FakeJob:
             world_size=world_size,
             supervisor=self.identity,
             resumed_from_step=start or None,
-            command=["torchrun", "--nproc-per-node", str(world_size), "-m", "nbtrain.train", run.name],
+            command=["-m", "nbtrain.train", run.name],
         )
         self.record.write(self.job.job_json)
         self.supervisor_events = EventWriter(self.job, "supervisor")

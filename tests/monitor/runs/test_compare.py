@@ -1,6 +1,5 @@
 """Comparing runs: the settings that differ, the metrics of each run, and requests that are rejected."""
 
-import json
 import os
 import time
 from dataclasses import replace
@@ -21,7 +20,16 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.monitor.runs.compare import MOST_RUNS, MOST_TABULATED, compared
 from nbtrain.monitor.runs.compare_picture import BEST, comparison_figure, comparison_report
 from nbtrain.monitor.runs.published import Published
+from nbtrain.monitor.status.spending import price_of_plan
 from tests.jobs.conftest import TINY
+
+
+def give_price(run, plan):
+    """Give the run's job the price of a plan."""
+    job = run.newest_job()
+    record = JobRecord.read(job.job_json)
+    record.price = price_of_plan(plan)
+    record.write(job.job_json)
 
 
 def made(folder, name, overrides, attempts, **progress):
@@ -174,8 +182,7 @@ def test_money_energy_and_mfu_follow_the_devices_that_ran(workspace):
     speed = {"samples_per_second": 100.0, "consumed_samples": 20}
     runs = [made(workspace, name, on_gpu, [(2, 3600)], loss=2.5, **speed) for name in ("one", "two")]
     cost = {"device_hours": 10.0, "energy_kwh": 5.0, "price": {"usual": 1.5, "currency": "USD"}}
-    runs[0].plan_json.write_text(json.dumps({"cost": cost}))
-    runs[1].plan_json.write_text("{")  # damaged
+    give_price(runs[0], {"cost": cost})
     found = compared(runs)
     figures = {row[0]: row[1:] for row in found["figures"]["rows"]}
     assert figures["GPU hours"] == ["2", "2"]
@@ -195,7 +202,7 @@ def test_curves_over_cost_count_every_device_that_is_paid(workspace):
     runs = [made(workspace, name, on_gpu, [(2, 3600)], loss=2.5) for name in ("one", "two")]
     cost = {"device_hours": 4.0, "price": {"usual": 1.5, "currency": "USD"}}
     plan = {"world_size": 2, "duration": {"seconds": 3600.0}, "cost": cost}
-    runs[0].plan_json.write_text(json.dumps(plan))
+    give_price(runs[0], plan)
     found = compared(runs)
     assert {row[0]: row[1] for row in found["figures"]["rows"]}["cost, USD"] == "6.01"
     assert found["scales"]["one"]["money_per_second"] == pytest.approx(6.0 / 3600)

@@ -7,7 +7,14 @@ import pytest
 
 from nbtrain.base.run_directory.records import AttemptRecord, DevicePrice, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.monitor.status.spending import Fault, Spending, fault_words, run_spending, total
+from nbtrain.monitor.status.spending import (
+    Fault,
+    Spending,
+    fault_words,
+    price_of_plan,
+    run_spending,
+    total,
+)
 
 DAY = 20260101
 
@@ -36,7 +43,7 @@ def written(run: RunDir, number: int, attempts, events, ended_at, state_word="SU
 
 
 def priced(run: RunDir, world_size=2, paid_devices=2):
-    """Write a plan with a price of 3 USD and 0.5 kWh for each device hour."""
+    """Give all jobs the price of a plan: 3 USD and 0.5 kWh for each device hour."""
     plan = {
         "world_size": world_size,
         "duration": {"seconds": 3600.0},
@@ -46,7 +53,10 @@ def priced(run: RunDir, world_size=2, paid_devices=2):
             "price": {"usual": 3.0, "currency": "USD"},
         },
     }
-    run.plan_json.write_text(json.dumps(plan))
+    for job_id in run.job_ids():
+        record = JobRecord.read(run.job(job_id).job_json)
+        record.price = price_of_plan(plan)
+        record.write(run.job(job_id).job_json)
 
 
 @pytest.fixture
@@ -184,19 +194,22 @@ def test_the_autotuner_is_paid(run):
     assert found.goodput == pytest.approx(100 / (60 + 70 + 10 + 100))
 
 
-def test_a_later_plan_does_not_change_what_a_job_has_cost(run):
-    """Each job is paid at the price in its record; one without a record at the run's newest plan."""
+def test_each_job_is_paid_at_its_own_price(run):
+    """A job whose plan had no price has no money, whatever the plan of a later job says."""
     attempt = AttemptRecord(0, 1010, 2, 1, running_at=1020, ended_at=1120, reached_step=50)
     events = [state(1010, "STARTING"), state(1020, "RUNNING")]
     first = written(run, 1, [attempt], events, 1120)
     first.price = DevicePrice(2.0, "USD", 0.25)
     first.write(run.job(first.job_id).job_json)
     assert JobRecord.read(run.job(first.job_id).job_json).price == first.price
-    priced(run)
     hours = 2 * 110 / 3600
     found = run_spending(run, now=9999)
     assert (found.money, found.energy_kwh) == (pytest.approx(2 * hours), pytest.approx(0.25 * hours))
-    written(run, 2, [replace(attempt, attempt=0)], events, 1120)
+    second = written(run, 2, [replace(attempt, attempt=0)], events, 1120)
+    found = run_spending(run, now=9999)
+    assert (found.money, found.device_hours) == (None, pytest.approx(2 * hours))
+    second.price = DevicePrice(3.0, "USD", 0.25)
+    second.write(run.job(second.job_id).job_json)
     assert run_spending(run, now=9999).money == pytest.approx((2 + 3) * hours)
     first.price = DevicePrice(2.0, "EUR", 0.25)
     first.write(run.job(first.job_id).job_json)

@@ -3,7 +3,7 @@
 import pytest
 
 from nbtrain.monitor.status.spending import SUPERVISOR_GONE, Fault, Spending
-from nbtrain.monitor.status.spending_tables import fault_rows, fault_sums, purpose_rows
+from nbtrain.monitor.status.spending_tables import fault_kind_rows, fault_sums, purpose_rows
 
 
 def fault(cause, preempted=False, money=6.0):
@@ -37,6 +37,6 @@ def test_the_cost_of_faults_by_their_kind():
     assert {kind: value.times for kind, value in sums.items()} == {"preemption": 1, "lost": 1, "failure": 3}
     assert sums["failure"].lost_steps == 30 and sums["failure"].money is None
     assert sums["preemption"].waited_seconds == 120 and sums["preemption"].money == pytest.approx(6.0)
-    assert fault_rows(Spending(10.0, 0.7, SECONDS, FAULTS, 30.0, "USD"))[0] == (
+    assert fault_kind_rows(Spending(10.0, 0.7, SECONDS, FAULTS, 30.0, "USD"))[0] == (
         *("devices taken away", "1", "10", "1 min 30 s", "2 min 0 s", "2", "6 USD"),
     )

@@ -32,7 +32,7 @@ LONGEST = (
     "end_to_end/test_labextension.py",
     "end_to_end/test_browser.py",
     "jobs/test_real_trainer.py",
-    "jobs/twin/test_prove.py",
+    "proof/test_prove.py",
     "end_to_end/test_form_browser.py",
     "end_to_end/test_twin_notebook.py",
     "parity/test_resuming.py",

@@ -197,10 +197,10 @@ PARTS = (
     Part(
         "twins-of-examples",
         "the whole twin of every other example whose shape differs, without notebooks",
-        _pytest("--soak", "tests/jobs/twin/test_prove.py"),
+        _pytest("--soak", "tests/proof/test_prove.py"),
         _evidence(
             (*ENGINE, "nbtrain.proof.prove"),
-            ("tests/jobs/twin/test_prove.py", *EXAMPLE_YAMLS),
+            ("tests/proof/test_prove.py", *EXAMPLE_YAMLS),
             OUTSIDE_ENGINE,
         ),
     ),

@@ -95,9 +95,12 @@ class RowsOfTokens(MadeWhole):
 
 
 def start_sha256(live: LiveRun) -> str:
-    """Return the hash of everything that a run starts from, including adapters."""
-    known = files.read_json(live.run.init_from_json)
-    sha256 = known["sha256"] if known is not None else identity_of(open_start(live.config, live.run))
+    """Return the hash of everything that a run starts from, including adapters: the one that was recorded
+    when it was submitted, or else the one of the files as they are now.
+    """
+    if (known := files.read_json(live.run.init_from_json)) is not None:
+        return known["sha256"] + known.get("adapters_sha256", "")
+    sha256 = identity_of(open_start(live.config, live.run))
     if (lora := live.config.lora) is not None and lora.init_from is not None:
         sha256 += files.sha256_of(resolve(lora.init_from) / WEIGHTS)
     return sha256

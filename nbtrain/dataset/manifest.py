@@ -136,9 +136,12 @@ def read_manifest(path: Path) -> DatasetManifest | None:
 
 
 def data_hashes(manifest: DatasetManifest) -> dict[str, str]:
-    """Return {name: SHA-256} of the text of each source, and of each file of the prepared dataset."""
+    """Return {name: SHA-256} of the text of each source, and of each file of the prepared dataset.
+
+    The name of a source has no folder, which may be another one on the next machine.
+    """
     sources = {
-        f"data.sources.{number} ({source.get('path') or source['name']})": source["sha256"]
+        f"data.sources.{number} ({Path(source.get('path') or source['name']).name})": source["sha256"]
         for number, source in enumerate(manifest.sources)
     }
     return sources | {name: entry["sha256"] for name, entry in sorted(manifest.files.items())}

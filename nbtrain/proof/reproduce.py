@@ -213,6 +213,9 @@ def reproduce(
         renew(target, REPRODUCTION_OF, run.name)
         if start:
             _link_checkpoint(run, target, start)
+            if run.init_from_json.is_file():
+                # Names the weights below the checkpoint, which need not be there any more.
+                shutil.copy(run.init_from_json, target.init_from_json)
         if run.rollbacks_json.is_file():
             shutil.copy(run.rollbacks_json, target.rollbacks_json)
         job = (train or _submit_and_wait)(config, start)
@@ -413,7 +416,8 @@ def _submit_and_wait(config: RunConfig, start: int) -> JobDir:
     # A file of `code` has trained the run already.
     job = submit(config, tries_code=False)
     try:
-        with Progress(f"reproduce as {config.name}", config.train_steps - start, "steps") as bar:
+        label = f"reproduce as {config.name} from step {start:,}"
+        with Progress(label, config.train_steps - start, "steps") as bar:
             while True:
                 state, cause = wait(job, POLL_SECONDS)
                 beat = Heartbeat.read(job.heartbeat(0))

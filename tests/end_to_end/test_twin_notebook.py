@@ -1,7 +1,7 @@
 """papermill runs 03_launch in twin mode: data, supervisor, steps, resume, another layout, export.
 
 The uninterrupted run of each twin goes through preflight, supervisor and wrappers as usual. One of
-the nine upstream runs is tested here, and all nine in `make soak`. tests/jobs/twin/test_prove.py covers twins
+the nine upstream runs is tested here, and all nine in `make soak`. tests/proof/test_prove.py covers twins
 of other layouts, without notebook and supervisor.
 """
 

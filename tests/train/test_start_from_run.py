@@ -10,6 +10,7 @@ import torch
 from nbtrain.base import files
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.events import read_events
+from nbtrain.base.run_directory.records import Provenance
 from nbtrain.checkpoint.weights.opened import RunWeights
 from nbtrain.checkpoint.weights.store import CheckpointStore, TensorPart
 from nbtrain.config.load import load_resolved
@@ -109,10 +110,14 @@ def test_a_resume_needs_the_other_run_no_more(place, forked):
     said = [event["message"] for event in read_events(run.newest_job()) if event["kind"] == "checkpoint"]
     assert said[0] == f"starts from copy (step {HALF} of copy, 42.5k parameters)"
     shutil.rmtree(copy)
+    first = run.newest_job()
     run.config_yaml.write_text(run.config_yaml.read_text().replace("max_steps: 1", "max_steps: 2"))
     launch.new_job(run)
     forked.train(run)
     assert newest_checkpoint_step(run) == 2
+    # The certificate names the weights, before and after the resume.
+    for job in (first, run.newest_job()):
+        assert Provenance.read(job.provenance(0)).data["initial_weights_sha256"] == known["sha256"]
 
 
 def test_changed_and_damaged_checkpoints_are_refused(place, forked):

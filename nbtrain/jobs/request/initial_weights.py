@@ -23,6 +23,7 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.origin import recorded_origin
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix
+from nbtrain.pretrained.peft_files import WEIGHTS
 from nbtrain.pretrained.start import RunStart, Start, identity_of, is_there, open_start, vocab_size_of
 
 
@@ -202,6 +203,8 @@ def _record(start: Start, config: RunConfig) -> dict[str, Any]:
         "vocabulary": {"before": vocab_size_of(start), "now": config.tokenizer.vocab_size},
         "dtypes": start.dtypes,
     }
+    if config.lora is not None and config.lora.init_from is not None:
+        said["adapters_sha256"] = files.sha256_of(resolve(config.lora.init_from) / WEIGHTS)
     if isinstance(start, RunStart):
         return said | {
             "run": start.run.name,

@@ -49,13 +49,14 @@ def compare(options: argparse.Namespace) -> None:
         raise ConfigError(f"{wanted} `nbtrain runs` lists them.")
     names = [*options.runs, *(status.name for status in labelled if status.name not in options.runs)]
     runs = [open_run(name).directory for name in names]
+    # First, so that a refusal does not follow the tables.
+    figure = comparison_figure(runs) if options.picture else None
+    if options.picture and figure is None:
+        raise DataError(f"{options.picture} is not written: none of these runs has a curve yet.")
     tables = compared(runs, read_published(options.published) if options.published else ())
     if options.json:
         show_json(tables)
     else:
         show(comparison_report(runs, tables))
-    if options.picture:
-        figure = comparison_figure(runs)
-        if figure is None:
-            raise DataError(f"{options.picture} is not written: none of these runs has a curve yet.")
+    if figure is not None:
         save_picture(figure, options.picture)

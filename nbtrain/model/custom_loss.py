@@ -4,8 +4,7 @@ hidden states -> logits of this rank's ids, fp32 -> [all ids] -> loss(...) -> su
 
 The logits exist whole, [b, s, v], from here to the end of their backward pass, unlike in the fused loss of
 parallel/cross_entropy.py. Padding ids are cut off. A function that takes `vocabulary` gets the logits of this
-rank's ids and the means to sum over all of them (parallel/vocabulary.py); any other gets the logits of all
-ids.
+rank's ids and the means to sum over all of them (parallel/vocabulary.py); any other gets those of all ids.
 
 Shapes: b sequences, s tokens, h hidden, v ids, t tensor-parallel ranks
 """
@@ -25,7 +24,7 @@ from nbtrain.parallel.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class LossBatch:
-    """The micro batch, as the user's loss receives it. Under Ulysses it is this rank's part."""
+    """The micro batch, as a loss of one's own receives it. Under Ulysses it is this rank's part."""
 
     tokens: torch.Tensor
     """int64 [b, s]: the input tokens; the label of each is the next one."""

@@ -3,10 +3,11 @@
 plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML, to_dict() is plan.json
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.findings import Finding
+from nbtrain.base.findings import Finding, by_cost
 from nbtrain.base.printing.report import (
     Block,
     Facts,
@@ -25,30 +26,43 @@ from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import ModelConfig, RunConfig
-from nbtrain.planner.actual import Comparison, compare
-from nbtrain.planner.actual import rows as compared_rows
+from nbtrain.dataset.blend import OpenBlend
+from nbtrain.dataset.files import OpenDataset
 from nbtrain.planner.budget.cost import CostEstimate, estimate_cost
-from nbtrain.planner.budget.disk import DiskEstimate
+from nbtrain.planner.budget.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.budget.interruptions import Interruptions, estimate_interruptions
 from nbtrain.planner.budget.limits import Limit, limits_of
 from nbtrain.planner.budget.wikipedias import TextEstimate, epochs_words
-from nbtrain.planner.lint.rules import findings_of
+from nbtrain.planner.lint.layout import LAYOUT_RULES
+from nbtrain.planner.lint.limits import LIMIT_RULES
+from nbtrain.planner.lint.machine import MACHINE_RULES
+from nbtrain.planner.lint.memory import MEMORY_RULES
 from nbtrain.planner.lint.run_estimates import RunEstimates
-from nbtrain.planner.memory import MemoryEstimate, fit_rating
+from nbtrain.planner.lint.schedule import SCHEDULE_RULES
+from nbtrain.planner.memory import MemoryEstimate, estimate, fit_rating
 from nbtrain.planner.memory.lora import USUAL_RANK, estimate_lora
-from nbtrain.planner.needs import Needs, needs_of
 from nbtrain.planner.second_opinion import second_opinion
-from nbtrain.planner.time.duration import DurationEstimate, duration_at
+from nbtrain.planner.setup.last_job import Comparison, compare
+from nbtrain.planner.setup.last_job import rows as compared_rows
+from nbtrain.planner.setup.setup import Setup, setup_of
+from nbtrain.planner.time.duration import DurationEstimate, RestsOn, duration_at, rests_on
 from nbtrain.planner.time.explain import traffic
 from nbtrain.planner.time.network_use import NetworkUse, network_use
 from nbtrain.planner.time.published_times import PublishedComparison, compare_published
-from nbtrain.planner.time.rests_on import RestsOn, rests_on
-from nbtrain.planner.time.speed import Speed, read_speed
+from nbtrain.planner.time.rates import Speed, read_speed
 
 if TYPE_CHECKING:
     from nbtrain.planner.why import Why
 
 SCHEMA_VERSION = 1
+
+RULES: tuple[Callable[[RunEstimates], Iterator[Finding]], ...] = (
+    *MEMORY_RULES,
+    *LAYOUT_RULES,
+    *SCHEDULE_RULES,
+    *MACHINE_RULES,
+    *LIMIT_RULES,
+)
 
 
 def kinds_of_layers(model: ModelConfig) -> list[str]:
@@ -67,6 +81,15 @@ def kinds_of_layers(model: ModelConfig) -> list[str]:
 
 
 PREFERENCES = "DPO; the reference is log-probabilities stored with the data, no second model"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The setup of a run, with the memory and the disk that it takes."""
+
+    setup: Setup
+    memory: MemoryEstimate
+    disk: DiskEstimate
 
 
 @dataclass(frozen=True, repr=False)
@@ -340,6 +363,18 @@ class Plan(Result):
 def _words(part: str) -> str:
     """Format the name of a memory part for readers: "master copy" for master_copy."""
     return part.replace("_", " ")
+
+
+def needs_of(config: RunConfig, dataset: OpenDataset | OpenBlend | None = None) -> Needs:
+    """Estimate the memory and disk of a run. `dataset` is its prepared data, if the caller has opened it."""
+    setup = setup_of(config)
+    return Needs(setup, estimate(setup), estimate_disk(config, dataset))
+
+
+def findings_of(estimates: RunEstimates) -> list[Finding]:
+    """Return the findings about a run that passed the rules of config/rules/, the most expensive finding
+    first."""
+    return by_cost(finding for rule in RULES for finding in rule(estimates))
 
 
 def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = None) -> Plan:

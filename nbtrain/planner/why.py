@@ -23,7 +23,7 @@ from nbtrain.planner.memory.explain import explain as explain_memory
 from nbtrain.planner.setup.terms import Term
 from nbtrain.planner.time.duration import DurationEstimate
 from nbtrain.planner.time.explain import explain as explain_step
-from nbtrain.planner.time.speed import Speed
+from nbtrain.planner.time.rates import Speed
 from nbtrain.planner.time.step import forward_seconds
 
 _CHINCHILLA = "arXiv:2203.15556: about 20 tokens a parameter"

@@ -240,7 +240,7 @@ def modules_begun(
 
 
 def notes_of(folder: Path, config: RunConfig) -> list[str]:
-    """Return a sentence on the modules whose adapters the run adds to the ones of lora.init_from; [] if none.
+    """Return a sentence on the modules whose adapters the run adds to those of lora.init_from; [] if none.
 
     Raises CheckpointError if files are missing or damaged.
     """

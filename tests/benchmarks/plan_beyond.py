@@ -3,7 +3,7 @@
 They are all rows of tr3m-1B3.md, and the 52B rows of gpt2.md with ZeRO 3 on 64 GPUs, except rows that are a
 case already or differ from one only in speed (bigscience-workshop/bigscience, experiments; micro batches of
 64 are from gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16.slurm). Of the rules, one was chosen with these rows in
-view: the logits that wait in DeepSpeed's pipeline (nbtrain/planner/memory/programs.py).
+view: the logits that wait in DeepSpeed's pipeline (nbtrain/planner/setup/engines.py).
 """
 
 import dataclasses

@@ -242,7 +242,7 @@ def section(cases: list[Published], beyond: str) -> list[str]:
         "The parts of the memory, the properties of programs and the rules for what sources do not state "
         "were chosen with all these runs in view, including the test half. Only the constants that say so "
         "were fitted, to the training half: RESERVE_FRACTION and FREE_FRACTION in "
-        "nbtrain/planner/memory/buffers.py, and the bytes of a logit in programs.py. The plan will be less "
+        "nbtrain/planner/memory/buffers.py, and the bytes of a logit in engines.py. The plan will be less "
         "accurate for runs that were not looked at.",
         "",
         f"Of {len(compared)} published peaks, {_share(compared, WITHIN)} are planned within 10 % and "
@@ -258,7 +258,7 @@ def section(cases: list[Published], beyond: str) -> list[str]:
         "run; nothing in it is fitted.",
         "",
         "The tables of the BigScience sources have rows that are not among these runs. One part was found by "
-        "looking at them: the logits that DeepSpeed's pipeline keeps of the micro-batch before (programs.py, "
+        "looking at them: the logits that DeepSpeed's pipeline keeps of the micro-batch before (engines.py, "
         f"waiting_logits). In tr3m-1B3.md and gpt2.md (tests/benchmarks/plan_beyond.py), {beyond} In "
         "chronicles-prequel.md, all 11 peaks of 28 February are planned within 10 %, and another run out of "
         "memory is recognised.",

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.sweep_cost [--runs 50] [--rounds 5]
 
-The CPU seconds are of whole processes, with their imports. One run in ten is active and one is LOST;
+The CPU seconds are those of whole processes, with their imports. One run in ten is active and one is LOST;
 the others have ended, one of three after a killed attempt. Each has 150 events of its ranks. Modules are
 compiled in advance, as pip does.
 """

@@ -270,7 +270,7 @@ def started(runner, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_t9_ranks_are_started_by_the_own_launcher_in_its_own_session(started):
-    """Ranks are started by nbtrain's launcher in its own session, not by DeepSpeed's launcher.
+    """Ranks are started by nbtrain's launcher in a session of its own, not by DeepSpeed's launcher.
 
     DeepSpeed's launcher leaves ranks training when it is stopped, and may return 0 after a failure.
     tests/jobs/supervisor/test_supervise.py checks that no process is left. Seen: the test fails with another

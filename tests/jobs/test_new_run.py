@@ -15,7 +15,7 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.new_run import name_for
 from nbtrain.planner.plan import plan
-from nbtrain.planner.time import speed
+from nbtrain.planner.time import rates
 
 MACHINE = Machine("box", 2, "CPU X", frozenset(), 16 << 30, 12 << 30, ())
 WORDS = ["whale", "captain", "harpoon", "ocean", "ship", "crew", "storm", "sail"]
@@ -26,7 +26,7 @@ def place(workspace, monkeypatch):
     """Create an empty workspace with sea.txt of 300 kB, on a machine with two fast cores."""
     monkeypatch.chdir(workspace)
     monkeypatch.setattr("nbtrain.jobs.new_run.this_machine", lambda: MACHINE)
-    monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: 154e9)
+    monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: 154e9)
     sentences = [" ".join(WORDS[(n * k + n // 8) % 8] for k in range(1, 12)) + f" {n}." for n in range(4000)]
     (workspace / "sea.txt").write_text("\n\n".join(sentences))
     return workspace

@@ -65,7 +65,7 @@ class Results:
             stream.write(json.dumps(record) + "\n")
 
     def of(self, table: str, entries: Iterable["Entry"]) -> list[Record]:
-        """Return the results of these entries of a table, in their order, without the missing ones."""
+        """Return the results of these entries of a table, in their order; missing ones are left out."""
         keys = ((table, name) for name, _ in entries)
         return [self.records[key] for key in keys if key in self.records]
 

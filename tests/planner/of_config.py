@@ -1,8 +1,9 @@
 """The memory of a pipeline stage of a run by part, for the tests in this folder."""
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.memory import activations, buffers, host
+from nbtrain.planner.memory import activations, buffers
 from nbtrain.planner.memory import stage_parts as parts_of_setup
+from nbtrain.planner.memory.estimate import host_parts
 from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.memory.states import states
 from nbtrain.planner.setup.setup import setup_of
@@ -36,7 +37,7 @@ def host_memory(config: RunConfig, stage: int) -> dict[str, int]:
     """Return the bytes of each part in host memory, for a machine with GPUs."""
     setup = setup_of(config)
     found = stage_of(setup, stage)
-    return host.host_parts(setup, found, states(setup, found))
+    return host_parts(setup, found, states(setup, found))
 
 
 def nvme_bytes(config: RunConfig, stage: int) -> int:

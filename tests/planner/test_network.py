@@ -28,7 +28,7 @@ from nbtrain.planner.search.search import search
 from nbtrain.planner.search.what_if import what_if
 from nbtrain.planner.setup.setup import setup_of
 from nbtrain.planner.time.network_use import gigabytes, network_use, uses_on
-from nbtrain.planner.time.speed import read_speed
+from nbtrain.planner.time.rates import read_speed
 from nbtrain.planner.time.step import estimate_step
 
 PAGE = Path(__file__).parents[2] / "docs" / "plan.md"

@@ -12,12 +12,11 @@ from nbtrain.base.workspace import dataset_dir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load
 from nbtrain.dataset.of_run import dataset_of
-from nbtrain.planner.budget.dataset_size import DatasetSize
-from nbtrain.planner.budget.disk import estimate_disk, num_checkpoints
+from nbtrain.planner.budget.disk import DatasetSize, estimate_disk, num_checkpoints
 from nbtrain.planner.picture import plan_picture
 from nbtrain.planner.plan import plan
-from nbtrain.planner.setup.measured import record_of
-from nbtrain.planner.time import speed
+from nbtrain.planner.setup.last_job import record_of
+from nbtrain.planner.time import rates
 from nbtrain.planner.time.duration import estimate_duration
 from tests.dataset.indexed_writer import IndexedWriter
 
@@ -41,16 +40,16 @@ def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, pe
     half as long.
     """
     config = load("gpt3-tiny", [f"precision.dtype={dtype}", "resources.cpus_per_node=4"], check=False)
-    monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: 200e9)
+    monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: 200e9)
     estimate = estimate_duration(config)
     assert estimate.basis == (
         f"assumed {per_core} GFLOP/s on each of 4 cores: {share} of the 200 that this machine reaches in "
         f"fp32 matrix products, as training in {dtype} did in the benchmarks"
     )
-    monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: 400e9)
+    monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: 400e9)
     twice = estimate_duration(config).parts["steps"]
     assert twice == pytest.approx(estimate.parts["steps"] / 2)
-    monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: None)
+    monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: None)
     assert "of the 166 that are assumed in fp32 matrix products" in estimate_duration(config).basis
 
 
@@ -75,7 +74,7 @@ def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
     """On any machine, the plan reproduces docs/evidence/benchmarks.md: gpt3-tiny in fp32 and a 14M model in
     bf16 on 2 cores.
     """
-    monkeypatch.setattr(speed, "matmul_flops_per_core", None)
+    monkeypatch.setattr(rates, "matmul_flops_per_core", None)
     config = load("gpt3-tiny", [*overrides, "resources.cpus_per_node=2"], check=False)
     rate = estimate_duration(config, use_measured=False).tokens_per_second
     assert rate == pytest.approx(tokens_per_second, rel=0.02)
@@ -83,7 +82,7 @@ def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
 
 def test_a_gpu_run_measures_no_cpu(monkeypatch):
     """The cores are not measured for a GPU run, nor for a CPU run whose rate is configured."""
-    monkeypatch.setattr(speed, "matmul_flops_per_core", None)
+    monkeypatch.setattr(rates, "matmul_flops_per_core", None)
     assert estimate_duration(load("gpt-125m")).seconds
     directory = RunDir.named("gpt3-tiny")
     directory.path.mkdir(parents=True)
@@ -285,9 +284,9 @@ def test_the_picture_shows_every_part_and_the_schedule():
     assert used == pytest.approx(result.memory.total_bytes / 2**30)
     # Free memory ends at the device's memory.
     assert sum(bar.get_width() for bar in first) == pytest.approx(result.memory.device_bytes / 2**30)
-    rates = schedule.get_lines()[0].get_ydata()
-    assert max(rates) == pytest.approx(6e-5, rel=0.01)
-    assert rates[-1] == pytest.approx(6e-6)
+    drawn = schedule.get_lines()[0].get_ydata()
+    assert max(drawn) == pytest.approx(6e-5, rel=0.01)
+    assert drawn[-1] == pytest.approx(6e-6)
     sizes = batch.get_lines()[0].get_ydata()
     assert (sizes[0], sizes[-1]) == (16, 1536)
     assert figure._repr_png_().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Your own dataset: sums of two numbers as bytes, of which only the result is in the loss.
+"""A dataset of one's own: sums of two numbers as bytes, of which only the result is in the loss.
 
     "17+25=42" + padding     tokens: the bytes; loss_mask: 1 for the digits after "="
 

@@ -71,8 +71,8 @@ def preferences_have_their_own_loss(config: RunConfig) -> Problems:
         yield mistake(
             config,
             "code",
-            f"code = {config.code}\n  defines loss(), which is for training on tokens; dpo has a loss of "
-            "pairs.",
+            f"code = {config.code}\n  defines loss(), which is for training on tokens; with dpo the loss is "
+            "that of pairs.",
             "Remove loss() from the file, or dpo from the run.",
         )
 

@@ -14,7 +14,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.run_data import RunData, read_run_data
 from nbtrain.jobs.machine.machine import Machine, this_machine
 from nbtrain.jobs.request.initial_weights import InitialWeights, read_initial_weights, with_new_tokens
-from nbtrain.planner.needs import Needs, needs_of
+from nbtrain.planner.plan import Needs, needs_of
 
 
 @dataclass(frozen=True)

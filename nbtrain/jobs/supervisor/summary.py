@@ -16,7 +16,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.status.run_status import RunStatus, perplexity
 from nbtrain.monitor.status.spending import run_spending
 from nbtrain.monitor.status.status_records import status_of
-from nbtrain.planner.setup.measured import record_of
+from nbtrain.planner.setup.last_job import record_of
 
 
 def write_summary(

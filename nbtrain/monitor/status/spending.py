@@ -8,7 +8,7 @@ spans. Goodput is the share of the paid time that became steps of the final mode
 steps that were trained again after a fault. The repeated steps lie between the checkpoint that the next
 attempt loaded and the last step that was reached; their time is their share of the attempt's training time.
 
-Price and energy of a job come from the plan at its submission; job.json keeps them: a later job with
+Price and energy of a job are those of the plan at its submission, which job.json keeps: a later job with
 other prices does not change what an earlier one has cost. A job whose plan had no price has no money.
 """
 
@@ -386,8 +386,8 @@ def _faults(run: RunDir, attempts: Sequence[_Attempt], finished: bool) -> list[F
 def total(spendings: Sequence[Spending]) -> Spending:
     """Return the spending of several runs together.
 
-    Goodput is the mean over the device hours. Money and energy are None if they are not known for a run
-    that has paid devices, or if the runs have paid in several currencies; then the faults have no money
+    Goodput is the mean over the device hours. Money and energy are None if those of a run that has paid
+    devices are not known, or if the runs have paid in several currencies; then the faults have no money
     either.
     """
     paid = [spending for spending in spendings if spending.device_hours]

@@ -1,4 +1,7 @@
-"""Measurements that `nbtrain calibrate` made on a machine, read from calibration.json of the data directory.
+"""Measurements of this machine that plans read from the data directory, so that they do not assume its rates.
+
+    read_calibration()          calibration.json: everything that `nbtrain calibrate` measured
+    matmul_flops_per_core()     cpu_rate.json: the rate of a core, which a plan of a CPU run measures itself
 
     {"schema_version": 1, "machines": {"<cpu>, <cores> cores, <GPUs>, torch <version>": {
         "date", "seconds", "device", "disk", "doubts", "figures": [{"what", "ranks", "spread", ...}]}}}
@@ -6,13 +9,25 @@
 The entry of a machine is used by plans on that machine alone, for OLDEST_DAYS; one with doubts
 (calibration_doubts.py) for OLDEST_DOUBTED_DAYS, and plans name them. Any other entry is named in a
 note and not used: a rate of another machine is worse than an assumed one, because it looks measured.
+
+The rate of a core is that of matrix products per second of CPU time, so that other work on the machine does
+not lower it. It is measured in a separate process with one thread: NumPy's number of threads cannot be
+changed once it is loaded, and threads that wait for each other use CPU time too (a busy machine measured 11
+GFLOP/s instead of 170).
+
+    python -m nbtrain.planner.calibration.calibration       prints the rate of a core, in FLOP/s
 """
 
 import collections
 import datetime
 import functools
 import importlib.metadata
+import logging
 import os
+import platform
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +36,9 @@ from nbtrain.base import files
 from nbtrain.base.errors import RecordError
 from nbtrain.base.hardware import nvml
 from nbtrain.base.workspace import data_home, display
-from nbtrain.planner.calibration.cpu_rate import cpu_model
 from nbtrain.planner.calibration.measurement_file import add_entry
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 # Fields of a machine's entry.
@@ -30,6 +46,14 @@ KEYS = ("date", "seconds", "device", "disk", "doubts", "figures")
 # Drivers, kernels and other programs of a machine change within months.
 OLDEST_DAYS = 180
 OLDEST_DOUBTED_DAYS = 7
+
+# A core's rate is measured for so long, in a process that is waited for so long.
+MEASURE_SECONDS, PROCESS_SECONDS = 0.1, 20.0
+# A matrix of 1 MiB stays in the caches, like the tiles of every fast matrix product.
+MATRIX_SIZE = 512
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "BLIS")}
 
 Figure = dict[str, Any]
 
@@ -154,3 +178,85 @@ def write_calibration(calibration: Calibration) -> Path | None:
     entry = {key: getattr(calibration, key) for key in KEYS}
     add_entry(path, SCHEMA_VERSION, "machines", calibration.machine, entry)
     return path
+
+
+def matmul_flops_per_core() -> float | None:
+    """Return the FLOP/s of one core in NumPy's fp32 matrix products; None if it cannot be measured.
+
+    The rate is stored in cpu_rate.json of the data directory, by CPU model, number of cores and NumPy
+    version.
+    """
+    return _rate_of_core(_core())
+
+
+@functools.cache
+def _rate_of_core(machine: str) -> float | None:
+    path = data_home() / "cpu_rate.json"
+    stored = _stored_rates(path)
+    rate = stored.get(machine)
+    if isinstance(rate, int | float) and rate > 0:
+        return float(rate)
+    rate = _core_measured_apart()
+    if rate is None:
+        return None
+    if path.parent.is_dir():  # a plan creates no data directory
+        try:
+            files.write_json(path, {**stored, machine: round(rate)})
+        except OSError as error:
+            logger.debug("%s: cannot be written (%s); measured again next time.", path, error.strerror)
+    return rate
+
+
+def _core_measured_apart() -> float | None:
+    """Run measure_core() in a process with one thread."""
+    command = [sys.executable, "-m", "nbtrain.planner.calibration.calibration"]
+    try:
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PROCESS_SECONDS}
+        done = subprocess.run(command, env={**os.environ, **_ONE_THREAD}, check=True, **options)
+        return float(done.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        logger.debug("the rate of a core is not known: %s", error)
+        return None
+
+
+def measure_core() -> float:
+    """Return the best FLOP/s of one core among the products that fit into MEASURE_SECONDS."""
+    import numpy as np
+
+    matrix = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32)
+    product = np.matmul(matrix, matrix)  # creates threads and buffers
+    best = float("inf")
+    end = time.perf_counter() + MEASURE_SECONDS
+    while best == float("inf") or time.perf_counter() < end:
+        start = time.process_time()
+        np.matmul(matrix, matrix, out=product)
+        if (seconds := time.process_time() - start) > 0:
+            best = min(best, seconds)
+    return 2.0 * MATRIX_SIZE**3 / best
+
+
+def _core() -> str:
+    return f"{cpu_model()}, {os.cpu_count()} cores, numpy {importlib.metadata.version('numpy')}"
+
+
+def cpu_model() -> str:
+    """Return the CPU's name, as the system reports it."""
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def _stored_rates(path: Path) -> dict[str, Any]:
+    """Return the stored values; {} if the file is missing or broken (the next write replaces it)."""
+    try:
+        value = files.read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+if __name__ == "__main__":
+    print(measure_core())

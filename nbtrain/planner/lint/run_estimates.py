@@ -12,7 +12,7 @@ from nbtrain.planner.budget.wikipedias import TextEstimate, estimate_text
 from nbtrain.planner.memory import MemoryEstimate
 from nbtrain.planner.time.duration import DurationEstimate
 from nbtrain.planner.time.network_use import NetworkUse
-from nbtrain.planner.time.speed import Speed
+from nbtrain.planner.time.rates import Speed
 
 
 @dataclass(frozen=True)

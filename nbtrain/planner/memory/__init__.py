@@ -2,6 +2,7 @@
 
 from nbtrain.planner.memory.buffers import AVERAGE_FRAGMENTATION, SPARE_FRACTION, fragmented_bytes
 from nbtrain.planner.memory.estimate import (
+    HOST_PARTS,
     PARTS,
     MemoryEstimate,
     estimate,
@@ -9,7 +10,6 @@ from nbtrain.planner.memory.estimate import (
     fit_rating,
     stage_parts,
 )
-from nbtrain.planner.memory.host import HOST_PARTS
 
 __all__ = [
     "AVERAGE_FRAGMENTATION",

@@ -29,9 +29,9 @@ and on each of two that share the model (test_activations_cut.py).
 
 from typing import NamedTuple
 
-from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage
 from nbtrain.planner.memory.states import weight_element
+from nbtrain.planner.setup.engines import habits_of
 from nbtrain.planner.setup.setup import Setup
 
 # Chunks that FPDT holds on the device in its backward pass: 16-bit ones of query, key, value, output and the

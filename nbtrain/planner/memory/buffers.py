@@ -20,7 +20,6 @@ from nbtrain.planner.memory.activations import (
     stream_bytes,
     stream_element,
 )
-from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage
 from nbtrain.planner.memory.states import (
     adapter_tensors,
@@ -28,6 +27,7 @@ from nbtrain.planner.memory.states import (
     is_bf16_optimizer,
     weight_element,
 )
+from nbtrain.planner.setup.engines import habits_of
 from nbtrain.planner.setup.setup import Setup
 
 # Elements of alike matrices that Muon orthogonalizes together (train/engine/newton_schulz.py).

@@ -5,7 +5,11 @@
 
 The sum is the memory that a device must have. torch's own count (max_memory_allocated) excludes `runtime` and
 `reserve`; nvidia-smi shows more while there is room (buffers.free_block_bytes). The parts are explained in
-states.py, activations.py, buffers.py and host.py.
+states.py, activations.py and buffers.py.
+
+Host memory holds offloaded state, its buffers, and the model while it is built: at the start every rank
+builds its part on the host, in fp32, one whole matrix at a time, unless ZeRO 3 partitions each parameter as
+it is created (model/initialization.py, train/build.py).
 """
 
 import os
@@ -13,10 +17,9 @@ from dataclasses import dataclass, field
 
 from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.memory import activations, buffers, host
-from nbtrain.planner.memory.host import HOST_PARTS
+from nbtrain.planner.memory import activations, buffers
 from nbtrain.planner.memory.stage import Stage, stage_of
-from nbtrain.planner.memory.states import states
+from nbtrain.planner.memory.states import States, states, weight_element
 from nbtrain.planner.setup.setup import Setup, setup_of
 
 STATES = ("weights", "gradients", "master_copy", "optimizer")
@@ -30,6 +33,12 @@ PARTS = (
     "runtime",
     "reserve",
 )
+HOST_PARTS = ("weights", "gradients", "master_copy", "optimizer", "activations", "buffers", "snapshot")
+
+# DeepSpeed's default (offload_param.max_in_cpu): parameters kept in host memory while the rest is on NVMe.
+NVME_PARAMETERS_IN_CPU = 1_000_000_000
+# Tensors that the optimizer's step holds of a sub-group on NVMe: masters, gradients and two moments.
+NVME_OPTIMIZER_TENSORS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,7 @@ def estimate(setup: Setup) -> MemoryEstimate:
     stage, parts = fullest_stage(setup)
     device_bytes, device = _device(setup)
     found = states(setup, stage)
-    on_host = host.host_parts(setup, stage, found) if setup.on_gpu else dict.fromkeys(HOST_PARTS, 0)
+    on_host = host_parts(setup, stage, found)
     ranks = min(setup.devices_per_node, setup.world_size)
     of_node = setup.host_memory_bytes if setup.on_gpu else None
     return MemoryEstimate(
@@ -110,7 +119,7 @@ def estimate(setup: Setup) -> MemoryEstimate:
         on_host,
         sum(found.at("nvme")),
         of_node // setup.devices_per_node if of_node else None,
-        host.initial_bytes(setup, stage),
+        initial_bytes(setup, stage),
         ranks,
     )
 
@@ -149,7 +158,7 @@ def _parts(setup: Setup, stage: Stage) -> dict[str, int]:
     if not setup.on_gpu:
         # Host memory is the device's own.
         sizes = tuple(map(sum, zip(sizes, found.at("cpu"))))  # type: ignore[assignment]
-        workspace_more = host.nvme_buffers(setup, stage) + host.snapshot(setup, found)
+        workspace_more = nvme_buffers(setup, stage) + snapshot(setup, found)
     live = activations.live(setup, stage)
     kept = int(activations.kept(setup, stage).total + live)
     # The first layer is recomputed when the logits are gone: of the two the larger one counts.
@@ -162,6 +171,48 @@ def _parts(setup: Setup, stage: Stage) -> dict[str, int]:
     reserve = buffers.reserve_bytes(setup, allocated)
     rest = (kept, logits, communication, pipeline, workspace, buffers.runtime_bytes(setup), reserve)
     return dict(zip(PARTS, (*sizes, *rest)))
+
+
+def host_parts(setup: Setup, stage: Stage, found: States) -> dict[str, int]:
+    """Return the bytes by part in the host memory of one GPU rank; all 0 on a CPU, where it is the device."""
+    if not setup.on_gpu:
+        return dict.fromkeys(HOST_PARTS, 0)
+    sizes = found.at("cpu")
+    rest = activations.fpdt_host_bytes(setup, stage), nvme_buffers(setup, stage), snapshot(setup, found)
+    return dict(zip(HOST_PARTS, (*sizes, *rest)))
+
+
+def nvme_buffers(setup: Setup, stage: Stage) -> int:
+    """Return the bytes of host memory that state on NVMe passes through, and of the parameters kept there."""
+    if setup.offload_optimizer != "nvme" and setup.offload_param != "nvme":
+        return 0
+    found, element = 0, weight_element(setup)
+    share = stage.elements // setup.zero_size
+    if setup.offload_optimizer == "nvme":
+        found += NVME_OPTIMIZER_TENSORS * 4 * min(share, setup.sub_group_elements)
+    if setup.offload_param == "nvme":
+        found += element * setup.nvme_buffer_count * setup.nvme_buffer_elements
+        found += element * min(share, NVME_PARAMETERS_IN_CPU)
+    return found
+
+
+def snapshot(setup: Setup, found: States) -> int:
+    """Return the bytes of the host copy for asynchronous saving: a rank's weights and optimizer state."""
+    if not setup.saves_in_background:
+        return 0
+    return found.weights + found.master_copy + found.optimizer
+
+
+def initial_bytes(setup: Setup, stage: Stage) -> int:
+    """Return a rank's host memory while its model is built: fp32 weights, a whole matrix, the process."""
+    shape = setup.shape
+    largest = max(
+        shape.output_weights,
+        shape.hidden_size * (shape.query_width + 2 * shape.kv_width),
+        shape.hidden_size * shape.ffn_hidden_size,
+    )
+    made = 0 if setup.zero_stage == 3 else 4 * stage.elements
+    return made + 4 * largest + buffers.CPU_RUNTIME_BYTES
 
 
 def _device(setup: Setup) -> tuple[int | None, str]:

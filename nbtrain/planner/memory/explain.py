@@ -4,9 +4,8 @@ The Terms of a part add up to the part, and all Terms to the estimate (a test as
 """
 
 from nbtrain.config.arithmetic.four_bits import four_bit_bytes
-from nbtrain.planner.memory import activations, buffers, host
-from nbtrain.planner.memory.estimate import PARTS, fullest_stage, stage_parts
-from nbtrain.planner.memory.programs import habits_of
+from nbtrain.planner.memory import activations, buffers
+from nbtrain.planner.memory.estimate import PARTS, fullest_stage, nvme_buffers, stage_parts
 from nbtrain.planner.memory.stage import Stage, stage_of
 from nbtrain.planner.memory.states import (
     adapter_tensors,
@@ -14,6 +13,7 @@ from nbtrain.planner.memory.states import (
     is_bf16_optimizer,
     weight_element,
 )
+from nbtrain.planner.setup.engines import habits_of
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.setup.terms import Term, product
 
@@ -152,7 +152,7 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
     whole = dequantized_bytes(setup)
     made = f" and {whole:,} bytes of a matrix that is made of its 4 bits" if whole else ""
-    on_host = host.nvme_buffers(setup, stage) if not setup.on_gpu else 0
+    on_host = nvme_buffers(setup, stage) if not setup.on_gpu else 0
     sources = {
         "logits": (logits, "nbtrain/parallel/cross_entropy.py" if own else habits_of(setup.engine).source),
         "communication": (

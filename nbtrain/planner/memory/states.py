@@ -21,8 +21,8 @@ nccl_start_alignment_factor), ZeRO 3 each parameter to a multiple of the ranks.
 from typing import Literal, NamedTuple
 
 from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS, four_bit_bytes
-from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage, matrices_of, shares, touched
+from nbtrain.planner.setup.engines import habits_of
 from nbtrain.planner.setup.setup import Setup
 
 Where = Literal["device", "cpu", "nvme"]

@@ -41,10 +41,8 @@ from nbtrain.planner.search.legal import (
     useful_micro_batches,
 )
 from nbtrain.planner.setup.setup import Place, Setup
-from nbtrain.planner.time.calibrated_rates import calibrated_rates
 from nbtrain.planner.time.duration import estimate_duration
-from nbtrain.planner.time.network_rates import with_network
-from nbtrain.planner.time.rates import Rates, rates_of_setup
+from nbtrain.planner.time.rates import Rates, calibrated_rates, rates_of_setup, with_network
 from nbtrain.planner.time.step import StepTime, estimate_step
 
 # A layout that leaves less than this share of the GPU free ranks as slower: if the plan errs, the run fails.

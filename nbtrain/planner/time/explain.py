@@ -12,7 +12,7 @@ from nbtrain.planner.setup.engines import ENGINES, Engine
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.setup.terms import Term
 from nbtrain.planner.time import compute
-from nbtrain.planner.time.fpdt import chunks_of, number_of_chunks
+from nbtrain.planner.time.compute import chunks_of, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_setup
 from nbtrain.planner.time.step import OVERLAPPED_TENSOR, estimate_step
 from nbtrain.planner.time.traffic import (
@@ -29,7 +29,7 @@ from nbtrain.planner.time.traffic import (
 
 _PTD = "arXiv:2104.04473, section 2.2"
 _ZERO = "arXiv:1910.02054, section 7"
-_FPDT = "arXiv:2408.16978; DeepSpeed 0.19.8, sequence/fpdt_layer.py; nbtrain/planner/time/fpdt.py"
+_FPDT = "arXiv:2408.16978; DeepSpeed 0.19.8, sequence/fpdt_layer.py; nbtrain/planner/time/compute.py"
 _TENSOR = "arXiv:1909.08053, section 3"
 
 

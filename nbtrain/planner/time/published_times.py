@@ -17,7 +17,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.duration import DurationEstimate, duration_at
-from nbtrain.planner.time.speed import Speed, read_speed
+from nbtrain.planner.time.rates import Speed, read_speed
 
 HOUR, DAY = 3600, 86400
 SOURCE = "t9k/examples, deepspeed/megatron-gpt, README.md"

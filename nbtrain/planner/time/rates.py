@@ -1,26 +1,41 @@
 """Rates that a device and its links reach in practice; every second of a plan comes from them.
 
-Without a calibration, the rates are a datasheet's numbers times the fractions that published runs reached.
-The fractions depend on the generation of devices, never on a run. A calibration of this machine returns its
-own Rates: everything that it does not measure keeps the value of `rates_of_device`.
+    rates_of_setup    the table: a datasheet's numbers times the fractions that published runs reached
+    rates_of_cores    a machine without GPUs: a fraction of the rate of its cores in matrix products
+    calibrated_rates  either, with what `nbtrain calibrate` measured on this machine
+    with_network      any of them, with the network between the run's machines
+    read_speed        all of these for a run, and the measurements of its last job: everything that decides
+                      its time; duration.py, the plan's other parts and its rules read the same Speed
 
-Sources of the shares. Matrix products: the reachable peaks of stas00/ml-engineering (A100 87 %, H100 80 %,
-B200 78 % for the best sizes) are upper bounds; what training sustains is fitted to the training half of the
-published runs (docs/evidence/plan-accuracy.md), FP4 and Blackwell Ultra to all rows of Megatron-Bridge.
-Links: A100's NVLink 78 % and PCIe 88 % of one way, several machines 73 % of the wire (the same, chapter on
-networks). Ramp: 43 % of the plateau at 4 MiB, 73 % at 8 MiB.
+The fractions of the table depend on the generation of devices, never on a run. Matrix products: the reachable
+peaks of stas00/ml-engineering (A100 87 %, H100 80 %, B200 78 % for the best sizes) are upper bounds; what
+training sustains is fitted to the training half of the published runs (docs/evidence/plan-accuracy.md), FP4
+and Blackwell Ultra to all rows of Megatron-Bridge. Links: A100's NVLink 78 % and PCIe 88 % of one way,
+several machines 73 % of the wire (the same, chapter on networks). Ramp: 43 % of the plateau at 4 MiB, 73 % at
+8 MiB.
 """
 
 import functools
+import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from nbtrain.config.arithmetic.devices import BY_NAME, Device
+from nbtrain.base.run_directory.checkpoint_files import measured_save_seconds
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.config.arithmetic.devices import BY_NAME, Device, find_device
 from nbtrain.config.arithmetic.networks import gigabits
-from nbtrain.planner.setup.setup import Setup
-
-if TYPE_CHECKING:
-    from nbtrain.planner.calibration.calibration import Calibration
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.calibration.calibrated_step import calibrated_step
+from nbtrain.planner.calibration.calibration import (
+    Calibration,
+    Figure,
+    calibration_path,
+    machine_gpus,
+    matmul_flops_per_core,
+    read_calibration,
+)
+from nbtrain.planner.calibration.measured_network import measured_network, source_of
+from nbtrain.planner.setup.last_job import Measured, measured_rate
+from nbtrain.planner.setup.setup import Setup, network_of, setup_of
 
 INFINITE = float("inf")
 
@@ -76,7 +91,7 @@ class Rates:
     """Factor of a program's host time (setup/engines.py); 0 on a CPU, whose rates include the host time."""
     source: str = ""
     """Source of the rates, as one sentence."""
-    calibration: "Calibration | None" = None
+    calibration: Calibration | None = None
     """Measurements of this machine, for the steps of a CPU run (planner/calibration/calibrated_step.py)."""
 
 
@@ -206,3 +221,185 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
         inside_devices=device.link_devices,
         source=f"{device.name}'s datasheet, and the shares of it that published runs reached",
     )
+
+
+# A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs)
+# is taken from docs/evidence/benchmarks.md, on 2 cores without AMX: gpt3-tiny in fp32, 6,000 tokens/s; 14M
+# parameters in bf16, 2,600. Their matrix rate was not recorded: the shares refer to a similar core.
+# AMX makes bf16 up to twice as fast.
+ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9
+SHARE_OF_MATMUL = {"fp32": 0.43, "bf16": 0.76, "fp16": 0.43}
+# gloo through shared memory, a rank of one core: two tensor ranks need 1.18 times the time of two threads, 24
+# sums of 3.1 MB in 0.12 s of a step (docs/evidence/benchmarks.md).
+GLOO_BYTES_PER_SECOND = 0.6e9
+# Model FLOPs count all scores; compute.py counts half of them, at 0.5 + 1.25 instead of 3 forward passes.
+_COUNTED_SCORES = (0.5 + 1.25) / 3
+
+
+def cores_of(config: RunConfig) -> int:
+    """Return the cores of all machines of a CPU run."""
+    return (config.resources.cpus_per_node or os.cpu_count() or 1) * config.resources.nodes
+
+
+def rates_of_cores(config: RunConfig, matmul_flops_per_core: float | None) -> Rates:
+    """Return the rates of one rank of a CPU run on its share of the cores; None assumes a core's rate.
+
+    The fractions were measured with complete training steps (docs/evidence/benchmarks.md), so they include
+    norms, data and the optimizer: memory and host times add nothing here. A calibration replaces these rates.
+    """
+    dtype = config.precision.dtype
+    matmul = matmul_flops_per_core or ASSUMED_MATMUL_FLOPS_PER_CORE
+    per_core, cores = matmul * SHARE_OF_MATMUL[dtype], cores_of(config)
+    rate = per_core * cores / config.world_size
+    reached = "this machine reaches" if matmul_flops_per_core else "are assumed"
+    link = Link(GLOO_BYTES_PER_SECOND)
+    return Rates(
+        matmul_flops={dtype: rate},
+        attention_flops=dict.fromkeys((1, 2, 3), rate * _COUNTED_SCORES),
+        memory_bytes_per_second=INFINITE,
+        inside=link,
+        across=link,
+        scores_flops=rate,
+        host_times=0.0,
+        source=(
+            f"assumed {per_core / 1e9:.0f} GFLOP/s on each of {cores} cores: {SHARE_OF_MATMUL[dtype]:.0%} of "
+            f"the {matmul / 1e9:.0f} that {reached} in fp32 matrix products, as training in {dtype} did in "
+            "the benchmarks"
+        ),
+    )
+
+
+# Bus bandwidth over algorithm bandwidth is (n - 1) / n for a gather (NVIDIA/nccl-tests doc/PERFORMANCE.md).
+_GATHER = "all_gather"
+
+
+def calibrated_rates(rates: Rates, setup: Setup) -> Rates:
+    """Return `rates` of the setup's device, with this machine's measurements if they apply to the device.
+
+    A CPU run on this machine uses the whole calibration: calibration/calibrated_step.py computes its seconds.
+    A run on the kind of GPU that this machine has uses the measured rates of matrix products, memory, links
+    and disk. A calibration of GPUs does not apply to a CPU run, nor one of the CPU to GPUs. A calibration
+    that exists but is not used is named in `source`, with the reason.
+    """
+    calibration, why = read_calibration()
+    if calibration is None:
+        named = calibration_path().exists() and not setup.on_gpu
+        return replace(rates, source=f"{rates.source}; {why.rstrip('.')}") if named else rates
+    if calibration.device != ("gpu" if setup.on_gpu else "cpu"):
+        return rates
+    source = f"{calibration.source} ({calibration.machine})"
+    disk = calibration.disk.get("write_bytes_per_second", rates.disk_bytes_per_second)
+    if not setup.on_gpu:
+        if calibrated_step(setup, calibration) is None:
+            return rates
+        return replace(rates, calibration=calibration, disk_bytes_per_second=disk, source=source)
+    if setup.device is None or setup.device not in [find_device(name) for name in machine_gpus()]:
+        return rates
+    matmul = {**rates.matmul_flops, **_known(calibration.matmul_flops(), rates.matmul_flops)}
+    return replace(
+        rates,
+        matmul_flops=matmul,
+        memory_bytes_per_second=calibration.memory_bytes_per_second() or rates.memory_bytes_per_second,
+        inside=_link(calibration, rates.inside),
+        disk_bytes_per_second=disk,
+        source=source,
+    )
+
+
+def _known(measured: dict[str, float], planned: dict[str, float]) -> dict[str, float]:
+    """Return the measured rates of the number formats that the device's row has."""
+    return {dtype: flops for dtype, flops in measured.items() if dtype in planned}
+
+
+def _link(calibration: Calibration, link: Link) -> Link:
+    """Return a link with the bus bandwidth of the largest gather and the latency of the smallest; `link` if
+    none was measured.
+    """
+    gathers: list[Figure] = calibration.of("collective", collective=_GATHER)
+    if not gathers:
+        return link
+    ranks = max(figure["ranks"] for figure in gathers)
+    sizes = sorted(
+        (figure for figure in gathers if figure["ranks"] == ranks), key=lambda figure: figure["bytes"]
+    )
+    smallest, largest = sizes[0], sizes[-1]
+    bus = largest["bytes"] / largest["seconds"] * (ranks - 1) / ranks
+    return Link(bus, link.ramp_bytes, smallest["seconds"] / (ranks - 1))
+
+
+def with_network(rates: Rates, config: RunConfig, use_measured: bool) -> Rates:
+    """Return `rates` with the network between the run's machines; unchanged on one machine.
+
+    The network is the first of these that exists:
+
+        named      resources.network or network_bytes_per_second: bandwidth times the fraction that is
+                   reached; network_reached_fraction alone: that fraction of the assumed bandwidth
+        measured   by `nbtrain calibrate --network` where the run's ranks would be (measured_network.py)
+        assumed    the network of a usual machine with this type of GPU; CPUs: gloo's own rate
+    """
+    if config.resources.nodes == 1:
+        return rates
+    fabric, reached = network_of(config.resources)
+    if fabric is not None:
+        assert reached is not None
+        name = f"{config.resources.network}: " if config.resources.network else ""
+        words = f"{name}{gigabits(fabric)}, one way, of which {reached:.0%} are reached"
+        across = rates.across
+        if config.resources.device == "cpu":
+            # A rank sends no faster than gloo does inside a machine.
+            most = rates.inside.bytes_per_second * config.ranks_per_node
+            across = replace(across, bytes_per_second=min(fabric * reached, most))
+        return replace(rates, across=across, network=words, network_reached=reached)
+    # A fraction that the run names is of the bandwidth that is assumed.
+    measured = measured_network(config) if use_measured and reached is None else None
+    if measured is None:
+        return rates
+    across = Link(measured.bytes_per_second, rates.across.ramp_bytes, measured.latency_seconds)
+    words = f"{gigabits(measured.bytes_per_second)} reached, one way, {source_of(measured)}"
+    return replace(rates, across=across, network=words, network_reached=1.0)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Everything that decides how fast a run trains."""
+
+    setup: Setup
+    rates: Rates | None
+    """Rates of its devices and links, with this machine's measurements where they apply; None if the device
+    is not known.
+    """
+    table_rates: Rates | None
+    """The rates without anything measured on this machine, and so equal on every machine."""
+    last_job: Measured | None = None
+    """Measurements of the run's last job; None if there are none for its devices."""
+    save_seconds: float = 0.0
+    """Seconds of the longest save that the run has measured; 0 if there was none."""
+
+
+def read_speed(
+    config: RunConfig,
+    use_measured: bool = True,
+    engine: str = "nbtrain",
+    last_job: bool = True,
+    setup: Setup | None = None,
+) -> Speed:
+    """Read what decides the speed of a run.
+
+    Without `use_measured` nothing is read, and the answer is the same on every machine; `last_job=False`
+    ignores only the run's last job. `engine` is the program that trains, a key of setup/engines.py. `setup`
+    is the run's, if it has been made already.
+    """
+    setup = setup or setup_of(config)
+    trained = replace(setup, engine=engine)
+    on_cpu = config.resources.device == "cpu"
+    is_known = setup.device is not None and setup.device.peak(config.precision.dtype) is not None
+    rates = rates_of_cores(config, None) if on_cpu else rates_of_setup(setup) if is_known else None
+    table_rates = rates and with_network(rates, config, use_measured=False)
+    if not use_measured:
+        return Speed(trained, table_rates, table_rates)
+    measured = measured_rate(config, setup) if last_job else None
+    if on_cpu and measured is None:
+        rates = rates_of_cores(config, matmul_flops_per_core())
+    rates = rates and with_network(calibrated_rates(rates, setup), config, use_measured=True)
+    saved = measured_save_seconds(RunDir.named(config.name))
+    return Speed(trained, rates, table_rates, measured, saved)

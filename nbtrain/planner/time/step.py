@@ -4,7 +4,7 @@
     recompute    the forward work that the backward pass repeats
     tensor       sums over tensor-parallel ranks that nothing hides
     sequence     ring attention's and Ulysses' traffic that nothing hides; with FPDT a chunk at a time
-    chunks       FPDT: traffic of its chunks with host memory that attention does not hide (fpdt.py)
+    chunks       FPDT: traffic of its chunks with host memory that attention does not hide (compute.py)
     bubble       waiting for other pipeline stages: (p - 1) / (v m) of the work if stages are equal
     pipeline     sending activations to the next stage
     data         data-parallel and ZeRO traffic that the backward pass does not hide
@@ -22,17 +22,17 @@ from typing import NamedTuple
 
 from nbtrain.planner.calibration.calibrated_step import calibrated_step
 from nbtrain.planner.memory.estimate import estimate
-from nbtrain.planner.memory.programs import habits_of
-from nbtrain.planner.setup.engines import ENGINES
+from nbtrain.planner.setup.engines import ENGINES, habits_of
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.compute import (
     BlockTimes,
     attention_seconds,
     block_times,
+    chunk_seconds,
     logits_seconds,
+    number_of_chunks,
     optimizer_seconds,
 )
-from nbtrain.planner.time.fpdt import chunk_seconds, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_setup
 from nbtrain.planner.time.traffic import (
     DTYPE_BYTES,

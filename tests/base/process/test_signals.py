@@ -27,7 +27,7 @@ BRIEF = {
     "nbtrain.jobs.backends.hosts.probe",
     "nbtrain.lab.labextension.build",
     "nbtrain.monitor.logs.log_search",
-    "nbtrain.planner.calibration.cpu_rate",
+    "nbtrain.planner.calibration.calibration",
 }
 
 

@@ -443,7 +443,7 @@ def test_the_parser_is_loaded_when_a_script_is_read():
 
 
 def test_a_text_that_bash_cannot_read_is_one_command():
-    """The text of `bash -c` that is not bash is a separate command, so that it can be named."""
+    """The text of `bash -c` that is not bash is a command of its own, so that it can be named."""
     (command,) = read_script("bash -c 'if then ('", "a.sh").commands
     inner = command.read_inner(command.values[2], [], {})
     assert [word.text for started in inner for word in started.words] == ["if then ("]

@@ -173,7 +173,7 @@ def test_the_best_setting_has_the_lowest_finite_validation_loss():
 
 
 def test_the_json_of_a_plan_is_json(sweep, capsys):
-    """--dry-run --json prints nothing but JSON, with the requested number of active runs."""
+    """--dry-run --json prints nothing but JSON, with the number of active runs that was asked for."""
     path = sweep().path
     assert main(["sweep", str(path), "--dry-run", "--json", "--at-once", "3"]) == 0
     printed = json.loads(capsys.readouterr().out)

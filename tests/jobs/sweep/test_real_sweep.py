@@ -67,7 +67,7 @@ def let_continue(turn: Turn) -> None:
 
 
 def outcome(name: str) -> dict[str, Any]:
-    """Return the results of a run: every step's loss and gradient norm, and the hashes of its state."""
+    """Return what a run has come to: every step's loss and gradient norm, and the hashes of its state."""
     run = RunDir.named(name)
     return {"trace": trace(run), "optimizer": optimizer_hashes(run, STEPS)}
 

@@ -247,7 +247,7 @@ def test_a_pattern_is_searched_line_by_line(tmp_path: Path, monkeypatch: pytest.
     assert found("n.n") == [(21, "\N{GREEK SMALL LETTER ALPHA} NaN nan", [(6, 9)])]
     assert found("n.n", ignore_case=True)[0][2] == [(2, 5), (6, 9)]
     assert found(r"5\d% l?") == [(22, "50% left", [(0, 5)])]
-    # Neither the end of a block nor the end of the file is an empty line.
+    # Neither the end of a block nor that of the file is an empty line.
     assert found("^$") == []
     job.log(0, 0).write_text("a\n\nb\n")
     assert found("^$") == [(2, "", [])]

@@ -202,7 +202,7 @@ def cpu_seconds_of(pid: int) -> float | None:
 
 
 def _cost_of(entry: DisturbedRun, notes: Path, drawn: float, paid: float) -> AttemptCost:
-    """Return an attempt's cost from the rank's notes. A line that the kill has cut is skipped."""
+    """Return an attempt's cost from the rank's notes. A line that the kill has cut is left out."""
     first = entry.attempts[-1].kept_step if entry.attempts else 0
     found = AttemptCost(drawn, paid, first, first, newest_checkpoint_step(entry.run) or 0)
     lines = notes.read_text().split("\n")[:-1] if notes.exists() else []
@@ -338,7 +338,7 @@ Here {kills} real `kill -9` hit three runs of the trainer that differ only in
 {claims}
 
 Measured in these runs: {step:.3f} CPU s for a step, {save:.2f} for a save and {restart:.2f} for a restart;
-"planned" is calculated with them. "Planned before" is calculated with the seconds of a trial before the runs
+"planned" is calculated with them. "Planned before" is calculated with those of the trial before the runs
 ({trial.step:.3f}, {trial.save:.2f} and {trial.restart:.2f}), from which the best interval was planned.
 
 ## How it is measured
@@ -352,7 +352,8 @@ Measured in these runs: {step:.3f} CPU s for a step, {save:.2f} for a save and {
   runs. The three runs train side by side, so that it is alike for them, and save to a disk in memory.
 - The model has {parameters} parameters, so that a save takes as long as {ratio:.0f} steps. Ranks are forked
   from a process that has torch loaded: a restart builds the model and loads the checkpoint.
-- A run is judged at its last kill: the CPU seconds paid until then, for each step of its newest checkpoint.
+- A run is judged when its last kill has come: the CPU seconds paid until then, for each step of its newest
+  checkpoint.
 - interruptions.json has every kill.
 
 {stamp}

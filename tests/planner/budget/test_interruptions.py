@@ -51,8 +51,8 @@ def simulated(seconds: float, restart: float, between: float, waiting: float, rn
     ("seconds", "restart", "between", "waiting"), [(10, 5, 20, 0), (60, 10, 30, 0), (6, 1, 60, 90)]
 )
 def test_time_and_variance_are_those_of_a_simulation(seconds, restart, between, waiting):
-    """The mean is Daly's equation 20, and mean and variance equal the ones of 20,000 drawn segments. Nothing
-    is interrupted while the run waits for machines.
+    """The mean is Daly's equation 20, and mean and variance are those of 20,000 drawn segments. Nothing is
+    interrupted while the run waits for machines.
     """
     rng = random.Random(7)
     times = [simulated(seconds, restart, between, waiting, rng) for _ in range(20_000)]

@@ -6,30 +6,30 @@ import time
 
 import pytest
 
-from nbtrain.planner.calibration import cpu_rate
-from nbtrain.planner.calibration.cpu_rate import matmul_flops_per_core, measure
+from nbtrain.planner.calibration import calibration
+from nbtrain.planner.calibration.calibration import matmul_flops_per_core, measure_core
 
 
 @pytest.fixture(autouse=True)
 def _forgotten():
     """Clear all caches, so that each test starts like a new process."""
-    cpu_rate._rate_of.cache_clear()
+    calibration._rate_of_core.cache_clear()
     yield
-    cpu_rate._rate_of.cache_clear()
+    calibration._rate_of_core.cache_clear()
 
 
 @pytest.fixture
 def measured(monkeypatch):
     """Replace the measurement by an implausible rate, and record each call."""
     made = []
-    monkeypatch.setattr(cpu_rate, "_measured_apart", lambda: made.append(1) or 123e9)
+    monkeypatch.setattr(calibration, "_core_measured_apart", lambda: made.append(1) or 123e9)
     return made
 
 
 def test_a_measurement_is_short_and_plausible():
     """The measurement is short, and its rate is plausible: between 1 GFLOP/s and 10 TFLOP/s."""
     start = time.process_time()
-    assert 1e9 < measure() < 1e13
+    assert 1e9 < measure_core() < 1e13
     assert time.process_time() - start < 2
 
 
@@ -47,7 +47,7 @@ def test_it_is_measured_with_one_thread(workspace, monkeypatch):
         environments.append(options["env"])
         return run(*arguments, **options)
 
-    monkeypatch.setattr(cpu_rate.subprocess, "run", watched)
+    monkeypatch.setattr(calibration.subprocess, "run", watched)
     rate = matmul_flops_per_core()
     assert rate is not None
     assert 1e9 < rate < 1e13
@@ -73,7 +73,7 @@ def test_what_cannot_be_measured_is_not_known(workspace, monkeypatch, end):
         return end
 
     (workspace / "data").mkdir()
-    monkeypatch.setattr(cpu_rate.subprocess, "run", run)
+    monkeypatch.setattr(calibration.subprocess, "run", run)
     assert matmul_flops_per_core() is None
     assert list((workspace / "data").iterdir()) == []
 
@@ -84,10 +84,10 @@ def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
     home.mkdir()
     assert matmul_flops_per_core() == matmul_flops_per_core() == 123e9
     assert len(measured) == 1
-    cpu_rate._rate_of.cache_clear()
+    calibration._rate_of_core.cache_clear()
     assert matmul_flops_per_core() == 123e9
     assert len(measured) == 1
-    monkeypatch.setattr(cpu_rate, "cpu_model", lambda: "Another CPU")
+    monkeypatch.setattr(calibration, "cpu_model", lambda: "Another CPU")
     matmul_flops_per_core()
     assert len(measured) == 2
     stored = json.loads((home / "cpu_rate.json").read_text())
@@ -115,7 +115,7 @@ def test_a_broken_file_is_written_anew(workspace, measured, content):
 def test_a_figure_that_cannot_be_is_measured_anew(workspace, measured):
     path = workspace / "data" / "cpu_rate.json"
     path.parent.mkdir()
-    path.write_text(json.dumps({cpu_rate._machine(): 0}))
+    path.write_text(json.dumps({calibration._core(): 0}))
     assert matmul_flops_per_core() == 123e9
 
 
@@ -126,14 +126,14 @@ def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     (workspace / "data").mkdir()
-    monkeypatch.setattr(cpu_rate.files, "write_json", refuse)
+    monkeypatch.setattr(calibration.files, "write_json", refuse)
     assert matmul_flops_per_core() == 123e9
 
 
 def test_a_machine_that_names_no_cpu(tmp_path, monkeypatch):
     """If /proc does not name the processor, the name that Python reports is used."""
-    monkeypatch.setattr(cpu_rate, "_CPU_INFO", tmp_path / "none")
-    assert cpu_rate.cpu_model()
+    monkeypatch.setattr(calibration, "_CPU_INFO", tmp_path / "none")
+    assert calibration.cpu_model()
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: CPU X\nmodel name\t: CPU Y\n")
-    monkeypatch.setattr(cpu_rate, "_CPU_INFO", tmp_path / "cpuinfo")
-    assert cpu_rate.cpu_model() == "CPU X"
+    monkeypatch.setattr(calibration, "_CPU_INFO", tmp_path / "cpuinfo")
+    assert calibration.cpu_model() == "CPU X"

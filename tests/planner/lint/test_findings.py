@@ -15,8 +15,7 @@ from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.lab.form.fields import run_yamls
 from nbtrain.planner.lint import machine
-from nbtrain.planner.lint.rules import RULES
-from nbtrain.planner.plan import plan
+from nbtrain.planner.plan import RULES, plan
 from tests.lab.widgets.fake_run import FakeJob
 
 HPZ = ["parallel.zero_stage=3", "parallel.zero_hpz=true"]

@@ -16,7 +16,7 @@ from nbtrain.config.arithmetic.vocabulary import (
 from nbtrain.config.load import load
 from nbtrain.planner.plan import plan
 from nbtrain.planner.search.choices import MOST_EPOCHS, SMALL, Hardware, Text, choose, predicted_loss
-from nbtrain.planner.time import speed
+from nbtrain.planner.time import rates
 
 # For 1 MB of English books: docs/choosing.md.
 BOOKS = (
@@ -36,7 +36,7 @@ def books(num_bytes, documents=500):
 @pytest.fixture(autouse=True)
 def two_quick_cores(monkeypatch, workspace):
     """Plan CPU runs with the rate of the two cores in the documentation."""
-    monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: 154e9)
+    monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: 154e9)
 
 
 TWO_CORES = Hardware(2)
@@ -102,7 +102,7 @@ def test_the_choice_for_books_on_two_cores():
 def test_an_earlier_run_of_the_base_changes_nothing(monkeypatch):
     """The choice is the same whether or not gpt-tiny was trained on this machine before."""
     monkeypatch.setattr(
-        speed, "measured_rate", lambda config, setup: pytest.fail("a last job was looked for")
+        rates, "measured_rate", lambda config, setup: pytest.fail("a last job was looked for")
     )
     chosen(books(3_000_000))
 

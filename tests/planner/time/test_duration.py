@@ -9,9 +9,9 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.setup import measured
+from nbtrain.planner.setup.last_job import record_of
 from nbtrain.planner.setup.setup import setup_of
-from nbtrain.planner.time import speed
+from nbtrain.planner.time import rates
 from nbtrain.planner.time.duration import bubble_fraction, estimate_duration
 from nbtrain.planner.time.step import estimate_step, forward_seconds
 
@@ -232,7 +232,7 @@ def test_the_rate_of_cores(monkeypatch, dtype, share):
     of a core: 100 GFLOP/s if measured, and 166 GFLOP/s by default.
     """
     config = load("gpt3-tiny", ["resources.cpus_per_node=3", f"precision.dtype={dtype}"], check=False)
-    monkeypatch.setattr(speed, "matmul_flops_per_core", lambda: 100e9)
+    monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: 100e9)
     model = config.model
     flops = 72 * model.num_layers * model.hidden_size**2 + 12 * model.num_layers * 256 * model.hidden_size
     flops += 6 * config.padded_vocab_size * model.hidden_size
@@ -249,7 +249,7 @@ def finished(config: RunConfig, samples_per_second: float = 50.0) -> None:
     """Write summary.json of a finished run as the supervisor does."""
     directory = RunDir.named(config.name)
     directory.path.mkdir(parents=True, exist_ok=True)
-    summary = {"samples_per_second": samples_per_second, "measured_with": measured.record_of(config)}
+    summary = {"samples_per_second": samples_per_second, "measured_with": record_of(config)}
     files.write_json(directory.summary_json, summary)
 
 

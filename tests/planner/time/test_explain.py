@@ -7,8 +7,8 @@ import pytest
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.setup.terms import below, total
+from nbtrain.planner.time.compute import chunks_of
 from nbtrain.planner.time.explain import explain, traffic
-from nbtrain.planner.time.fpdt import chunks_of
 from nbtrain.planner.time.step import estimate_step
 from tests.benchmarks import published
 from tests.planner.time.test_step import PARAMETERS, SHAPE

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nbtrain.planner.setup.setup import Setup
-from nbtrain.planner.time.fpdt import MERGE_BACKWARD_BYTES, MERGE_FORWARD_BYTES, chunks_of
+from nbtrain.planner.time.compute import MERGE_BACKWARD_BYTES, MERGE_FORWARD_BYTES, chunks_of
 from nbtrain.planner.time.rates import INFINITE
 from tests.planner.time.test_step import PRODUCTS, SHAPE, linked, setup, step
 

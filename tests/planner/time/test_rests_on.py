@@ -9,9 +9,9 @@ import pytest
 from nbtrain.config.arithmetic.devices import BY_NAME
 from nbtrain.config.load import load
 from nbtrain.planner.plan import plan
-from nbtrain.planner.setup.measured import Measured
-from nbtrain.planner.time.rests_on import OWN, rests_on
-from nbtrain.planner.time.speed import read_speed
+from nbtrain.planner.setup.last_job import Measured
+from nbtrain.planner.time.duration import OWN, rests_on
+from nbtrain.planner.time.rates import read_speed
 
 RESULTS = Path(__file__).parents[3] / "docs" / "evidence" / "gpu.json"
 

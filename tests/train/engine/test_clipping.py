@@ -15,7 +15,7 @@ from nbtrain.train.engine.clipping import clip_without_zero, model_norm
 
 
 def groups_of(tensor_rank: int) -> ParallelGroups:
-    """Return the groups of a rank without its model-parallel sum, so that its own share shows."""
+    """Return the groups of a rank whose model-parallel sum is left out, so that its own share shows."""
     tensor = Group((0, 1), tensor_rank)
     alone = {field.name: ALONE for field in fields(ParallelGroups)}
     return ParallelGroups(**alone | {"tensor_model_parallel": tensor})

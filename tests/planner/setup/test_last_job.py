@@ -5,9 +5,8 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
-from nbtrain.planner.actual import Comparison, compare
 from nbtrain.planner.plan import plan
-from nbtrain.planner.setup.measured import record_of
+from nbtrain.planner.setup.last_job import Comparison, compare, record_of
 
 
 @pytest.fixture

@@ -1,18 +1,26 @@
-"""Throughput that an earlier job of a run measured, and how a plan for another setup is scaled from it.
+"""Measurements of a run's last job: its throughput, by which a plan is scaled, and the plan's error.
 
-A measurement holds for one setup (model, batch, precision, layout, recomputation, device) on one machine. The
-supervisor writes the setup into summary.json together with the rate (`record_of`). A plan of the same setup
-uses the rate unchanged. For another setup on the same kind of device, the rate is multiplied by the ratio of
-the two planned step times, and the plan says so. A rate of another machine or device is not used.
+    record_of(config)            the machine and setup of a measurement, in summary.json
+    measured_rate(config, ...)   the measurements of the run's last job, if they hold for the planned devices
+    compare(config, ...)         a plan's predictions with them
+
+When a job ends, the supervisor writes step time, throughput, peak memory and the idle time of pipeline stages
+into summary.json (jobs/supervisor/summary.py), with the setup (model, batch, precision, layout,
+recomputation, device) and the machine that they hold for. A plan of the same setup uses the throughput
+unchanged. For another setup on the same kind of device, it is multiplied by the ratio of the two planned step
+times, and the plan says so. A rate of another machine or device is not used. Predictions are compared only if
+the planned setup is the measured one: otherwise two different runs would be compared.
 """
 
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import BY_NAME
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
@@ -131,3 +139,61 @@ def _setup(values: dict[str, Any]) -> Setup:
             **{name: tuple(values[name]) for name in ("adapter_sizes", "adapter_activations")},
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A predicted number of a plan with its measurement."""
+
+    name: str
+    """Name of the number: step, memory or bubble."""
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction: measured / predicted - 1, so -0.02 if the run took 2 % less."""
+        return self.measured / self.predicted - 1 if self.predicted else 0.0
+
+    @property
+    def text(self) -> str:
+        """E.g. "predicted 1.21 s a step, measured 1.18 s: -2 %"."""
+        if self.name == "step":
+            head = f"predicted {amounts.step(self.predicted)} a step, measured {amounts.step(self.measured)}"
+        elif self.name == "memory":
+            head = (
+                f"predicted {amounts.size(self.predicted)}, measured {amounts.size(self.measured)} of rank 0"
+            )
+        else:
+            points = 100 * (self.measured - self.predicted)
+            return (
+                f"predicted {self.predicted:.0%} of a step, measured {self.measured:.0%} with transfers "
+                f"(rank 0): {points:+.0f} points"
+            )
+        return f"{head}: {100 * self.error:+.0f} %"
+
+
+def compare(
+    config: RunConfig,
+    found: Measured | None,
+    step_seconds: float | None,
+    memory_bytes: float | None,
+    bubble_fraction: float,
+) -> list[Comparison]:
+    """Compare the plan of a run with `found`, the measurements of its last job. Empty if the run has not been
+    measured with this setup.
+    """
+    if found is None or found.differences:
+        return []
+    measured_step = config.tokens_per_step / found.tokens_per_second
+    compared = [Comparison("step", step_seconds, measured_step)] if step_seconds else []
+    if memory_bytes and found.memory_bytes:
+        compared.append(Comparison("memory", memory_bytes, found.memory_bytes))
+    if config.parallel.pipeline_parallel_size > 1 and found.pipeline_fraction:
+        compared.append(Comparison("bubble", bubble_fraction, found.pipeline_fraction))
+    return compared
+
+
+def rows(compared: Iterable[Comparison]) -> dict[str, str]:
+    """Return the comparisons as rows of a plan: name to text."""
+    return {one.name: one.text for one in compared}

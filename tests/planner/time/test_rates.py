@@ -11,9 +11,8 @@ from nbtrain.planner.calibration import calibration
 from nbtrain.planner.calibration.calibration import Calibration, write_calibration
 from nbtrain.planner.plan import plan
 from nbtrain.planner.setup.setup import setup_of
-from nbtrain.planner.time import calibrated_rates as module
-from nbtrain.planner.time.calibrated_rates import calibrated_rates
-from nbtrain.planner.time.rates import rates_of_device
+from nbtrain.planner.time import rates as module
+from nbtrain.planner.time.rates import calibrated_rates, rates_of_device
 from nbtrain.planner.time.step import estimate_step
 
 H100 = "NVIDIA H100 80GB HBM3"

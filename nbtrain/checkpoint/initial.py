@@ -26,10 +26,9 @@ from nbtrain.checkpoint.weights.store import MASTER, WHOLE, StoredParameter
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import OF_VOCABULARY, trained_rows_of
 from nbtrain.parallel.agreement import gather_objects
-from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.peft import notes_of
 from nbtrain.pretrained.peft_files import WEIGHTS
-from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start
+from nbtrain.pretrained.start import RunStart, Start, fit, identity_of, open_start
 
 logger = logging.getLogger(__name__)
 

@@ -40,8 +40,8 @@ from nbtrain.exchange.atomic_output import new_place
 from nbtrain.exchange.model_card import model_card
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.pretrained.folder import CONFIG, GENERATION_CONFIG, SINGLE
-from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 from nbtrain.pretrained.peft import shapes_of
+from nbtrain.pretrained.tensors import Sizes, parameter_shapes
 from nbtrain.pretrained.written import DTYPES, GGUF_FILE, config_json, family_of
 
 # File size that the Hub and most programs handle well; transformers writes up to 50 GB into one file.

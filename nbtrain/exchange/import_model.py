@@ -43,10 +43,10 @@ from nbtrain.corpus.tokenizer.prepare import take_over
 from nbtrain.exchange.from_megatron import converted
 from nbtrain.jobs.request.initial_weights import other_ids
 from nbtrain.planner.run_file import not_written, run_text, target_of
-from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.folder import SUFFIX
 from nbtrain.pretrained.megatron import find_tree
 from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
+from nbtrain.pretrained.start import fit
 from nbtrain.pretrained.values import check_values
 
 # The Hub's address of a model: hf://ORGANISATION/MODEL[@REVISION] (HfFileSystem).

@@ -27,7 +27,6 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.lora_section import TARGETS
 from nbtrain.config.yaml_source import show
 from nbtrain.pretrained import peft_ia3, peft_tokens
-from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.peft_files import (
     PREFIX,
     SETTINGS,
@@ -35,7 +34,7 @@ from nbtrain.pretrained.peft_files import (
     read_tensors,
     targets_module,
 )
-from nbtrain.pretrained.tensors import PACKED, Piece
+from nbtrain.pretrained.tensors import PACKED, Piece, Sizes
 from nbtrain.pretrained.written import family_of
 
 # Settings that would change the meaning of a file's tensors, with the value that does not.

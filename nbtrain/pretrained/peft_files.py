@@ -8,9 +8,9 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
+from nbtrain.pretrained.folder import what_it_is
 from nbtrain.pretrained.header import Tensor, read_header
-from nbtrain.pretrained.names import matched
-from nbtrain.pretrained.other_folders import what_it_is
+from nbtrain.pretrained.model import matched
 
 SETTINGS = "adapter_config.json"
 CONFIG = "config.json"

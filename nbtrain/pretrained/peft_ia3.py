@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.peft_files import PREFIX, read_settings, read_tensors, targets_module
-from nbtrain.pretrained.tensors import PACKED, Piece
+from nbtrain.pretrained.tensors import PACKED, Piece, Sizes
 from nbtrain.pretrained.written import family_of
 
 OPENED = "mlp.dense_4h_to_h"

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.peft_files import PREFIX
+from nbtrain.pretrained.tensors import Sizes
 from nbtrain.pretrained.written import family_of
 
 SETTING = "trainable_token_indices"

@@ -1,11 +1,12 @@
-"""The start that `init_from` names: a model's folder, or a checkpoint of another run.
+"""The start that `init_from` names: a model's folder, or a checkpoint of another run; whether it fits a run.
 
     a folder with run.json, or the name of a run        RunStart: one checkpoint of it (init_step)
     any other folder, or a file                         PretrainedModel
 
 A run given by its name is searched in the output directory, next to the run that starts from it; this also
 works on nodes that see the output directory under another path. Submit writes the chosen checkpoint to
-init_from.json, and the ranks use that one.
+init_from.json, and the ranks use that one. fit() compares the weights with a run's `model` section and
+vocabulary.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError
@@ -22,8 +23,10 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display, output_root, resolve, valid_name
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.config.sections.markers import Architecture, marked
+from nbtrain.config.yaml_source import show
 from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
-from nbtrain.pretrained.parameters import Sizes, parameter_shapes
+from nbtrain.pretrained.tensors import Sizes, parameter_shapes
 
 
 @dataclass(frozen=True)
@@ -190,3 +193,54 @@ def _checkpoint_of(run: RunDir, wanted: int | str) -> RunStart:
         return RunStart(run, step, load_resolved(run.config_yaml), manifest)
     except ConfigError as error:
         raise CheckpointError(f"{display(run.path)}: its config.yaml cannot be read: {error}") from None
+
+
+class Fit(NamedTuple):
+    """The differences between the weights and a run."""
+
+    problems: list[tuple[str, str]]
+    """Problems, each as (key of the run, description)."""
+    notes: list[str]
+    """Sentences on allowed changes that the run makes."""
+
+
+def fit(start: Start, config: RunConfig) -> Fit:
+    """Compare a folder, or a checkpoint of another run, with a run."""
+    theirs, ours = model_of_start(start), config.model
+    found = Fit([], [])
+    compared: set[str] = set()
+    for name, marker in marked(ModelConfig, Architecture).items():
+        decided_by = marker.compared or name
+        if marker.differs == "ignored" or decided_by in compared or not marker.counts(theirs):
+            continue
+        compared.add(decided_by)
+        if (wanted := theirs.recorded(decided_by)) == (has := ours.recorded(decided_by)):
+            continue
+        key, differs = f"model.{name}", f"is {show(has)} in the run and {show(wanted)} in {config.init_from}"
+        if marker.differs == "refused":
+            found.problems.append((key, differs))
+        else:
+            found.notes.append(f"{key} {differs}: {marker.differs}.")
+    rows, vocab_size = vocab_size_of(start), config.tokenizer.vocab_size
+    if vocab_size > rows:
+        found.notes.append(
+            f"the vocabulary grows from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): each new row is "
+            "the mean of the old ones." + _trained_rows(rows, config)
+        )
+    elif vocab_size < rows:
+        found.notes.append(
+            f"the vocabulary shrinks from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): the last "
+            f"{rows - vocab_size:,} rows are dropped."
+        )
+    return found
+
+
+def _trained_rows(before: int, config: RunConfig) -> str:
+    """Return a sentence that says how many of the new rows are trained along with adapters."""
+    if config.lora is None:
+        return ""
+    named = config.lora.trainable_token_indices or ()
+    trained, new = sum(one >= before for one in named), config.tokenizer.vocab_size - before
+    if trained == new:
+        return f" Along with the adapters, all {new:,} are trained (lora.trainable_token_indices)."
+    return f" Along with the adapters, {trained:,} of {new:,} are trained (lora.trainable_token_indices)."

@@ -11,8 +11,7 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.config.load import load
 from nbtrain.pretrained.families import describe
 from nbtrain.pretrained.model import open_model
-from nbtrain.pretrained.parameters import Sizes
-from nbtrain.pretrained.tensors import own_tensors
+from nbtrain.pretrained.tensors import Sizes, own_tensors
 from nbtrain.pretrained.values import check_values
 from nbtrain.pretrained.written import own_description
 from tests.pretrained.small import write_small_folder

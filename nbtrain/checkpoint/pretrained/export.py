@@ -25,8 +25,8 @@ from nbtrain.checkpoint.weights.store import DTYPES
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.folder import OWN
 from nbtrain.pretrained.model import open_model
-from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 from nbtrain.pretrained.start import open_start
+from nbtrain.pretrained.tensors import Sizes, parameter_shapes
 from nbtrain.pretrained.written import family_of, own_description
 
 

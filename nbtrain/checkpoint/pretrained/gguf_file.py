@@ -27,7 +27,7 @@ from nbtrain.base.findings import Finding
 from nbtrain.checkpoint.pretrained.full_parameters import FullParameters
 from nbtrain.config.findings import mistake
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained.parameters import Sizes
+from nbtrain.pretrained.tensors import Sizes
 from nbtrain.pretrained.written import family_of
 
 # {model_type: the architecture in llama.cpp}; Mistral is Llama there.

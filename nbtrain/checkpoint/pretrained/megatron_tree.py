@@ -33,7 +33,7 @@ from nbtrain.checkpoint.weights.store import MASTER, StoredParameter
 from nbtrain.pretrained.families import Described
 from nbtrain.pretrained.megatron import MegatronTree, fields_of_arguments, whole_number
 from nbtrain.pretrained.model import model_section
-from nbtrain.pretrained.parameters import Sizes, parameter_shapes
+from nbtrain.pretrained.tensors import Sizes, parameter_shapes
 
 # Names of classes that can be replaced by an empty one.
 ENUMS = re.compile(r"megatron\.(core\.|model\.|[\w.]*\.)?enums\.\w+")

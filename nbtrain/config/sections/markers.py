@@ -6,7 +6,7 @@
 
 A field without a marker may change when a run is resumed, and the resume report names it.
 config/rules/resume.py reads Binds, SameMathematics and WithoutEffect; checkpoint/live/describe.py,
-pretrained/fit.py and the model's GPTConfig read Architecture; config/rules/backends.py reads SbatchOption.
+pretrained/start.py and the model's GPTConfig read Architecture; config/rules/backends.py reads SbatchOption.
 """
 
 from collections.abc import Callable

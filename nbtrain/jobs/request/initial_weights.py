@@ -21,10 +21,9 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.origin import recorded_origin
-from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix
 from nbtrain.pretrained.peft_files import WEIGHTS
-from nbtrain.pretrained.start import RunStart, Start, identity_of, is_there, open_start, vocab_size_of
+from nbtrain.pretrained.start import RunStart, Start, fit, identity_of, is_there, open_start, vocab_size_of
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ not lower it. It is measured in a separate process with one thread: NumPy's numb
 changed once it is loaded, and threads that wait for each other use CPU time too (a busy machine measured 11
 GFLOP/s instead of 170).
 
+Several processes may measure at the same time: add_entry is the only writer of calibration.json and of
+network.json (measured_network.py).
+
     python -m nbtrain.planner.calibration.calibration       prints the rate of a core, in FLOP/s
 """
 
@@ -35,8 +38,8 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
 from nbtrain.base.hardware import nvml
+from nbtrain.base.process.locks import flock_folder
 from nbtrain.base.workspace import data_home, display
-from nbtrain.planner.calibration.measurement_file import add_entry
 
 logger = logging.getLogger(__name__)
 
@@ -256,6 +259,43 @@ def _stored_rates(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def add_entry(path: Path, schema_version: int, section: str, key: str, entry: dict[str, Any]) -> None:
+    """Add an entry to a section of the file, or replace it; all others stay as they are.
+
+    Holds the lock of the data directory from reading to writing. A file that is damaged or of another version
+    is kept under another name.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = flock_folder(path.parent, blocking=True)
+    assert descriptor is not None, "a blocking lock is always acquired"
+    try:
+        entries = _entries(path, schema_version, section)
+        files.write_json(path, {"schema_version": schema_version, section: {**entries, key: entry}})
+    finally:
+        os.close(descriptor)
+
+
+def _entries(path: Path, schema_version: int, section: str) -> dict[str, Any]:
+    """Return the entries that the file has; {} without a file, or if it has to be kept under another name."""
+    try:
+        content = files.read_json(path)
+    except RecordError:
+        content = False
+    if content is None:
+        return {}
+    if isinstance(content, dict) and content.get("schema_version") == schema_version:
+        entries = content.get(section, {})
+        if isinstance(entries, dict):
+            return entries
+    kept = path.with_name(f"{path.name}.old")
+    path.replace(kept)
+    logger.warning(
+        "%s is damaged or of another version than %d: a new one is written, and the old one is kept as %s.",
+        *(display(path), schema_version, display(kept)),
+    )
+    return {}
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import RecordError
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.calibration.calibration import OLDEST_DAYS, Figure
-from nbtrain.planner.calibration.measurement_file import add_entry
+from nbtrain.planner.calibration.calibration import OLDEST_DAYS, Figure, add_entry
 
 SCHEMA_VERSION = 1
 KEYS = ("date", "nodes", "ranks", "figures")

@@ -14,8 +14,8 @@ from nbtrain.config.load import load
 from nbtrain.config.schema import ModelConfig
 from nbtrain.model.gpt import build_model
 from nbtrain.pretrained.families import describe
-from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.model import open_model
+from nbtrain.pretrained.start import fit
 from nbtrain.pretrained.values import check_values
 from nbtrain.pretrained.written import config_json, family_of
 from tests.pretrained import made

@@ -12,8 +12,7 @@ from nbtrain.checkpoint.weights.store import MASTER, TensorPart
 from nbtrain.config.load import load
 from nbtrain.model.gpt import build_model
 from nbtrain.pretrained.model import open_model
-from nbtrain.pretrained.parameters import Sizes, parameter_shapes
-from nbtrain.pretrained.tensors import gpt2_tensors, llama_tensors
+from nbtrain.pretrained.tensors import Sizes, gpt2_tensors, llama_tensors, parameter_shapes
 from tests.fuzzing import num_cases
 from tests.parity.cases import MODELS
 from tests.pretrained.small import write_small_folder

@@ -258,7 +258,7 @@ def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
     A run that was already active keeps its settings. If the user `wanted` other settings, the code is
     SubmitError's.
     """
-    from nbtrain.jobs.request.changes import typed_changes
+    from nbtrain.config.load.changes import typed_changes
 
     kept = bool(typed_changes(run.config, wanted))
     if not options.json:

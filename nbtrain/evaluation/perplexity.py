@@ -22,12 +22,12 @@ import numpy as np
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
 from nbtrain.base.workspace import dataset_dir, display
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.blend import open_pair
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
-from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_bounds
 from nbtrain.evaluation.estimates import exp, ratio
 from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
 

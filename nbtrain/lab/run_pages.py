@@ -44,8 +44,8 @@ def config_page(run: RunDir, readable: Callable[[Path], object] = lambda path: p
     without a default has None; origin is where the value was set, "" for a default.
     """
     from nbtrain.config.load import flatten, load_resolved
+    from nbtrain.config.load.changes import changes_between
     from nbtrain.config.yaml_source import show, spelled
-    from nbtrain.jobs.request.changes import changes_between
     from nbtrain.jobs.submission.origins import read_origins
     from nbtrain.lab.form.fields import every_field
 

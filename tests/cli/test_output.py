@@ -167,7 +167,7 @@ def test_json_of_submit_resume_and_wait_is_the_run(failed, monkeypatch, capsys):
     monkeypatch.setattr("nbtrain.api.verbs.load", lambda *_, **__: None)
     monkeypatch.setattr("nbtrain.api.verbs.submit", started)
     monkeypatch.setattr("nbtrain.api.run.open_run", lambda _: run)
-    monkeypatch.setattr("nbtrain.jobs.request.changes.typed_changes", lambda *_: [])
+    monkeypatch.setattr("nbtrain.config.load.changes.typed_changes", lambda *_: [])
     for words, code, said in (
         (["submit", "gpt-x", "--json"], 0, "gpt-x: a warning\n"),
         (["submit", "gpt-x", "--json", "--wait"], 7, "gpt-x: a warning\ngpt-x RUNNING\n"),
@@ -177,7 +177,7 @@ def test_json_of_submit_resume_and_wait_is_the_run(failed, monkeypatch, capsys):
         found, error = json_of(capsys, words, code)
         assert (found["name"], found["state"], found["job_id"]) == ("gpt-x", "FAILED", run.job.job_id)
         assert error == said
-    monkeypatch.setattr("nbtrain.jobs.request.changes.typed_changes", lambda *_: ["a"])
+    monkeypatch.setattr("nbtrain.config.load.changes.typed_changes", lambda *_: ["a"])
     found, error = json_of(capsys, ["submit", "gpt-x", "--json"], 6)
     assert found["name"] == "gpt-x" and "keeps its settings; nothing was submitted" in error
     assert cli.main(["submit", "gpt-x", "--json", "--dry-run", "a.sh"]) == 2

@@ -8,11 +8,11 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.config.arithmetic.splits import split_bounds
 from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.of_run import dataset_of
-from nbtrain.dataset.samples.splits import split_bounds
 from nbtrain.evaluation.perplexity import Perplexity
 from nbtrain.evaluation.requests import Scored
 from tests.dataset.dataset_maker import make_dataset

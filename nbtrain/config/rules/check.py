@@ -19,6 +19,7 @@ from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.checkpoint_files import PLACEHOLDERS
 from nbtrain.base.text.addresses import redacted
 from nbtrain.config.arithmetic.divisors import nearest_multiples
+from nbtrain.config.arithmetic.splits import split_weights
 from nbtrain.config.batch_schedule import StepSizes
 from nbtrain.config.findings import mistake, run_checks
 from nbtrain.config.rules.attention import ATTENTION_RULES
@@ -410,7 +411,7 @@ def split_is_readable(config: RunConfig) -> Problems:
             "must be three sizes separated by commas, for training, validation and test, e.g. 949,50,1.",
         )
         return
-    training, validation, _ = (float(part) for part in config.data.split.split(","))
+    training, validation, _ = split_weights(config.data.split)
     if training == 0:
         yield broken(
             config,

@@ -10,6 +10,7 @@ from typing import Any
 from nbtrain.base.errors import DataError
 from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import display
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds, split_weights
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.blend import OpenBlend
 from nbtrain.dataset.files import OpenDataset
@@ -18,7 +19,6 @@ from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.samples import packed_dataset, preference_dataset
 from nbtrain.dataset.samples.gpt_blend import BlendedDataset, BlendIndex, blend_sizes
 from nbtrain.dataset.samples.gpt_dataset import GPTDataset, SampleDataset, SampleOptions
-from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_bounds, split_weights
 from nbtrain.dataset.samples.state import DataState
 
 logger = logging.getLogger(__name__)

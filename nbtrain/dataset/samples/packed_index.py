@@ -25,11 +25,11 @@ import numpy as np
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples.packing import pack_best_fit
-from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_bounds
 
 LEAST_PASS_SAMPLES = 1024
 SCAN_TOKENS = 1 << 22

@@ -21,6 +21,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.printing.report import Report, Result, Sentence
 from nbtrain.base.workspace import display
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.requested_settings import place_of_setting
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
@@ -28,7 +29,6 @@ from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
-from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_bounds
 
 logger = logging.getLogger(__name__)
 

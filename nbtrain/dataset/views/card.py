@@ -32,6 +32,7 @@ from nbtrain.base.printing.report import (
     record_of,
 )
 from nbtrain.base.workspace import display, tokenizer_dir
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import folder_of
 from nbtrain.corpus.tokenizer.other_text import other_text_of
@@ -39,7 +40,6 @@ from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
-from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_bounds
 from nbtrain.dataset.tables import sources_table, unread_table
 from nbtrain.dataset.views.browser import Browser, Documents
 from nbtrain.dataset.views.card_pictures import bars_svg, histogram_svg

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.printing.report import Column, Report, Result, Sentence, Table
 from nbtrain.base.workspace import display
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES
 from nbtrain.dataset.manifest import DatasetManifest, dropped_sentences
-from nbtrain.dataset.samples.splits import SPLIT_NAMES
 from nbtrain.dataset.tables import unread_table
 from nbtrain.dataset.views.browser import Documents
 

@@ -16,12 +16,12 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.findings import mistake, run_checks
 from nbtrain.config.load import load_resolved
+from nbtrain.config.load.changes import Change, as_overrides, changes_between
 from nbtrain.config.rules.resume import is_bound, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import UNITS
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.run_data import RunData
-from nbtrain.jobs.request.changes import Change, as_overrides, changes_between
 from nbtrain.jobs.request.request import Request, read_run
 
 # Papermill may have written its executed notebooks there before anything was submitted.

@@ -14,10 +14,10 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
+from nbtrain.config.load.changes import Change, changes_between
 from nbtrain.config.load.edits import with_values
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import status_of
-from nbtrain.jobs.request.changes import Change, changes_between
 from nbtrain.jobs.request.initial_weights import InitialWeights, read_initial_weights, with_new_tokens
 
 

@@ -37,6 +37,7 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir, runs_like
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer
+from nbtrain.config.load.changes import changes_between
 from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
@@ -55,7 +56,6 @@ from nbtrain.jobs.checks.limits import refuse_over_limits, refuse_run_over_limit
 from nbtrain.jobs.checks.preflight import preflight, preflight_in_allocation, refuse_to_start
 from nbtrain.jobs.control.control import asked_pause, asked_priority, cancel, end_cut_off, unpause
 from nbtrain.jobs.machine.queue_folder import Queue
-from nbtrain.jobs.request.changes import changes_between
 from nbtrain.jobs.request.initial_weights import read_weights_again
 from nbtrain.jobs.request.launch import Launch, read_launch
 from nbtrain.jobs.request.own_code import code_is_the_same, try_code

@@ -36,10 +36,10 @@ from nbtrain.base.run_directory.jobstate import (
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
+from nbtrain.config.load.changes import changes_between
 from nbtrain.config.sections.sweep_section import LABEL
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.control.control import cancel
-from nbtrain.jobs.request.changes import changes_between
 from nbtrain.jobs.submission.submit import TRAINER, resume, submit
 from nbtrain.jobs.sweep.stop_rule import TokenCurve, read_curve, verdict
 from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun

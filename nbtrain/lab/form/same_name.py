@@ -11,6 +11,7 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
+from nbtrain.config.load.changes import Change, typed_changes
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.checks.existing_run import (
@@ -25,7 +26,6 @@ from nbtrain.jobs.checks.existing_run import (
     training_is_the_same,
 )
 from nbtrain.jobs.control.control import asked_pause
-from nbtrain.jobs.request.changes import Change, typed_changes
 from nbtrain.jobs.request.request import Request, read_request
 from nbtrain.lab.form.fields import field_at
 

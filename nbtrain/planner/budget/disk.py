@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
+from nbtrain.config.arithmetic.splits import split_bounds, split_weights
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.pair_paths import idx_path
-from nbtrain.dataset.samples.splits import split_bounds, split_weights
 
 if TYPE_CHECKING:
     from nbtrain.dataset.indexed import IndexedDataset

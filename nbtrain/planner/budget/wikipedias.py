@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import GIB
+from nbtrain.config.arithmetic.splits import split_weights
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.sources import WikiSource
-from nbtrain.dataset.samples.splits import split_weights
 
 DATE = "2023-06-01"
 SOURCE = "tensorflow/datasets, docs/catalog/wikipedia.md"

@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_weights
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.samples.splits import SPLIT_NAMES, split_weights
 from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.last_job import LARGEST_RATIO
 from nbtrain.planner.setup.setup import Setup

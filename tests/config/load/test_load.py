@@ -9,11 +9,11 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import find, load, load_resolved, to_yaml
+from nbtrain.config.load.changes import as_overrides
 from nbtrain.config.names.keys import field_keys, free_form, unknown_keys
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.data_section import DataConfig
 from nbtrain.config.yaml_source import DEFAULT_KINDS, Located
-from nbtrain.jobs.request.changes import as_overrides
 
 
 def message_of(run, overrides=None) -> str:

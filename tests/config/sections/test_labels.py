@@ -7,11 +7,11 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
+from nbtrain.config.load.changes import changes_between
 from nbtrain.jobs.backends.kubernetes.manifests.work import work_of
 from nbtrain.jobs.backends.slurm.backend import _own
 from nbtrain.jobs.backends.slurm.engine import read_scontrol
 from nbtrain.jobs.backends.slurm.script import batch_script, comment_of
-from nbtrain.jobs.request.changes import changes_between
 
 JOB = JobDir(RunDir(Path("/shared/output/gpt-tiny")), "20260101-120000-abcd")
 

@@ -12,9 +12,9 @@ from nbtrain.api.check import check
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, to_yaml
+from nbtrain.config.load.changes import changes_between
 from nbtrain.config.load.one_line import RUN_YAML
 from nbtrain.foreign.importing import import_files
-from nbtrain.jobs.request.changes import changes_between
 from nbtrain.jobs.submission.dry_run import dry_run, request_text
 
 PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"

@@ -24,12 +24,12 @@ from nbtrain.cli import __main__ as cli
 from nbtrain.cli.__main__ import main
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load, load_resolved
+from nbtrain.config.load.changes import changes_between
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.run_data import read_run_data
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.checks.existing_run import refuse_foreign
 from nbtrain.jobs.control.control import ask_pause, ask_priority, asked_pause, asked_priority, cancel
-from nbtrain.jobs.request.changes import changes_between
 from nbtrain.jobs.submission.clone import clone
 from nbtrain.jobs.submission.submit import prepare_job, resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary

@@ -21,6 +21,7 @@ from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.jobstate import RESTARTING, RUNNING, STARTING, SUCCEEDED
 from nbtrain.base.run_directory.records import (
     AttemptRecord,
+    DevicePrice,
     Heartbeat,
     JobRecord,
     ProcessIdentity,
@@ -31,7 +32,6 @@ from nbtrain.config.load import to_yaml
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun, read_sweep
 from nbtrain.jobs.sweep.sweep_record import SweepRecord, sweep_folder
-from nbtrain.monitor.status.spending import price_of_plan
 from nbtrain.planner.plan import plan
 from tests.benchmarks.list_runs import cpu_seconds
 
@@ -71,7 +71,7 @@ def make_run(run: SweepRun, number: int, planned: dict) -> None:
     files.write_json(directory.plan_json, planned)
     record = JobRecord(job.job_id, f"id-{number}", run.name, RUNNING, created, run.config.world_size)
     record.supervisor = gone if kind == "lost" else alive
-    record.labels, record.price = run.config.all_labels, price_of_plan(planned)
+    record.labels, record.price = run.config.all_labels, DevicePrice.of_plan(planned)
     ended = created + 3600.0
     attempts = 2 if kind == "ended" and number % 3 == 0 else 1
     events = EventWriter(job, "supervisor")

@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
@@ -213,6 +214,20 @@ class DevicePrice(Record):
     kwh_per_hour: float | None
     devices_per_rank: float = 1.0
     """Devices that are paid for each rank: more than 1 if a machine has more GPUs than ranks."""
+
+    @classmethod
+    def of_plan(cls, plan: Mapping[str, Any]) -> "DevicePrice | None":
+        """Return the price of a device and its energy for an hour, from a plan as in plan.json; None if the
+        plan knows neither.
+        """
+        cost = plan.get("cost") or {}
+        hours, energy, price = cost.get("device_hours"), cost.get("energy_kwh"), cost.get("price") or {}
+        kwh_per_hour = energy / hours if hours and energy is not None else None
+        if kwh_per_hour is None and not price:
+            return None
+        seconds, ranks = (plan.get("duration") or {}).get("seconds"), plan.get("world_size")
+        per_rank = max(1.0, hours * 3600.0 / seconds / ranks) if hours and seconds and ranks else 1.0
+        return cls(price.get("usual"), price.get("currency", ""), kwh_per_hour, per_rank)
 
 
 @dataclass

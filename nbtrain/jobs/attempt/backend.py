@@ -22,6 +22,7 @@ from nbtrain.monitor.logs.logs import follow, log_path, tail_lines
 
 if TYPE_CHECKING:
     from nbtrain.config.schema import RunConfig
+    from nbtrain.jobs.machine.machine import Machine
 
 Value = TypeVar("Value")
 
@@ -123,6 +124,17 @@ class Backend:
     def submit(self, job: JobDir) -> None:
         """Start a job whose folder has been written, and its supervisor. Raises SubmitError."""
         raise NotImplementedError
+
+    def make_ready(self, config: "RunConfig") -> None:
+        """Make what a job needs outside its run directory, before anything of the job is written. Raises
+        SubmitError.
+        """
+
+    def warnings(self, config: "RunConfig", machine: "Machine") -> list[str]:
+        """Return a sentence, without its full stop, for each request that `machine`, which submits the run,
+        cannot fully meet.
+        """
+        return []
 
     def request_text(self, job: JobDir, config: "RunConfig", alone: bool = False) -> str:
         """Return the text that submit() would send to the scheduler, or the commands that it would start; ""

@@ -28,9 +28,10 @@ from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.attempt.ranks import Patience
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.machine import processes
-from nbtrain.jobs.machine.device_needs import too_few
+from nbtrain.jobs.machine.device_needs import too_few, warnings_here
 from nbtrain.jobs.machine.environment import HELD_CORES, HELD_GPUS, rank_variables
 from nbtrain.jobs.machine.host_memory import HostMemory
+from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.machine.node_address import LOOPBACK
 from nbtrain.jobs.machine.preemption_notice import PreemptionNotice, notice_of
 from nbtrain.jobs.machine.queue_folder import Queue
@@ -138,6 +139,17 @@ class LocalLauncher:
 
 class LocalBackend(SupervisedHere):
     """Runs jobs as processes of this machine."""
+
+    def make_ready(self, config: RunConfig) -> None:
+        """Create the folder of this machine's queue, for a run that waits in it."""
+        if not config.backend.share_devices:
+            Queue().make()
+
+    def warnings(self, config: RunConfig, machine: Machine) -> list[str]:
+        """Name the cores and memory that are not here, a number of threads that is not used, and GPUs that
+        other programs use.
+        """
+        return warnings_here(config, Queue(), machine)
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
         """Check that the queue can give the run its devices; jobs/checks/preflight.py checks the rest."""

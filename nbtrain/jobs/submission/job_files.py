@@ -14,7 +14,7 @@ from nbtrain.base.errors import SubmitError
 from nbtrain.base.run_directory.checkpoint_files import saved_progress
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.jobstate import QUEUED
-from nbtrain.base.run_directory.records import JobRecord, TrainingProgress
+from nbtrain.base.run_directory.records import DevicePrice, JobRecord, TrainingProgress
 from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id, time_of_job
 from nbtrain.base.text import amounts
 from nbtrain.base.text.addresses import without_secrets
@@ -22,16 +22,14 @@ from nbtrain.base.workspace import display
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import autotune, to_shown_yaml, to_yaml
 from nbtrain.config.sections.schedule_section import UNITS, given_unit
+from nbtrain.jobs.attempt.backend import backend_of
 from nbtrain.jobs.control.control import ask_priority
-from nbtrain.jobs.machine.device_needs import warnings_here
 from nbtrain.jobs.machine.environment import environment_record
-from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.request.initial_weights import record_initial
 from nbtrain.jobs.request.launch import Launch
 from nbtrain.jobs.request.own_code import write_code
 from nbtrain.jobs.request.request import Request
 from nbtrain.jobs.submission.origins import origins
-from nbtrain.monitor.status.spending import price_of_plan
 from nbtrain.planner.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -74,6 +72,7 @@ def write_job(
     submission.
     """
     run, config, changes = request.run, launch.config, request.changes
+    backend = backend_of(config.backend.kind)
     checkpoints = request.existing.checkpoints
     job: JobDir | None = None
     try:
@@ -125,13 +124,13 @@ def write_job(
         if priority is not None:
             ask_priority(job, priority)
             events.write("config", f"keeps priority {priority} of `nbtrain queue`")
-        for warning in (*differences, *warnings_here(config, Queue(), launch.machine)):
+        for warning in (*differences, *backend.warnings(config, launch.machine)):
             logger.warning("%s: %s.", run.name, warning.rstrip("."))
             events.write("warning", warning)
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)
         record.backend, record.command = config.backend.kind, list(command)
         record.labels, record.autotune = config.all_labels, autotune.mode_of(config)
-        record.price = price_of_plan(planned)
+        record.price = DevicePrice.of_plan(planned)
         if step:
             counts = schedule.tokens_after(step), schedule.samples_after(step)
             reached = TrainingProgress(config.train_steps, config.train_tokens, *counts)

@@ -55,7 +55,6 @@ from nbtrain.jobs.checks.existing_run import (
 from nbtrain.jobs.checks.limits import refuse_over_limits, refuse_run_over_limits
 from nbtrain.jobs.checks.preflight import preflight, preflight_in_allocation, refuse_to_start
 from nbtrain.jobs.control.control import asked_pause, asked_priority, cancel, end_cut_off, unpause
-from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.request.initial_weights import read_weights_again
 from nbtrain.jobs.request.launch import Launch, read_launch
 from nbtrain.jobs.request.own_code import code_is_the_same, try_code
@@ -344,8 +343,8 @@ def _launch(
         launch = replace(launch, code_tried="not tried: its scheduler has started the job")
     elif reads_data:
         launch = replace(launch, code_tried=try_code(launch.config, launch.code, tries_code))
-    if launch.config.backend.kind == "local" and not launch.config.backend.share_devices:
-        Queue().make()
+    backend = backend_of(launch.config.backend.kind)
+    backend.make_ready(launch.config)
     make_folder(run)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
@@ -361,7 +360,6 @@ def _launch(
                 launch = replace(launch, weights=read_weights_again(launch.config, launch.weights))
                 priority = asked_priority(known) if known and not new_priority else None
                 job = write_job(request, launch, plan, parent, command, started, priority)
-                backend = backend_of(launch.config.backend.kind)
                 if started:
                     backend.was_started(*started)
                 else:

@@ -242,20 +242,6 @@ def _spans(job: JobDir, record: JobRecord, until: float) -> list[Span]:
     return [(kind, begin, end) for kind, begin, end in found if end > begin]
 
 
-def price_of_plan(plan: Mapping[str, Any]) -> DevicePrice | None:
-    """Return the price of a device and its energy for an hour, from a plan as in plan.json; None if the plan
-    knows neither.
-    """
-    cost = plan.get("cost") or {}
-    hours, energy, price = cost.get("device_hours"), cost.get("energy_kwh"), cost.get("price") or {}
-    kwh_per_hour = energy / hours if hours and energy is not None else None
-    if kwh_per_hour is None and not price:
-        return None
-    seconds, ranks = (plan.get("duration") or {}).get("seconds"), plan.get("world_size")
-    per_rank = max(1.0, hours * HOUR_SECONDS / seconds / ranks) if hours and seconds and ranks else 1.0
-    return DevicePrice(price.get("usual"), price.get("currency", ""), kwh_per_hour, per_rank)
-
-
 def _money(jobs: Sequence[tuple[float, DevicePrice | None]]) -> tuple[float | None, str]:
     """Return the price of all jobs, (device hours, price) each, and its currency; None if a job's price is
     not known or is in another currency.

@@ -10,6 +10,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.evaluation_files import Estimate, EvaluationRecord
 from nbtrain.base.run_directory.records import (
     AttemptRecord,
+    DevicePrice,
     Heartbeat,
     JobRecord,
     ProcessIdentity,
@@ -20,7 +21,6 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.monitor.runs.compare import MOST_RUNS, MOST_TABULATED, compared
 from nbtrain.monitor.runs.compare_picture import BEST, comparison_figure, comparison_report
 from nbtrain.monitor.runs.published import Published
-from nbtrain.monitor.status.spending import price_of_plan
 from tests.jobs.conftest import TINY
 
 
@@ -28,7 +28,7 @@ def give_price(run, plan):
     """Give the run's job the price of a plan."""
     job = run.newest_job()
     record = JobRecord.read(job.job_json)
-    record.price = price_of_plan(plan)
+    record.price = DevicePrice.of_plan(plan)
     record.write(job.job_json)
 
 

@@ -11,7 +11,6 @@ from nbtrain.monitor.status.spending import (
     Fault,
     Spending,
     fault_words,
-    price_of_plan,
     run_spending,
     total,
 )
@@ -55,7 +54,7 @@ def priced(run: RunDir, world_size=2, paid_devices=2):
     }
     for job_id in run.job_ids():
         record = JobRecord.read(run.job(job_id).job_json)
-        record.price = price_of_plan(plan)
+        record.price = DevicePrice.of_plan(plan)
         record.write(run.job(job_id).job_json)
 
 

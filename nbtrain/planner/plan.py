@@ -1,6 +1,9 @@
 """Plan of a run: everything that can be computed before it starts.
 
-plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML, to_dict() is plan.json
+    plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML, to_dict() is plan.json
+    needs_of(config)          memory and disk alone, which decide whether the run can start
+
+RULES are those of lint/; their findings are a part of the plan.
 """
 
 from collections.abc import Callable, Iterator

@@ -34,8 +34,8 @@ from nbtrain.config.load.attempt import TAKEN_OVER
 from nbtrain.config.load.effect import shown_settings
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.manifest import data_hashes
+from nbtrain.dataset.of_run import read_run_data
 from nbtrain.dataset.prepare.prepare import prepare
-from nbtrain.dataset.run_data import read_run_data
 from nbtrain.jobs.control.control import cancel, wait
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.request.own_code import submitted_path

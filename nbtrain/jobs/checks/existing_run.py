@@ -21,7 +21,7 @@ from nbtrain.config.rules.resume import is_bound, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import UNITS
 from nbtrain.config.yaml_source import show
-from nbtrain.dataset.run_data import RunData
+from nbtrain.dataset.of_run import RunData
 from nbtrain.jobs.request.request import Request, read_run
 
 # Papermill may have written its executed notebooks there before anything was submitted.

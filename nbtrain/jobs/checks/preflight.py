@@ -27,8 +27,8 @@ from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.blend import BlendFiles
+from nbtrain.dataset.of_run import RunData
 from nbtrain.dataset.prepare.inputs import check_same_settings
-from nbtrain.dataset.run_data import RunData
 from nbtrain.dataset.samples.build import build_datasets, may_have_no_loss, refuse_without_loss
 from nbtrain.dataset.views.contents import check_contents
 from nbtrain.evaluation.of_run import task_problems

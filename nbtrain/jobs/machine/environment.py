@@ -28,7 +28,7 @@ from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.machine.processes import JOB_MARKER, NODE_MARKER
 
 if TYPE_CHECKING:
-    from nbtrain.dataset.run_data import RunData
+    from nbtrain.dataset.of_run import RunData
 
 RECORDED_PACKAGES = (
     *("torch", "deepspeed", "numpy", "tokenizers", "fastokens"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nbtrain.config.code_file import CodeFile, code_file
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.run_data import RunData, read_run_data
+from nbtrain.dataset.of_run import RunData, read_run_data
 from nbtrain.jobs.machine.machine import Machine, this_machine
 from nbtrain.jobs.request.initial_weights import InitialWeights, read_initial_weights, with_new_tokens
 from nbtrain.planner.plan import Needs, needs_of

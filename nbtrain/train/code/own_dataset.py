@@ -139,7 +139,7 @@ def own_datasets(
     Validation and test are None if dataset() returns None for them, or if the run does not evaluate.
     """
     # The tokenizer's libraries are not needed by a run on prepared data.
-    from nbtrain.dataset.run_data import tokenizer_sha256
+    from nbtrain.dataset.of_run import tokenizer_sha256
 
     splits: dict[str, Any] = {}
     for split in SPLITS:

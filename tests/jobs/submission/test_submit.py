@@ -26,7 +26,7 @@ from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load, load_resolved
 from nbtrain.config.load.changes import changes_between
 from nbtrain.config.yaml_source import show
-from nbtrain.dataset.run_data import read_run_data
+from nbtrain.dataset.of_run import read_run_data
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.checks.existing_run import refuse_foreign
 from nbtrain.jobs.control.control import ask_pause, ask_priority, asked_pause, asked_priority, cancel
@@ -1074,7 +1074,7 @@ from pathlib import Path
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.config.load import load
 from nbtrain.config.yaml_source import show
-from nbtrain.dataset.run_data import read_run_data
+from nbtrain.dataset.of_run import read_run_data
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.submission.submit import submit
 parent = ProcessIdentity.of(os.getppid())

@@ -42,7 +42,7 @@ FUZZED = (
     "tests/corpus/sources/test_jsonl.py",
     "tests/corpus/sources/test_keys.py",
     "tests/corpus/sources/test_text.py",
-    "tests/corpus/sources/test_compression.py",
+    "tests/corpus/files/test_compression.py",
     "tests/dataset/samples/test_packing.py",
     "tests/dataset/samples/test_packed_index.py",
     "tests/config/test_yaml_source.py",

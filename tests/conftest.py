@@ -67,15 +67,22 @@ os.environ.setdefault(
 # is imported, in 2 s. Without the package jsonschema does not check that format.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
-# The mark of a file with only slow tests, at the beginning of a line.
+# The mark of a file with only slow tests, a test, and the mark of a slow one, at the beginning of a line.
 ALL_SLOW = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
+TEST = re.compile(r"^(?:async )?def test_|^class Test", re.MULTILINE)
+SLOW_TEST = re.compile(r"^@pytest\.mark\.slow\b", re.MULTILINE)
+
+
+def has_only_slow_tests(text: str) -> bool:
+    """Return whether the text of a file shows that all its tests are slow."""
+    return bool(ALL_SLOW.search(text)) or 0 < len(TEST.findall(text)) == len(SLOW_TEST.findall(text))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """In `make check`, skip files that contain only slow tests, without importing them."""
     if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):
         return None
-    return bool(ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None
+    return has_only_slow_tests(collection_path.read_text(encoding="utf-8")) or None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

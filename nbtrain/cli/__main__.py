@@ -21,7 +21,7 @@ from nbtrain.cli.output import show
 from nbtrain.cli.verb_table import ALIASES, VERBS, common_verbs, unknown_verb
 from nbtrain.cli.verbs import Parser, TopVerbs, is_override
 
-GARBAGE_OBJECTS = 50_000
+GARBAGE_OBJECTS = 100_000
 """New objects after which Python looks for unused cycles; its default, 700, takes a tenth of a command."""
 NO_JOBS = ("queue", "cancel", "delete", "help", "completion", "schema")
 """Verbs that do not first restart jobs which ended when the machine restarted."""

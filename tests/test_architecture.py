@@ -136,7 +136,7 @@ DOORS = {
     ("proof", "nbtrain.train.twin.export"),
     ("proof", "nbtrain.train.twin.fork_server"),
     ("proof", "nbtrain.checkpoint.weights.differences"),
-    ("serving", "nbtrain.inference.generate"),
+    ("serving", "nbtrain.inference"),
     ("cli", "nbtrain.checkpoint.universal"),
     ("exchange", "nbtrain.checkpoint.pretrained"),
     # Files that nbtrain wrote are recognized by the module that they start.

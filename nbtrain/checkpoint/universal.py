@@ -38,6 +38,7 @@ from nbtrain.checkpoint.live.describe import UNIVERSAL_CHECKPOINT_VERSION
 from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.model.names import OF_VOCABULARY, is_adapter, piped_name
+from nbtrain.parallel.startup import prepare_deepspeed
 
 
 def main() -> int:
@@ -52,6 +53,8 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
     to = Path(request["to"]) if request.get("to") else run.universal / f"global_step{step}"
     started = time.monotonic()
+    # DeepSpeed's own loss scaler is read, and written again.
+    prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
     store = CheckpointStore(run.checkpoint(step))
     if any(map(is_adapter, store.parameters)):
         raise CheckpointError(

@@ -1,1 +1,1 @@
-"""Generates text from a checkpoint: `python -m nbtrain.inference.generate` (fields: generate.py)."""
+"""Generates text from a checkpoint: `python -m nbtrain.inference` (fields: generate.py)."""

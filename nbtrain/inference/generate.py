@@ -1,4 +1,4 @@
-"""`python -m nbtrain.inference.generate`: a model that is loaded once and generates until its stdin ends.
+"""`python -m nbtrain.inference`: a model that is loaded once and generates until its stdin ends.
 
 Input is a JSON object per line. The first one selects the model to load:
 
@@ -38,7 +38,6 @@ import orjson
 import torch
 
 from nbtrain.base.errors import ConfigError, ContextLengthError, NbtrainError
-from nbtrain.base.process.signals import hear_signals
 from nbtrain.base.run_directory.checkpoint_files import in_work
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import counted
@@ -235,8 +234,3 @@ def _read(stdin: IO[bytes], commands: "queue.SimpleQueue[Message | None]") -> No
 def _say(out: IO[bytes], message: Message) -> None:
     out.write(orjson.dumps(message) + b"\n")
     out.flush()
-
-
-if __name__ == "__main__":
-    hear_signals()
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Requests from the notebook side to the GPU side: a subprocess, one JSON request, JSON lines in answer.
 
-    stream("nbtrain.inference.generate", {...})  ->  python -m nbtrain.inference.generate   < {"prompt": ...}
+    stream("nbtrain.inference", {...})  ->  python -m nbtrain.inference   < {"prompt": ...}
                                                                     > {"kind": "text", ...}  one per line
 
 torch and deepspeed stay in that process. Its errors are raised here as the same NbtrainError, message

@@ -28,7 +28,7 @@ from nbtrain.jobs.gpu_side import last_output
 from nbtrain.jobs.machine.environment import supervisor_environment
 
 Event = dict[str, Any]
-MODULE = "nbtrain.inference.generate"
+MODULE = "nbtrain.inference"
 END_SECONDS = 10.0
 
 

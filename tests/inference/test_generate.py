@@ -310,7 +310,7 @@ def test_the_process_and_its_ranks(run):
     """
     ranks = 2
     process = subprocess.Popen(
-        [sys.executable, "-m", "nbtrain.inference.generate"],
+        [sys.executable, "-m", "nbtrain.inference"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

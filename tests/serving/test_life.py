@@ -186,9 +186,7 @@ def test_a_model_whose_process_dies_ends_the_server(serving):
         for _ in range(10_000):
             next(iterator)
     assert process.wait(60) == 1
-    assert (
-        "NbtrainError: python -m nbtrain.inference.generate was killed by signal 9" in process.stderr.read()
-    )
+    assert "NbtrainError: python -m nbtrain.inference was killed by signal 9" in process.stderr.read()
 
 
 def test_any_run_by_turns_on_a_socket(workspace, tmp_path):

@@ -3,6 +3,7 @@ code.
 """
 
 import hashlib
+import importlib
 import pickle
 import re
 import sys
@@ -17,13 +18,19 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
-from nbtrain.parallel.startup import prepare_deepspeed
 
 SUFFIX = ".pt"
 # torch writes a whole tensor in one call; the process that waits for a save checks its progress every second.
 PIECE_BYTES = 64 << 20
 # How torch's reader names a function or class that it refuses to call.
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
+# Classes in DeepSpeed's files besides tensors and plain values, as (module, name).
+DEEPSPEED_TYPES = (
+    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
+    ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+    ("deepspeed.utils.tensor_fragment", "fragment_address"),
+)
 # Exceptions of torch's reader for damaged bytes, or bytes made to confuse it.
 DAMAGED = (
     *(pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, LookupError, TypeError, ValueError),
@@ -66,7 +73,7 @@ def load_file(path: Path, mmap: bool = False) -> Any:
     """Load a file of a checkpoint to the CPU; with `mmap` its tensors are read on access.
 
     No code in the file runs. Raises CheckpointError if it contains code, or anything but tensors, plain
-    values and the DeepSpeed classes that are allowed here.
+    values and the classes in DEEPSPEED_TYPES.
     """
     try:
         with torch.serialization.safe_globals(_deepspeed_types()), warnings.catch_warnings():
@@ -101,15 +108,26 @@ def _why_refused(error: Exception) -> str:
     return "is damaged, or was not written by torch.save; not loaded"
 
 
-def _deepspeed_types() -> list[Any]:
-    """Return the classes that DeepSpeed's files contain besides tensors and plain values."""
-    if "deepspeed" not in sys.modules:
-        prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
+class _StandIn:
+    """An object of DeepSpeed with all its attributes, for reading only: it cannot be written again."""
 
-    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("this process has to load DeepSpeed before it reads what it writes again.")
+
+
+def _deepspeed_types() -> list[tuple[type, str]]:
+    """Return the classes of DEEPSPEED_TYPES with their full names, as torch's reader takes them.
+
+    A process that has not loaded DeepSpeed gets stand-ins, because to load it takes 0.4 s.
+    """
+    is_loaded = "deepspeed" in sys.modules
+    return [
+        (getattr(importlib.import_module(module), name) if is_loaded else _StandIn, f"{module}.{name}")
+        for module, name in DEEPSPEED_TYPES
+    ]
 
 
 class _HashedStream:

@@ -5,6 +5,7 @@ Megatron-LM (arXiv:2104.04473, section 5.1).
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
@@ -56,6 +57,7 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
     )
 
 
+@lru_cache(maxsize=4096)
 def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> Parameters:
     """Return the parameters of one rank with `layers` layers; `first` and `last` include the parameters of
     the model's first and last part.

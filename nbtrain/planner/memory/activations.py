@@ -194,33 +194,57 @@ def in_flight(setup: Setup, index: int) -> float:
     return min(held, setup.accumulation_steps)
 
 
-def kept(setup: Setup, stage: Stage) -> Kinds:
-    """Return the bytes that a stage keeps after its last forward pass, over the micro batches in flight."""
-    layers: float = stage.layers
+class Layers:
+    """A setup's layers without and with a window: what one of them keeps, and what it allocates again."""
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self._kept: dict[bool, Kinds] = {}
+        self._again: dict[bool, float] = {}
+
+    def kept(self, window: bool) -> Kinds:
+        """Return the bytes that a layer keeps of one micro batch."""
+        if window not in self._kept:
+            self._kept[window] = layer(self.setup, window=window)
+        return self._kept[window]
+
+    def again(self, window: bool) -> float:
+        """Return the bytes that are allocated again while the backward pass recomputes a layer."""
+        if window not in self._again:
+            whole = layer(self.setup, "none", window).total
+            dropped = self.setup.recompute == "selective"
+            self._again[window] = whole - self.kept(window).total if dropped else whole
+        return self._again[window]
+
+
+def kept(setup: Setup, stage: Stage, layers: Layers | None = None) -> Kinds:
+    """Return the bytes that a stage keeps after its last forward pass, over the micro batches in flight.
+
+    `layers` are the setup's, for callers that look at several stages.
+    """
+    layers, count = layers or Layers(setup), stage.layers
     if setup.recompute == "full":
         # Pieces of whole layers: the last one may be shorter.
-        layers = -(-stage.layers // setup.recompute_interval) * setup.recompute_interval
-    found = layer(setup).times(layers - stage.window_layers)
+        count = -(-stage.layers // setup.recompute_interval) * setup.recompute_interval
+    found = layers.kept(False).times(count - stage.window_layers)
     if stage.window_layers:
-        found = found.plus(layer(setup, window=True).times(stage.window_layers))
+        found = found.plus(layers.kept(True).times(stage.window_layers))
     return found.plus(ends(setup, stage)).times(in_flight(setup, stage.number))
 
 
-def live(setup: Setup, stage: Stage) -> float:
+def live(setup: Setup, stage: Stage, layers: Layers | None = None) -> float:
     """Return the bytes that are allocated again while the backward pass recomputes a layer, or a chunk of
-    layers.
+    layers. `layers` are the setup's, as in `kept`.
     """
-    windows = {True} if stage.window_layers == stage.layers else {False, stage.window_layers > 0}
-    if setup.recompute == "full":
-        largest = max(layer(setup, "none", window).total for window in windows)
-        whole = largest * min(setup.recompute_interval, stage.layers)
-    elif setup.recompute == "selective":
-        dropped = (
-            layer(setup, "none", window).total - layer(setup, None, window).total for window in windows
-        )
-        whole = max(*dropped, 0)
-    else:
-        whole = 0
+    whole: float = 0
+    if setup.recompute != "none":
+        layers = layers or Layers(setup)
+        windows = {True} if stage.window_layers == stage.layers else {False, stage.window_layers > 0}
+        largest = max(map(layers.again, windows))
+        if setup.recompute == "full":
+            whole = largest * min(setup.recompute_interval, stage.layers)
+        else:
+            whole = max(largest, 0)
     return whole + _fpdt_chunks(setup)
 
 

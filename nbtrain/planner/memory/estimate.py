@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import activations, buffers
-from nbtrain.planner.memory.stage import Stage, stage_of
+from nbtrain.planner.memory.stage import Stage, stage_of, window_layers_by_stage
 from nbtrain.planner.memory.states import States, states, weight_element
 from nbtrain.planner.setup.setup import Setup, setup_of
 
@@ -105,9 +105,8 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
 
 def estimate(setup: Setup) -> MemoryEstimate:
     """Estimate the memory of a setup's fullest rank."""
-    stage, parts = fullest_stage(setup)
+    stage, parts, found = fullest_stage(setup)
     device_bytes, device = _device(setup)
-    found = states(setup, stage)
     on_host = host_parts(setup, stage, found)
     ranks = min(setup.devices_per_node, setup.world_size)
     of_node = setup.host_memory_bytes if setup.on_gpu else None
@@ -124,43 +123,45 @@ def estimate(setup: Setup) -> MemoryEstimate:
     )
 
 
-def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int]]:
-    """Return the stage that needs the most memory, and its bytes by part.
+def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int], States]:
+    """Return the stage that needs the most memory, its bytes by part, and its states.
 
     Of middle stages with the same number of layers and of layers with windows, the first one holds the most
     micro batches, so only that one is computed.
     """
-    stages = setup.layers_by_stage
+    stages, windows = setup.layers_by_stage, window_layers_by_stage(setup)
     last = len(stages) - 1
-    looked_at: dict[tuple[int, int, bool, bool], Stage] = {}
-    for index, layers in enumerate(stages):
-        stage = stage_of(setup, index)
-        looked_at.setdefault((layers, stage.window_layers, index == 0, index == last), stage)
-    best: tuple[Stage, dict[str, int]] | None = None
+    looked_at: dict[tuple[int, int, bool, bool], int] = {}
+    for index, kind in enumerate(zip(stages, windows)):
+        looked_at.setdefault((*kind, index == 0, index == last), index)
+    layers = activations.Layers(setup)
+    best: tuple[Stage, dict[str, int], States] | None = None
     most = -1
-    for stage in looked_at.values():
-        parts = _parts(setup, stage)
+    for index in looked_at.values():
+        stage = stage_of(setup, index)
+        found = states(setup, stage)
+        parts = _parts(setup, stage, found, layers)
         if (total := sum(parts.values())) > most:
-            best, most = (stage, parts), total
+            best, most = (stage, parts, found), total
     assert best is not None
     return best
 
 
 def stage_parts(setup: Setup, index: int) -> dict[str, int]:
     """Return the bytes by part on the device of one rank of a pipeline stage."""
-    return _parts(setup, stage_of(setup, index))
+    stage = stage_of(setup, index)
+    return _parts(setup, stage, states(setup, stage), activations.Layers(setup))
 
 
-def _parts(setup: Setup, stage: Stage) -> dict[str, int]:
-    found = states(setup, stage)
+def _parts(setup: Setup, stage: Stage, found: States, layers: activations.Layers) -> dict[str, int]:
     sizes = found.at("device")
     workspace_more = 0
     if not setup.on_gpu:
         # Host memory is the device's own.
         sizes = tuple(map(sum, zip(sizes, found.at("cpu"))))  # type: ignore[assignment]
         workspace_more = nvme_buffers(setup, stage) + snapshot(setup, found)
-    live = activations.live(setup, stage)
-    kept = int(activations.kept(setup, stage).total + live)
+    live = activations.live(setup, stage, layers)
+    kept = int(activations.kept(setup, stage, layers).total + live)
     # The first layer is recomputed when the logits are gone: of the two the larger one counts.
     passing = buffers.passing_logits_bytes(setup, stage)
     logits = passing + buffers.loss_gradients(setup, stage) - int(min(live, passing))

@@ -64,6 +64,15 @@ def stage_of(setup: Setup, index: int) -> Stage:
     return found._replace(window_layers=windows) if windows else found
 
 
+def window_layers_by_stage(setup: Setup) -> list[int]:
+    """Return the number of layers of each stage that see a window of the sequence."""
+    stages, pattern = setup.layers_by_stage, setup.shape.window_layers
+    if not pattern:
+        return [0] * len(stages)
+    ends = list(accumulate(stages))
+    return [sum(pattern[end - layers : end]) for layers, end in zip(stages, ends)]
+
+
 @lru_cache(maxsize=4096)
 def _stage(shape: Shape, index: int, layers: int, stages: int, tensor: int) -> Stage:
     first, last = index == 0, index == stages - 1

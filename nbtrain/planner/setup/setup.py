@@ -162,7 +162,11 @@ class Setup:
     @property
     def accumulation_steps(self) -> int:
         """Micro batches of each rank in a step."""
-        return max(self.global_batch_size // (self.micro_batch_size * self.data_parallel_size), 1)
+        return self.micro_batches_of(self.global_batch_size)
+
+    def micro_batches_of(self, global_batch_size: int) -> int:
+        """Return the micro batches of each rank in a step of this size."""
+        return max(global_batch_size // (self.micro_batch_size * self.data_parallel_size), 1)
 
     @property
     def tokens_per_micro_batch(self) -> int:

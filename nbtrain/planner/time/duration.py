@@ -137,8 +137,9 @@ def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[
         return {}
     checkpoint, steps, nodes = config.checkpoint, config.train_steps, config.resources.nodes
     saves = -(-steps // checkpoint.save_interval_steps) if config.mode == "full" else 0
-    shared = checkpoint_bytes(config) / nodes / rates.disk_bytes_per_second
-    copied = checkpoint_bytes(config) / config.world_size / rates.host_bytes_per_second
+    whole = checkpoint_bytes(config)
+    shared = whole / nodes / rates.disk_bytes_per_second
+    copied = whole / config.world_size / rates.host_bytes_per_second
     if checkpoint.local_dir is None or not saves:
         return {"checkpoints": saves * (copied if checkpoint.async_save else shared)}
     pause = copied
@@ -148,7 +149,7 @@ def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[
     if (often := checkpoint.local_save_interval_steps) is not None:
         stay = steps // often - steps // math.lcm(often, checkpoint.save_interval_steps)
     if checkpoint.local_copy_bytes_per_second:
-        shared = max(shared, checkpoint_bytes(config) / nodes / checkpoint.local_copy_bytes_per_second)
+        shared = max(shared, whole / nodes / checkpoint.local_copy_bytes_per_second)
     late = max(0.0, shared - steps_seconds / saves)
     return {"checkpoints": (saves + stay) * pause + (saves - 1) * late + shared}
 

@@ -112,18 +112,20 @@ def step_of_size(setup: Setup, rates: Rates) -> Callable[[int], StepTime]:
     What does not depend on the size is computed once: a ramp-up has a hundred sizes.
     """
     micro_batch: _MicroBatch | None = None
+    # Otherwise only the number of micro batches differs, and a hundred setups need not be made.
+    size_counts = rates.calibration is not None or habits_of(setup.engine).gathered_blocks
 
     def estimate_size(global_batch_size: int) -> StepTime:
         nonlocal micro_batch
         sized = setup
-        if global_batch_size != setup.global_batch_size:
+        if global_batch_size != setup.global_batch_size and size_counts:
             sized = replace(setup, global_batch_size=global_batch_size)
         if rates.calibration is not None:
             parts = calibrated_step(sized, rates.calibration)
             if parts is not None:
                 return StepTime(**parts)
         micro_batch = micro_batch or _micro_batch(setup, rates)
-        return _step(sized, rates, micro_batch)
+        return _step(sized, rates, micro_batch, setup.micro_batches_of(global_batch_size))
 
     return estimate_size
 
@@ -151,6 +153,24 @@ class _MicroBatch(NamedTuple):
     optimizer: float
     exchange: float
     """Muon's traffic."""
+    data: "_DataTraffic | None"
+    """Data-parallel traffic; None with one data-parallel rank."""
+
+
+class _DataTraffic(NamedTuple):
+    """Seconds of one collective of data parallelism and ZeRO, of each kind."""
+
+    each_micro_batch: bool
+    """Whether they run for each micro batch; else once a step."""
+    gradients: float
+    between_copies: float
+    gather: float | None
+    """The weights; None without ZeRO."""
+    forward: float
+    """ZeRO 3's gather before the forward pass, and so on."""
+    backward: float
+    waits: float
+    """A message's way around the ring, for each collective of each block under ZeRO 3."""
 
 
 def _micro_batch(setup: Setup, rates: Rates) -> _MicroBatch:
@@ -204,18 +224,18 @@ def _micro_batch(setup: Setup, rates: Rates) -> _MicroBatch:
         trained=trained,
         optimizer=optimizer_seconds(setup, rates, trained),
         exchange=muon.times * muon.seconds(setup, rates),
+        data=_data_traffic(setup, rates),
     )
 
 
-def _step(setup: Setup, rates: Rates, one: _MicroBatch) -> StepTime:
-    engine, block = ENGINES[setup.engine], one.block
-    micro_batches, stages = setup.accumulation_steps, setup.pipeline_parallel_size
+def _step(setup: Setup, rates: Rates, one: _MicroBatch, micro_batches: int) -> StepTime:
+    engine, block, stages = ENGINES[setup.engine], one.block, setup.pipeline_parallel_size
     bubble = micro_batches * (one.slowest - one.whole / stages)
     bubble += (one.whole - one.slowest) / setup.virtual_stages
     per_stage = micro_batches * setup.shape.num_layers / stages
     compute = per_stage * (block.forward + block.backward) + micro_batches * one.logits / stages
-    data = _data_seconds(setup, rates, compute + per_stage * block.recompute, micro_batches)
-    offload, host_step = _offload_seconds(setup, rates, one.held, one.trained)
+    data = _data_seconds(setup, one.data, compute + per_stage * block.recompute, micro_batches)
+    offload, host_step = _offload_seconds(setup, rates, one, micro_batches)
     shown = 1 - engine.hidden_pipeline
     return StepTime(
         compute=compute,
@@ -238,29 +258,16 @@ def forward_seconds(step: StepTime) -> float:
     return work / 3 + step.host
 
 
-def _data_seconds(setup: Setup, rates: Rates, compute: float, micro_batches: int) -> float:
-    """Return the seconds of data-parallel and ZeRO traffic that is not hidden."""
-    sent = data_traffic(setup)
+def _data_traffic(setup: Setup, rates: Rates) -> _DataTraffic | None:
+    sent, engine = data_traffic(setup), ENGINES[setup.engine]
     if sent is None:
-        return 0.0
-    engine, zero = ENGINES[setup.engine], setup.zero_stage
-    if not setup.on_gpu:
-        # Traffic and computation take turns on the same cores.
-        compute = 0.0
+        return None
+    gradients = sent.gradients.seconds(setup, rates)
     if sent.weights is None:
-        hidden = engine.hidden_data * compute * 2 / 3 / micro_batches
-        return max(sent.gradients.seconds(setup, rates) - hidden, 0.0)
-    times = sent.gradients.times
-    slower = 1 / engine.zero_share if setup.on_gpu else 1.0
-    scatter = times * slower * sent.gradients.seconds(setup, rates)
-    if sent.between_copies is not None:
-        scatter += times * sent.between_copies.seconds(setup, rates)
+        return _DataTraffic(False, gradients, 0.0, None, 0.0, 0.0, 0.0)
+    slower = _slower(setup)
+    between = sent.between_copies.seconds(setup, rates) if sent.between_copies is not None else 0.0
     gather = slower * sent.weights.seconds(setup, rates)
-    if zero < 3:
-        hidden = engine.hidden_data * compute * times / micro_batches
-        shown = gather + scatter - (hidden if engine.hides_gather else min(2 / 3 * hidden, scatter))
-        return max(shown, 0.0)
-    forward = gather * (sent.weights.times / times)
     backward = 0.0
     if sent.weights_backward is not None:
         # hpZ gathers inside a machine, so the network's share does not apply.
@@ -268,8 +275,40 @@ def _data_seconds(setup: Setup, rates: Rates, compute: float, micro_batches: int
         backward = reached * sent.weights_backward.seconds(setup, rates)
     # A ring passes through every rank, for each collective of each block.
     blocks = setup.shape.num_layers / setup.pipeline_parallel_size
-    waits = 3 * blocks * engine.zero3_collectives * ring_latency(setup, rates, sent.gradients.ranks)
-    total = times * (forward + backward + waits) + scatter
+    return _DataTraffic(
+        sent.each_micro_batch,
+        gradients,
+        between,
+        gather,
+        gather * (sent.weights.times / sent.gradients.times),
+        backward,
+        3 * blocks * engine.zero3_collectives * ring_latency(setup, rates, sent.gradients.ranks),
+    )
+
+
+def _slower(setup: Setup) -> float:
+    """Return how many times as long ZeRO's collectives take on GPUs as others of these bytes."""
+    return 1 / ENGINES[setup.engine].zero_share if setup.on_gpu else 1.0
+
+
+def _data_seconds(setup: Setup, sent: _DataTraffic | None, compute: float, micro_batches: int) -> float:
+    """Return the seconds of data-parallel and ZeRO traffic that is not hidden."""
+    if sent is None:
+        return 0.0
+    engine = ENGINES[setup.engine]
+    if not setup.on_gpu:
+        # Traffic and computation take turns on the same cores.
+        compute = 0.0
+    if sent.gather is None:
+        hidden = engine.hidden_data * compute * 2 / 3 / micro_batches
+        return max(sent.gradients - hidden, 0.0)
+    times = micro_batches if sent.each_micro_batch else 1
+    scatter = times * _slower(setup) * sent.gradients + times * sent.between_copies
+    if setup.zero_stage < 3:
+        hidden = engine.hidden_data * compute * times / micro_batches
+        shown = sent.gather + scatter - (hidden if engine.hides_gather else min(2 / 3 * hidden, scatter))
+        return max(shown, 0.0)
+    total = times * (sent.forward + sent.backward + sent.waits) + scatter
     shown = max(total - engine.hidden_zero3 * compute * times / micro_batches, 0.0)
     return shown + times * _reallocation_seconds(setup)
 
@@ -288,7 +327,7 @@ def _reallocation_seconds(setup: Setup) -> float:
     return 3 * max(setup.layers_by_stage) * block / REALLOCATED_BYTES_PER_SECOND
 
 
-def _offload_seconds(setup: Setup, rates: Rates, held: int, trained: int) -> tuple[float, float]:
+def _offload_seconds(setup: Setup, rates: Rates, one: _MicroBatch, micro_batches: int) -> tuple[float, float]:
     """Return the seconds of traffic with host memory and NVMe, and of the optimizer's step on the host.
 
     The optimizer's gradients go down and its weights come up once a step; the weights of ZeRO 3 come up for
@@ -297,7 +336,8 @@ def _offload_seconds(setup: Setup, rates: Rates, held: int, trained: int) -> tup
     """
     if setup.offload_optimizer == setup.offload_param == "none":
         return 0.0, 0.0
-    ranks, element = min(setup.devices_per_node, setup.world_size), DTYPE_BYTES[setup.dtype]
+    trained, ranks = one.trained, min(setup.devices_per_node, setup.world_size)
+    element = DTYPE_BYTES[setup.dtype]
     zero = setup.zero_size if setup.zero_stage else 1
     seconds = adam = 0.0
     if setup.offload_optimizer != "none":
@@ -306,7 +346,7 @@ def _offload_seconds(setup: Setup, rates: Rates, held: int, trained: int) -> tup
     if setup.offload_optimizer == "nvme":
         seconds += 24 * trained / zero * ranks / rates.nvme_bytes_per_second
     if setup.offload_param != "none":
-        read = 2 * setup.accumulation_steps * element * held / zero
+        read = 2 * micro_batches * element * one.held / zero
         seconds += read / rates.host_bytes_per_second
         if setup.offload_param == "nvme":
             seconds += read * ranks / rates.nvme_bytes_per_second

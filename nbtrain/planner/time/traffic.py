@@ -141,6 +141,10 @@ class DataTraffic(NamedTuple):
     """ZeRO's gather of the weights: with ZeRO 3 before each forward pass, else after the step."""
     weights_backward: Collective | None = None
     """ZeRO 3's second gather, before the backward pass; a pipeline makes none."""
+    each_micro_batch: bool = False
+    """Whether gradients are scattered, and weights of ZeRO 3 gathered, for each micro batch; else once a
+    step.
+    """
 
 
 def data_traffic(setup: Setup) -> DataTraffic | None:
@@ -154,20 +158,20 @@ def data_traffic(setup: Setup) -> DataTraffic | None:
         return DataTraffic(Collective(data, tensor, gradient, 2))
     sharing, one_stage = setup.zero_size, setup.pipeline_parallel_size == 1
     # A pipeline's programs gather and scatter once a step.
-    times = setup.accumulation_steps if zero >= 2 and one_stage else 1
+    each = zero >= 2 and one_stage
+    times = setup.accumulation_steps if each else 1
     copies = None
     if sharing < data:
         copies = Collective(data // sharing, tensor * sharing, gradient / sharing, 2, times)
     weight = (rank_parameters(setup) if zero == 3 else trained) * DTYPE_BYTES[setup.dtype]
     gradients = Collective(sharing, tensor, gradient, times=times)
     if zero < 3:
-        return DataTraffic(gradients, copies, Collective(sharing, tensor, weight))
+        return DataTraffic(gradients, copies, Collective(sharing, tensor, weight), None, each)
     # qwZ halves the first gather, and hpZ keeps the second one inside a machine.
     first = Collective(sharing, tensor, weight, times=times * (0.5 if setup.quantized_weights else 1))
     near = setup.hpz_size if setup.hpz_size > 1 else sharing
-    return DataTraffic(
-        gradients, copies, first, Collective(near, tensor, weight, times=times) if one_stage else None
-    )
+    second = Collective(near, tensor, weight, times=times) if one_stage else None
+    return DataTraffic(gradients, copies, first, second, each)
 
 
 def muon_traffic(setup: Setup) -> Collective:

@@ -168,6 +168,6 @@ def test_a_later_stage_with_more_windows_may_be_the_fullest():
         ONE, engine="nbtrain", shape=shape, pipeline_parallel_size=4, stage_layers=(6,) * 4,
         masks_windows=True, recompute="none", micro_batch_size=1, global_batch_size=1,
     )  # fmt: skip
-    found, _ = fullest_stage(setup)
+    found, *_ = fullest_stage(setup)
     totals = [sum(stage_parts(setup, index).values()) for index in range(4)]
     assert totals[2] > totals[1] and found.number == totals.index(max(totals)) == 2

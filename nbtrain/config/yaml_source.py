@@ -459,6 +459,8 @@ def spelled(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if type(value) is int and abs(value) < 10**MOST_DIGITS:
         return str(value)
+    if not value and type(value) in (list, dict):
+        return "[]" if type(value) is list else "{}"
     # A form spells hundreds of values for each answer, and most of them again.
     return _spelled_scalar(value) if isinstance(value, str | float) else _spelled(value)
 

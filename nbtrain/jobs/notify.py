@@ -23,9 +23,8 @@ from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import resolved_program
-from nbtrain.config.sections.notify_section import NotifyConfig
+from nbtrain.config.sections.notify_section import SCHEMES, NotifyConfig
 
-SCHEMES = ("https://", "http://")
 # Bytes at the end of the program's output in which the line to report is searched, if it fails.
 OUTPUT_BYTES = 4096
 

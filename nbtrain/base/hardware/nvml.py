@@ -4,8 +4,10 @@ The package is a thin layer over libnvidia-ml.so.1, which comes with the NVIDIA 
 and a machine without the driver needs neither.
 """
 
+import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,6 +181,8 @@ def _utilization(library: ModuleType, handle: Any) -> float | None:
 @functools.cache
 def _library() -> ModuleType | None:
     """Return pynvml with the driver's library loaded; None without a driver, or if it does not answer."""
+    if not _has_driver():
+        return None
     try:
         import pynvml
     except ImportError:
@@ -188,6 +192,17 @@ def _library() -> ModuleType | None:
     except pynvml.NVMLError:
         return None
     return pynvml
+
+
+def _has_driver() -> bool:
+    """Return whether the driver's library loads, before pynvml is imported in vain for 6 ms."""
+    if sys.platform != "linux":
+        return True
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _ask(library: ModuleType, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -13,6 +13,7 @@ it does not depend on the definition of the family.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, get_args
 
 from nbtrain.config.schema import ModelConfig
@@ -59,7 +60,8 @@ _DIFFERENCES: dict[str, dict[str, Any]] = {
 NAMES: tuple[str, ...] = get_args(ModelConfig.model_fields["architecture"].annotation)
 
 
-def fields_of(name: str) -> dict[str, Any]:
+@cache
+def fields_of(name: str) -> Mapping[str, Any]:
     """Return {field of `model`: value} of a named architecture, for all of FIELDS. Raises KeyError for an
     unknown name.
     """

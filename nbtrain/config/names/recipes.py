@@ -10,7 +10,8 @@ replaces the settings of the files below, and is replaced by settings next to it
 Sizes, rates and lengths are the run's own. A name that the files below set already changes nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, get_args
 
 from nbtrain.config.names import architectures
@@ -48,7 +49,8 @@ _SECTIONS: dict[str, Any] = {
 _SECTIONS["lr_schedule"] = LrScheduleConfig
 
 
-def fields_of(name: str) -> dict[str, Any]:
+@cache
+def fields_of(name: str) -> Mapping[str, Any]:
     """Return {dotted key: value} of a recipe, for all of FIELDS. Raises KeyError for an unknown name."""
     different = _DIFFERENCES[name]
     return {key: different.get(key, _default(key)) for key in FIELDS}
@@ -74,7 +76,7 @@ def expanded(layer: Located, base: Located) -> Located:
     return architectures.expanded(layer, base)
 
 
-def _missing(layer: Located, fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _missing(layer: Located, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of the recipe that the layer does not set itself."""
     written = {
         f"{section}.{name}"

@@ -231,8 +231,9 @@ def clashes(present: Collection[str]) -> Iterator[str]:
         if kind.needs and kind.name in present and not any(name in present for name in kind.needs):
             yield f"{_name(kind)} needs {kind.needs_words}"
     for clash in CLASHES:
-        others = [BY_NAME[name] for name in clash.others if name in present]
-        if others and clash.kind in present:
+        if clash.kind not in present:
+            continue
+        if others := [BY_NAME[name] for name in clash.others if name in present]:
             words = " and ".join(_name(other) for other in others)
             yield f"{_name(BY_NAME[clash.kind])} does not go with {words}: {clash.reason}"
 

@@ -8,6 +8,8 @@ from nbtrain.base.run_directory.jobstate import RECORDED_ENDS, RecordedEnd
 from nbtrain.config.sections.fields import ConfigModel, PathText, PositiveSeconds
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+SCHEMES = ("https://", "http://")
+"""Beginnings of an address to which a summary may be posted."""
 
 
 class NotifyConfig(ConfigModel):

@@ -127,13 +127,13 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 
 def _fill_document_index(
-    index: np.ndarray, first: int, last: int, epochs: Epochs, generator: np.random.RandomState
+    index: np.ndarray, first: int, last: int, epochs: Epochs, generator: "np.random.RandomState"
 ) -> None:
     index.reshape(epochs.num_epochs, last - first)[:] = np.arange(first, last, dtype=index.dtype)
     _shuffle(index, (epochs.num_epochs - 1) * (last - first), epochs, generator)
 
 
-def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: np.random.RandomState) -> None:
+def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: "np.random.RandomState") -> None:
     """Shuffle the whole index or, if the last epoch is shuffled separately, the parts before and after
     `cut`.
     """
@@ -167,7 +167,7 @@ def _fill_sample_index(
     index[0] = 0
 
 
-def _fill_shuffle_index(index: np.ndarray, epochs: Epochs, generator: np.random.RandomState) -> None:
+def _fill_shuffle_index(index: np.ndarray, epochs: Epochs, generator: "np.random.RandomState") -> None:
     for start in range(0, len(index), CHUNK_DOCUMENTS):
         end = min(start + CHUNK_DOCUMENTS, len(index))
         index[start:end] = np.arange(start, end, dtype=index.dtype)

@@ -235,7 +235,11 @@ def build_pass(
 
 
 def _chosen(
-    generator: np.random.RandomState, source_offsets: np.ndarray, weights: list[float], seed: int, epoch: int
+    generator: "np.random.RandomState",
+    source_offsets: np.ndarray,
+    weights: list[float],
+    seed: int,
+    epoch: int,
 ) -> np.ndarray:
     chosen = [np.empty(0, np.int64)]
     for number, weight in enumerate(weights):

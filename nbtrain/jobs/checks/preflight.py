@@ -25,6 +25,7 @@ from nbtrain.config.load.placeholders import placeholders_of
 from nbtrain.config.rules.layout import FP8_CAPABILITY
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.notify_section import SCHEMES
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.of_run import RunData
@@ -41,7 +42,6 @@ from nbtrain.jobs.checks.preflight_tools import (
     packages_are_there,
 )
 from nbtrain.jobs.machine.shared_memory import too_little_here
-from nbtrain.jobs.notify import SCHEMES
 from nbtrain.jobs.request.initial_weights import problems_of_weights
 from nbtrain.jobs.request.launch import Launch
 from nbtrain.jobs.request.own_code import findings_of_code

@@ -18,7 +18,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import bundled, display, output_root, workspace
-from nbtrain.config.load import Overrides, find
+from nbtrain.config.load import Overrides, find, load
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.checks.limits import findings_over_limits
@@ -59,6 +59,7 @@ TWIN_WORDS = (
     "with other layouts. This takes a few minutes and does not need the run's data or GPUs."
 )
 SUGGESTIONS = 6
+DEFAULT_RUN = "gpt-tiny"
 
 
 def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any]:
@@ -67,6 +68,16 @@ def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any
     `anywhere` allows run YAMLs outside the workspace: a kernel may read any file anyway.
     """
     return ANSWERS[path](request, anywhere)
+
+
+def prepare() -> None:
+    """Load what the answers need and build the schema. Without it, the first answer takes 0.2 s longer."""
+    import nbtrain.jobs.checks.preflight
+    import nbtrain.jobs.request.launch
+    import nbtrain.planner.plan  # noqa: F401
+
+    load(DEFAULT_RUN, check=False)
+    every_field()
 
 
 def form_described(request: Request, anywhere: bool = False) -> dict[str, Any]:
@@ -253,7 +264,7 @@ def _typed(draft: Draft, request: Request) -> Draft:
 
 
 def run_of(request: Request, anywhere: bool) -> str:
-    run = request.get("yaml") or "gpt-tiny"
+    run = request.get("yaml") or DEFAULT_RUN
     if clone := request.get("clone"):
         directory = RunDir.named(clone)
         if not directory.exists():

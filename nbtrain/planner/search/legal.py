@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from nbtrain.base.errors import ConfigError
@@ -47,6 +47,16 @@ class Cut(NamedTuple):
         return self.tensor > 1, self.pipeline > 1, self.ulysses > 1, self.data > 1
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The sizes as overrides of a run YAML."""
+        return {
+            "parallel.tensor_parallel_size": self.tensor,
+            "parallel.pipeline_parallel_size": self.pipeline,
+            "parallel.ds_sequence_parallel_size": self.ulysses,
+            "parallel.data_parallel_size": self.data,
+        }
+
+    @property
     def words(self) -> str:
         """E.g. "TP 4 x PP 4 x DP 4"."""
         names = zip(("TP", "PP", "Ulysses", "DP"), self)
@@ -63,6 +73,18 @@ class Options(NamedTuple):
     offload_param: Place
     hpz: bool
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options as overrides of a run YAML."""
+        return {
+            "parallel.sequence_parallel": self.sequence_parallel,
+            "parallel.zero_stage": self.zero_stage,
+            "parallel.zero_hpz": self.hpz,
+            "parallel.activation_checkpointing.granularity": self.recompute,
+            "parallel.offload_optimizer.device": self.offload_optimizer,
+            "parallel.offload_param.device": self.offload_param,
+        }
+
 
 PLAIN = Options(1, False, "none", "none", "none", False)
 
@@ -77,20 +99,8 @@ class Layout(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """The layout as overrides of a run YAML."""
-        cut, options = self.cut, self.options
-        return {
-            "batch.micro_batch_size": self.micro_batch_size,
-            "parallel.tensor_parallel_size": cut.tensor,
-            "parallel.pipeline_parallel_size": cut.pipeline,
-            "parallel.ds_sequence_parallel_size": cut.ulysses,
-            "parallel.data_parallel_size": cut.data,
-            "parallel.sequence_parallel": options.sequence_parallel,
-            "parallel.zero_stage": options.zero_stage,
-            "parallel.zero_hpz": options.hpz,
-            "parallel.activation_checkpointing.granularity": options.recompute,
-            "parallel.offload_optimizer.device": options.offload_optimizer,
-            "parallel.offload_param.device": options.offload_param,
-        }
+        micro_batch = {"batch.micro_batch_size": self.micro_batch_size}
+        return {**micro_batch, **self.cut.settings, **self.options.settings}
 
     @property
     def words(self) -> str:
@@ -128,7 +138,7 @@ class Space:
     config: RunConfig | None = None
     """The run; None if only its shape is known, so that no YAML can be written."""
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Cache of values that many layouts share: stage cuts, padded shapes, sizes of buckets."""
+    """Cache of values that many layouts share (stage cuts, padded shapes, sizes of buckets), and of runs."""
 
     @property
     def world_size(self) -> int:
@@ -138,8 +148,7 @@ class Space:
         """Return the model with the vocabulary's padding for `tensor` tensor-parallel ranks."""
         if tensor not in self.memo:
             unit = self.vocab_multiple * tensor
-            padded = -(-self.vocab_size // unit) * unit
-            self.memo[tensor] = replace(self.base.shape, padded_vocab_size=padded)
+            self.memo[tensor] = _padded(self.base.shape, -(-self.vocab_size // unit) * unit)
         return self.memo[tensor]
 
     def stages(self, tensor: int, pipeline: int, full: bool) -> tuple[tuple[int, ...], int]:
@@ -160,8 +169,7 @@ class Space:
         cut, most = self.stages(tensor, pipeline, options.recompute == "full")
         # As in config/deepspeed/ds_config.py, a bucket is never larger than the gradients of a rank.
         bucket = -(-most // BUCKET_MULTIPLE) * BUCKET_MULTIPLE
-        return replace(
-            self.base,
+        changes = dict(
             shape=shape,
             micro_batch_size=micro,
             tensor_parallel_size=tensor,
@@ -180,6 +188,10 @@ class Space:
             nvme_buffer_elements=-(-largest_of(shape, tensor) // (data * ulysses)),
             **self.adapters(tensor),
         )
+        # dataclasses.replace reads all fields of `base` again for each layout.
+        if "base" not in self.memo:
+            self.memo["base"] = {one.name: getattr(self.base, one.name) for one in fields(Setup)}
+        return Setup(**self.memo["base"] | changes)
 
     def adapters(self, tensor: int) -> dict[str, Any]:
         """Return the fields of a Setup that describe the run's adapters, sharded across `tensor` ranks."""
@@ -200,7 +212,16 @@ class Space:
                 "this search was made for a shape, which has no run YAML. Search a run or a preset such as "
                 "13B to get one."
             )
-        return with_overrides(self.config, settings_for(self.config, layout), check)
+        key = ("run", layout)
+        if check or key not in self.memo:
+            self.memo[key] = with_overrides(self.config, settings_for(self.config, layout), check)
+        return self.memo[key]
+
+
+@functools.lru_cache(256)
+def _padded(shape: Shape, vocab_size: int) -> Shape:
+    """Return a shape with another padded vocabulary; equal ones are one object, which caches find faster."""
+    return replace(shape, padded_vocab_size=vocab_size)
 
 
 def settings_for(config: RunConfig, layout: Layout) -> dict[str, Any]:
@@ -352,8 +373,11 @@ def problems(space: Space, layout: Layout) -> list[str]:
 
 def legal_options(space: Space, cut: Cut) -> list[Options]:
     """Return the options that a legal cut may have."""
-    known = combinations(cut.flags, space.kept)
-    return [options for options in known if not any(_broken_by_options(space, cut, options))]
+    key = ("options", cut)
+    if key not in space.memo:
+        known = combinations(cut.flags, space.kept)
+        space.memo[key] = [one for one in known if not any(_broken_by_options(space, cut, one))]
+    return space.memo[key]
 
 
 def micro_batches(space: Space, cut: Cut) -> list[int]:
@@ -384,7 +408,12 @@ def kind_problems(
     flags: tuple[bool, bool, bool, bool], options: Options, kept: frozenset[str]
 ) -> tuple[str, ...]:
     """Return the combinations of kinds that the table in combinations.py rejects."""
-    tensor, pipeline, ulysses, data = (2 if flag else 1 for flag in flags)
-    values = Layout(Cut(tensor, pipeline, ulysses, data), 1, options).settings
-    present = {kind.name for kind in KINDS if kind.key in values and kind.matches(values.__getitem__)}
-    return tuple(clashes(present | kept))
+    cut = Cut(*(2 if flag else 1 for flag in flags))
+    return tuple(clashes(_present(cut) | _present(options) | kept))
+
+
+@functools.lru_cache(256)
+def _present(part: Cut | Options) -> frozenset[str]:
+    """Return the kinds that the sizes of a cut, or options, turn on."""
+    values = part.settings
+    return frozenset(kind.name for kind in KINDS if kind.key in values and kind.matches(values.__getitem__))

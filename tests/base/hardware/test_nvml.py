@@ -101,6 +101,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Replace the package with the stand-in, and clear the cache afterwards."""
     driver = Driver()
     monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr(nvml, "_has_driver", lambda: True)
     nvml._library.cache_clear()
     yield driver
     nvml._library.cache_clear()

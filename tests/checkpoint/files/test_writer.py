@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import resource
+import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint.files.torch_files import load_file, write_file
 from nbtrain.checkpoint.files.writer import BackgroundSave, CheckpointWriter
+from nbtrain.parallel.startup import prepare_deepspeed
 
 
 def sha256(path: Path) -> str:
@@ -79,6 +81,25 @@ def test_a_copy_holds_nothing_of_the_live_state(tmp_path):
     assert torch.equal(found["groups"][0], expected)
     assert found["groups"][1]["step"] == 7
     assert found["nested"][0]["names"] == ["a"] and found["nested"][1].cur_scale == 2.0
+
+
+@pytest.mark.slow
+def test_a_process_without_deepspeed_reads_its_objects_and_does_not_write_them(tmp_path, monkeypatch):
+    prepare_deepspeed("cpu")
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    scaler = DynamicLossScaler(65536.0, 1000, 1.0, 2, False)
+    state = {"address": fragment_address(3, 4), "scaler": scaler, "stage": ZeroStageEnum(1)}
+    write_file(tmp_path / "a.pt", state)
+    monkeypatch.delitem(sys.modules, "deepspeed")
+    found = load_file(tmp_path / "a.pt")
+    assert (found["address"].numel, found["address"].start) == (3, 4)
+    assert vars(found["scaler"]) == vars(scaler) and found["stage"].values == (1,)
+    assert "deepspeed" not in sys.modules
+    with pytest.raises(TypeError, match="load DeepSpeed"):
+        write_file(tmp_path / "b.pt", found)
 
 
 def test_memory_of_copies_is_taken_once(tmp_path):

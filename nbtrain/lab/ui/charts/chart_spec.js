@@ -156,7 +156,7 @@ export function toldApart(lines) {
     const below = lines.slice(0, at).filter((one) => commonPoints(one, line));
     if (!below.length) return line;
     const whole = below.find((one) => one.x.length === line.x.length);
-    const note = whole ? `equal to ${whole.label}` : `equal to ${below[0].label} while both last`;
+    const note = whole ? `equal to ${whole.label}` : `equal to ${below[0].label} as far as both go`;
     return { ...line, dash: `${DASH_PIXELS} ${DASH_PIXELS * below.length}`, note };
   });
 }

@@ -123,7 +123,7 @@ class Run {
       // A server that has not answered yet is asked first, because the kernel may be busy.
       if (!this.polled) await this.poll(true);
       if (!this.can(key)) {
-        const why = this.absent ? "the run does not exist any more" : "the Jupyter server does not answer";
+        const why = this.absent ? "the run no longer exists" : "the Jupyter server does not answer";
         throw new Error(`${why}; nothing was changed.`);
       }
       if (key === "delete") await this.asked.call(`run/${this.name}?confirm=${this.name}`, "DELETE");
@@ -176,7 +176,7 @@ class Run {
   /** Another page, or a command, has deleted or renamed the run. */
   missing() {
     const shown = this.view.snap ? " The last known state is shown below." : "";
-    this.say(`The run ${this.name} does not exist any more: it was deleted, renamed or moved.${shown}`, "error");
+    this.say(`The run ${this.name} no longer exists: it was deleted, renamed or moved.${shown}`, "error");
     this.redrawHead();
   }
 

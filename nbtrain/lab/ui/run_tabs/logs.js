@@ -76,7 +76,7 @@ export class Logs {
     this.goLine = element("input", "nbt-go-line");
     Object.assign(this.goLine, { type: "text", inputMode: "numeric", placeholder: "Line" });
     this.goLine.setAttribute("aria-label", "go to line");
-    this.goLine.title = "The number of a line; Enter shows it";
+    this.goLine.title = "Line number; Enter shows the line";
     this.goLine.addEventListener("keydown", (event) => {
       const line = Number(this.goLine.value.replace(/[,\s]/g, ""));
       if (event.key === "Enter" && Number.isSafeInteger(line) && line > 0 && this.choice.value) this.goTo({ ...this.asked, job: this.job, line });

@@ -39,7 +39,7 @@ export class Metrics {
     this.note = element("span", "nbt-empty");
     const tools = element("div", "nbt-tools");
     this.csv = button("CSV", "", () => this.saveCsv());
-    const reset = button("Reset zoom", "Show the whole run; a double click on a chart does it too", () =>
+    const reset = button("Reset zoom", "Show the whole run; double-clicking a chart does the same", () =>
       this.group.zoom(null),
     );
     tools.append(this.axis, this.slider(), this.log, this.find, reset, this.csv, this.note);

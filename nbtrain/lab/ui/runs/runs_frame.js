@@ -119,7 +119,7 @@ export class RunsFrame {
       const title = key === "created" ? `${name}, ${zone(Date.now() / 1000)}` : name;
       cell.scope = "col";
       cell.dataset.column = key;
-      const about = `sort by ${title}; with Shift, sort equal runs of the columns before`;
+      const about = `sort by ${title}; with Shift, only within equal values of the columns chosen before`;
       cell.append(isSortable(key) ? button(title, about, (event) => this.sort(key, event.shiftKey)) : title);
       this.heads[key] = cell;
       row.append(cell);

@@ -42,8 +42,8 @@ def text(name: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        half = f"character {error.start} is half of one"
-        raise ConfigError(f"the {name} is not Unicode text: {half}.") from None
+        half = f"character {error.start} is half of a surrogate pair"
+        raise ConfigError(f"the {name} is not valid Unicode text: {half}.") from None
     return value
 
 

@@ -298,8 +298,8 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
-            f'mode = {mode!r} must be "full" or "twin". What a run itself does (mode: perf, mode: eval) is '
-            "an override."
+            f'mode = {mode!r} must be "full" or "twin". The setting `mode` of a run (perf, eval) is changed '
+            'by an override: {"mode": "perf"}.'
         )
     if mode == "twin" and dry_run:
         raise ConfigError(

@@ -20,7 +20,7 @@ def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = 
         reached = data.position(data.consumed_samples)
         for first, last in _outside(max(entry.first, reached), entry.last, data.skipped_sample_ranges):
             data = data.skipping(first, last)
-            message = f"samples {first:,} to {last - 1:,} of the order are passed over: {entry.cause}"
+            message = f"samples {first:,} to {last - 1:,} of the training order are skipped: {entry.cause}"
             logger.info("%s", message)
             if events is not None:
                 events.write("rollback", message, positions=[first, last], step=entry.step)

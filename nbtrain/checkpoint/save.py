@@ -256,7 +256,7 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
     if free >= needed:
         return None
     return (
-        f"{run.model}: a checkpoint needs {needed / 1e9:,.2f} GB and {free / 1e9:,.2f} GB are free. "
+        f"{run.model}: a checkpoint needs {needed / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB are free. "
         "Free space, or lower checkpoint.keep_last; then resume the run."
     )
 

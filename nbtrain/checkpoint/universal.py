@@ -86,8 +86,8 @@ def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int
     needed, free = held + SPARE_BYTES, shutil.disk_usage(to.parent).free
     if free < needed:
         raise CheckpointError(
-            f"{display(to)}: needs {needed / 1e9:,.2f} GB and {free / 1e9:,.2f} GB are free. Free space, or "
-            "name a folder on another disk with --to."
+            f"{display(to)}: needs {needed / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB are free. Free "
+            "space, or name a folder on another disk with --to."
         )
     temporary = to.with_name(f".{to.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -17,7 +17,7 @@ def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
     text = (
         f"It uses the chat template of the run's data or of its tokenizer. {FORGET} begins another "
-        "conversation, Ctrl-C stops an answer, Ctrl-D ends. Messages may also come from a pipe, one a line."
+        "conversation, Ctrl-C stops an answer, Ctrl-D ends. Messages may also come from a pipe, one per line."
     )
     parser = run_verb(under, "chat", chat, text, "nbtrain chat gpt-tiny-instructions")
     add_sampling(parser)

@@ -32,8 +32,8 @@ WITHOUT_FASTOKENS = ": encoding falls back to tokenizers, same tokens, about 20 
 
 # (package, first bad, first good again or None, why and what to do)
 KNOWN_BAD = (
-    ("deepspeed", "0.0", "0.19.8", "checkpoints were proven with 0.19.8: pip install deepspeed==0.19.8"),
-    ("tensorboard", "0.0", "2.20", "older ones need a protobuf that torch 2.11+ rules out"),
+    ("deepspeed", "0.0", "0.19.8", "checkpoints are tested with 0.19.8: pip install deepspeed==0.19.8"),
+    ("tensorboard", "0.0", "2.20", "older ones need a protobuf that conflicts with torch 2.11+"),
     ("ipykernel", "7.0", "7.1", "7.0 drops widget messages while a cell runs: pip install -U ipykernel"),
 )
 

@@ -146,7 +146,7 @@ def add_verbs(under: Any) -> None:
     add_overrides(parser)
     add_json(parser)
     add_picture(parser, "Also draw the measurements to FILE")
-    text = "Count `wall` time, or `cpu` time as a trial on a busy machine, which writes nothing."
+    text = "Measure `wall` time; `cpu` time is for a trial on a busy machine, whose results are not written."
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=text)
 
 
@@ -181,7 +181,7 @@ def calibrate(options: argparse.Namespace) -> None:
     result: Any
     if options.network is not None:
         if options.clock != "wall":
-            raise ConfigError("--clock cpu is a trial of this machine: leave it out with --network.")
+            raise ConfigError("--clock cpu is for a trial on this machine: omit it with --network.")
         result = api.calibrate(options.seconds, options.network, options.overrides)
     elif options.overrides:
         raise ConfigError(f"{options.overrides[0]}: settings belong to a run: --network RUN key=value.")

@@ -82,7 +82,7 @@ def add_verbs(under: Any) -> None:
     complete(sort, lambda **_: SORTS)
     parser.add_argument("--reverse", action="store_true", help="Reverse the order.")
     parser.add_argument("-n", "--limit", type=int, metavar="N", help="List at most N runs.")
-    add_json(parser, "Print JSON, one run a line.")
+    add_json(parser, "Print JSON, one run per line.")
 
     parser = add_verb(
         under,

@@ -41,11 +41,13 @@ def _add_generate(under: Any) -> None:
         "nbtrain generate gpt-tiny 'def '\nnbtrain generate gpt-tiny 'Return ' --samples 3 --seed 7\n"
         "nbtrain generate gpt-tiny --prompts prompts.jsonl --json",
     )
-    text = "A text to continue; - reads texts from stdin, one a line. After --, a text may begin with a dash."
+    text = (
+        "A text to continue; - reads texts from stdin, one per line. After --, a text may begin with a dash."
+    )
     parser.add_argument("prompts_after", metavar="PROMPT", nargs="*", default=[], help=text)
     text = "Another text to continue. May be repeated."
     parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help=text)
-    text = 'Read prompts from FILE, one a line, as text or as {"prompt": TEXT}; - is stdin.'
+    text = 'Read prompts from FILE, one per line, as text or as {"prompt": TEXT}; - is stdin.'
     parser.add_argument("--prompts", metavar="FILE", help=text)
     add_sampling(parser)
     plain = Generation()
@@ -90,7 +92,7 @@ def add_sampling(parser: Parser) -> None:
             "VALUE",
             "Make tokens that are in the text already less likely; 1 turns it off.",
         ),
-        (("--seed",), int, "SEED", "Seed of the choice; the same seed gives the same text."),
+        (("--seed",), int, "SEED", "Seed of the sampling; the same seed gives the same text."),
     ):
         name = flags[-1].removeprefix("--").replace("-", "_")
         parser.add_argument(*flags, type=kind, default=getattr(plain, name), metavar=metavar, help=text)
@@ -146,7 +148,7 @@ def generate(options: argparse.Namespace) -> None:
             which = f", text {sample + 1}" if options.n > 1 else ""
             show_text(f"--- prompt {prompt + 1}{which}\n{text}", end="\n")
     if options.num_beams == 1 and options.temperature > 0:
-        show(f"(seed {options.seed}; --seed chooses another text)", sys.stderr)
+        show(f"(seed {options.seed}; another --seed gives another text)", sys.stderr)
 
 
 def _prompts_of(file: str | None) -> list[str]:

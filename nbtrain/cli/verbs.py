@@ -106,7 +106,7 @@ def add_verb(under: Any, name: str, function: Callable, text: str = "", examples
     """Add a verb below `under`, the subparsers of nbtrain or of a group; `function` gets its options.
 
     `text` continues the summary of a verb of nbtrain, and is all that describes a verb of a group. `examples`
-    are command lines, one a line.
+    are command lines, one per line.
     """
     epilog = "\n".join(["Examples:", *(f"  {line}" for line in examples.splitlines())]) if examples else None
     parser = under.add_parser(name, help=text, description=text, epilog=epilog)

@@ -95,10 +95,10 @@ class Generation(Record):
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         yield "max_new_tokens", 0 <= self.max_new_tokens <= MOST_NEW_TOKENS, f"from 0 to {MOST_NEW_TOKENS:,}"
         yield "temperature", 0 <= self.temperature < float("inf"), "at least 0 (0 is greedy)"
-        yield "top_k", self.top_k >= 0, "at least 0 (0 does not cut)"
-        yield "top_p", 0 <= self.top_p <= 1, "from 0 to 1 (1 does not cut, 0 is greedy)"
-        yield "min_p", 0 <= self.min_p <= 1, "from 0 to 1 (0 does not cut)"
-        yield "repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0 (1 does nothing)"
+        yield "top_k", self.top_k >= 0, "at least 0 (0 turns it off)"
+        yield "top_p", 0 <= self.top_p <= 1, "from 0 to 1 (1 turns it off, 0 is greedy)"
+        yield "min_p", 0 <= self.min_p <= 1, "from 0 to 1 (0 turns it off)"
+        yield "repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0 (1 turns it off)"
         for name in ("presence_penalty", "frequency_penalty"):
             yield name, -2 <= getattr(self, name) <= 2, "from -2 to 2 (0 does nothing)"
         holds = len(self.logit_bias) <= MOST_BIASES and all(

@@ -524,8 +524,8 @@ class RunConfig(ConfigModel):
 
     @property
     def target_tokens(self) -> int:
-        """Tokens trained after train_steps. Readers see this as the whole training, also in a trial
-        (batch.max_steps).
+        """Number of tokens that have been trained after train_steps: the end of the training, or of a trial
+        (batch.max_steps), as views show it.
         """
         return min(self.batch_schedule.tokens_after(self.train_steps), self.train_tokens)
 

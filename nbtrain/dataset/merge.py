@@ -304,8 +304,8 @@ def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DataError(
-            f"{display(target.directory)}: merging needs {size(needed)}, {size(free)} are free. Free "
-            f"{size(needed - free)}, or merge to another disk."
+            f"{display(target.directory)}: merging needs {size(needed)}, but only {size(free)} are free. "
+            f"Free {size(needed - free)}, or merge to another disk."
         )
     return num_bytes
 

@@ -59,5 +59,5 @@ def task_problems(config: RunConfig, tokenizer: Tokenizer | None) -> Iterator[tu
 
 def _fix(task: TaskConfig, path: Path) -> str:
     if not path.is_file():
-        return "Paths count from the workspace. Correct it, or remove the entry."
+        return "Relative paths start at the workspace. Correct the path, or remove the entry."
     return f"docs/evaluation.md says which fields the lines of {task.task} have."

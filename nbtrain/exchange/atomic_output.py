@@ -32,8 +32,8 @@ def new_place(
         free = shutil.disk_usage(to.parent).free
         if free < needed_bytes + SPARE_BYTES:
             raise CheckpointError(
-                f"{display(to)}: needs {amounts.size(needed_bytes + SPARE_BYTES)}, and {amounts.size(free)} "
-                "are free. Free space, or name a place on another disk."
+                f"{display(to)}: needs {amounts.size(needed_bytes + SPARE_BYTES)}, but only "
+                f"{amounts.size(free)} are free. Free space, or name a place on another disk."
             )
         _remove_leftovers(to)
         made = to.with_name(f".{to.name}.{os.urandom(4).hex()}.tmp")

@@ -73,7 +73,7 @@ class ExportedModel(Result, Record):
         """Return what was written and compared, and the notes."""
         compared = "read again, bit for bit"
         if self.difference:
-            compared = f"its logits are the run's to {self.difference:.1g}"
+            compared = f"its logits differ from the run's by at most {self.difference:.1g}"
         said = (
             f"{display(self.path)}: {self.family}, step {self.step:,}, {amounts.count(self.parameters)} "
             f"parameters in {self.dtype}, {amounts.size(self.bytes)} in {amounts.elapsed(self.seconds)}; "
@@ -120,7 +120,7 @@ def export_model(
         raise ConfigError(f"max_shard_bytes = {max_shard_bytes} must be at least 1.")
     dtype = dtype or ("fp32" if config.precision.autocast else config.precision.dtype)
     if target == "peft" and config.lora is None:
-        raise ConfigError(f"{display(run.path)}: has no adapters (lora), and --to peft writes these alone.")
+        raise ConfigError(f"{display(run.path)}: has no adapters (lora), but --to peft writes only these.")
     vocab_size = config.tokenizer.vocab_size
     whole = parameter_shapes(Sizes.of(config.model, vocab_size))
     count = sum(map(math.prod, (shapes_of(config) if target == "peft" else whole).values()))

@@ -136,7 +136,7 @@ def import_model(
     if tree is None:
         if qkv_order is not None or text is not None:
             raise ConfigError(
-                f"--qkv-order and --text are for a tree of Megatron; {display(folder)} is none."
+                f"--qkv-order and --text are for a checkpoint of Megatron; {display(folder)} is not one."
             )
         return _import(folder, folder, name, layer, onto, target, section, [])
     with converted(tree, name, qkv_order, text, section) as (made, kept, notes):
@@ -181,8 +181,8 @@ def _import(
         take_over(config, tokenizer.folder)
     elif not section:
         notes.append(
-            f"{display(kept)} holds no tokenizer: name one (tokenizer.name or tokenizer.path), or bring "
-            "data of token ids."
+            f"{display(kept)} holds no tokenizer: name one (tokenizer.name or tokenizer.path), or use "
+            "data that consists of token ids."
         )
     note = f"Made by nbtrain import-model from {config.init_from} ({model.title})."
     text = run_text(config, target, note) if onto is not None else f"# {note}\n{to_text(located.value)}"
@@ -344,7 +344,7 @@ def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokeni
         )
     if highest >= rows:
         raise DataError(
-            f"{display(folder)}: its tokenizer has ids up to {highest:,}, and the model has "
+            f"{display(folder)}: its tokenizer has ids up to {highest:,}, but the model has "
             f"{rows:,} rows: it is the tokenizer of another model. Put the right one there, or name another "
             "(tokenizer.path=...)."
         )

@@ -158,7 +158,7 @@ def _data(config: RunConfig) -> str:
     except DataError:
         manifest = None
     if manifest is None or not manifest.sources:
-        return "## Data\n\nThe dataset's manifest names no sources: the token files were brought.\n"
+        return "## Data\n\nThe dataset's manifest names no sources: nbtrain did not make it from text.\n"
     heads = ("source", "documents", "tokens", "licence")
     lines = Table(heads, [_source(source) for source in manifest.sources]).markdown()
     said = [f"\n{source['attribution']}" for source in manifest.sources if source.get("attribution")]

@@ -58,7 +58,7 @@ class Exported(Result):
     def notes(self) -> list[str]:
         """Differences in what the program will do, and settings that it cannot express, with the reason."""
         reasons = [f"{key}: {reason}." for key, reason in self.unsaid.items() if reason]
-        left = [f"{self.left}; `nbtrain import FILE --onto RUN` takes it from RUN."] if self.left else []
+        left = [f"{self.left}; `nbtrain import FILE --onto RUN` takes this from RUN."] if self.left else []
         return [*(f"Caution: {warning}." for warning in self.warnings), *reasons, *left]
 
     def write(self, path: str | Path, overwrite: bool = False) -> Path:

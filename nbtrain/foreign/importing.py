@@ -386,7 +386,8 @@ def _lists(source: Reading) -> None:
             texts = " or ".join(shortened(" ".join(text.split())) or "nothing" for text in unknown.choices)
             source.note(
                 unknown.place,
-                f"{unknown.name} gets {texts}, which is not known here; the run is the same with each.",
+                f"{unknown.name} is set to {texts}, which is not known here; the imported run does not "
+                "depend on it.",
             )
         elif unknown.name:
             source.ask("", unknown)

@@ -359,9 +359,9 @@ def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
             "image",
             image.place,
             f"20{match.group(1)}-{match.group(2)}, but the flags are from {source.table.name} "
-            f"({source.table.date}): {abs(apart)} months {'younger' if apart > 0 else 'older'} than the "
+            f"({source.table.date}): {abs(apart)} months {'newer' if apart > 0 else 'older'} than the "
             "image's PyTorch, CUDA and flash attention.",
-            f"Use an image of 20{year - 2000:02}-{month:02}, or the program's version of the image's time.",
+            f"Use an image of 20{year - 2000:02}-{month:02}, or the program's version from the image's date.",
             Cost(words="a program that may not start in this image"),
         )
 

@@ -62,9 +62,10 @@ def fit(
         if room >= slot * (slots or 1):
             return ranks, slots or int(min(room // slot, most_slots))
     raise ConfigError(
-        f"the model needs {size(needs.weights)}, and each of {slots or 1} texts at once "
-        f"{size(needs.slot)}, but {' and '.join(size(memory) for memory in free)} are free. Request fewer "
-        "texts at once, end other programs that use the memory, or use a machine with more memory."
+        f"the model needs {size(needs.weights)}, and each of {slots or 1} texts that are generated at once "
+        f"needs {size(needs.slot)}, but only {' and '.join(size(memory) for memory in free)} are free. "
+        "Request fewer texts at once, end other programs that use the memory, or use a machine with more "
+        "memory."
     )
 
 

@@ -99,14 +99,14 @@ def new_run(
     if found.is_fine_tuning:
         if size is not None:
             raise ConfigError(
-                "--size chooses a model to train from scratch, and these are fine-tuning examples: name the "
+                "--size chooses a model to train from scratch, but these are fine-tuning examples: name the "
                 "run to start from with --init-from."
             )
         choices = _fine_tuning(name, found, init_from)
     else:
         if init_from is not None:
             raise ConfigError(
-                "--init-from names the run that a fine-tuning starts from, and "
+                "--init-from names the run that a fine-tuning starts from, but "
                 f"{found.sources[0]['path']} is plain text. Omit it."
             )
         text = Text(found.words(), found.num_bytes, found.documents, fits_of(found.sample), found.sources)

@@ -150,7 +150,7 @@ class GPT(nn.Module):
                 )
             start, end, position_ids = cache.reach(tokens)
         if end > (limit := self.config.max_position_embeddings):
-            raise ValueError(f"{end} tokens are more than the {limit} positions there are")
+            raise ValueError(f"{end} tokens are more than the {limit} positions of the model")
         turned = None
         if self.config.turns:
             # Inside attention every rank has all tokens.
@@ -192,7 +192,7 @@ class GPT(nn.Module):
         parallel, vocab_size = self.parallel, self.config.vocab_size
         if parallel.ulysses.size > 1:
             raise ValueError(
-                "logits are of whole sequences, but a Ulysses rank has parts: it returns only losses"
+                "logits need whole sequences, but a Ulysses rank has only parts: it returns only losses"
             )
         if parallel.cuts_tokens:
             hidden = mappings.gather_from_sequence_parallel_region(hidden, parallel.tensor)

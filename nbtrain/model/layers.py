@@ -212,9 +212,9 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         if self.chunk_tokens and cache is None:
             if rotation is not None:
-                raise ValueError("FPDT turns no queries: set parallel.fpdt_chunk_tokens: 0")
+                raise ValueError("FPDT does not rotate queries: set parallel.fpdt_chunk_tokens: 0")
             if documents is not None:
-                raise ValueError("FPDT keeps no documents apart: set parallel.fpdt_chunk_tokens: 0")
+                raise ValueError("FPDT cannot keep documents apart: set parallel.fpdt_chunk_tokens: 0")
             return fpdt.attention(
                 x, self.query_key_value, self.dense, self.head_size, self.chunk_tokens, self.ulysses
             )

@@ -112,7 +112,7 @@ def canonical_name(piped: str, num_layers: int) -> str:
             return f"final_layernorm.{rest}"
         if index == num_layers + 3:
             return f"output_layer.{rest}"
-    raise ValueError(f"{piped!r} is no parameter of a pipeline of {num_layers} layers")
+    raise ValueError(f"{piped!r} is not a parameter of a pipeline of {num_layers} layers")
 
 
 def piped_name(canonical: str, num_layers: int, tied: bool = True) -> str:

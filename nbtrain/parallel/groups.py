@@ -49,7 +49,7 @@ def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str
     axis = topology.data_parallel_size
     if sequence_parallel_size < 1 or axis % sequence_parallel_size:
         raise ValueError(
-            f"a data axis of {axis} ranks cannot be cut into sequence-parallel groups of "
+            f"a data axis of {axis} ranks cannot be split into sequence-parallel groups of "
             f"{sequence_parallel_size}: must be a divisor of {axis}."
         )
     pipelines = range(topology.pipeline_parallel_size)

@@ -56,7 +56,7 @@ def own_part(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """
     if x.shape[dim] % group.size:
         raise ValueError(
-            f"dimension {dim} of {tuple(x.shape)} cannot be cut into {group.size} equal parts: "
+            f"dimension {dim} of {tuple(x.shape)} cannot be split into {group.size} equal parts: "
             f"must be a multiple of {group.size}."
         )
     size = x.shape[dim] // group.size

@@ -98,7 +98,7 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], start: int) -> Tensor:
     if wanted is not None and tensor.bytes != wanted * tensor.count:
         raise _damaged(
             path,
-            f"is damaged: its header gives {name} {tensor.bytes:,} bytes, and {dtype} {list(shape)} has "
+            f"is damaged: its header gives {name} {tensor.bytes:,} bytes, but {dtype} {list(shape)} has "
             f"{wanted * tensor.count:,}",
         )
     return tensor

@@ -114,7 +114,7 @@ def _step_of(path: Path) -> Path | None:
                 continue  # DeepSpeed's tree has both files, and its folders have another name.
             if not found:
                 raise CheckpointError(
-                    f"{display(path / name)}: names {said[:40]!r}, and there is no such folder next to it. "
+                    f"{display(path / name)}: names {said[:40]!r}, but there is no such folder next to it. "
                     "Name the folder of a step."
                 )
             return path / step

@@ -128,7 +128,7 @@ def end_job(job: JobDir, cause: str | None) -> None:
             "the twin again."
         )
     record.state = SUCCEEDED if cause is None else FAILED
-    record.cause = cause or "a launch of a twin: its ranks ended in order"
+    record.cause = cause or "a launch of a twin: its ranks ended normally"
     record.mark("ended_at")
     record.write(job.job_json)
 

@@ -63,7 +63,7 @@ class Curve:
 
     @property
     def points(self) -> dict[str, list[float]]:
-        """Return {"step", "loss", "grad_norm"} for the picture."""
+        """Return the points of the plotted curves: {"step", "loss", "grad_norm"}."""
         steps = sorted(self.losses)
         return {
             "step": [float(step) for step in steps],

@@ -157,7 +157,7 @@ class Reproduction(Result):
                 ),
                 Facts(facts),
                 Items(shown, "Tensors that differ"),
-                Items([str(difference) for difference in self.differences], "What else is not the same"),
+                Items([str(difference) for difference in self.differences], "Other differences"),
                 Items(self.notes, "Notes"),
             ],
         )
@@ -501,8 +501,9 @@ def _compare(
 def _common_checkpoint(
     run: RunDir, certificate: RunCertificate, target: RunDir, start: int, last: int, different: int | None
 ) -> int | None:
-    """Return the step of the first checkpoint at or after the first step that differs which both runs have,
-    without a difference the newest one; None if there is none.
+    """Return the step of the checkpoint to compare, one that both runs have; None if there is none.
+
+    It is the first one at or after the first step that differs or, if no step differs, the newest one.
     """
     kept = {step for step in _kept_steps(run, certificate) if start < step <= last}
     common = sorted(kept & {*_complete_steps(target)})

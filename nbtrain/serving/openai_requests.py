@@ -165,7 +165,7 @@ class ChatMessage(BaseModel):
         if not isinstance(content, str):
             for part in content:
                 if part.type != "text":
-                    what = f"the model reads text, and no {part.type}"
+                    what = f"the model reads only text, not {part.type}"
                     raise unsupported_value(f"messages[{number}].content", f"'{part.type}'", what)
             content = "".join(part.text for part in content)
         return {"role": self.role, "content": content}

@@ -175,7 +175,7 @@ class Trainer:
         """Compute the losses of the newest checkpoint in mode: eval. Nothing is trained or saved."""
         if self.state.step == 0:
             raise CheckpointError(
-                f"{self.config.where('mode')}: mode = eval needs a checkpoint, and the run has none."
+                f"{self.config.where('mode')}: mode = eval needs a checkpoint, but the run has none."
             )
         if self.datasets.valid is not None:
             self._evaluate()

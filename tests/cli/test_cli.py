@@ -198,7 +198,7 @@ def test_generate_prints_nothing_before_it_fails(workspace, capsys):
     assert capsys.readouterr().out == ""
     for wrong, message in (
         (["-p", "a", "-n", "-1"], "max_new_tokens = -1 must be from 0 to 1,000,000."),
-        (["-p", "\udcff"], "the prompt is not Unicode text: character 0 is half of one."),
+        (["-p", "\udcff"], "the prompt is not valid Unicode text: character 0 is half of a surrogate pair."),
     ):
         assert cli.main(["generate", "no-such-run", *wrong]) == 2
         assert message in capsys.readouterr().err

@@ -159,7 +159,7 @@ def test_refusals_write_nothing(folder, monkeypatch):
     refuses("data/a.bin: exists already. Merge to another name or folder, or move it away.", a, [a, a])
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=60))
     refuses(
-        "data: merging needs 94 B, 60 B are free. Free 34 B, or merge to another disk.",
+        "data: merging needs 94 B, but only 60 B are free. Free 34 B, or merge to another disk.",
         folder / "all",
         [a, a],
     )

@@ -211,8 +211,8 @@ ENDINGS = {
     "rank-killed-in-a-background-save": Ending(
         kill_in_save, "FAILED", "killed by SIGKILL", {"checkpoint.async_save": True}
     ),
-    "supervisor-killed": Ending(kill_supervisor, "LOST", "died without a word"),
-    "all-killed": Ending(kill_all, "LOST", "died without a word"),
+    "supervisor-killed": Ending(kill_supervisor, "LOST", "died without a message"),
+    "all-killed": Ending(kill_all, "LOST", "died without a message"),
     "exception": Ending(
         nothing,
         "FAILED",

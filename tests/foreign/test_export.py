@@ -296,7 +296,7 @@ def test_muon_is_megatron_lms_of_2025_on(tmp_path):
         ),
         (
             "--muon-tp-mode blockwise",
-            "--muon-tp-mode blockwise: parts of matrices are orthogonalized, here whole",
+            "--muon-tp-mode blockwise: parts of matrices are orthogonalized, not whole ones",
         ),
         (
             "--muon-no-split-qkv",

@@ -447,9 +447,9 @@ def test_an_image_of_another_time(tmp_path):
     (tmp_path / "job.yaml").write_text(manifest("gpt-125m", words))
     assert lines(lint([tmp_path / "job.yaml"]), "image_is_of_the_programs_time") == [
         "warning, costs a program that may not start in this image: job.yaml:58: image",
-        "  2023-06, but the flags are from megatron-lm@d98e8a64 (2026-08-22): 38 months younger than the "
+        "  2023-06, but the flags are from megatron-lm@d98e8a64 (2026-08-22): 38 months newer than the "
         "image's PyTorch, CUDA and flash attention.",
-        "  Use an image of 2026-08, or the program's version of the image's time.",
+        "  Use an image of 2026-08, or the program's version from the image's date.",
     ]
 
 

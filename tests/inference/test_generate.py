@@ -270,7 +270,8 @@ def test_how_many_gpus_and_texts_at_once():
     with pytest.raises(ConfigError) as error:
         fit(needs, [24 * gigabyte] * 2, [1, 2], slots=64)
     assert str(error.value) == (
-        "the model needs 30.0 GiB, and each of 64 texts at once 1.0 GiB, but 24.0 GiB and 24.0 GiB are free. "
+        "the model needs 30.0 GiB, and each of 64 texts that are generated at once needs 1.0 GiB, but only "
+        "24.0 GiB and 24.0 GiB are free. "
         "Request fewer texts at once, end other programs that use the memory, or use a machine with more "
         "memory."
     )

@@ -164,7 +164,7 @@ def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
             stream.write(bytes(1 << 16))
     wait_for(
         lambda: (
-            any("waits up to" in event["message"] for event in suffered.events)
+            any("waiting up to" in event["message"] for event in suffered.events)
             or read_state(job, time.time())[0] == "FAILED"
         ),
         "the wait for room",
@@ -301,7 +301,7 @@ def suffer(name: str, folder: Path, data_home: Path) -> Suffered:
             suffered.state, cause = control.wait(job, PATIENCE_SECONDS)
             suffered.cause = cause or ""
             if suffered.fault_at is None:
-                times = re.findall(r"^fault on order: .*, time ([\d.]+)$", suffered.log, flags=re.M)
+                times = re.findall(r"^injected fault: .*, time ([\d.]+)$", suffered.log, flags=re.M)
                 suffered.fault_at = float(times[0]) if times else None
             if fault.reported_as == "lost":
                 _resume(suffered)

@@ -79,7 +79,7 @@ def test_the_rank_that_sleeps_is_named(suffered):
     """
     restart = next(event for event in suffered.events if event["kind"] == "restart")
     assert re.fullmatch(
-        rf"no progress for {HANG_SECONDS} s: rank 1 stopped: last heard of at step 9, \d+ s "
+        rf"no progress for {HANG_SECONDS} s: rank 1 stopped: last reported at step 9, \d+ s "
         r"ago, while training, outside "
         r"any collective \(last: \w+ no. \d+ of ranks 0, 1\); rank 0 waits in \w+ no. \d+ of ranks 0, 1",
         restart["cause"],
@@ -103,7 +103,7 @@ def test_the_bad_steps_samples_are_passed_over(suffered):
     assert re.fullmatch(
         r"step 6: the (loss is nan on rank 1 of 2|gradient is not finite)[^;]*; samples 40 to 47 of the "
         r"order; goes back "
-        r"to step 4 and passes over samples 32 to 47; 2 steps \(256 tokens\) since the checkpoint of step 4 "
+        r"to step 4 and skips samples 32 to 47; 2 steps \(256 tokens\) since the checkpoint of step 4 "
         r"are lost",
         rollback["message"],
     )

@@ -71,7 +71,7 @@ def test_the_groups_of_ulysses_with_tensor_ranks_and_stages():
 
 def test_a_sequence_group_that_does_not_divide_the_data_axis_is_refused():
     with pytest.raises(
-        ValueError, match="a data axis of 4 ranks cannot be cut into sequence-parallel groups of 3"
+        ValueError, match="a data axis of 4 ranks cannot be split into sequence-parallel groups of 3"
     ):
         group_ranks(Topology(data_parallel_size=4), 3)
 

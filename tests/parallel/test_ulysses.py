@@ -114,7 +114,7 @@ def check_ranks_drop_apart_and_recomputation_changes_no_bit():
 
 
 def check_logits_are_refused():
-    with pytest.raises(ValueError, match="logits are of whole sequences"):
+    with pytest.raises(ValueError, match="logits need whole sequences"):
         model_of()(text()[0])
 
 

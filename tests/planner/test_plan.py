@@ -172,7 +172,7 @@ def test_the_plan_of_a_prepared_dataset_counts_epochs():
     longer = plan(load("gpt3-tiny", ["batch.train_tokens=9e6"]))
     assert (
         "The run reads its training text 5.0 times; more than 4 add little (arXiv:2305.16264). "
-        "Take more text or fewer train_tokens: 7,200,000 are 4 passes."
+        "Use more text or fewer train_tokens: 7,200,000 are 4 passes."
     ) in longer.warnings
 
 

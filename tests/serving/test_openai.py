@@ -290,7 +290,7 @@ def test_chat_messages_that_have_no_place(client):
     with pytest.raises(openai.BadRequestError, match=r"messages\[0\].role = 'robot' must be one of system"):
         client.chat.completions.create(model="talks", messages=[{"role": "robot", "content": "Hi"}])
     picture = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    with pytest.raises(openai.BadRequestError, match="the model reads text, and no image_url"):
+    with pytest.raises(openai.BadRequestError, match="the model reads only text, not image_url"):
         client.chat.completions.create(model="talks", messages=[{"role": "user", "content": picture}])
 
 

@@ -87,7 +87,7 @@ def observed_state(record: JobRecord, now: float, written_at: float | None = Non
         return record.state, record.cause
     if not supervisor.elsewhere():
         return LOST, (
-            f"its supervisor (pid {supervisor.pid}) died without a word while the job was {record.state}"
+            f"its supervisor (pid {supervisor.pid}) died without a message while the job was {record.state}"
             " (killed, out of memory, or the machine was restarted)"
         )
     if written_at is None or now - written_at < SILENCE_SECONDS:

@@ -112,8 +112,8 @@ class LocalDisk:
         if free >= needed:
             return ""
         return (
-            f"{self.host}: {self.root}: a node's part of a checkpoint needs {amounts.size(needed)} and "
-            f"{amounts.size(free)} are free"
+            f"{self.host}: {self.root}: a node's part of a checkpoint needs {amounts.size(needed)}, but "
+            f"only {amounts.size(free)} are free"
         )
 
     def write_part(self, part: Part) -> None:

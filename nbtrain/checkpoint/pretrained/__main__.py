@@ -77,7 +77,7 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if target == "peft":
         if not isinstance(weights.source, MergedWeights):
             raise CheckpointError(
-                f"{display(run.path)}: has no checkpoint of its adapters yet, and --to peft writes only "
+                f"{display(run.path)}: has no checkpoint of its adapters yet, but --to peft writes only "
                 "adapters. Train it first."
             )
         adapters = weights.source.adapters, config, folder, weights.dtype

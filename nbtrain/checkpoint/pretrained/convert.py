@@ -65,8 +65,8 @@ def _refuse_a_full_disk(weights: MegatronWeights, to: Path) -> None:
     if free < needed:
         # `to` is in a temporary folder next to its final place.
         raise CheckpointError(
-            f"{display(to.parent.parent)}: the weights need {amounts.size(needed)}, and {amounts.size(free)} "
-            "are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
+            f"{display(to.parent.parent)}: the weights need {amounts.size(needed)}, but only "
+            f"{amounts.size(free)} are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
         )
 
 
@@ -97,7 +97,7 @@ def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> 
         raise CheckpointError(f"{where}: the text has one token; at least 2 are needed. Give a longer text.")
     if (highest := max(tokens)) >= config.tokenizer.vocab_size:
         raise CheckpointError(
-            f"{where}: the text has the token id {highest:,}, and the model has "
+            f"{where}: the text has the token id {highest:,}, but the model has "
             f"{config.tokenizer.vocab_size:,} rows: it was encoded by the tokenizer of another model. Name "
             "the model's own (tokenizer.path=FOLDER)."
         )

@@ -43,13 +43,13 @@ def lengths_problem(config: RunConfig) -> str | None:
     model, head = config.model, config.model.resolved_kv_channels
     device = find_device(config.resources.gpu_type)
     if config.precision.dtype == "fp32":
-        return "bf16 or fp16, and precision.dtype is fp32"
+        return "bf16 or fp16, but precision.dtype is fp32"
     if device and FLASH_GENERATION not in device.flash_attention:
-        return f"a GPU from Ampere on, and resources.gpu_type is {device.name}"
+        return f"a GPU from Ampere on, but resources.gpu_type is {device.name}"
     if model.attention_dropout:
-        return f"attention_dropout: 0, and it is {model.attention_dropout:g}"
+        return f"attention_dropout: 0, but it is {model.attention_dropout:g}"
     if head > FLASH_HEAD_SIZE:
-        return f"heads of at most {FLASH_HEAD_SIZE}, and this model's heads have {head}"
+        return f"heads of at most {FLASH_HEAD_SIZE}, but this model's heads have {head}"
     if head % FLASH_HEAD_MULTIPLE:
-        return f"heads of a multiple of {FLASH_HEAD_MULTIPLE}, and this model's heads have {head}"
+        return f"heads of a multiple of {FLASH_HEAD_MULTIPLE}, but this model's heads have {head}"
     return None

@@ -77,7 +77,7 @@ NETWORK_BY_NAME = {network.name: network for network in NETWORKS}
 
 
 def find_network(name: str | None) -> Network | None:
-    """Return the network with this name, in any case of its letters; None if the table does not have it."""
+    """Return the network with this name, ignoring case; None if the table does not have it."""
     return NETWORK_BY_NAME.get(name.strip().lower()) if name is not None else None
 
 

@@ -1,6 +1,6 @@
 """The record of one attempt of a job in job.json. Its ranks read nothing else besides config.yaml.
 
-backend.env (faults on order, traces), the devices that are left -> attempt_record -> job.json -> the ranks
+backend.env (injected faults, traces), the devices that are left -> attempt_record -> job.json -> the ranks
 """
 
 import time

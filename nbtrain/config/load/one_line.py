@@ -46,8 +46,9 @@ def one_line(config: RunConfig) -> str:
     text = ESCAPE.sub(_of_yaml, text)
     if len(text) > MOST_CHARS:
         raise ConfigError(
-            f"{config.name}: the resolved run has {len(text):,} characters, and a variable of the file "
-            f"may have {MOST_CHARS:,}. Name fewer files in data.sources, or submit it without a dry run."
+            f"{config.name}: the resolved run has {len(text):,} characters, but an environment variable "
+            f"in the file may have {MOST_CHARS:,}. Name fewer files in data.sources, or submit it "
+            "without a dry run."
         )
     return text
 

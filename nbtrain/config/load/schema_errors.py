@@ -48,8 +48,8 @@ _BOUNDS = {
 }
 _PATTERNS = {
     f"^{NAME_PATTERN.pattern}$": NAME_RULE,
-    STEP_SIZES: 'must be pairs of tokens and sequences from 0 on, with K, M, B or T, e.g. "0:16 2.4B:320 '
-    '12B:1536"',
+    STEP_SIZES: "must be pairs TOKENS:SEQUENCES that begin at 0 tokens (K, M, B and T are allowed), e.g. "
+    '"0:16 2.4B:320 12B:1536"',
     LANGUAGE_CODE: "must be a language code of two or three lower-case letters, such as en, de or zh",
     "^[a-z][a-z0-9-]{0,23}$": "must be the code of a Wikipedia as in its address, such as en, simple or "
     "zh-yue",

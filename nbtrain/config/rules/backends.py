@@ -66,7 +66,7 @@ def backend_has_its_machines(config: RunConfig) -> Problems:
         yield mistake(
             config,
             "backend.hosts.hosts",
-            f"backend.hosts.hosts names {counted(len(section.hosts), 'machine')}, and resources.nodes = "
+            f"backend.hosts.hosts names {counted(len(section.hosts), 'machine')}, but resources.nodes = "
             f"{nodes}.",
             "Add machines, or lower nodes.",
         )

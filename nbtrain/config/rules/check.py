@@ -102,8 +102,8 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 "batch.step_batch_size_schedule",
-                f"must rise, but size number {number} begins at sequence {after}, the size "
-                f"before at {before} (tokens / seq_length({config.model.seq_length}), rounded down).",
+                f"must rise, but size number {number} begins at sequence {after}, the previous "
+                f"one at {before} (tokens / seq_length({config.model.seq_length}), rounded down).",
             )
     last = sizes.parts[-1][1]
     if last != batch.global_batch_size:
@@ -147,7 +147,7 @@ def learning_rates_are_ordered(config: RunConfig) -> Problems:
         yield broken(
             config,
             "lr_schedule.lr_warmup_init",
-            "is the rate at which a warm-up begins, but this run has no warm-up.",
+            "is the learning rate at which a warm-up begins, but this run has no warm-up.",
             "Set lr_warmup_tokens, or lr_warmup_init: 0.",
         )
 
@@ -193,7 +193,7 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
         yield _broken_amount(
             config,
             "lr_wsd_decay",
-            f"is read with lr_decay_style: WSD only, and lr_decay_style is {style}.",
+            f"is read with lr_decay_style: WSD only, but lr_decay_style is {style}.",
             "Set it to null, or lr_decay_style: WSD.",
         )
     elif style == "WSD" and wsd is None:
@@ -256,7 +256,7 @@ def muon_settings_have_muon(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"optimizer.{name}",
-                f"is read with optimizer.type: Muon only, and type is {config.optimizer.type}.",
+                f"is read with optimizer.type: Muon only, but type is {config.optimizer.type}.",
                 "Remove it, or set type: Muon.",
             )
 
@@ -308,7 +308,7 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
                 yield broken(
                     config,
                     f"checkpoint.{name}",
-                    "is about checkpoints on the nodes' own disks, and checkpoint.local_dir is null.",
+                    "is about checkpoints on the nodes' own disks, but checkpoint.local_dir is null.",
                     f"Set local_dir, /local/nvme/nbtrain for example, or {name}: null.",
                 )
         return
@@ -331,8 +331,8 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 key,
-                f"does not go with parallel.{name}.device = nvme: DeepSpeed copies its swap files into the "
-                "checkpoint as they are.",
+                f"cannot be combined with parallel.{name}.device = nvme: DeepSpeed copies its swap files "
+                "into the checkpoint as they are.",
                 "Set local_dir: null, or device: cpu.",
             )
     interval, local = checkpoint.save_interval_steps, checkpoint.local_save_interval_steps
@@ -356,14 +356,14 @@ def rollback_has_a_checkpoint(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"stability.{key}",
-                "goes back to a checkpoint, but mode: perf writes none.",
+                "returns to a checkpoint, but mode: perf writes none.",
                 f"Set {key}: stop.",
             )
         elif config.mode == "full" and interval >= config.train_steps:
             yield broken(
                 config,
                 f"stability.{key}",
-                f"goes back to a checkpoint, but with save_interval_steps({interval}) none is "
+                f"returns to a checkpoint, but with save_interval_steps({interval}) none is "
                 f"written before the run ends at step {config.train_steps}.\n"
                 f"  Set a smaller checkpoint.save_interval_steps, or {key}: stop.",
             )

@@ -207,7 +207,7 @@ qwz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_weig
 qgz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_gradients: false.
 fpdt | cpu | FPDT streams chunks of attention between GPU and host | Set fpdt_chunk_tokens: 0.
 fpdt | tensor pipeline zero3 | such a run has not been compared with one without FPDT yet | Set
-    fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.
+    fpdt_chunk_tokens: 0, or use FPDT with Ulysses and ZeRO 1 or 2.
 muon | offload_optimizer_cpu offload_optimizer_nvme | each step orthogonalizes whole matrices, which takes
     minutes on a host's cores | Set offload_optimizer.device: none, or optimizer.type: AdamW.
 muon | offload_param_nvme | such a run has not been compared with one process yet | Set
@@ -235,7 +235,7 @@ def clashes(present: Collection[str]) -> Iterator[str]:
             continue
         if others := [BY_NAME[name] for name in clash.others if name in present]:
             words = " and ".join(_name(other) for other in others)
-            yield f"{_name(BY_NAME[clash.kind])} does not go with {words}: {clash.reason}"
+            yield f"{_name(BY_NAME[clash.kind])} cannot be combined with {words}: {clash.reason}"
 
 
 def _name(kind: Feature) -> str:
@@ -268,4 +268,4 @@ def kinds_go_together(config: RunConfig) -> Problems:
                 f"{other.key.removeprefix('parallel.')}({show(value_of(config, other.key))})"
                 for other in others
             )
-            yield broken(config, kind.key, f"does not go with {sizes}: {clash.reason}.\n  {clash.fix}")
+            yield broken(config, kind.key, f"cannot be combined with {sizes}: {clash.reason}.\n  {clash.fix}")

@@ -144,7 +144,7 @@ def text_is_cut_in_one_way(config: RunConfig) -> Problems:
             yield mistake(
                 config,
                 "data.sources",
-                f"data.sources[{index}] has document_separator and document_bytes; a file is cut in one way.",
+                f"data.sources[{index}] has document_separator and document_bytes; a file is split by one.",
                 "Remove one of the two.",
             )
 
@@ -264,7 +264,8 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
         yield broken(
             config,
             "model.attention_backend",
-            f"does not go with {setting_text(config, masked)}: the kernel takes no mask between documents.",
+            f"cannot be combined with {setting_text(config, masked)}: the kernel takes no mask between "
+            "documents.",
             "Set attention_backend: auto, which uses flash attention inside each document if it can.",
         )
 

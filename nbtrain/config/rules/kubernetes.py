@@ -274,7 +274,7 @@ def autotuner_fits(config: RunConfig, section: KubernetesConfig) -> Problems:
             config,
             section,
             "autotune",
-            f"does not go with min_nodes({section.min_nodes}): the "
+            f"cannot be combined with min_nodes({section.min_nodes}): the "
             f"best settings on {config.resources.nodes} pods may not fit fewer. Remove one of the two.",
         )
 

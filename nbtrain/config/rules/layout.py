@@ -130,7 +130,7 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
                 yield broken(
                     config,
                     f"model.{name}",
-                    "is read with position_embedding_type: rope only, and that is "
+                    "is read with position_embedding_type: rope only, but that is "
                     f"{model.position_embedding_type}.",
                     "Remove it, or set rope.",
                 )
@@ -328,7 +328,7 @@ def format_has_its_units(config: RunConfig) -> Problems:
     yield broken(
         config,
         "precision.dtype",
-        f"has no units on resources.gpu_type {device.name} ({rule}).\n"
+        f"is not computed by the hardware of resources.gpu_type {device.name} ({rule}).\n"
         f"  Set precision.dtype: {instead}, or another gpu_type.",
     )
 
@@ -347,17 +347,17 @@ def attention_backend_serves(config: RunConfig) -> Problems:
             reason = "a CPU has the flash and math kernels only"
         elif model.attention_dropout:
             dropout = f"attention_dropout is {model.attention_dropout:g}"
-            reason = f"on a CPU only the math kernel has dropout, and {dropout}"
+            reason = f"on a CPU only the math kernel has dropout, but {dropout}"
     elif backend == "flash":
         device = find_device(resources.gpu_type)
         head = model.resolved_kv_channels
         if config.precision.dtype == "fp32":
-            reason = "on a GPU flash attention needs bf16 or fp16, and precision.dtype is fp32"
+            reason = "on a GPU flash attention needs bf16 or fp16, but precision.dtype is fp32"
         elif device and FLASH_GENERATION not in device.flash_attention:
-            reason = f"flash attention needs a GPU from Ampere on, and resources.gpu_type is {device.name}"
+            reason = f"flash attention needs a GPU from Ampere on, but resources.gpu_type is {device.name}"
         elif head > FLASH_HEAD_SIZE:
             most = f"heads of at most {FLASH_HEAD_SIZE}"
-            reason = f"flash attention takes {most}, and this model's heads have {head}"
+            reason = f"flash attention takes {most}, but this model's heads have {head}"
         else:
             reason = _flash_without_mask(config)
     if reason:
@@ -373,7 +373,7 @@ def _flash_without_mask(config: RunConfig) -> str | None:
     model = config.model
     if model.window_size is None:
         return None
-    problem = lengths_problem(config) or ("compile: false, and it is true" if model.compile else None)
+    problem = lengths_problem(config) or ("compile: false, but it is true" if model.compile else None)
     return problem and (
         f"flash attention takes no mask, and without one window_size({model.window_size}) needs {problem}"
     )

@@ -22,7 +22,7 @@ FP8_MULTIPLE = 16
 
 
 class Broken(NamedTuple):
-    """A limit that a layout breaks, worded once for a rule and once for a search."""
+    """A limit that a layout breaks, in two wordings: for the check of a run, and for a layout search."""
 
     key: str
     """Key of the setting to change, as in a run YAML."""
@@ -119,7 +119,7 @@ def query_groups(shape: Shape, tensor: int) -> Iterator[Broken]:
             key,
             f"must divide the rows of query, key and value, (num_attention_heads({count}) + 2 * "
             f"num_query_groups({groups})) * head size({shape.kv_channels}) = {rows}: with fewer groups than "
-            "ranks they are cut evenly. Set another tensor_parallel_size, or a multiple of "
+            "ranks they are split evenly. Set another tensor_parallel_size, or a multiple of "
             f"{unit} as kv_channels.",
             f"tensor_parallel_size({tensor}) does not divide the {rows} rows of query, key and value",
         )
@@ -192,9 +192,9 @@ def fp8_sides(shape: Shape, tensor: int) -> Iterator[Broken]:
         if (side := width // tensor) % FP8_MULTIPLE:
             yield Broken(
                 key,
-                f"gives matrices a side of {side} on a rank of tensor_parallel_size({tensor}), and FP8 needs "
+                f"gives matrices a side of {side} on a rank of tensor_parallel_size({tensor}), but FP8 needs "
                 f"multiples of {FP8_MULTIPLE}. Set fp8: false, or another size.",
-                f"FP8 needs sides that are multiples of {FP8_MULTIPLE}, and {key.rpartition('.')[2]} gives "
+                f"FP8 needs sides that are multiples of {FP8_MULTIPLE}, but {key.rpartition('.')[2]} gives "
                 f"{side} on each of {tensor} tensor-parallel ranks",
             )
 
@@ -208,8 +208,8 @@ def fp8_tokens(micro: int, length: int, ulysses: int, name: str = "seq_length") 
         )
         yield Broken(
             "precision.fp8",
-            f"needs a multiple of {FP8_MULTIPLE} tokens, and {product}. Set fp8: false, or another {name}.",
-            f"FP8 needs a multiple of {FP8_MULTIPLE} tokens, and {product}",
+            f"needs a multiple of {FP8_MULTIPLE} tokens, but {product}. Set fp8: false, or another {name}.",
+            f"FP8 needs a multiple of {FP8_MULTIPLE} tokens, but {product}",
         )
 
 

@@ -15,7 +15,7 @@ def adapters_have_weights(config: RunConfig) -> Problems:
         yield mistake(
             config,
             "lora",
-            "lora\n  trains adapters next to frozen weights, and init_from names none.",
+            "lora\n  trains adapters next to frozen weights, but init_from names none.",
             "Set init_from to a run or to a folder of Hugging Face.",
         )
 

@@ -56,7 +56,7 @@ def without_slurm_conf(program: str, said: str) -> str | None:
     """
     if "Could not establish a configuration source" not in said:
         return None
-    return f"{program} finds no cluster: there is no slurm.conf where it looks ($SLURM_CONF, /etc/slurm)"
+    return f"{program} finds no cluster: no slurm.conf in the places it searches ($SLURM_CONF, /etc/slurm)"
 
 
 class HostsConfig(ConfigModel):

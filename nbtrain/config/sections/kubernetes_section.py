@@ -192,9 +192,9 @@ class KubernetesConfig(ConfigModel):
     tolerations: list[TolerationConfig] = []
     """Taints that the pods accept."""
     node_affinity: list[NodeAffinityConfig] = []
-    """Conditions on the nodes. All that have no weight must hold."""
+    """Conditions on the nodes. Conditions without a weight are required."""
     pod_affinity: list[PodAffinityConfig] = []
-    """Conditions on the pods in the same node, rack or zone. All that have no weight must hold."""
+    """Conditions on the pods in the same node, rack or zone. Conditions without a weight are required."""
     security_context: SecurityContextConfig = SecurityContextConfig.model_construct()
     """Users and groups of the pods' processes."""
     host_network: bool = False

@@ -53,7 +53,7 @@ class ResourcesConfig(ConfigModel):
     published run, by GPU hours.
     """
     spot_wait_minutes: Annotated[float, Field(ge=0, le=100_000)] = 0.0
-    """Minutes until spot machines are there again after they were taken away. Nobody pays for them."""
+    """Minutes until new spot machines are available after a preemption. These minutes cost nothing."""
     cpus_per_node: Annotated[PositiveSmallCount | None, SbatchOption(("--cpus-per-task", "-c"))] = None
     """Number of CPU cores requested on each machine; null leaves it to the backend."""
     memory_per_node_bytes: Annotated[PositiveBytes | None, SbatchOption(("--mem",))] = None

@@ -401,8 +401,8 @@ class ChatReader(ExampleReader):
                 continue
             if not isinstance(value, bool | int | float) or value not in (0, 1):
                 raise BrokenExample(
-                    f"{place}.{key} = {str(value)[:SHOWN_CHARS]} is neither 0 nor 1, neither true nor false: "
-                    "a message is in the loss or not, and other weights are not read"
+                    f"{place}.{key} = {str(value)[:SHOWN_CHARS]} must be 0, 1, true or false: a message is "
+                    "either in the loss or not, and other weights are not supported"
                 )
             mark = value == (0 if key == MASKED else 1) and mark is not False
             read.append(key)

@@ -102,5 +102,5 @@ def settings_of(folder: Path) -> dict[str, Any]:
 def _object_of(folder: Path, name: str) -> dict[str, Any]:
     found = files.read_json(folder / name)
     if found is not None and not isinstance(found, dict):
-        raise RecordError(f"{folder / name}: must be a JSON object, and is {type(found).__name__}.")
+        raise RecordError(f"{folder / name}: must be a JSON object, but is {type(found).__name__}.")
     return found or {}

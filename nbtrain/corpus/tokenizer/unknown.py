@@ -54,10 +54,10 @@ def _has_byte_tokens(model: dict[str, Any], vocab: Container[str]) -> bool:
 
 
 def is_whole_byte_level(document: dict[str, Any]) -> bool:
-    """Return whether text is encoded as bytes and a BPE has every byte that can occur, in each form it looks
-    up.
+    """Return whether a BPE encodes text as bytes and has an entry for every byte that can occur.
 
-    Bytes that never occur in UTF-8 may be missing.
+    It must have the byte with each prefix and suffix with which it is looked up. Bytes that never occur in
+    UTF-8 may be missing.
     """
     model = document["model"]
     prefix, suffix = (model.get(key) or "" for key in ("continuing_subword_prefix", "end_of_word_suffix"))

@@ -24,7 +24,9 @@ BAR = "\x19"
 LINE_BREAK = "\x16"  # <br>: a new line that ends neither a heading nor a list item
 LESS_THAN = "\x15"  # a < that begins no tag
 JOINT = "\x1b"
-"""A tag, or the edge of a link or template, next to a ': apostrophes on both sides are separate runs."""
+"""Place of a tag, or of the edge of a link or template, between apostrophes: those before and after it are
+counted separately.
+"""
 ASIDE = "\x7f"  # surrounds the number of a text that was put aside, to be restored unchanged
 
 MARKS = (DROPPED, GAP, BAR, LINE_BREAK, LESS_THAN, JOINT, ASIDE)

@@ -34,8 +34,9 @@ class Lease:
         write_text(self.path, self.token)
 
     def end(self, is_abandoned: bool) -> None:
-        """Make workers stop at their next check. If `is_abandoned`, a second file tells workers that are only
-        starting.
+        """Make workers stop at their next check.
+
+        If `is_abandoned`, a second file stops workers that have not started yet.
         """
         if is_abandoned:
             with contextlib.suppress(OSError):

@@ -270,7 +270,7 @@ def can_be_kept(vocab_size: int, with_mask: bool, tally: Tally, record: Record) 
     if largest >= vocab_size:
         what = f"token id {largest:,} is outside the vocabulary of {vocab_size:,} entries"
     elif record.learnt is not None and not with_mask:
-        what = "has tokens outside the loss, and the first record of the source has no mask; set labels_key"
+        what = "has tokens outside the loss, but the first record of the source has no mask; set labels_key"
     else:
         return True
     tally.add_broken(record.path, record.line, what)

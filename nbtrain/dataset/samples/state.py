@@ -30,7 +30,7 @@ class DataState:
     """Number of training samples for which the order was built; fixed at first launch."""
     consumed_samples: int = 0
     skipped_sample_ranges: tuple[tuple[int, int], ...] = ()
-    """[first, last) positions of the order that are skipped, ascending and disjoint."""
+    """[first, last) positions of the training order that are skipped, ascending and disjoint."""
     shuffle: str = "megatron"
     """Shuffling of epochs: data.shuffle."""
     packing: str = "stream"

@@ -37,7 +37,10 @@ def compute(shell: Shell, text: str, unknowns: tuple[Unknown, ...], place: str) 
 
 
 def arithmetic(shell: Shell, node: "Node", start: int, end: int, place: str) -> bool | None:
-    """Evaluate the arithmetic between two bytes of a node for its effects, and return whether it is not 0."""
+    """Evaluate an arithmetic expression with its assignments, and return whether the result is not 0.
+
+    The expression is the text between two bytes of a node. None if only the running shell knows its value.
+    """
     try:
         text = shell.expansion._expression(node, start, end)
     except Undecided as error:

@@ -805,7 +805,7 @@ Letter = tuple[str, str] | Part
 
 
 def _letters(parts: Iterable[Part]) -> list[Letter]:
-    """Return a word with its unquoted text cut into characters; its other parts stay whole."""
+    """Split the unquoted text of a word into characters; its other parts stay whole."""
     letters: list[Letter] = []
     for part in parts:
         if part.quoted or part.is_expansion:
@@ -820,7 +820,7 @@ def _letters(parts: Iterable[Part]) -> list[Letter]:
 
 
 def _joined_letters(letters: Sequence[Letter]) -> list[Part]:
-    """Return the parts of a word again."""
+    """Join the characters that _letters() returned, and return the parts of the word."""
     parts: list[Part] = []
     for key, group in itertools.groupby(
         letters, lambda letter: None if isinstance(letter, Part) else letter[1]

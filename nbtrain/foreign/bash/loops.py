@@ -147,7 +147,7 @@ def _is_last_round(shell: Shell, body: Sequence["Node"]) -> bool:
 
 
 def _loop_ended(shell: Shell, doubts: tuple[Unknown, ...], departures: int) -> None:
-    """Forget doubts about whether the loop was left early, unless more than it may have been left."""
+    """Forget the doubts that arose in a loop, unless the function or an outer loop may have been left too."""
     if shell.departures == departures:
         shell.state.doubts = doubts
 

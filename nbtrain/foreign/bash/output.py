@@ -87,5 +87,5 @@ def write_file(shell: Shell, name: str, printed: Runs, appends: bool) -> None:
 
 
 def collapsed(runs: Runs) -> Runs:
-    """Return a text with its neighbouring known parts kept apart, so that each has its own place."""
+    """Return a text that is not split into words any further; each part keeps its own place."""
     return tuple(run._replace(quoted=True) for run in runs)

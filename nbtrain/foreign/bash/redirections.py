@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def redirect(shell: Shell, node: "Node", written: list[tuple[str, bool]], extra: list["Node"]) -> None:
-    """Follow one redirection: of standard input, or of the output, whose file and whether it is appended to
-    are added to `written`. Words after the file, which belong to the command, are added to `extra`.
+    """Follow one redirection, of standard input or of the output.
+
+    The file of an output is added to `written`, with whether it is appended to. Words after the file, which
+    belong to the command, are added to `extra`.
     """
     operator = next((child.type for child in node.children if not child.is_named), "")
     named = [child for child in node.children if child.is_named and child.type != "file_descriptor"]

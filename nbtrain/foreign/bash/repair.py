@@ -3,8 +3,8 @@
     ${x:$n:1}  $((10#$x))  [ a \\< b ]  [[ ... ]] then      another form with the same meaning
     ${x~~}  [[ a@(b|c) = ab ]]  T[a b]=4                   a name whose value or effect is not decided
 
-Only a text that the parser refuses comes here, and only the parts that it refuses alone are changed. A text
-that bash refuses too, such as one with an open quote or an `if` without its `fi`, stays refused.
+Only text that the parser rejects is repaired, and only the parts that it rejects on their own are changed.
+Text that bash rejects too, such as an open quote or an `if` without its `fi`, is still rejected.
 """
 
 import re
@@ -82,7 +82,7 @@ class Repair:
     # --- ${...}, $((...)), ((...)), [[ ... ]], [ ... ] ----------------------------------------------
 
     def _construct(self, text: str) -> Change | None:
-        """Return a change of the shortest construct that the parser refuses alone."""
+        """Return a change of the shortest construct that the parser rejects even on its own; None if none."""
         spans = []
         literals = list(_literals(text))
         for match in _OPENINGS.finditer(text):
@@ -140,8 +140,8 @@ class Repair:
         return None
 
     def _statement(self, text: str) -> Change | None:
-        """Return a change that replaces a statement which the parser refuses alone: one on separate lines,
-        or else the smallest compound command.
+        """Return a change that replaces a statement which the parser rejects even on its own: one that begins
+        and ends its own lines or, if there is none, the smallest compound command.
         """
         lines = list(_statements(text))
         simple = [span for span in lines if _is_simple(_unquoted(text[slice(*span)]))]

@@ -120,8 +120,8 @@ class Shell:
         self.sink: list[Run] | None = None
         """Output of commands that is substituted or piped; None if it is not kept."""
         self.certain = 0, 0
-        """Conditions and doubts around the beginning of the sink; what is printed under more of them may be
-        missing.
+        """Numbers of conditions and doubts when the sink began. Output that is printed under more of them may
+        be missing.
         """
         self.causes: tuple[Unknown, ...] = ()
         """Unknown values that decide an unknown status of the last command."""

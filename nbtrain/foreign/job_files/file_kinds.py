@@ -69,7 +69,9 @@ def text_of(path: Path) -> str:
             kind = "a folder" if path.is_dir() else "not a regular file"
             raise ConfigError(f"{path}: is {kind}; give {FILES}.")
         if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; no file of a job is that large.")
+            raise ConfigError(
+                f"{path}: {path.stat().st_size:,} bytes; a file of a job may have at most {MOST_BYTES:,}."
+            )
         text = path.read_text(encoding="utf-8")
         if problem := pointer_problem(text.encode()):
             raise ConfigError(f"{path}: {problem}.")

@@ -118,7 +118,7 @@ def _policy(reader: PlaceReader, clean_up: str, words: dict[str, str]) -> None:
     reader.set("back_off_limit", reader.take(f"{policy}.backoffLimit"))
     deadline = reader.take(f"{policy}.activeDeadlineSeconds")
     if deadline is not None and isinstance(deadline.value, int) and deadline.value > YEAR_SECONDS:
-        reader.job.left.append((deadline.place, "activeDeadlineSeconds: over a year, and never reached."))
+        reader.job.left.append((deadline.place, "activeDeadlineSeconds: not imported, as it is over a year."))
     else:
         reader.set("active_deadline_seconds", deadline)
     reader.set(
@@ -173,7 +173,7 @@ def _pytorch_job(reader: PlaceReader) -> None:
         _elastic(reader, "spec.elasticPolicy")
         reader.take("spec.elasticPolicy.nProcPerNode")
         for name in ("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf"):
-            reader.leave(f"spec.elasticPolicy.{name}", "nbtrain's agents meet by themselves")
+            reader.leave(f"spec.elasticPolicy.{name}", "nbtrain's agents find each other themselves")
         if restarts := reader.take("spec.elasticPolicy.maxRestarts"):
             reader.job.settings["backend.max_restarts"] = restarts
     _policy(reader, "cleanPodPolicy", KUBEFLOW_CLEAN_UP)

@@ -68,7 +68,7 @@ def _option(job: Job, line: SbatchLine, gpus: Value | None) -> None:
         words = "not imported; it looks like a secret. Set it in the shell that submits."
         job.left.append((line.place, f"{line.name}: {words}"))
     elif "$" in line.value or ("%" in line.value and line.name not in ("--array", "--output", "--error")):
-        leave("sbatch substitutes nothing in its options.")
+        leave("sbatch does not expand variables in its options.")
     elif line.name in WORDS:
         set_field(WORDS[line.name], line.value)
     elif line.name == "--time":

@@ -48,7 +48,7 @@ class Reading:
         return self.table.program
 
     def has(self, dest: str) -> bool:
-        """Return whether the program has this value in its parser."""
+        """Return whether the program's parser has an argument with this `dest`."""
         return dest in self.table.by_dest
 
     def setting(self, dest: str) -> Setting | None:

@@ -257,7 +257,7 @@ def _read_hysteresis(source: Reading, document: Document, read: set[str]) -> Non
     dotted = "fp16.consecutive_hysteresis"
     read.add(dotted)
     if document.get(dotted):
-        text = "not imported; overflows count in a row or not, so that the loss scale may halve earlier."
+        text = "not imported; the loss scale may halve earlier, because overflows need not be consecutive."
         source.note(document.place(dotted), f"{dotted}: {text}")
 
 

@@ -273,7 +273,10 @@ def _read_clip(source: Reading) -> None:
     elif document is not None and source.value("deepspeed") and "gradient_clipping" not in source.auto:
         # The program leaves clipping to DeepSpeed (megatron/optimizer/__init__.py), whose default is 0.
         flag = f"--clip-grad({source.value('clip_grad')})"
-        source.note(document.label, f"no gradient_clipping: DeepSpeed clips nothing, whatever {flag}.")
+        source.note(
+            document.label,
+            f"gradient_clipping is not set, so DeepSpeed does not clip gradients and {flag} has no effect.",
+        )
         source.set("optimizer.clip_grad", 0.0, comment="no gradient_clipping", place=document.label)
     else:
         source.set("optimizer.clip_grad", source.value("clip_grad"), "clip_grad")

@@ -44,7 +44,9 @@ def same(key: str, dest: str, factor: int = 1) -> Row:
             return
         value = source.value(dest)
         if dest == "exit_duration_in_mins" and isinstance(value, int) and value > MOST_MINUTES:
-            source.note(source.place(dest), f"--exit-duration-in-mins {value}: over 10 years: never reached.")
+            source.note(
+                source.place(dest), f"--exit-duration-in-mins {value}: ignored, as it is over 10 years."
+            )
             return
         if value is not None and (source.setting(dest) or value is not False):
             source.set(key, value * factor if factor != 1 and isinstance(value, int) else value, dest)
@@ -256,7 +258,7 @@ def _read_bpe(source: Reading) -> None:
         source.note(source.place("vocab_size"), words)
         return
     if "tokenizer.vocab_size" not in source.values and setting is not None:
-        words = "the program counts the entries of its vocabulary file, which is not here; both must agree."
+        words = "must equal the number of entries in the vocabulary file, which was not found here."
         source.note(source.place("vocab_size"), f"--vocab-size {size}: {words}")
     source.set("tokenizer.vocab_size", size, "vocab_size")
 

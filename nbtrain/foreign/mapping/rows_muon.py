@@ -23,7 +23,7 @@ FIXED = {
         "optimizer.muon_num_ns_steps",
         "other coefficients of Newton-Schulz",
     ),
-    "muon_tp_mode": ("duplicated", "optimizer.type", "parts of matrices are orthogonalized, here whole ones"),
+    "muon_tp_mode": ("duplicated", "optimizer.type", "parts of matrices are orthogonalized, not whole ones"),
     "muon_split_qkv": (True, "optimizer.type", "queries, keys and values are orthogonalized as one matrix"),
     "muon_scalar_optimizer": (
         "adam",

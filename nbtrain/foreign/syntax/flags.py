@@ -307,8 +307,9 @@ def _stray(words: Sequence[Word], before: Setting | None) -> Finding:
 
 
 def _may_be_flags(before: Word, word: Word) -> bool:
-    """Return whether an unknown word after a value may stand for flags. The prefix that follows a weight does
-    not.
+    """Return whether an unknown word after a value may stand for flags.
+
+    After a number, the word is a prefix of data that the number weighs, as in `--data-path 0.3 $PREFIX`.
     """
     weighs = re.fullmatch(r"[\d.]+", before.text)
     every = re.search(r"[@*]\]?\}?$", word.text)

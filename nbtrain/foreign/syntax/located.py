@@ -53,7 +53,7 @@ class Word:
     place: str
     """Place of the word, such as "train.sh:12"."""
     unknowns: tuple[Unknown, ...] | None = None
-    """Parts that only the running shell knows. None if no shell reads the word, so that its text decides."""
+    """Parts that only the running shell knows. None for a word that no shell expands: its text is final."""
 
     @property
     def from_outside(self) -> str:

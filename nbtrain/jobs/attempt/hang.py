@@ -143,7 +143,7 @@ def whereabouts(one: Standstill) -> str:
     if one.beat is None:
         return f"no heartbeat yet, for {one.still_seconds:.0f} s"
     activity = activity_of(one.beat.phase)
-    text = f"last heard of at step {one.beat.step:,}, {one.still_seconds:.0f} s ago, while {activity}"
+    text = f"last reported at step {one.beat.step:,}, {one.still_seconds:.0f} s ago, while {activity}"
     last: Collective | None = one.beat.collective
     if last is not None:
         text += f", in {_call(last)}" if last.waiting else f", outside any collective (last: {_call(last)})"
@@ -176,8 +176,8 @@ def _all_in_one_place(ranks: list[Standstill]) -> str:
     first, seconds = ranks[0], max((rank.still_seconds for rank in ranks), default=0.0)
     if all(rank.beat is None for rank in ranks) and len(ranks) > 1:
         return (
-            f"no rank was ever heard of, for {seconds:.0f} s: none was started, or their machines do not "
-            "reach each other; see logs/"
+            f"no rank has reported within {seconds:.0f} s: none was started, or their machines do not reach "
+            "each other; see logs/"
         )
     hosts = sorted({rank.beat.host for rank in ranks if rank.beat and rank.beat.host})
     here = first.collective

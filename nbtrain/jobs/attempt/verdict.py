@@ -122,7 +122,7 @@ class Verdict:
     """Kind of the failure: rollback, hang, disk, shared memory, device memory, host memory, device, killed,
     no record, or ""."""
     bad_samples: tuple[int, int] | None = None
-    """Samples that a rollback skips: positions [first, last) of the order that the bad step read."""
+    """Samples that a rollback skips: positions [first, last) in the training order that the bad step read."""
 
 
 def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Verdict:

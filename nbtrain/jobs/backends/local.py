@@ -161,7 +161,7 @@ class LocalBackend(SupervisedHere):
             yield mistake(config, "", str(error))
             return
         if lacking:
-            yield shortage(config, "", lacking, "Allow it more, or choose a smaller layout.")
+            yield shortage(config, "", lacking, "Raise the limit, or choose a smaller layout.")
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
         """End the ranks, found by the job's marker."""

@@ -273,7 +273,7 @@ class RemoteLauncher:
             return self._give_order()
         assert self._agents is not None, "launch() comes first"
         if (code := self._agents.poll()) is not None:
-            ended = f"what starts the agents ended with code {code}"
+            ended = f"the process that starts the agents ended with code {code}"
             self.end_message = self._missing(fresh, self._agents.end_message or ended)
             return code or 1
         limit = self._config.backend.start_timeout_seconds
@@ -358,7 +358,10 @@ class RemoteLauncher:
                 )
         assert self._agents is not None
         if (code := self._agents.poll()) is not None and not self._reporting(ends):
-            return f"what had started the agents ended with code {code}, and they have been silent since"
+            return (
+                f"the process that had started the agents ended with code {code}, and they have not reported "
+                "since"
+            )
         return ""
 
     def _gone(self, lost: list[int]) -> list[str]:

@@ -60,15 +60,15 @@ class Calibrated(Result):
         doubts = self.calibration.doubts
         if self.path is None and doubts and not self.is_trial:
             return (
-                f"Not written: {display(calibration_path())} keeps its values, which are not in "
-                "doubt. Calibrate again while the machine is idle."
+                f"Not written: {display(calibration_path())} keeps its values, which are more reliable. "
+                "Calibrate again while the machine is idle."
             )
         if self.path is None:
             return "Nothing was written."
         if doubts:
             return (
                 f"Written to {display(self.path)}. Plans use it for {self.calibration.oldest_days} days and "
-                "say that it is in doubt. Calibrate again while the machine is idle."
+                "say that it is doubtful. Calibrate again while the machine is idle."
             )
         return f"Written to {display(self.path)}; plans use it."
 

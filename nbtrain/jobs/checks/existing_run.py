@@ -119,7 +119,7 @@ def is_not_finished(request: Request) -> Checks:
         return
     yield _about_run(
         run,
-        f"this run has succeeded ({amounts.counted(before.train_steps, 'step')}). To train on: "
+        f"this run has succeeded ({amounts.counted(before.train_steps, 'step')}). To continue training: "
         f"{more_to_train(run, before, config)}. To train again under another name: "
         f"{_clone(run, before, config)}.{_differs(before, config)}",
     )

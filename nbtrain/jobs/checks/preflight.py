@@ -190,7 +190,7 @@ def memory_suffices(launch: Launch) -> Iterator[Finding]:
         yield shortage(
             config,
             "",
-            f"{where} will need about {size(needed)} of memory and there is {size(present)}"
+            f"{where} will need about {size(needed)} of memory, but there is {size(present)}"
             + (f" (per rank: {parts})." if parts else "."),
             fix,
         )
@@ -212,7 +212,7 @@ def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
             config,
             "",
             f"{counted(config.ranks_per_node, 'rank')} on {machine.host} will need about {size(needed)} of "
-            f"host memory and there is {size(machine.memory_bytes)} (per rank: {parts}).",
+            f"host memory, but there is {size(machine.memory_bytes)} (per rank: {parts}).",
             "Offload less (parallel.offload_optimizer, parallel.offload_param), set "
             "checkpoint.async_save=false, or use device=nvme with zero_stage=3.",
         )

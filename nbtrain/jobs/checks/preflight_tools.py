@@ -62,7 +62,7 @@ def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
             yield mistake(config, key, f"{found} is not a folder.", "Create it, on a local NVMe disk.")
             continue
         if not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
-            yield mistake(config, key, f"{found} cannot be written.", "Name a folder that can be.")
+            yield mistake(config, key, f"{found} is not writable.", "Name a writable folder on NVMe.")
         kind = _file_system(folder)
         if kind in MEMORY_FILE_SYSTEMS:
             yield mistake(
@@ -88,7 +88,7 @@ def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
             yield shortage(
                 config,
                 "",
-                f"{folder}: the disk has {size(free)} free, and the state that is offloaded to NVMe needs "
+                f"{folder}: the disk has {size(free)} free, but the state that is offloaded to NVMe needs "
                 f"{size(needed)}.",
                 "Free space, or name a folder on a larger disk.",
             )
@@ -116,8 +116,8 @@ def local_dir_is_ready(launch: Launch) -> Iterator[Finding]:
         yield mistake(
             config,
             key,
-            f"{found} cannot be created: {there} cannot be written.",
-            "Name a folder that can be.",
+            f"{found} cannot be created: {there} is not writable.",
+            "Name a writable folder on a local disk.",
         )
         return
     # This run's own files there are replaced; the pattern "gpt-*" would match checkpoints of gpt-large, too.
@@ -129,7 +129,7 @@ def local_dir_is_ready(launch: Launch) -> Iterator[Finding]:
         yield shortage(
             config,
             key,
-            f"{found}: the disk has {size(free)} free, and the checkpoints on it need {size(needed)}.",
+            f"{found}: the disk has {size(free)} free, but the checkpoints on it need {size(needed)}.",
             "Free space, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
         )
 

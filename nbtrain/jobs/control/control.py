@@ -213,7 +213,7 @@ def _instead(job: JobDir, state: str, what: str) -> str:
         return f"it has finished its work and can no longer {what}."
     return (
         f"all its {amounts.counted(config.train_steps, 'step')} are trained, so it can no longer "
-        f"{what}. To train on: {more_to_train(job.run, config)}."
+        f"{what}. To continue training: {more_to_train(job.run, config)}."
     )
 
 

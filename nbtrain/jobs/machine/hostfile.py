@@ -54,7 +54,7 @@ def hosts_of(config: RunConfig) -> list[str]:
         raise ConfigError(f"{where}: {error}") from None
     if len(slots) < nodes:
         raise ConfigError(
-            f"{where}: {section.hostfile} names {amounts.counted(len(slots), 'machine')}, and "
+            f"{where}: {section.hostfile} names {amounts.counted(len(slots), 'machine')}, but "
             f"resources.nodes = {nodes}. Add machines, or lower nodes."
         )
     chosen = list(slots)[:nodes]
@@ -85,7 +85,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
         match = LINE.fullmatch(text)
         if match is None:
             rule = f" A name has {HOST_RULE}." if re.match(r"\S+\s+slots=\d+", text) else ""
-            words = f"{text[:80]!r} is no machine."
+            words = f"{text[:80]!r} is not a machine."
             fix = "A line is `name slots=8`: a name or an IPv4 address, and how many ranks it may have."
             problems.append((number, words, fix + rule))
         elif match[1] in found:

@@ -30,7 +30,7 @@ def node_number(nodes: int, environment: Mapping[str, str] = os.environ) -> int:
             number = int(text)
             if number >= nodes:
                 raise JobError(
-                    f"{name}={number}, and the job has {nodes} nodes, numbered from 0. Start one agent on "
+                    f"{name}={number}, but the job has {nodes} nodes, numbered from 0. Start one agent on "
                     "each node."
                 )
             return number

@@ -2,7 +2,7 @@
 
     waiting --launch order--> running --the last process is gone--> waiting
        |                        |
-       +--- the job has ended, TERM, or no sign of life of the supervisor ---> leaving
+       +--- the job has ended, TERM, or no sign of life from the supervisor -> leaving
 
 It communicates with the supervisor through the run directory alone (base/run_directory/node_records.py).
 Each of the two measures the time since it heard from the other by its own monotonic clock: a record counts as
@@ -322,7 +322,7 @@ class Agent:
         silent = self._supervisor.silent_seconds()
         record = JobRecord.read(self._job.job_json) if self._order is None else None
         if silent > self._most_silent_seconds(record):
-            return f"no sign of life of the supervisor for {silent:.0f} s"
+            return f"no sign of life from the supervisor for {silent:.0f} s"
         if self._order is None:
             if record is None:
                 return "the job's folder is gone"

@@ -40,7 +40,7 @@ def dry_run(config: RunConfig, path: Path) -> Path:
     if not text:
         raise ConfigError(
             f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}: a dry run writes what a "
-            "scheduler receives, and this backend has none. Set backend.kind to hosts, slurm or kubernetes."
+            "scheduler receives, but this backend has none. Set backend.kind to hosts, slurm or kubernetes."
         )
     refuse_run_over_limits(config)
     try:

@@ -44,8 +44,8 @@ def make_folder(run: RunDir) -> None:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SubmitError(
-            f"{display(run.path)} cannot be made: {error.strerror}. Set NBTRAIN_OUTPUT to a folder that can "
-            "be written."
+            f"{display(run.path)} cannot be created: {error.strerror}. Set NBTRAIN_OUTPUT to a folder that "
+            "can be written."
         ) from error
 
 

@@ -131,7 +131,7 @@ def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
     if in_the_way.job_id != job.job_id:
         raise SubmitError(
             f"{display(run.path)}: its job {in_the_way.job_id} is {status_of(in_the_way)[0]}, and a run has "
-            f"one job at a time. Wait for its end, or `nbtrain cancel {run.name}`; then {AGAIN}."
+            f"one job at a time. Wait until it ends, or run `nbtrain cancel {run.name}`; then {AGAIN}."
         )
 
 
@@ -195,7 +195,7 @@ def resume(
         again = f" To evaluate again: `nbtrain resume {run.name} mode=eval`." if before.mode == "eval" else ""
         raise SubmitError(
             f"{display(run.path)}: all {amounts.counted(done, 'step')} are done, and the run ends at step "
-            f"{config.train_steps:,}. To train on: {more_to_train(run, before, config)}.{again}"
+            f"{config.train_steps:,}. To continue training: {more_to_train(run, before, config)}.{again}"
         )
     new_priority = "backend.priority" in override_layer(overrides).origins
     request = read_request(config, existing)
@@ -211,8 +211,8 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
             f"resume {run.name} mode=perf` measures again."
         )
     logger.info(
-        "%s: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume %s "
-        "mode=eval` evaluates again.",
+        "%s: its last job evaluated (mode: eval); this one continues training (mode: full). `nbtrain resume "
+        "%s mode=eval` evaluates again.",
         run.name,
         run.name,
     )

@@ -200,7 +200,7 @@ class Journal:
     def tell_rollback(self, rollback: Rollback, lost: str) -> None:
         """Write the event of a rollback."""
         said = (
-            f"{rollback.cause}; goes back to {starting_point(rollback)} and passes over samples "
+            f"{rollback.cause}; returns to {starting_point(rollback)} and skips samples "
             f"{rollback.first:,} to {rollback.last - 1:,}; {lost}"
         )
         self.event("rollback", said, step=rollback.step, positions=[rollback.first, rollback.last])

@@ -29,7 +29,7 @@ def wait_for_displaced(journal: Journal) -> None:
     if displaced is None or displaced.gone():
         return
     named = f"supervisor {displaced.pid} on {displaced.host}, which had this job"
-    waits = f"waits up to {DISPLACED_SECONDS:g} s for {named}, to kill its ranks and leave"
+    waits = f"waiting up to {DISPLACED_SECONDS:g} s for {named}, to kill its ranks and exit"
     journal.set_state(RESTARTING, waits)
     while not displaced.gone():
         if time.monotonic() >= deadline:
@@ -46,7 +46,7 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
     job = journal.job
     others = [job_id for job_id in job.run.job_ids() if job_id != job.job_id]
     if left := processes.marked_pids(others):
-        said = f"{len(left)} processes of a lost job are asked to save and leave; waits up to {seconds:g} s"
+        said = f"{len(left)} processes of a lost job are asked to save and exit; waiting up to {seconds:g} s"
         journal.event("warning", said)
         # With backend local the kernel has signalled them; an agent ends its ranks once its supervisor is
         # silent.

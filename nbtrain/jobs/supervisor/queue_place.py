@@ -146,7 +146,7 @@ class QueuePlace:
             # The home folder may be full although runs are elsewhere, and the job may have waited for days.
             if error.errno not in FULL:
                 raise
-            return f"waits for room on the disk of the queue ({display(self._queue.path)}: {error.strerror})"
+            return f"waits for space on the disk of the queue ({display(self._queue.path)}: {error.strerror})"
         if words is not None:
             return words
         gpus = [slot.removeprefix("gpu-") for slot in self._locks if slot.startswith("gpu-")]

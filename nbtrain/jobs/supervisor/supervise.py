@@ -155,7 +155,7 @@ def wait_for_lock(job: JobDir) -> None:
     with run.locked(blocking=False) as taken:
         if taken or Journal(job).newer_job():
             return
-    print(f"{run.path} is held by another process; waits for its end", flush=True)
+    print(f"{run.path} is held by another process; waiting for it to exit", flush=True)
     with run.locked():
         return
 
@@ -217,7 +217,9 @@ def supervise(journal: Journal, requests: SignalRequests) -> int:
                 verdict = Verdict(FAILED, said)
             journal.end(verdict)
         except Displaced as displaced:
-            print(f"another supervisor has taken over: {displaced}; kills its ranks and leaves", flush=True)
+            print(
+                f"another supervisor has taken over: {displaced}; killing the ranks and exiting", flush=True
+            )
             if launcher is not None:
                 launcher.abandon()
             return 0
@@ -509,13 +511,13 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
     deadline = time.monotonic() + seconds
     announced = False
     while (free := shutil.disk_usage(it.job.run.path).free) < needed:
-        words = f"{needed / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are free"
+        words = f"{needed / 2**30:.2f} GiB are needed, but only {free / 2**30:.2f} GiB are free"
         if time.monotonic() >= deadline:
             waited = f"no space became free within backend.disk_wait_seconds = {seconds:g}"
             return given_up(verdict, f"{waited} ({words})")
         if not announced:
             announced = True
-            said = f"waits up to {seconds:g} s for room on the disk: {words}"
+            said = f"waiting up to {seconds:g} s for space on the disk: {words}"
             it.journal.event("warning", said, needed_bytes=needed, wait_seconds=seconds)
         if it.requests.stop_within(DISK_POLL_SECONDS, lambda: poll_requests(it)):
             return cancelled_while_waiting(verdict)

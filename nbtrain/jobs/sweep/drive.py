@@ -106,7 +106,7 @@ def drive(
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = flock_folder(folder, blocking=False)
     if descriptor is None:
-        raise JobError(f"{display(folder)}: another process drives the sweep {sweep.name}. Wait for it.")
+        raise JobError(f"{display(folder)}: another process is running the sweep {sweep.name}. Wait for it.")
     try:
         return _drive(sweep, at_once or sweep.config.at_once, again, say, command, prepare, turn_done)
     finally:
@@ -180,7 +180,7 @@ def _refuse_lost_again(name: str, lost_at: dict[str, int | None]) -> None:
     saved = newest_checkpoint_step(RunDir.named(name))
     if name in lost_at and lost_at[name] == saved:
         raise JobError(
-            "its processes are gone again, and it has saved no checkpoint since it was resumed. `nbtrain "
+            "its processes ended again, and it has saved no checkpoint since it was resumed. `nbtrain "
             f"logs {name}` may say why. Run the sweep again to resume it once more."
         )
     lost_at[name] = saved

@@ -67,7 +67,7 @@ class SweepPlan(Result):
         if self.problems:
             lines = "\n".join(f"  {problem}" for problem in self.problems)
             raise ConfigError(
-                f"the sweep {self.sweep.name} exceeds limits:\n{lines}\nTake fewer runs or shorter ones."
+                f"the sweep {self.sweep.name} exceeds limits:\n{lines}\nUse fewer runs or shorter ones."
             )
 
     def to_dict(self) -> dict[str, Any]:

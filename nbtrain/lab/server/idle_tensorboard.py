@@ -50,7 +50,7 @@ def serve(
             if looks():
                 last = time.monotonic()
             elif time.monotonic() - last >= idle_seconds:
-                print(f"no page has been open for {idle_seconds / 3600:g} h: TensorBoard ends", flush=True)
+                print(f"no page has been open for {idle_seconds / 3600:g} h: ending TensorBoard", flush=True)
                 return 0
     finally:
         process.terminate()

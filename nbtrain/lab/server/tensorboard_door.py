@@ -7,8 +7,9 @@ loopback port, and only while they are used. jupyter-server-proxy starts a comma
 ended, no later request would start it again. Proxy and TensorBoard end together with the process that started
 the proxy, however it ends.
 
-The proxy itself answers /nbtrain-runs?run=NAME: it has that run shown, or every run if NAME is all, and tells
-how many are. The one of `nbtrain tensorboard` also serves /nbtrain/, the page that keeps TensorBoard live.
+The proxy itself answers /nbtrain-runs?run=NAME: it makes TensorBoard show that run, or every run if NAME is
+all, and returns the number of runs that are shown. The proxy of `nbtrain tensorboard` also serves /nbtrain/,
+the page that keeps TensorBoard live.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """The launch form as an anywidget, whose script (lab/ui/form/form_widget.js) asks the Jupyter server.
 
     live front end    form + rescue     everything by REST: works while a cell runs, and without this kernel
-    no server half    form              the same questions by a message, which the kernel hears between cells
+    no server half    form              the same requests as messages, which the kernel answers between cells
     papermill, HTML   static picture    static_html()
 
-What the form holds comes here by a message for each change, so that the next cell has it: `form.config`,
-`form.mode`. The trait `held` gives it back to a page that is loaded again.
+The page sends a message for each change of a value, so that the next cell has the form's values:
+`form.config`, `form.mode`. A page that is loaded again gets them back from the trait `held`.
 The rescue is a second, invisible output, as in panel.py: after a reload without the kernel it shows the form,
 which then says that its kernel is gone.
 """

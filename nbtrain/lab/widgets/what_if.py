@@ -24,7 +24,7 @@ class WhatIfPage(anywidget.AnyWidget):
 
     _esm = Path(__file__).with_name("what_if.js").read_text(encoding="utf-8")
     shown = traitlets.Dict().tag(sync=True)
-    """WhatIf.shown() of the layout."""
+    """Everything that the page shows of the layout: the result of WhatIf.shown()."""
     answer = traitlets.List(["", ""]).tag(sync=True)
     """Result of "Use this" or of a refused change: "good" or "bad", and the message."""
 

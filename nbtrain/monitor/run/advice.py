@@ -120,8 +120,8 @@ def _waits_for_disk(run: RunDir, event: Mapping[str, Any], now: float) -> str:
     if free >= needed:
         return "There is room on the disk again: the next attempt starts by itself."
     words = (
-        f"Waiting for disk space: {amounts.size(needed)} are needed, {amounts.size(free)} are free. The job "
-        "continues by itself once there is room."
+        f"Waiting for disk space: {amounts.size(needed)} are needed, but only {amounts.size(free)} are free. "
+        "The job continues by itself once there is room."
     )
     if "wait_seconds" not in event:
         return words

@@ -215,7 +215,7 @@ class Interruptions:
         if self.break_even_per_day is None:
             return words
         if not self.break_even_per_day:
-            return f"{words}: dearer than on demand even without interruptions"
+            return f"{words}: more expensive than on demand even without interruptions"
         break_even = amounts.amount(self.break_even_per_day)
         return f"{words}; cheaper than on demand up to {break_even} interruptions a day"
 
@@ -388,8 +388,10 @@ def measured_restart_seconds(run: RunDir) -> float:
 
 
 def _band(time: Segment, least: float) -> tuple[float, float]:
-    """Return the ends of the band that BAND of all runs end in, by a normal distribution: a run has many
-    segments. No run is shorter than one without interruptions.
+    """Return the shortest and the longest time of the middle BAND of all runs, in seconds.
+
+    The times are normally distributed, because a run has many segments. No run is shorter than one without
+    interruptions.
     """
     if not math.isfinite(time.mean):
         return least, math.inf
@@ -408,7 +410,7 @@ def _prices(
 ) -> dict[str, Any]:
     """Return the fields of Interruptions about money: machines on demand against spot machines.
 
-    Nobody pays for waiting, so that it counts for the finish and not for the money.
+    Waiting costs no money, so it counts only for the time at which the run ends.
     """
     price, spot = cost.on_demand, cost.spot
     assert duration.seconds is not None

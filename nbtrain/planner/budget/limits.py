@@ -85,9 +85,9 @@ def amount_of(key: str, value: float) -> str:
 def limits_folders() -> list[Path]:
     """Return the folders whose limits.yaml holds for the runs of this workspace, without duplicates.
 
-    The workspace, the folder of the output directory, and every workspace that encloses one of them: another
-    workspace inside the team's, or another one that writes to the team's output directory, has the team's
-    limits too, also if that directory is a link to another disk.
+    They are the workspace, the folder of the output directory, and every workspace that encloses one of them.
+    So the team's limits also hold in another workspace inside the team's, and in one that writes to the
+    team's output directory, even if that directory is a link to another disk.
     """
     output = output_root()
     # realpath, because Path.resolve raises for a link that leads to itself.

@@ -213,7 +213,7 @@ def no_host_stays_unused(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "no_host_stays_unused",
         "backend.hosts.hosts",
-        f"backend.hosts.hosts names {len(hosts)} machines, and resources.nodes = {nodes}: "
+        f"backend.hosts.hosts names {len(hosts)} machines, but resources.nodes = {nodes}: "
         f"{named} will be idle.",
         f"Set resources.nodes: {len(hosts)}{ranks}, or remove the unused machines.",
         Cost(words="machines that are paid for and idle"),
@@ -250,7 +250,7 @@ def name_says_its_size(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "name_says_its_size",
         "name",
-        f"The name {config.name} says {words}, and the model has {parameters:,} parameters "
+        f"The name {config.name} says {words}, but the model has {parameters:,} parameters "
         f"({amounts.count(parameters)}).",
         "Correct the model's sizes, or the name.",
         Cost(words="a run of another model"),
@@ -319,7 +319,7 @@ def pods_have_time_to_save(estimates: RunEstimates) -> Iterator[Finding]:
         "backend.shutdown_timeout_seconds",
         f"shutdown_timeout_seconds({limit:g}) is the time that ranks have to save when their pod is ended, "
         f"and a save takes {amounts.elapsed(seconds)} ({estimates.duration.save_basis}). Kubernetes kills "
-        f"the pod {int(limit) + POD_GRACE_SECONDS} s after it has told it (terminationGracePeriodSeconds).",
+        f"the pod {int(limit) + POD_GRACE_SECONDS} s after asking it to end (terminationGracePeriodSeconds).",
         f"Set backend.shutdown_timeout_seconds: {math.ceil(SAVE_TIMES * seconds)}, "
         f"{SAVE_TIMES:g} times as long.",
         Cost(words="all steps since the previous checkpoint, whenever a pod is ended"),

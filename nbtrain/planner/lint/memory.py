@@ -37,7 +37,7 @@ def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
         key, fix = next(iter(remedy.changes)), f"Set {remedy.words}; one rank then needs {_after(remedy)}."
     else:
         key = "parallel.data_parallel_size"
-        fix = "No layout fits these GPUs: take a larger GPU, more of them, or a smaller model."
+        fix = "No layout fits these GPUs: use a larger GPU, more of them, or a smaller model."
     over = memory.total_bytes - memory.device_bytes
     cost = Cost(words="a run that may end out of memory") if memory.fits else Cost(True, num_bytes=over)
     yield finding_of(
@@ -69,7 +69,7 @@ def fragmentation_leaves_room(estimates: RunEstimates) -> Iterator[Finding]:
         "backend.env",
         f"May run out because of fragmentation: with {100 * AVERAGE_FRAGMENTATION:.0f} % of torch's memory "
         "in pieces too small to use, the average of eight models (arXiv:2401.08156), one rank needs "
-        f"{amounts.size(reserved)}, and {memory.device} has {amounts.size(memory.device_bytes)}.",
+        f"{amounts.size(reserved)}, but {memory.device} has {amounts.size(memory.device_bytes)}.",
         f"Set {name}: {value} in backend.env, so that the allocator joins its free segments.",
         Cost(words="a run that may end out of memory"),
         "note",
@@ -99,7 +99,7 @@ def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
     else:
         key = "resources.memory_per_node_bytes"
         fix = (
-            f"Take machines with {amounts.size(needed)}, or more of them; or set device: nvme with "
+            f"Use machines with {amounts.size(needed)}, or more of them; or set device: nvme with "
             "zero_stage: 3."
         )
     yield finding_of(
@@ -137,9 +137,9 @@ def model_is_made_in_host_memory(estimates: RunEstimates) -> Iterator[Finding]:
         "model_is_made_in_host_memory",
         "resources.memory_per_node_bytes",
         f"Each rank makes its part of the model in host memory first: {memory.ranks_per_node} ranks of a "
-        f"machine need {amounts.size(memory.initial_host_bytes)} each, {amounts.size(needed)} in all, and "
+        f"machine need {amounts.size(memory.initial_host_bytes)} each, {amounts.size(needed)} in all, but "
         f"resources.memory_per_node_bytes is {amounts.size(given)}.",
-        f"{fix}, or take machines with {amounts.size(needed)}.",
+        f"{fix}, or use machines with {amounts.size(needed)}.",
         Cost(True, num_bytes=needed - given),
         "error",
     )

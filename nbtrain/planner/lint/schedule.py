@@ -299,8 +299,7 @@ def fp16_scale_can_move(estimates: RunEstimates) -> Iterator[Finding]:
             config,
             "bf16_needs_no_scale",
             "precision.dtype",
-            f"fp16 on {device.name}, which computes as fast in bf16: bf16 has fp32's range and needs no loss "
-            "scale.",
+            f"fp16 on {device.name}, where bf16 is as fast, has the range of fp32 and needs no loss scale.",
             "Set precision.dtype: bf16 unless the numbers of an fp16 run must be reproduced.",
             level="note",
         )
@@ -324,7 +323,7 @@ def dataset_is_not_repeated_too_often(estimates: RunEstimates) -> Iterator[Findi
         f"batch.train_{config.batch.train_amount[0]}",
         f"The run reads its training text {words}; more than {USEFUL_EPOCHS} add little "
         f"(arXiv:2305.16264).{basis}",
-        f"Take more text or fewer train_tokens: {useful:,} are {USEFUL_EPOCHS} passes.",
+        f"Use more text or fewer train_tokens: {useful:,} are {USEFUL_EPOCHS} passes.",
         estimates.share(1 - USEFUL_EPOCHS / passes, "text that adds little"),
     )
 

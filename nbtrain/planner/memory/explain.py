@@ -70,7 +70,7 @@ def _states(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
         formula = product((count, "parameters of the rank"), (size, words), divided)
         rest = parts[part] - size * count / (ranks if cut[part] else 1)
         if setup.engine != "nbtrain":
-            formula = f"{count:,} parameters of the rank, by the program's habits, ZeRO {zero} over {ranks}"
+            formula = f"{count:,} parameters of the rank, as the program keeps them, ZeRO {zero} over {ranks}"
         elif abs(rest) >= 0.5:
             formula += f" {'+' if rest > 0 else '-'} {abs(rest):,.0f}: {_rest(setup, part)}"
         terms.append(Term(part, parts[part], "bytes", formula, ZERO))
@@ -146,7 +146,7 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
         if waits := buffers.loss_gradients(setup, stage):
             logits += f", or the {waits:,} bytes of the tied output layer's gradient, which waits in autograd"
     if beside := buffers.logits_bytes(setup, stage) - parts["logits"]:
-        logits += f"; less {beside:,} bytes in whose place a layer is recomputed, counted there"
+        logits += f"; less {beside:,} bytes that a layer's recomputation reuses and that are counted there"
     bucket = setup.reduce_bucket_elements
     stream = activations.stream_bytes(setup)
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]

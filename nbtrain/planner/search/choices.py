@@ -432,7 +432,7 @@ def _refuse_short(text: Text) -> None:
         raise DataError(
             f"{text.words}: too few documents. Each document goes to training, validation or test, and at "
             f"least {LEAST_DOCUMENTS} are needed to fill all three. Split the records into smaller ones, or "
-            "write the text to a .txt file, which is cut into documents automatically."
+            "write the text to a .txt file, which is split into documents automatically."
         )
 
 

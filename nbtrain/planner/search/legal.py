@@ -297,7 +297,7 @@ def batch_limit(space: Space) -> str | None:
 def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
     """Yield the reasons why the trainer rejects the sizes of a cut, one clause each."""
     if (world := math.prod(cut)) != space.world_size:
-        yield f"it uses {counted(world, 'GPU')}, and there are {space.world_size:,}"
+        yield f"it uses {counted(world, 'GPU')}, but there are {space.world_size:,}"
     yield from (broken.clause for broken in _broken_by_cut(space, cut))
     if space.batch_unit % cut.data:
         yield (

@@ -142,9 +142,9 @@ class _MicroBatch(NamedTuple):
     idle: float
     """Wait of one block for its kernels to be started."""
     slowest: float
-    """The slowest stage's blocks and ends."""
+    """Blocks of the slowest stage, with its embeddings or output layer."""
     whole: float
-    """All stages' blocks and ends."""
+    """Blocks of all stages, with embeddings and output layer."""
     boundary: float
     """Traffic of the slowest boundary between two stages, one way."""
     held: int

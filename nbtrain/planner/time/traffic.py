@@ -87,7 +87,7 @@ class Collective(NamedTuple):
     num_bytes: float
     """Bytes of the array; in an all-to-all, the bytes that a rank has for all ranks."""
     factor: int = 1
-    """2 for an all-reduce, else 1."""
+    """Number of times that the array is sent: 2 for an all-reduce, else 1."""
     times: float = 1
     """Number of such operations in a block of a micro batch (BlockTraffic), or in a step (DataTraffic)."""
 

@@ -73,7 +73,7 @@ class OwnLoss:
         elif (names, pairs) != (self._names, self._pairs):
             raise self._error(
                 f"the scalars of loss were {_listed(self._names)}, and now are {_listed(names)}",
-                "Return the same names from every call; (0, 0) is a mean of nothing",
+                "Return the same names from every call; (0, 0) stands for a mean of nothing",
             )
         row = [count]
         for name, is_pair in zip(names, pairs, strict=True):
@@ -128,7 +128,7 @@ class OwnLoss:
         # Not ">": a count of NaN differs too.
         if not abs(count - expected) <= COUNT_TOLERANCE * max(expected, 1.0):
             raise self._error(
-                f"loss counted {count:,.6g} tokens, and the masks have {expected:,.6g}",
+                f"loss counted {count:,.6g} tokens, but the masks have {expected:,.6g}",
                 "nbtrain divides by the number of tokens in the loss: return mask.sum(), and put weights of "
                 "tokens into the sum",
             )
@@ -143,7 +143,7 @@ class OwnLoss:
                     raise self._error(
                         f"loss returned the scalars {_listed(known[0][0])} on one rank and "
                         f"{_listed(other[0])} on another",
-                        "Return the same names on every rank; (0, 0) is a mean of nothing",
+                        "Return the same names on every rank; (0, 0) stands for a mean of nothing",
                     )
             self._agreement = known[0]
         return self._agreement

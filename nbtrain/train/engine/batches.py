@@ -180,7 +180,7 @@ class DatasetLosses:
 
     @property
     def noted(self) -> "_NotedLosses":
-        """Return a receiver that fills these losses in a validation."""
+        """Return the object through which a validation fills in these losses."""
         return _NotedLosses(self)
 
     def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:

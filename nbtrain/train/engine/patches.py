@@ -94,7 +94,7 @@ PATCHES = (
     ),
     Patch(
         "PipelineModule._partition_layers",
-        "it builds every layer on every rank to count parameters; our cut is given",
+        "it builds every layer on every rank to count parameters; nbtrain sets the stages itself",
         "tests/parallel/test_pipeline.py::test_on_four_ranks",
         "nbtrain/parallel/pipeline.py",
     ),

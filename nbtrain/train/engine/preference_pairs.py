@@ -25,7 +25,7 @@ class PairFigures:
 
     @property
     def noted(self) -> "_Noted":
-        """Return a receiver that collects these results in a validation."""
+        """Return the object through which a validation collects these results."""
         return _Noted(self)
 
     def log_probabilities(self) -> Iterator[tuple[Batch, torch.Tensor]]:

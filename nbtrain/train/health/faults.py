@@ -57,7 +57,7 @@ class Faults:
         """
         for fault in self._mine:
             if fault["step"] == step and wanted(fault["do"]):
-                print(f"fault on order: {fault['do']} at step {step}, time {time.time():.3f}", flush=True)
+                print(f"injected fault: {fault['do']} at step {step}, time {time.time():.3f}", flush=True)
                 yield fault
 
 

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 DONE = {
     "stop": "the job ends",
     "skip": "the step is skipped, the weights stay as they were",
-    "rollback": "the job goes back to the newest checkpoint and passes over these samples",
+    "rollback": "the job returns to the newest checkpoint and skips these samples",
 }
 
 
@@ -79,7 +79,7 @@ class _Step:
 
     @property
     def samples(self) -> str:
-        return f"samples {self.positions[0]:,} to {self.positions[1] - 1:,} of the order"
+        return f"samples {self.positions[0]:,} to {self.positions[1] - 1:,} of the training order"
 
     @property
     def has_loss(self) -> bool:
@@ -207,7 +207,8 @@ class StepGuard:
         local_loss: Callable[[], torch.Tensor | None],
         tokens_in_loss: Callable[[], torch.Tensor | None] = lambda: None,
     ) -> None:
-        """Prepare for the first forward pass of `step`, which reads positions [first, last) of the order.
+        """Prepare for the first forward pass of `step`, which reads positions [first, last) of the training
+        order.
 
         `local_loss` is called once, after all micro batches. It returns this rank's own mean loss (fp32
         scalar on the device), or None if another pipeline stage computes the loss. `tokens_in_loss` is called
@@ -271,7 +272,7 @@ class StepGuard:
             raise RollbackError(found, step.number, step.positions)
         raise StabilityError(
             f"{found}. `nbtrain resume` continues from the newest checkpoint; lower lr_schedule.lr first, or "
-            "set stability.on_nan = rollback, which passes over the samples since."
+            "set stability.on_nan = rollback, which skips the samples since that checkpoint."
         )
 
     def _guarded(self, lr_kwargs: dict[str, Any] | None = None) -> None:
@@ -332,8 +333,8 @@ class StepGuard:
             raise RollbackError(found, step.number, step.positions)
         if policy == "stop":
             cure = (
-                f" Lower lr_schedule.lr or look at these samples; stability.{field} = skip leaves out such "
-                "steps, rollback passes over the samples since the checkpoint."
+                f" Lower lr_schedule.lr or look at these samples; stability.{field} = skip omits such steps, "
+                "and rollback skips the samples since the checkpoint."
             )
             where = self.config.where(f"stability.{field}")
             raise StabilityError(
@@ -349,8 +350,8 @@ class StepGuard:
             cure = "" if scale_advice else ": lower lr_schedule.lr, or go back to an older checkpoint"
             raise StabilityError(
                 f"{found}; {skipped} of the last {stability.loss_spike_window_steps} steps were skipped, "
-                f"more than stability.max_skipped_steps = {limit} allows. The run does not learn any "
-                f"more{cure}."
+                f"more than stability.max_skipped_steps = {limit} allows. The run no longer "
+                f"learns{cure}."
             )
         return StepVerdict(skipped=True, reason=found)
 

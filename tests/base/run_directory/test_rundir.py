@@ -125,7 +125,7 @@ def test_states_of_a_dead_supervisor(job):
     now = time.time()
     state, cause = observed_state.observed_state(record(job, supervisor=gone), now)
     assert state == jobstate.LOST
-    assert "died without a word while the job was RUNNING" in cause
+    assert "died without a message while the job was RUNNING" in cause
     assert observed_state.observed_state(record(job, supervisor=gone, state="FAILED", cause="x"), now) == (
         "FAILED",
         "x",

@@ -76,7 +76,7 @@ def test_a_disk_that_takes_nothing_is_said_in_words(disk, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     said = disk.make_room(4)
     assert said.startswith(f"{disk.host}: {disk.root}: a node's part of a checkpoint needs ")
-    assert said.endswith(" and 976.6 KiB are free")
+    assert said.endswith(", but only 976.6 KiB are free")
     shutil.rmtree(disk.root)
     disk.root.write_text("a file")
     assert disk.make_room(4) == f"{disk.host}: {disk.root}: File exists"

@@ -312,11 +312,11 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="the first from tensor rank 0, pipeline rank 1"):
         find_tree(tmp_path / "own")
     (tmp_path / "own" / "latest_checkpointed_iteration.txt").write_text("41")
-    with pytest.raises(CheckpointError, match="names '41', and there is no such folder next to it"):
+    with pytest.raises(CheckpointError, match="names '41', but there is no such folder next to it"):
         find_tree(tmp_path / "own")
     for said in ("9" * 5000, "x" * 5000):
         (tmp_path / "own" / "latest_checkpointed_iteration.txt").write_text(said)
-        with pytest.raises(CheckpointError, match=f"names '{said[:40]}', and there is no such folder"):
+        with pytest.raises(CheckpointError, match=f"names '{said[:40]}', but there is no such folder"):
             find_tree(tmp_path / "own")
     (step / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="was saved with ZeRO 3"):
@@ -508,7 +508,7 @@ def test_a_run_is_made_of_a_tree(in_this_process, model):
         "data/model/mine.safetensors already exists, and nothing is overwritten. Give another NAME, or "
         "remove the file if no run starts from it."
     )
-    with pytest.raises(ConfigError, match="are for a tree of Megatron"):
+    with pytest.raises(ConfigError, match="are for a checkpoint of Megatron"):
         import_model("data/model/mine.safetensors", "other", qkv_order="thirds")
     plain = import_model("data/model/mine.safetensors", "other")
     assert plain.config.model == imported.config.model
@@ -533,7 +533,8 @@ def test_room_is_asked_for_the_weights_alone(in_this_process, model, monkeypatch
     with pytest.raises(CheckpointError) as refused:
         import_model("tree", "mine")
     assert str(refused.value) == (
-        "data/model: the weights need 16.3 MiB, and 16.3 MiB are free. Free space, or set NBTRAIN_DATA to a "
+        "data/model: the weights need 16.3 MiB, but only 16.3 MiB are free. Free space, or set "
+        "NBTRAIN_DATA to a "
         "folder on another disk."
     )
     assert not list((workspace / "data").rglob("*mine*"))

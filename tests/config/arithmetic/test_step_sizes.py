@@ -55,7 +55,7 @@ def test_the_schedule_of_175b_upstream():
         ("0:64 1M:128", "must end at global_batch_size(256), but ends at 128."),
         (
             "0:64 2K:128 3K:256",
-            "must rise, but size number 2 begins at sequence 0, the size before at 0 (tokens / "
+            "must rise, but size number 2 begins at sequence 0, the previous one at 0 (tokens / "
             "seq_length(2048), rounded down).",
         ),
         (
@@ -80,5 +80,5 @@ def test_two_ways_to_grow_are_refused():
 
 @pytest.mark.parametrize("text", ["16 32", "1:16 2B:32", "0:0", "0:16, 2B:32", "0:16 2X:32", ""])
 def test_another_form_is_reported(text):
-    with pytest.raises(ConfigError, match=r"pairs of tokens and sequences from 0 on"):
+    with pytest.raises(ConfigError, match=r"pairs TOKENS:SEQUENCES that begin at 0 tokens"):
         load("gpt-125m", {"batch.step_batch_size_schedule": text})

@@ -51,7 +51,7 @@ BROKEN = {
     "text that is cut in two ways": (
         "gpt-tiny",
         ["data.sources=[{kind: text, path: books, document_separator: '---', document_bytes: 1000}]"],
-        "@: data.sources[0] has document_separator and document_bytes; a file is cut in one way. Remove one "
+        "@: data.sources[0] has document_separator and document_bytes; a file is split by one. Remove one "
         "of the two.",
     ),
     "tasks between validations": (
@@ -224,8 +224,9 @@ BROKEN = {
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", *ZERO_3],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  does not go with zero_stage(3): such a run has not been compared with one without FPDT yet.\n"
-        "  Set fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.",
+        "  cannot be combined with zero_stage(3): such a run has not been compared with one without FPDT "
+        "yet.\n"
+        "  Set fpdt_chunk_tokens: 0, or use FPDT with Ulysses and ZeRO 1 or 2.",
     ),
     "FP8 of odd numbers of tokens": (
         "gpt-125m",
@@ -237,7 +238,7 @@ BROKEN = {
             "resources.gpu_type=H100",
         ],
         "@: precision.fp8 = true\n"
-        "  needs a multiple of 16 tokens, and micro_batch_size(8) * seq_length(2047) / "
+        "  needs a multiple of 16 tokens, but micro_batch_size(8) * seq_length(2047) / "
         "ds_sequence_parallel_size(1) = 16376. "
         "Set fp8: false, or another seq_length.",
     ),
@@ -252,7 +253,7 @@ BROKEN = {
             "resources.gpu_type=H100",
         ],
         "@: precision.fp8 = true\n"
-        "  needs a multiple of 16 tokens, and micro_batch_size(1) * fpdt_chunk_tokens(8) / "
+        "  needs a multiple of 16 tokens, but micro_batch_size(1) * fpdt_chunk_tokens(8) / "
         "ds_sequence_parallel_size(1) = 8. Set fp8: false, or another fpdt_chunk_tokens.",
     ),
     "Ulysses ranks that do not divide the heads": (
@@ -304,7 +305,8 @@ BROKEN = {
         "gpt-125m",
         ["precision.dtype=bf16", "resources.gpu_type=V100-32GB"],
         "@: precision.dtype = bf16\n"
-        "  has no units on resources.gpu_type V100-32GB (compute capability 7.0; bf16 from 8.0 (Ampere) "
+        "  is not computed by the hardware of resources.gpu_type V100-32GB (compute capability 7.0; bf16 "
+        "from 8.0 (Ampere) "
         "on).\n"
         "  Set precision.dtype: fp16 or fp32, or another gpu_type.",
     ),
@@ -312,14 +314,14 @@ BROKEN = {
         "gpt-125m",
         ["precision.dtype=bf16", "resources.gpu_type=Ascend-910A"],
         "@: precision.dtype = bf16\n"
-        "  has no units on resources.gpu_type Ascend-910A (Huawei).\n"
+        "  is not computed by the hardware of resources.gpu_type Ascend-910A (Huawei).\n"
         "  Set precision.dtype: fp16, or another gpu_type.",
     ),
     "flash attention with dropout on a CPU": (
         "gpt-125m",
         ["model.attention_backend=flash", *ON_CPU],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: on a CPU only the math kernel has dropout, and attention_dropout is 0.1.\n"
+        "  cannot serve this run: on a CPU only the math kernel has dropout, but attention_dropout is 0.1.\n"
         "  Set attention_backend: auto.",
     ),
     "efficient attention on a CPU": (
@@ -332,21 +334,21 @@ BROKEN = {
         "gpt-125m",
         ["model.attention_backend=flash", "precision.dtype=fp32"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: on a GPU flash attention needs bf16 or fp16, and precision.dtype is fp32.\n"
+        "  cannot serve this run: on a GPU flash attention needs bf16 or fp16, but precision.dtype is fp32.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention on an old GPU": (
         "gpt-125m",
         ["model.attention_backend=flash", "resources.gpu_type=T4"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: flash attention needs a GPU from Ampere on, and resources.gpu_type is T4.\n"
+        "  cannot serve this run: flash attention needs a GPU from Ampere on, but resources.gpu_type is T4.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention with wide heads": (
         "gpt-125m",
         ["model.attention_backend=flash", "model.num_attention_heads=2"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: flash attention takes heads of at most 256, and this model's heads have "
+        "  cannot serve this run: flash attention takes heads of at most 256, but this model's heads have "
         "384.\n"
         "  Set attention_backend: auto.",
     ),
@@ -355,7 +357,7 @@ BROKEN = {
         ["model.attention_backend=flash", "model.window_size=512"],
         "@: model.attention_backend = flash\n"
         "  cannot serve this run: flash attention takes no mask, and without one window_size(512) needs "
-        "attention_dropout: 0, and it is 0.1.\n"
+        "attention_dropout: 0, but it is 0.1.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention of a window in compiled layers": (
@@ -363,7 +365,7 @@ BROKEN = {
         ["model={attention_backend: flash, window_size: 512, attention_dropout: 0, compile: true}"],
         "@: model.attention_backend = flash\n"
         "  cannot serve this run: flash attention takes no mask, and without one window_size(512) needs "
-        "compile: false, and it is true.\n"
+        "compile: false, but it is true.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention of a window with odd heads": (
@@ -371,7 +373,7 @@ BROKEN = {
         ["model={attention_backend: flash, attention_dropout: 0, kv_channels: 100, window_size: 512}"],
         "@: model.attention_backend = flash\n"
         "  cannot serve this run: flash attention takes no mask, and without one window_size(512) needs "
-        "heads of a multiple of 8, and this model's heads have 100.\n"
+        "heads of a multiple of 8, but this model's heads have 100.\n"
         "  Set attention_backend: auto.",
     ),
     "FP8 on a GPU without it": (
@@ -397,7 +399,7 @@ BROKEN = {
             "resources.gpu_type=H100",
         ],
         "override model.ffn_hidden_size=3080: model.ffn_hidden_size = 3080\n  gives matrices a side of "
-        "3080 on a rank of tensor_parallel_size(1), and FP8 needs multiples of 16. Set fp8: false, or another"
+        "3080 on a rank of tensor_parallel_size(1), but FP8 needs multiples of 16. Set fp8: false, or another"
         " size.",
     ),
     "groups that do not divide the heads": (
@@ -421,7 +423,7 @@ BROKEN = {
         ],
         "override parallel.tensor_parallel_size=4: parallel.tensor_parallel_size = 4\n"
         "  must divide the rows of query, key and value, (num_attention_heads(12) + 2 * "
-        "num_query_groups(1)) * head size(65) = 910: with fewer groups than ranks they are cut evenly. "
+        "num_query_groups(1)) * head size(65) = 910: with fewer groups than ranks they are split evenly. "
         "Set another tensor_parallel_size, or a multiple of 2 as kv_channels.",
     ),
     "a pattern of no window": (
@@ -484,14 +486,15 @@ BROKEN = {
         "gpt-125m",
         ["precision.fp8=true", "precision.dtype=bf16", *ON_CPU],
         "@: precision.fp8 = true\n"
-        "  does not go with resources.device(cpu): only GPUs from Hopper on have FP8 units.\n"
+        "  cannot be combined with resources.device(cpu): only GPUs from Hopper on have FP8 units.\n"
         "  Set fp8: false.",
     ),
     "FPDT on a CPU": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", *ON_CPU],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  does not go with resources.device(cpu): FPDT streams chunks of attention between GPU and host.\n"
+        "  cannot be combined with resources.device(cpu): FPDT streams chunks of attention between GPU and "
+        "host.\n"
         "  Set fpdt_chunk_tokens: 0.",
     ),
     "FPDT on a GPU without flash attention": (
@@ -505,7 +508,7 @@ BROKEN = {
         "gpt-125m",
         ["parallel.zero_quantized_weights=true", *ZERO_3, *ON_CPU],
         "@: parallel.zero_quantized_weights = true\n"
-        "  does not go with resources.device(cpu): DeepSpeed's quantization runs on GPUs only.\n"
+        "  cannot be combined with resources.device(cpu): DeepSpeed's quantization runs on GPUs only.\n"
         "  Set zero_quantized_weights: false.",
     ),
     "quantized gradients without ZeRO 3": (
@@ -526,7 +529,8 @@ BROKEN = {
         "gpt-125m-4xdp",
         ["parallel.zero_hpz=true", *ZERO_3, "parallel.tensor_parallel_size=4", "resources.nodes=4"],
         "@: parallel.zero_hpz = true\n"
-        "  does not go with tensor_parallel_size(4): DeepSpeed lets ranks with consecutive numbers share the "
+        "  cannot be combined with tensor_parallel_size(4): DeepSpeed lets ranks with consecutive numbers "
+        "share the "
         "second copy, but these are tensor-parallel ranks, whose parameters differ.\n"
         "  Set zero_hpz: false, or tensor_parallel_size: 1.",
     ),
@@ -539,7 +543,8 @@ BROKEN = {
             "parallel.data_parallel_size=1",
         ],
         "@: parallel.zero_hpz = true\n"
-        "  does not go with tensor_parallel_size(2): DeepSpeed lets ranks with consecutive numbers share the "
+        "  cannot be combined with tensor_parallel_size(2): DeepSpeed lets ranks with consecutive numbers "
+        "share the "
         "second copy, but these are tensor-parallel ranks, whose parameters differ.\n"
         "  Set zero_hpz: false, or tensor_parallel_size: 1.",
     ),
@@ -651,7 +656,7 @@ BROKEN = {
         "gpt3-tiny",
         ["lora.rank=8"],
         "override lora.rank=8: lora\n"
-        "  trains adapters next to frozen weights, and init_from names none. Set init_from to a run or to a "
+        "  trains adapters next to frozen weights, but init_from names none. Set init_from to a run or to a "
         "folder of Hugging Face.",
     ),
     "adapters and Muon": (
@@ -784,7 +789,8 @@ BROKEN = {
             *ZERO_3,
         ],
         "@: checkpoint.async_save = true\n"
-        "  does not go with offload_param.device(nvme): state on NVMe passes through host memory in pieces "
+        "  cannot be combined with offload_param.device(nvme): state on NVMe passes through host memory in "
+        "pieces "
         "and is never there as a whole to be copied.\n"
         "  Set async_save: false, or device: cpu.",
     ),
@@ -809,14 +815,15 @@ BROKEN = {
             *ZERO_3,
         ],
         "@: checkpoint.local_dir = /local\n"
-        "  does not go with parallel.offload_optimizer.device = nvme: DeepSpeed copies its swap files into "
+        "  cannot be combined with parallel.offload_optimizer.device = nvme: DeepSpeed copies its swap "
+        "files into "
         "the checkpoint as they are. Set local_dir: null, or device: cpu.",
     ),
     "local checkpoints without a place": (
         "gpt-125m",
         ["checkpoint.local_save_interval_steps=10"],
         "@: checkpoint.local_save_interval_steps = 10\n"
-        "  is about checkpoints on the nodes' own disks, and checkpoint.local_dir is null. Set local_dir, "
+        "  is about checkpoints on the nodes' own disks, but checkpoint.local_dir is null. Set local_dir, "
         "/local/nvme/nbtrain for example, or local_save_interval_steps: null.",
     ),
     "local checkpoints that are rarer": (
@@ -849,7 +856,8 @@ BROKEN = {
         "gpt-125m",
         ["model.compile=true", *ZERO_3],
         "@: model.compile = true\n"
-        "  does not go with zero_stage(3): torch's compiler cannot follow parameters that are sharded and "
+        "  cannot be combined with zero_stage(3): torch's compiler cannot follow parameters that are "
+        "sharded and "
         "gathered again between their uses.\n"
         "  Set compile: false, or zero_stage: 2.",
     ),
@@ -871,7 +879,8 @@ BROKEN = {
         "gpt-125m",
         ["parallel.zero_stage=0"],
         "@: parallel.zero_stage = 0\n"
-        "  does not go with precision.dtype(fp16): with 16-bit weights DeepSpeed's stage 0 makes an extra "
+        "  cannot be combined with precision.dtype(fp16): with 16-bit weights DeepSpeed's stage 0 makes an "
+        "extra "
         "optimizer step at start, so that Adam is one step ahead.\n"
         "  Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.",
     ),
@@ -879,7 +888,8 @@ BROKEN = {
         "gpt-1-3b-4xdp-4xpp",
         ["parallel.zero_stage=2"],
         "@: parallel.zero_stage = 2\n"
-        "  does not go with pipeline_parallel_size(4): DeepSpeed's pipeline engine keeps gradients whole "
+        "  cannot be combined with pipeline_parallel_size(4): DeepSpeed's pipeline engine keeps gradients "
+        "whole "
         "between micro batches.\n  Set zero_stage: 1.",
     ),
     "autocast in another format": (
@@ -1017,7 +1027,8 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_warmup_init=1e-5", "lr_schedule.lr_warmup_tokens=0"],
         "@: lr_schedule.lr_warmup_init = 1.0e-05\n"
-        "  is the rate at which a warm-up begins, but this run has no warm-up. Set lr_warmup_tokens, or "
+        "  is the learning rate at which a warm-up begins, but this run has no warm-up. Set "
+        "lr_warmup_tokens, or "
         "lr_warmup_init: 0.",
     ),
     "a warm-up in a share and in tokens": (
@@ -1061,7 +1072,7 @@ BROKEN = {
         "gpt-125m",
         ["optimizer.muon_lr=0.02"],
         "@: optimizer.muon_lr = 0.02\n"
-        "  is read with optimizer.type: Muon only, and type is AdamW. Remove it, or set type: Muon.",
+        "  is read with optimizer.type: Muon only, but type is AdamW. Remove it, or set type: Muon.",
     ),
     "the best of no validation": (
         "gpt-125m",
@@ -1074,7 +1085,7 @@ BROKEN = {
         "gpt-125m",
         ["stability.on_nan=rollback", "batch.max_steps=100"],
         "@: stability.on_nan = rollback\n"
-        "  goes back to a checkpoint, but with save_interval_steps(100) none is written before the run ends "
+        "  returns to a checkpoint, but with save_interval_steps(100) none is written before the run ends "
         "at step 100.\n"
         "  Set a smaller checkpoint.save_interval_steps, or on_nan: stop.",
     ),
@@ -1082,7 +1093,7 @@ BROKEN = {
         "gpt-125m",
         ["stability.on_loss_spike=rollback", "mode=perf"],
         "@: stability.on_loss_spike = rollback\n"
-        "  goes back to a checkpoint, but mode: perf writes none. Set on_loss_spike: stop.",
+        "  returns to a checkpoint, but mode: perf writes none. Set on_loss_spike: stop.",
     ),
     "a snapshot of no allocator": (
         "gpt3-tiny",
@@ -1247,7 +1258,8 @@ BROKEN = {
         "gpt-125m",
         ["model.attention_backend=flash", "data.inter_document_masking=true"],
         "@: model.attention_backend = flash\n"
-        "  does not go with data.inter_document_masking = true: the kernel takes no mask between documents. "
+        "  cannot be combined with data.inter_document_masking = true: the kernel takes no mask between "
+        "documents. "
         "Set attention_backend: auto, which uses flash attention inside each document if it can.",
     ),
     "a dump on disk that is downloaded": (
@@ -1316,7 +1328,7 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_wsd_decay_tokens=5e6"],
         "@: lr_schedule.lr_wsd_decay_tokens = 5000000\n"
-        "  is read with lr_decay_style: WSD only, and lr_decay_style is cosine. Set it to null, or "
+        "  is read with lr_decay_style: WSD only, but lr_decay_style is cosine. Set it to null, or "
         "lr_decay_style: WSD.",
     ),
     "an inverse square root without a warm-up": (
@@ -1391,7 +1403,7 @@ BROKEN = {
     "one machine where two are needed": (
         "gpt-125m-2xdp",
         ["backend.hosts.hosts=[a]", "backend.kind=hosts", "resources.nodes=2", "resources.gpus_per_node=1"],
-        "@: backend.hosts.hosts names 1 machine, and resources.nodes = 2. Add machines, or lower nodes.",
+        "@: backend.hosts.hosts names 1 machine, but resources.nodes = 2. Add machines, or lower nodes.",
     ),
     "a machine named twice": (
         "gpt-125m",

@@ -250,7 +250,8 @@ def test_the_autotuner_takes_data_parallel_runs_alone():
         for field in ("pipeline_parallel_size", "tensor_parallel_size")
     ]
     assert problems("gpt-125m-4xdp", autotune="tune", min_nodes=1) == [
-        "backend.kubernetes.autotune = tune\n  does not go with min_nodes(1): the best settings on 1 pods "
+        "backend.kubernetes.autotune = tune\n  cannot be combined with min_nodes(1): the best settings on "
+        "1 pods "
         "may not fit fewer. Remove one of the two."
     ]
 

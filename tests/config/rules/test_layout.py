@@ -120,7 +120,7 @@ def test_what_just_passes(rule, overrides):
         (
             "attention_backend_serves",
             ["model.attention_backend=flash", "model={hidden_size: 771, num_attention_heads: 3}"],
-            "heads of at most 256, and this model's heads have 257.",
+            "heads of at most 256, but this model's heads have 257.",
         ),
         ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=L4"], "has 8.9"),
         (
@@ -146,7 +146,7 @@ def test_what_just_passes(rule, overrides):
                 "parallel.tensor_parallel_size=2",
                 "model.hidden_size=784",
             ],
-            "gives matrices a side of 392 on a rank of tensor_parallel_size(2), and FP8 needs",
+            "gives matrices a side of 392 on a rank of tensor_parallel_size(2), but FP8 needs",
         ),
         (
             "fp8_has_its_units",
@@ -156,7 +156,7 @@ def test_what_just_passes(rule, overrides):
         (
             "attention_backend_serves",
             ["model.attention_backend=flash", "resources={device: cpu, gpu_type: null}"],
-            "on a CPU only the math kernel has dropout, and attention_dropout is 0.1.",
+            "on a CPU only the math kernel has dropout, but attention_dropout is 0.1.",
         ),
         (
             "gpu_type_is_known",
@@ -329,5 +329,5 @@ def test_rotary_positions_that_do_not(overrides, words):
 @pytest.mark.parametrize("override", ["model.rotary_base=5e5", "model.rotary_percent=0.5", LLAMA_3])
 def test_rotary_fields_are_read_with_rope_alone(override):
     (found,) = messages("rotary_positions_fit", override)
-    assert "is read with position_embedding_type: rope only, and that is learned_absolute." in found
+    assert "is read with position_embedding_type: rope only, but that is learned_absolute." in found
     assert "RopeScalingConfig" not in found

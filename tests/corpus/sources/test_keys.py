@@ -131,9 +131,9 @@ def test_marks_of_turns():
         pieces_of("chat", chat(user("a"), assistant("b"), assistant("c", weight=1, train=False)))
     ) == ["b\n"]
     half = problem_of("chat", chat(user("a"), assistant("b", weight=0.5)))
-    assert half.startswith("messages[1].weight = 0.5 is neither 0 nor 1, neither true nor false")
+    assert half.startswith("messages[1].weight = 0.5 must be 0, 1, true or false")
     assert problem_of("chat", chat(user("a"), assistant("b", train="no"))).startswith(
-        "messages[1].train = no is"
+        "messages[1].train = no must be"
     )
     pieces, tally = read_record("chat", chat(user("a"), assistant("b", train=False)))
     assert (pieces, tally.broken, tally.dropped) == (None, 0, {"no_loss": 1})

@@ -90,7 +90,7 @@ def test_a_fresh_file_without_progress_is_a_hang(watched):
         watched.beat(1, 6, progress_count=3)
         watched.look()
     assert watched.killed
-    assert watched.attempt.hang.startswith("no progress for 10 s: rank 1 stopped: last heard of at step 6, 1")
+    assert watched.attempt.hang.startswith("no progress for 10 s: rank 1 stopped: last reported at step 6, 1")
     assert "does not even write" not in watched.attempt.hang
 
 
@@ -139,7 +139,7 @@ def test_who_waited_is_asked_once_the_record_has_come(watched):
     ExitRecord(1, 0, 0.0, 1, None, "failed", 6, words).write(watched.job.exit_record(1, 0))
     watched.look()
     assert watched.attempt.ranks.gone == ()
-    assert watched.attempt.stuck.startswith("rank 0 stopped: last heard of at step 6")
+    assert watched.attempt.stuck.startswith("rank 0 stopped: last reported at step 6")
 
 
 def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):

@@ -44,7 +44,7 @@ def test_the_rank_outside_the_collective_is_named():
     ]
     assert [culprit.rank for culprit in culprits(everyone)] == [2]
     assert report(everyone) == (
-        "rank 2 stopped: last heard of at step 6, 30 s ago, while training, outside any collective (last: "
+        "rank 2 stopped: last reported at step 6, 30 s ago, while training, outside any collective (last: "
         "all_reduce no. 12 of data_parallel ranks 0-3); ranks 0, 1, 3 wait in all_reduce no. 13 of "
         "data_parallel ranks 0-3"
     )
@@ -88,13 +88,13 @@ def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart()
         "network between host0, host1 may be down"
     )
     assert report([rank(number, spoke=False) for number in range(4)]) == (
-        "no rank was ever heard of, for 30 s: none was started, or their machines do not reach each other; "
+        "no rank has reported within 30 s: none was started, or their machines do not reach each other; "
         "see logs/"
     )
     here = [rank(number, inside(range(2), 5)) for number in range(2)]
-    assert report(here).startswith("rank 0 stopped: last heard of at step 6, 30 s ago")
+    assert report(here).startswith("rank 0 stopped: last reported at step 6, 30 s ago")
     here[1] = rank(1, inside(range(2), 6), host="b")
-    assert report(here).startswith("rank 0 stopped: last heard of at step 6, 30 s ago")
+    assert report(here).startswith("rank 0 stopped: last reported at step 6, 30 s ago")
 
 
 def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
@@ -166,7 +166,7 @@ def test_a_stopped_process_is_reported(monkeypatch):
     """A process that SIGSTOP has stopped is reported, whatever state the other ranks are in."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     assert report([rank(0)]) == (
-        "rank 0 stopped: last heard of at step 6, 30 s ago, while training; its process is stopped by a "
+        "rank 0 stopped: last reported at step 6, 30 s ago, while training; its process is stopped by a "
         "signal"
     )
 
@@ -221,7 +221,7 @@ def test_where_the_others_are_is_said_of_one_and_of_many(monkeypatch):
         rank(4, inside([0, 3, 4]), process=other),
     ]
     assert report(everyone) == (
-        "rank 0 stopped: last heard of at step 6, 30 s ago, while training; its process is stopped by a "
+        "rank 0 stopped: last reported at step 6, 30 s ago, while training; its process is stopped by a "
         "signal; rank 1 is saving after step 6; rank 2 is silent; ranks 3, 4 wait in all_reduce no. "
         "13 of data_parallel ranks 0, 3, 4"
     )
@@ -257,7 +257,7 @@ def test_a_rank_that_cannot_even_write_is_reported():
     """
     everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1]), unwritten=29)]
     assert report(everyone).startswith(
-        "rank 1 stopped: last heard of at step 6, 30 s ago, while training, in all_reduce no. 13"
+        "rank 1 stopped: last reported at step 6, 30 s ago, while training, in all_reduce no. 13"
     )
     assert "its process does not even write its heartbeat" in report(everyone)
 

@@ -204,7 +204,7 @@ def host_killed(scene: Scene) -> Row:
     assert scene.end()[0] == SUCCEEDED, scene.seen
     causes = scene.causes()
     assert causes[0].startswith("node hostb is gone: nothing was heard of its agent for 2"), causes
-    assert "agents of nodes 0, 1 (of 2) did not report: hostb is there, and nothing listens" in causes[1]
+    assert "agents of nodes 0, 1 (of 2) did not report: hostb is reachable, but nothing listens" in causes[1]
     assert not scene.bad_states and scene.record.attempts[-1].resumed_from_step
     waits = causes[1].partition("did not report: ")[2].partition(";")[0]
     return Row(causes[0], scene.seconds(), f"each restart asks for it ({waits}) until it is back")
@@ -421,7 +421,7 @@ def wrong_hostfile(scene: Scene) -> Row:
 def unknown_name(scene: Scene) -> Row:
     """Submit to hostc, which is not defined anywhere."""
     words = scene.fails(**{"backend.hosts.hosts": ["hosta", "hostc"]})
-    return refused(words, "hostc is a name that nothing here resolves")
+    return refused(words, "hostc is a name that this machine cannot resolve")
 
 
 def wrong_key(said: str, **changes: str) -> Callable[[Scene], Row]:

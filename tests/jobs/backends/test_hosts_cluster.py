@@ -112,7 +112,7 @@ def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
             {"key": "stranger"},
             "hosta does not accept any ssh key of this user. Put your public key there (`ssh-copy-id "
             "-F CONFIG hosta`)"
-            "; nobody can type a password for a job.",
+            "; a job cannot enter a password.",
         ),
         (
             {"known": "unknown"},
@@ -121,9 +121,9 @@ def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
         ),
         (
             {"known": "changed"},
-            "hosta has another host key than the one that is known here. If it was installed anew, forget "
-            "the old key (`ssh-keygen -R hosta`) and log in once by hand; if not, somebody may be in "
-            "between.",
+            "hosta has another host key than the one that is known here. If it was reinstalled, remove the "
+            "old key (`ssh-keygen -R hosta`) and log in once by hand; if not, another machine may be "
+            "intercepting the connection.",
         ),
     ],
 )
@@ -151,12 +151,12 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
     for text, words in (
         (
             "hosta slots=2\nhostb slot=2\n",
-            f"{hostfile}:2: 'hostb slot=2' is no machine. A line is `name slots=8`: a name or an IPv4 "
+            f"{hostfile}:2: 'hostb slot=2' is not a machine. A line is `name slots=8`: a name or an IPv4 "
             "address, and how many ranks it may have.",
         ),
         (
             "hosta slots=2\n",
-            "machines names 1 machine, and resources.nodes = 2. Add machines, or lower nodes.",
+            "machines names 1 machine, but resources.nodes = 2. Add machines, or lower nodes.",
         ),
         (
             "hosta slots=2\nhostb slots=1\n",
@@ -165,7 +165,8 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
         ),
         (
             "hosta slots=2\nhostc slots=2\n",
-            "hostc is a name that nothing here resolves. Correct the name, or add it to /etc/hosts or to "
+            "hostc is a name that this machine cannot resolve. Correct the name, or add it to /etc/hosts "
+            "or to "
             "ssh's configuration.",
         ),
     ):

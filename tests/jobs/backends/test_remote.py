@@ -160,7 +160,7 @@ def test_agents_that_do_not_come_are_named(cluster: Cluster) -> None:
     cluster.launcher.starts[0].code = 3
     assert cluster.launcher.poll() == 3
     assert cluster.launcher.end_message == (
-        "the agents of nodes 1 (of 2) did not report: what starts the agents ended with code 3; "
+        "the agents of nodes 1 (of 2) did not report: the process that starts the agents ended with code 3; "
         "logs/node<k>.log and logs/supervisor.log say more"
     )
     cluster.launcher.launch(cluster.config, 1)
@@ -334,7 +334,7 @@ def test_a_hang_on_another_node_names_its_rank(cluster: Cluster, monkeypatch: py
             attempt.poll()
     assert attempt.hang is not None
     assert attempt.hang.startswith(
-        "no progress for 10 s: rank 3 stopped: last heard of at step 6, 11 s ago, "
+        "no progress for 10 s: rank 3 stopped: last reported at step 6, 11 s ago, "
     )
     assert "ranks 0-2 wait in all_reduce no. 13 of data_parallel ranks 0-3" in attempt.hang
     orders = SignalOrders.read(job.control_signals)

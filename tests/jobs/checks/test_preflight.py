@@ -145,7 +145,7 @@ def test_host_memory_beside_the_gpus(tiny):
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     [message] = host_memory(found(config, machine))
     assert re.match(
-        r"1 rank on box will need about [\d.]+ GiB of host memory and there is 16.0 GiB \(per rank:",
+        r"1 rank on box will need about [\d.]+ GiB of host memory, but there is 16.0 GiB \(per rank:",
         message,
     )
     assert "gradients" in message
@@ -220,7 +220,7 @@ def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
     )
     [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
-    assert message.endswith("cannot be written. Name a folder that can be.")
+    assert message.endswith("is not writable. Name a writable folder on NVMe.")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/file/x"}))
     assert kind == "error"
     assert message.endswith(
-        f"cannot be created: {tmp_path}/file cannot be written. Name a folder that can be."
+        f"cannot be created: {tmp_path}/file is not writable. Name a writable folder on a local disk."
     )
     usage, small = shutil.disk_usage("/"), str(tmp_path)
 
@@ -263,7 +263,7 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tools_checks.shutil, "disk_usage", with_free)
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/n"}))
-    assert kind == "resource" and "the disk has 1000 B free, and the checkpoints on it need 1." in message
+    assert kind == "resource" and "the disk has 1000 B free, but the checkpoints on it need 1." in message
 
 
 def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monkeypatch):
@@ -304,7 +304,7 @@ def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
     [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "resource"
     assert re.search(
-        r"nvme: the disk has 1000 B free, and the state that is offloaded to NVMe needs \d+\.\d KiB\.",
+        r"nvme: the disk has 1000 B free, but the state that is offloaded to NVMe needs \d+\.\d KiB\.",
         message,
     )
 
@@ -535,8 +535,8 @@ def test_tasks_are_read_before_a_launch(tiny, tmp_path):
     no_file, none = "is not a file of mmlu questions", tmp_path / "none.jsonl"
     rename = "Rename one of the files, or remove one entry."
     assert said == [
-        f"evaluation.tasks.1.path {no_file}: {none}: cannot be read (No such file or directory). Paths count "
-        "from the workspace. Correct it, or remove the entry.",
+        f"evaluation.tasks.1.path {no_file}: {none}: cannot be read (No such file or directory). Relative "
+        "paths start at the workspace. Correct the path, or remove the entry.",
         f'evaluation.tasks.2.path {no_file}: {wrong}:2: answer = "E" must be 0 to 3, or A to D. '
         "docs/evaluation.md says which fields the lines of mmlu have.",
         f"evaluation.tasks.3.path has the results mmlu-right, and so has evaluation.tasks.0. {rename}",

@@ -135,7 +135,7 @@ def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
     """Cancelling a lost job finds its processes by their marker, and ends them with TERM and then KILL."""
     state, cause = control.cancel(job, now=True)
     assert state == "LOST"
-    assert "died without a word while the job was RUNNING" in cause
+    assert "died without a message while the job was RUNNING" in cause
     assert leftover.wait(600) == -9
     assert processes.marked_pids([job.job_id]) == []
 
@@ -173,7 +173,7 @@ def test_a_finished_run_has_nothing_to_pause_or_save(job, mode):
             act(job)
         said = str(refused.value)
         assert "is SUCCEEDED; " in said and f"can no longer {what}." in said
-        assert ("To train on: `nbtrain resume run batch.train_tokens=" in said) == (mode == "full")
+        assert ("To continue training: `nbtrain resume run batch.train_tokens=" in said) == (mode == "full")
 
 
 def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):

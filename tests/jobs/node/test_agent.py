@@ -218,9 +218,9 @@ def test_a_pod_waits_for_the_next_pod_of_node_0(agent: Agent, monkeypatch: pytes
 
     become(agent._job, QUEUED, supervisor=None)
     assert asked_each_second(601) == ""
-    assert asked_each_second(1) == "no sign of life of the supervisor for 601 s"
+    assert asked_each_second(1) == "no sign of life from the supervisor for 601 s"
     become(agent._job, RUNNING)
-    assert asked_each_second(40) == "no sign of life of the supervisor for 31 s"
+    assert asked_each_second(40) == "no sign of life from the supervisor for 31 s"
 
 
 def test_silence_ends_it_but_not_its_own_standstill(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,4 +238,4 @@ def test_silence_ends_it_but_not_its_own_standstill(agent: Agent, monkeypatch: p
     for _ in range(31):
         now += 1
         agent._look()
-    assert agent._must_leave(Leaving()).startswith("no sign of life of the supervisor for 31 s")
+    assert agent._must_leave(Leaving()).startswith("no sign of life from the supervisor for 31 s")

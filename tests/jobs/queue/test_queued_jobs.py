@@ -99,9 +99,8 @@ def test_ranks_see_the_gpus_that_their_job_holds(fake, start, wait_until, monkey
     wide = config.parallel.model_copy(update={"data_parallel_size": 2})
     with pytest.raises(SubmitError) as refused:
         start(config.model_copy(update={"name": "four", "resources": two, "parallel": wide}))
-    assert "the run needs 2 GPUs, and queue/devices.json leaves 1. Allow it more, or choose a smaller" in str(
-        refused.value
-    )
+    words = "the run needs 2 GPUs, and queue/devices.json leaves 1. Raise the limit, or choose a smaller"
+    assert words in str(refused.value)
 
 
 def read(path):

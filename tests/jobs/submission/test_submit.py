@@ -401,7 +401,8 @@ def test_to_go_on_after_an_evaluation_is_to_train(tiny, caplog):
         "changed on resume: mode: eval -> full"
     ]
     assert (
-        "tiny: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume "
+        "tiny: its last job evaluated (mode: eval); this one continues training (mode: full). `nbtrain "
+        "resume "
         "tiny mode=eval` "
         "evaluates again."
     ) in caplog.messages
@@ -416,7 +417,8 @@ def test_after_an_evaluation_of_all_steps_more_must_be_asked_for(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(run)
     assert str(refused.value) == (
-        "output/tiny: all 10 steps are done, and the run ends at step 10. To train on: `nbtrain resume tiny "
+        "output/tiny: all 10 steps are done, and the run ends at step 10. To continue training: `nbtrain "
+        "resume tiny "
         "batch.train_tokens=2560`. To evaluate again: `nbtrain resume tiny mode=eval`."
     )
     assert load_resolved(run.config_yaml).mode == "eval"
@@ -433,7 +435,7 @@ def test_a_run_that_is_finished_and_evaluated_is_still_finished(tiny):
     with pytest.raises(SubmitError) as refused:
         submit(tiny(**{"model.seed": 7}))
     assert str(refused.value) == (
-        "output/tiny: this run has succeeded (10 steps). To train on: `nbtrain resume tiny "
+        "output/tiny: this run has succeeded (10 steps). To continue training: `nbtrain resume tiny "
         "batch.train_tokens=2560`, without model.seed, which cannot change on resume. To train again under "
         "another name: `nbtrain clone tiny NEWNAME model.seed=7`.\n"
         "What is submitted differs from what was trained:\n  model.seed: 1234 -> 7  (override model.seed=7)"
@@ -590,14 +592,14 @@ def test_a_finished_run_is_refused(tiny):
         submit(tiny())
     assert str(refused.value) == (
         "output/tiny: this run has succeeded (10 steps). "
-        "To train on: `nbtrain resume tiny batch.train_tokens=2560`. "
+        "To continue training: `nbtrain resume tiny batch.train_tokens=2560`. "
         "To train again under another name: `nbtrain clone tiny NEWNAME`."
     )
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
     assert str(refused.value) == (
         "output/tiny: all 10 steps are done, and the run ends at step 10. "
-        "To train on: `nbtrain resume tiny batch.train_tokens=2560`."
+        "To continue training: `nbtrain resume tiny batch.train_tokens=2560`."
     )
     second = resume(job.run, ["batch.train_tokens=2560"])
     assert load_resolved(second.run.config_yaml).batch.train_tokens == 2560
@@ -613,7 +615,7 @@ def test_a_notebook_opens_a_finished_run_with_its_own_settings_only(tiny):
     elsewhere = tiny(**{"backend.kind": "hosts", "backend.hosts.hosts": ["a"]})
     with pytest.raises(SubmitError) as refused:
         nb.launch(elsewhere)
-    assert "tiny: this run has succeeded (10 steps). To train on: " in str(refused.value)
+    assert "tiny: this run has succeeded (10 steps). To continue training: " in str(refused.value)
     assert "\n  backend.kind: local -> hosts" in str(refused.value)
     assert job.run.job_ids() == [job.job_id]
 
@@ -919,7 +921,8 @@ def test_a_finished_run_that_is_submitted_changed_says_what_differs(tiny):
     with pytest.raises(SubmitError) as refused:
         submit(tiny(**{"batch.train_tokens": 2560, "model.seed": 7}))
     assert str(refused.value).endswith(
-        "To train on: `nbtrain resume tiny batch.train_tokens=2560`, without model.seed, which cannot change "
+        "To continue training: `nbtrain resume tiny batch.train_tokens=2560`, without model.seed, which "
+        "cannot change "
         "on resume. To train again under another name: `nbtrain clone tiny NEWNAME model.seed=7 "
         "batch.train_tokens=2560`.\nWhat is submitted differs from what was trained:\n"
         "  model.seed: 1234 -> 7  (override model.seed=7)\n"
@@ -951,7 +954,7 @@ def test_the_commands_for_a_finished_run_carry_its_changes(tiny):
     assert changes_between(load(before, words), asked) == [] and name == "NEWNAME"
     with pytest.raises(SubmitError) as refused:
         resume(job.run, changed)
-    assert f"To train on: `nbtrain resume tiny {commands['resume']}`." in str(refused.value)
+    assert f"To continue training: `nbtrain resume tiny {commands['resume']}`." in str(refused.value)
 
 
 def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspace, capsys):

@@ -58,7 +58,7 @@ def test_one_on_this_host_is_waited_for_until_it_is_gone(job, first):
     first.wait()
     waiting.join(60)
     assert not waiting.is_alive()
-    [said] = [line for line in events_of(job).splitlines() if "waits up to" in line]
+    [said] = [line for line in events_of(job).splitlines() if "waiting up to" in line]
     assert f"supervisor {first.pid} on {os.uname().nodename}, which had this job, to kill its ranks" in said
 
 
@@ -86,4 +86,4 @@ def test_one_that_had_handed_the_job_over_or_is_gone_is_not_waited_for(job, firs
     first.wait()
     for journal in (handed_over, taken_over(job, identity)):
         wait_for_displaced(journal)
-    assert "waits up to" not in events_of(job)
+    assert "waiting up to" not in events_of(job)

@@ -429,7 +429,7 @@ def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
     monkeypatch.setattr(queue_place, "POLL_SECONDS", 0.01)
     mine = place_of(journal, config := holders.config("one"))
     assert mine.wait(SignalRequests(), config) is None
-    assert said == ["waits for room on the disk of the queue (queue: Disk quota exceeded)"] * 3
+    assert said == ["waits for space on the disk of the queue (queue: Disk quota exceeded)"] * 3
     assert (cause_of(journal.job), holders.queue.ticket(journal.job).holds) == (said[0], ["cpu-0", "cpu-1"])
     mine.give_up()
     assert (holders.queue.tickets(), "NBTRAIN_CORES" in os.environ) == ([], False)

@@ -199,7 +199,7 @@ def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
     assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (6, 4, 40, 56)
     (reported,) = supervised.events("rollback")
     assert reported["message"] == (
-        "step 6: the loss is nan; goes back to step 4 and passes over samples 40 to 55; 2 steps (256 tokens) "
+        "step 6: the loss is nan; returns to step 4 and skips samples 40 to 55; 2 steps (256 tokens) "
         "since the "
         "checkpoint of step 4 are lost"
     )
@@ -211,7 +211,7 @@ def test_a_rollback_without_a_checkpoint_goes_to_the_start(supervised):
     (entry,) = Rollback.read_all(supervised.job.run.rollbacks_json)
     assert (entry.checkpoint_step, entry.first, entry.last) == (0, 0, 16)
     message = supervised.events("rollback")[0]["message"]
-    assert "goes back to the start and passes over samples 0 to 15; no checkpoint yet" in message
+    assert "returns to the start and skips samples 0 to 15; no checkpoint yet" in message
 
 
 def test_rollbacks_have_a_limit_of_their_own(supervised):
@@ -294,8 +294,8 @@ def test_it_waits_for_room(supervised, monkeypatch):
     supervised.verdicts = [full_disk(), Verdict("SUCCEEDED", "done")]
     assert supervised.run().cause == "done"
     (warning,) = supervised.events("warning")
-    assert (
-        warning["message"] == "waits up to 600 s for room on the disk: 0.08 GiB are needed, 0.00 GiB are free"
+    assert warning["message"] == (
+        "waiting up to 600 s for space on the disk: 0.08 GiB are needed, but only 0.00 GiB are free"
     )
 
 
@@ -389,7 +389,7 @@ def test_it_does_not_wait_for_ever(supervised, monkeypatch):
     assert supervised.run().cause == (
         "rank 0 failed: the disk is full; not tried again: no space became free within "
         "backend.disk_wait_seconds = 0 "
-        "(0.08 GiB are needed, 0.00 GiB are free)"
+        "(0.08 GiB are needed, but only 0.00 GiB are free)"
     )
     assert supervised.journal.record.restarts == 0, "it was given up before one was made"
 

@@ -166,7 +166,7 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
     assert control.wait(job, 800)[0] == "SUCCEEDED"
     cause = next(event for event in read_events(job) if event["kind"] == "restart")["cause"]
     assert re.fullmatch(
-        r"no progress for 8 s: rank 1 stopped: last heard of at step 6, \d+ s ago, while training; its "
+        r"no progress for 8 s: rank 1 stopped: last reported at step 6, \d+ s ago, while training; its "
         r"process is stopped by a "
         r"signal; rank 0 is training after step 6",
         cause,
@@ -265,7 +265,7 @@ def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
     wait_until(lambda: ProcessIdentity.of(pid) is None, "the supervisor's end")
     state, cause = read_state(job, time.time())
     assert state == "LOST"
-    assert cause.startswith(f"its supervisor (pid {pid}) died without a word while the job was RUNNING")
+    assert cause.startswith(f"its supervisor (pid {pid}) died without a message while the job was RUNNING")
     # Submitted at once, while the lost job's ranks are still at their last step.
     second = start(fake(ranks=2, steps=30))
     assert second.job_id != job.job_id
@@ -305,7 +305,7 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
         assert rank.wait() == 0
     assert (tmp_path / "saved").read_text() == "saved"
     assert said == [
-        "1 processes of a lost job are asked to save and leave; waits up to 300 s",
+        "1 processes of a lost job are asked to save and exit; waiting up to 300 s",
         "they are gone, 0 of them killed",
     ]
 

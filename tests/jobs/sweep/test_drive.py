@@ -87,7 +87,7 @@ def test_only_one_process_drives_a_sweep(sweep):
     folder.mkdir(parents=True)
     descriptor = flock_folder(folder, blocking=False)
     try:
-        with pytest.raises(JobError, match="another process drives the sweep seeds"):
+        with pytest.raises(JobError, match="another process is running the sweep seeds"):
             drive(sweep())
     finally:
         os.close(descriptor)

@@ -178,7 +178,7 @@ def test_a_given_hostfile_is_read_as_check_reads_it(workspace: Path) -> None:
     hosts = {"backend.kind": "hosts", "backend.hosts.hostfile": "hosts.txt"}
     [found] = [one for one in assessed(overrides=hosts)["findings"] if one["level"] == "error"]
     assert found["key"] == "backend.hosts.hostfile"
-    assert "'node-b slots' is no machine" in found["message"]
+    assert "'node-b slots' is not a machine" in found["message"]
 
 
 def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspace: Path) -> None:
@@ -401,7 +401,7 @@ def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> No
     [problem] = found["problems"]
     assert problem["key"] == "name" and not found["may_submit"]
     assert problem["message"] == "mine has already been trained in 300 steps."
-    assert "To train on: `nbtrain resume mine" in problem["full"]
+    assert "To continue training: `nbtrain resume mine" in problem["full"]
     assert found["taken"] == {"name": "mine", "is_run": True, "free": "mine-2"}
     run_as_submitted("mine-2")
     assert assessed(name="mine-2")["taken"]["free"] == "mine-3"
@@ -563,7 +563,7 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             [
                 (
                     "lora",
-                    "Trains adapters next to frozen weights, and init_from names none. Set "
+                    "Trains adapters next to frozen weights, but init_from names none. Set "
                     "init_from to a run "
                     "or to a folder of Hugging Face.",
                 )
@@ -634,7 +634,8 @@ def test_a_mistake_that_only_the_machine_shows_is_at_its_field(workspace: Path) 
     assert found["init_from"]["message"].startswith("init_from: there is no run nowhere in ")
     assert found["init_from"]["rule"].startswith("There is no run nowhere in ")
     tasks = found["evaluation.tasks"]
-    assert tasks["message"] == tasks["rule"] and tasks["fix"].startswith("Paths count from the workspace.")
+    assert tasks["message"] == tasks["rule"]
+    assert tasks["fix"].startswith("Relative paths start at the workspace.")
     assert tasks["rule"].startswith("evaluation.tasks.0.path is not a file of lambada questions: ")
     (workspace / "mine.yaml").write_text("extends: gpt-tiny\ninit_from: nowhere\n")
     [one] = [one for one in assessed("mine.yaml")["shortages"] if one["key"]]

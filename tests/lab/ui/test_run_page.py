@@ -1082,7 +1082,7 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
         known[0] = False
         run_until(
             page,
-            page.get_by_text("The run gpt-fake does not exist any more: it was deleted, renamed or moved."),
+            page.get_by_text("The run gpt-fake no longer exists: it was deleted, renamed or moved."),
         )
         assert page.locator(".nbt-head .nbt-actions button").count() == 0
         assert page.locator(".nbt-charts polyline").count() > 0

@@ -173,7 +173,7 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     subprocess.run([sys.executable, "-c", code, str(run.path)], check=False, env=environment)
     snapshot = RunView(run).describe().to_dict()
     assert snapshot["state"] == "LOST"
-    assert "died without a word while the job was RUNNING" in snapshot["cause"]
+    assert "died without a message while the job was RUNNING" in snapshot["cause"]
     assert not snapshot["active"]
     assert snapshot["ranks"][0]["phase"] == "Gone"
     resume = f"`nbtrain resume {run.name}` continues it"
@@ -497,7 +497,7 @@ STATUS = {
     "SUCCEEDED": "PROGRESS\nall is done\nJOB\n0 Succeeded 2 all is doneEVENT all is done",
     "FAILED": "PROGRESS\nboom and more\nJOB\n0 Error 2 boom and moreEVENT boom and more",
     "LOST": (
-        "PROGRESS\nits supervisor (pid PID) died without a word while the job was RUNNING (killed, out of "
+        "PROGRESS\nits supervisor (pid PID) died without a message while the job was RUNNING (killed, out of "
         "memory, or the machine was restarted)\nits ranks still run (step 2): `nbtrain cancel gpt-fake` "
         "makes them save and exit, and `nbtrain resume gpt-fake` continues it\nJOB\n0 Gone training 2EVENT"
     ),

@@ -152,7 +152,8 @@ def test_a_filter_that_means_nothing_is_refused(given, message):
 
 
 LOST_CAUSE = (
-    "its supervisor (pid 4194303) died without a word while the job was RUNNING (killed, out of memory, or "
+    "its supervisor (pid 4194303) died without a message while the job was RUNNING (killed, out of memory, "
+    "or "
     "the machine was restarted)"
 )
 

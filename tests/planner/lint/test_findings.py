@@ -278,7 +278,7 @@ FOUND = {
         [],
         "bf16_needs_no_scale",
         "precision.dtype",
-        "fp16 on A100-40GB, which computes as fast in bf16: bf16 has fp32's range and needs no loss scale.",
+        "fp16 on A100-40GB, where bf16 is as fast, has the range of fp32 and needs no loss scale.",
         "Set precision.dtype: bf16 unless the numbers of an fp16 run must be reproduced.",
         "",
     ),
@@ -349,7 +349,7 @@ FOUND = {
         ["backend.kind=hosts", "backend.hosts.hosts=[a, b]"],
         "no_host_stays_unused",
         "backend.hosts.hosts",
-        "backend.hosts.hosts names 2 machines, and resources.nodes = 1: b will be idle.",
+        "backend.hosts.hosts names 2 machines, but resources.nodes = 1: b will be idle.",
         "Set resources.nodes: 2 and parallel.data_parallel_size: 2, for as many ranks on each, or remove the "
         "unused machines.",
         "costs machines that are paid for and idle",
@@ -405,7 +405,7 @@ FOUND = {
         ["name=gpt-1-3t", "model.num_layers=120"],
         "name_says_its_size",
         "name",
-        "The name gpt-1-3t says 1.3T or 3T, and the model has 218,106,224,640 parameters (218.1B).",
+        "The name gpt-1-3t says 1.3T or 3T, but the model has 218,106,224,640 parameters (218.1B).",
         "Correct the model's sizes, or the name.",
         "costs a run of another model",
     ),
@@ -433,8 +433,8 @@ FOUND = {
         "pods_have_time_to_save",
         "backend.shutdown_timeout_seconds",
         "shutdown_timeout_seconds(6) is the time that ranks have to save when their pod is ended, and a save "
-        "takes 10 s (planned: 1.7 GiB of each node at 171.7 MiB/s). Kubernetes kills the pod 36 s after it "
-        "has told it (terminationGracePeriodSeconds).",
+        "takes 10 s (planned: 1.7 GiB of each node at 171.7 MiB/s). Kubernetes kills the pod 36 s after "
+        "asking it to end (terminationGracePeriodSeconds).",
         "Set backend.shutdown_timeout_seconds: 20, 2 times as long.",
         "costs all steps since the previous checkpoint, whenever a pod is ended",
     ),
@@ -772,7 +772,7 @@ def test_fragmentation_is_named_before_it_ends_a_run():
     assert (found.level, found.key) == ("note", "backend.env")
     assert found.message == (
         "May run out because of fragmentation: with 15 % of torch's memory in pieces too small to use, the "
-        "average of eight models (arXiv:2401.08156), one rank needs 40.3 GiB, and A100-40GB has 39.6 GiB."
+        "average of eight models (arXiv:2401.08156), one rank needs 40.3 GiB, but A100-40GB has 39.6 GiB."
     )
     assert found.fix == (
         "Set PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True in backend.env, so that the allocator "

@@ -102,7 +102,7 @@ def test_nothing_helps_a_model_that_no_cluster_holds():
     config = load("gpt-175b", ["model.num_layers=16", "resources.gpu_type=T4", "model.hidden_size=98304"])
     assert cheapest_remedy(config, 0.1) is None
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
-    assert found.fix == ("No layout fits these GPUs: take a larger GPU, more of them, or a smaller model.")
+    assert found.fix == ("No layout fits these GPUs: use a larger GPU, more of them, or a smaller model.")
 
 
 def test_host_memory_against_a_machine():
@@ -143,7 +143,7 @@ def test_host_memory_that_no_change_saves():
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "host_memory_fits")
     needed = amounts.size(estimate_memory(config).total_host_bytes)
     assert found.fix == (
-        f"Take machines with {needed}, or more of them; or set device: nvme with zero_stage: 3."
+        f"Use machines with {needed}, or more of them; or set device: nvme with zero_stage: 3."
     )
 
 
@@ -200,11 +200,11 @@ def test_the_model_is_made_in_host_memory_first():
     each = result.memory.initial_host_bytes
     assert found.message == (
         "Each rank makes its part of the model in host memory first: 8 ranks of a machine need "
-        f"{amounts.size(each)} each, {amounts.size(8 * each)} in all, and resources.memory_per_node_bytes is "
+        f"{amounts.size(each)} each, {amounts.size(8 * each)} in all, but resources.memory_per_node_bytes is "
         "256.0 GiB."
     )
     assert found.fix == (
-        "Set parallel.zero_stage: 3, which shards each parameter as it is created, or take machines with "
+        "Set parallel.zero_stage: 3, which shards each parameter as it is created, or use machines with "
         f"{amounts.size(8 * each)}."
     )
     better = plan(load(config, {ZERO: 3}), use_measured=False).findings

@@ -132,7 +132,7 @@ def test_the_reasons_against_refused_layouts_name_rule_or_need(large):
     refused = large.result.refused
     assert {one.kind for one in refused} == {"rule", "memory", "unneeded"}
     texts = [one.reason for one in refused]
-    assert any(text.startswith("ZeRO 2 does not go with pipeline parallelism: ") for text in texts)
+    assert any(text.startswith("ZeRO 2 cannot be combined with pipeline parallelism: ") for text in texts)
     memory = next(one for one in refused if one.kind == "memory" and one.words.endswith(": all"))
     assert " needs " in memory.reason and " too much; the largest part is " in memory.reason
     estimated = sum(one.count for one in refused if one.kind == "memory") + len(large)
@@ -145,7 +145,7 @@ def test_why_not_answers_for_any_layout(small):
     """
     result = small.result
     assert small.why_not(tensor_parallel_size=3).startswith(
-        "The trainer refuses it: it uses 15 GPUs, and there"
+        "The trainer refuses it: it uses 15 GPUs, but there"
     )
     big = Layout(Cut(1, 1, 1, 16), 32, PLAIN)
     assert why_not(result, big).startswith("It does not fit: it needs ")

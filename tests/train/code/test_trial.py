@@ -74,11 +74,11 @@ WRONG = {
     ),
     "another count": (
         of_loss(LOSSES, "return (losses * mask).sum(), losses.numel(), {}"),
-        "my_code.py:4: loss counted 64 tokens, and the masks have 62",
+        "my_code.py:4: loss counted 64 tokens, but the masks have 62",
     ),
     "a count that is not finite": (
         of_loss(LOSSES, "return (losses * mask).sum(), float('nan'), {}"),
-        "my_code.py:4: loss counted nan tokens, and the masks have 62",
+        "my_code.py:4: loss counted nan tokens, but the masks have 62",
     ),
     "no gradient": (
         of_loss(LOSSES, "return (losses.detach() * mask).sum(), mask.sum(), {}"),
@@ -201,7 +201,7 @@ def test_scalars_are_sums_and_means_over_the_calls(config, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nbtrain.train.code.own_loss.gather_objects", lambda value: [value])
         assert own.end_step(Engine(), torch.tensor(8.0)) == {"mean": 2.0, "sum": 3.0}
-        with pytest.raises(CodeError, match="counted 8 tokens, and the masks have 9"):
+        with pytest.raises(CodeError, match="counted 8 tokens, but the masks have 9"):
             own.end_step(Engine(), torch.tensor(9.0))
 
 

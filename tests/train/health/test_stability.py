@@ -92,9 +92,10 @@ def test_stop_says_step_loss_norm_rank_and_samples(yaml, job):
     with pytest.raises(StabilityError) as caught:
         run.step(math.nan, 3.0)
     assert str(caught.value) == (
-        "step 2: the loss is nan on every rank, gradient norm 3; samples 4 to 7 of the order; default: "
+        "step 2: the loss is nan on every rank, gradient norm 3; samples 4 to 7 of the training order; "
+        "default: "
         "stability.on_nan = stop ends the job. Lower lr_schedule.lr or look at these samples; "
-        "stability.on_nan = skip leaves out such steps, rollback passes over the samples since the "
+        "stability.on_nan = skip omits such steps, and rollback skips the samples since the "
         "checkpoint."
     )
     (event,) = read_events(job)
@@ -132,7 +133,8 @@ def test_skip_acts_before_the_weights_move(yaml, job):
     first = next(iter(read_events(job)))
     assert first["kind"] == "skip"
     assert first["message"] == (
-        "step 2: the loss is nan on every rank; samples 4 to 7 of the order; the step is skipped, the "
+        "step 2: the loss is nan on every rank; samples 4 to 7 of the training order; the step is skipped, "
+        "the "
         "weights stay as they were (stability.on_nan = skip)"
     )
 
@@ -176,7 +178,7 @@ def test_weights_that_are_not_finite_are_not_saved(yaml, job, policy, value):
     assert isinstance(caught.value, RollbackError) == (policy == "rollback")
     said = (
         "step 1: weights after it are NaN or Inf (weight), so no checkpoint of them is saved; "
-        "samples 0 to 3 of the order"
+        "samples 0 to 3 of the training order"
     )
     assert str(caught.value).startswith(said)
     (event,) = read_events(job)
@@ -281,7 +283,7 @@ def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
     assert advice in first and "lr_schedule.lr" not in first
     assert advice in read_events(job)[0]["message"]
     if policy == "skip":
-        with pytest.raises(StabilityError, match=r"does not learn any more[.]$"):
+        with pytest.raises(StabilityError, match=r"no longer learns[.]$"):
             run.step(2.0)
         return
     assert "precision.fp16" not in (second := message_of(2.0, 1.0)) and "Lower lr_schedule.lr" in second

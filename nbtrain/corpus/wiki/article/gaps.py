@@ -29,7 +29,7 @@ Segment = Callable[[str, str], list[str]]
 
 
 def without_notes(line: str) -> str:
-    """Remove the gaps that directly follow the end of a sentence: they are marks of notes."""
+    """Remove the gaps that directly follow the end of a sentence: they stand for footnote markers."""
     return GAP_MARK.sub(lambda match: DROPPED if _is_note(match) else GAP, line)
 
 

@@ -50,8 +50,8 @@ class HostsBackend(SupervisedHere):
         if left:
             raise JobError(
                 f"job {job.job_id} is LOST, and its remaining processes could not be ended: "
-                f"{'; '.join(left)}. Its agents leave by themselves backend.node_timeout_seconds after "
-                "their supervisor."
+                f"{'; '.join(left)}. Its agents exit by themselves once their supervisor has been "
+                "gone for backend.node_timeout_seconds."
             )
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:

@@ -230,7 +230,7 @@ def _software(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[F
             yield mistake(
                 config,
                 _hosts_key(config),
-                f"{_hosts_key(config)}: {host} {has}, and this machine has {name} {version}. All "
+                f"{_hosts_key(config)}: {host} {has}, but this machine has {name} {version}. All "
                 "ranks of a run must be of one version.",
                 "Use one environment on a shared disk, or install the same versions there.",
             )
@@ -288,7 +288,7 @@ def _folders(
         yield shortage(
             config,
             "",
-            f"{host}: the disk of {found['scratch']} has {size(found['scratch_free'])} free, and a run needs "
+            f"{host}: the disk of {found['scratch']} has {size(found['scratch_free'])} free, but a run needs "
             f"{size(SCRATCH_BYTES)} for temporary files.",
             "Free space there, or set TMPDIR there to a larger disk.",
         )
@@ -343,7 +343,7 @@ def _local_disk(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator
         yield shortage(
             config,
             key,
-            f"{where}: {host} has {size(disk['free'])} free on {disk['folder']}, and its checkpoints need "
+            f"{where}: {host} has {size(disk['free'])} free on {disk['folder']}, but its checkpoints need "
             f"{size(needed)}.",
             "Free space there, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
         )

@@ -46,7 +46,7 @@ def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
         f"\n# and {variables}\n{AGENT_MARKER}={job.job_id}\n"
         "\n# 3. It starts DeepSpeed's launcher, which reaches every machine by ssh.\n"
         f"{shlex.join(['env', *launcher, *command])}\n"
-        "\n# 4. The launcher starts an agent on each machine; its last word names the job.\n"
+        "\n# 4. The launcher starts an agent on each machine; the last argument names the job.\n"
         + "".join(f"# {host}\n{shlex.join(agent)}\n" for host, agent in zip(hosts, agents, strict=True))
         + "\n# Variables that agents inherit from this shell, by name:\n"
         f"# {_names(agent_environment(supervisor_environment()))}\n"

@@ -22,8 +22,8 @@ TROUBLES = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
         "has another host key than the one that is known here",
-        "If it was installed anew, forget the old key (`ssh-keygen -R {known}`) and log in once by hand; if "
-        "not, somebody may be in between.",
+        "If it was reinstalled, remove the old key (`ssh-keygen -R {known}`) and log in once by hand; if "
+        "not, another machine may be intercepting the connection.",
     ),
     (
         r"[Hh]ost key is known|Host key verification failed",
@@ -33,16 +33,16 @@ TROUBLES = (
     (
         r"Permission denied|Too many authentication failures",
         "does not accept any ssh key of this user",
-        "Put your public key there (`ssh-copy-id{options} {host}`); nobody can type a password for a job.",
+        "Put your public key there (`ssh-copy-id{options} {host}`); a job cannot enter a password.",
     ),
     (
         r"Could not resolve hostname",
-        "is a name that nothing here resolves",
+        "is a name that this machine cannot resolve",
         "Correct the name, or add it to /etc/hosts or to ssh's configuration.",
     ),
     (
         r"Connection refused",
-        "is there, and nothing listens at its ssh port",
+        "is reachable, but nothing listens on its ssh port",
         "Start sshd there, or set backend.hosts.ssh_port.",
     ),
     (

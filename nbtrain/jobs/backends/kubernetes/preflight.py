@@ -86,7 +86,7 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
             yield mistake(
                 config,
                 key,
-                f"{key} names the {word} {name}, and {cluster.host} has none in "
+                f"{key} names the {word} {name}, but {cluster.host} has none of this name in "
                 f"namespace {cluster.namespace}: the pods would wait for it.",
                 f"{fix}, or name one of `kubectl get {plural} -n {cluster.namespace}`.",
             )

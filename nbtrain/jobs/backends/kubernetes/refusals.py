@@ -60,7 +60,7 @@ def _fix(status: int, said: dict[str, Any], message: str) -> str:
             " Request less, wait until other pods have ended, or ask the cluster's administrators for more."
         )
     if status == 403:
-        return " If the words do not say what to change, ask the cluster's administrators."
+        return " If this does not say what to change, ask the cluster's administrators."
     if status == 404 and not details.get("name"):
         return (
             " The cluster does not know this kind: install its operator, or set "

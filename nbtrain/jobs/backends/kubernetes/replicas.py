@@ -17,7 +17,7 @@ WAITING = {
     "ImagePullBackOff": "the image cannot be pulled",
     "InvalidImageName": "the image's name is not valid",
     "CreateContainerConfigError": "a Secret or ConfigMap that it names does not exist",
-    "CrashLoopBackOff": "it ends again and again",
+    "CrashLoopBackOff": "its container keeps exiting",
     "ContainerCreating": "its volumes and network are being prepared",
     "PodInitializing": "its init containers run",
 }

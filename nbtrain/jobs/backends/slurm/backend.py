@@ -264,7 +264,7 @@ class SlurmBackend(RemoteBackend):
             yield mistake(
                 config,
                 "backend.kind",
-                "backend.slurm.partition is not set, and the cluster has no default partition.",
+                "backend.slurm.partition is not set, but the cluster has no default partition.",
                 f"Set backend.slurm.partition to one of {', '.join(sorted(known))}.",
             )
             return

@@ -141,7 +141,7 @@ def reason_words(reason: str) -> str:
         return known
     if found := LIMIT.fullmatch(first):
         return _limit_words(found)
-    return "Slurm's own word; `scontrol show job` and the cluster's pages may say more"
+    return "a reason that Slurm gave; `scontrol show job` and the cluster's documentation may say more"
 
 
 def _limit_words(found: re.Match[str]) -> str:

@@ -149,7 +149,8 @@ def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(m
     with pytest.raises(SubmitError) as refused:
         prepare(newer)
     assert str(refused.value) == (
-        f"output/tiny: its job {job.job_id} is QUEUED, and a run has one job at a time. Wait for its end, or "
+        f"output/tiny: its job {job.job_id} is QUEUED, and a run has one job at a time. Wait until it "
+        f"ends, or run "
         f"`nbtrain cancel tiny`; then {AGAIN}."
     )
     record = JobRecord.read(job.job_json)
@@ -226,5 +227,7 @@ def test_a_run_that_no_manifest_may_hold_is_refused(manifest, monkeypatch):
         "Submit the run, or set autotune=none."
     )
     monkeypatch.setattr(one_line, "MOST_CHARS", 100)
-    with pytest.raises(ConfigError, match=r"^tiny: the resolved run has [0-9,]+ characters, and a "):
+    with pytest.raises(
+        ConfigError, match=r"^tiny: the resolved run has [0-9,]+ characters, but an environment "
+    ):
         manifest()

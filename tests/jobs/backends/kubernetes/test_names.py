@@ -30,10 +30,10 @@ def test_what_is_no_name_never_reaches_the_server():
         with pytest.raises(SubmitError) as caught:
             checked(bad)
     assert str(caught.value) == (
-        "'' may not become the name of a Kubernetes object: it must be 1 to 45 lower case letters, digits "
+        "'' cannot name a Kubernetes object: a name must be 1 to 45 lower case letters, digits "
         "and inner dashes, and begin with a letter. Rename the run."
     )
     with pytest.raises(SubmitError, match="'a/b' is not a namespace"):
         checked_namespace("a/b")
-    with pytest.raises(SubmitError, match="nbtrain/run = 'a b' may not become a label"):
+    with pytest.raises(SubmitError, match="nbtrain/run = 'a b' cannot be the value of a label"):
         own_labels("a b", "id", JOB)

@@ -60,8 +60,8 @@ def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stu
     stub.present.clear()
     found = refusals(**NAMED)
     assert found[0].endswith(
-        ": backend.kubernetes.mounts names the PersistentVolumeClaim workspace, and "
-        f"{stub.address} has none in namespace research: the pods would wait for it. Create it "
+        ": backend.kubernetes.mounts names the PersistentVolumeClaim workspace, but "
+        f"{stub.address} has none of this name in namespace research: the pods would wait for it. Create it "
         "(examples/megatron-gpt/cluster/manifests/workspace-pvc.yaml is one), or name one of `kubectl get "
         "persistentvolumeclaims -n research`."
     )
@@ -93,7 +93,7 @@ def test_the_server_judges_the_manifest(refusals, stub):
     for status, message, words in (
         (401, used_up, "The credentials of this context are not accepted: renew them"),
         (403, rbac, "Ask for the right: `kubectl auth can-i --list`"),
-        (403, used_up, f"{used_up}. If the words do not say what to change, ask the cluster's administr"),
+        (403, used_up, f"{used_up}. If this does not say what to change, ask the cluster's administr"),
         (400, used_up, used_up),
     ):
         stub.fault("POST", "dryRun=All", status=status, body={"message": message})
@@ -166,6 +166,6 @@ def test_submit_refuses_before_anything_is_written(fake, start, stub, workspace,
     """Submit rejects the run before it creates the run directory."""
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     stub.present.clear()
-    with pytest.raises(SubmitError, match="names the PersistentVolumeClaim workspace, and http"):
+    with pytest.raises(SubmitError, match="names the PersistentVolumeClaim workspace, but http"):
         start(fake(backend={"kind": "kubernetes", "kubernetes": PLAIN}))
     assert not (workspace / "output").exists() and stub.objects == {}

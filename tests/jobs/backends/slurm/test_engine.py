@@ -92,7 +92,7 @@ def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.Monk
     )
 
 
-GENERAL = "Slurm's own word; `scontrol show job` and the cluster's pages may say more"
+GENERAL = "a reason that Slurm gave; `scontrol show job` and the cluster's documentation may say more"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_machine_without_a_slurm_conf_says_so(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(EngineAway) as away:
         engine.call("sinfo")
     assert str(away.value) == (
-        "sinfo finds no cluster: there is no slurm.conf where it looks ($SLURM_CONF, /etc/slurm)"
+        "sinfo finds no cluster: no slurm.conf in the places it searches ($SLURM_CONF, /etc/slurm)"
     )
 
 

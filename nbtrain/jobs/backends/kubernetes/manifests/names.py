@@ -29,7 +29,7 @@ def checked(name: str) -> str:
     """Return `name`. Raises SubmitError if an object cannot have this name."""
     if not OBJECT_NAME.fullmatch(name) or len(name) > MOST_OBJECT_CHARS:
         raise SubmitError(
-            f"{name!r} may not become the name of a Kubernetes object: it must be 1 to {MOST_OBJECT_CHARS} "
+            f"{name!r} cannot name a Kubernetes object: a name must be 1 to {MOST_OBJECT_CHARS} "
             "lower case letters, digits and inner dashes, and begin with a letter. Rename the run."
         )
     return name
@@ -51,8 +51,8 @@ def own_labels(run: str, run_id: str, job_id: str) -> dict[str, str]:
     for key, value in labels.items():
         if not LABEL_VALUE.fullmatch(value):
             raise SubmitError(
-                f"{key} = {value!r} may not become a label: it must be at most 63 letters, digits, dots, "
-                "dashes and underscores."
+                f"{key} = {value!r} cannot be the value of a label: it must be at most 63 letters, digits, "
+                "dots, dashes and underscores."
             )
     return labels
 

@@ -133,7 +133,7 @@ def test_settings_that_are_no_object_are_refused(content, tmp_path):
     that is not text is ignored.
     """
     (tmp_path / "tokenizer_config.json").write_text(content)
-    with pytest.raises(RecordError, match=r"tokenizer_config\.json: must be a JSON object, and is "):
+    with pytest.raises(RecordError, match=r"tokenizer_config\.json: must be a JSON object, but is "):
         settings_of(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": 5}')
     assert own_token(tmp_path, "bos_token") is None

@@ -71,7 +71,7 @@ def test_a_busy_machine_is_in_doubt_and_replaces_nothing_better(asked, monkeypat
     found, _ = read_calibration()
     assert found.doubts == ["other programs used 1.5 of 4 cores when it began"]
     assert "in doubt: other programs used 1.5 of 4 cores" in found.source
-    assert "Plans use it for 7 days and say that it is in doubt" in str(doubtful)
+    assert "Plans use it for 7 days and say that it is doubtful" in str(doubtful)
     assert doubtful.to_dict()["doubts"] == found.doubts
     monkeypatch.setattr(module, "lacking_cores", lambda: 0.4)
     calibrate(60)

@@ -190,7 +190,7 @@ PARTS = (
     ),
     Part(
         "own-code",
-        "losses and datasets of a run's own file in more layouts than the suite has",
+        "losses, datasets and blocks of a run's own file in more layouts than the suite has",
         _pytest("--soak", OWN_CODE_TEST),
         _evidence(ENGINE, (OWN_CODE_TEST, *_files("examples/megatron-gpt/code/*.py")), OUTSIDE_ENGINE),
     ),

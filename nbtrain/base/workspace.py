@@ -6,6 +6,7 @@
       data/                      shared by all runs: the data directory ($NBTRAIN_DATA moves it)
         tokenizer/<name>/
         dataset/<name>/<key>_document.{bin,idx}
+        own-code/<hash>.json     parameters of a block of a run's own (config/own_blocks.py)
 
 The workspace is $NBTRAIN_WORKSPACE, else the nearest folder at or above the current one that holds both
 notebooks/ and examples/megatron-gpt/, else the current folder. Every relative path that nbtrain is given

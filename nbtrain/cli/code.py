@@ -35,7 +35,7 @@ def code(options: argparse.Namespace) -> int:
     config = api.load(options.run, options.overrides)
     if options.start is not None:
         names = [name.strip() for name in options.start.split(",") if name.strip()]
-        path = start_code(names, options.output.absolute())
+        path = start_code(names, options.output.absolute(), config)
         show(
             f"{path}: written with {', '.join(names)}. Add `code: {path.name}` to a run YAML in the same "
             "folder; `nbtrain check` reads it, and `nbtrain submit` tries it."

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.run_directory.rundir import RunDir
@@ -70,6 +71,7 @@ HOOKS = {
             "(sum of losses, number of tokens, scalars)",
         ),
         Hook("scalars", ("step",), (), "{name: number}"),
+        Hook("layer", ("config", "index", "parts"), (), "a torch.nn.Module: block `index` of the model"),
         Hook("dataset", ("split",), (), "an object with __len__() and samples(index), or None"),
         Hook("on_step", ("step", "model")),
         Hook("on_checkpoint", ("step", "folder")),
@@ -83,8 +85,8 @@ OTHER_NAMES = {
     "train_valid_test_datasets_provider": "Megatron's datasets come from dataset() here.",
     "datasets_provider": "Megatron's datasets come from dataset() here.",
     "forward_step": "There is no forward_step here: loss() gets the logits of a micro batch.",
-    "model_provider": "There is no model_provider here: the section `model` of the YAML sets the layers.",
-    "layer": "Layers of your own are not supported: the section `model` of the YAML sets them.",
+    "model_provider": "There is no model_provider here: the section `model` of the YAML sets the layers, and "
+    "layer() returns a block of your own.",
 }
 
 
@@ -182,6 +184,12 @@ def defines(config: RunConfig, function: str) -> bool:
     """Return whether the run's code defines this one of HOOKS."""
     code = code_file(config)
     return code is not None and function in code.functions
+
+
+def submitted_functions(run: RunDir) -> tuple[str, ...]:
+    """Return the functions of the file that a run was submitted with; () if it has none."""
+    record = files.read_json(run.own_code_json)
+    return tuple(record["functions"]) if record is not None else ()
 
 
 def own_loss(config: RunConfig) -> str:

@@ -17,6 +17,36 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class OwnBlock:
+    """Numbers of parameters of one block that the layer() of a run's code builds; the largest block, if they
+    differ.
+    """
+
+    sharded: int
+    """Parameters that tensor-parallel ranks divide."""
+    whole: int
+    """Parameters that each of them has."""
+    sharded_matrices: int
+    """Those of the sharded ones that belong to matrices."""
+    whole_matrices: int
+    """Those of the whole ones that belong to matrices."""
+    largest_sharded: int
+    """Elements of the largest sharded parameter."""
+    largest_whole: int
+    """Elements of the largest whole parameter."""
+    tensors: int
+    """Number of parameter tensors."""
+
+    def on_rank(self, tensor: int) -> int:
+        """Return the parameters on one of `tensor` tensor-parallel ranks."""
+        return self.sharded // tensor + self.whole
+
+    def matrices_on_rank(self, tensor: int) -> int:
+        """Return the elements of matrices on one of `tensor` tensor-parallel ranks."""
+        return self.sharded_matrices // tensor + self.whole_matrices
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes of one model; names as in Megatron-LM's arguments."""
 
@@ -56,6 +86,8 @@ class Shape:
     """Whether attention and MLP read the same normalized input (GPT-J, GPT-NeoX)."""
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+    own_block: OwnBlock | None = None
+    """Parameters of a block of the user's own, if they are known; the sizes above are nbtrain's block's."""
 
     @property
     def window_share(self) -> float:
@@ -107,7 +139,12 @@ class Shape:
 
     @property
     def mlp_weights(self) -> int:
-        """Number of elements in the MLP's matrices of one layer."""
+        """Number of elements in the MLP's matrices of one layer.
+
+        In a block of the user's own, these are all matrices, less what nbtrain's attention has.
+        """
+        if self.own_block is not None:
+            return max(self.own_block.matrices_on_rank(1) - self.attention_weights, 0)
         return (3 if self.gated else 2) * self.hidden_size * self.ffn_hidden_size
 
     @property

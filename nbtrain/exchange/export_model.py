@@ -28,6 +28,7 @@ from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, tokenizer_dir
+from nbtrain.config.code_file import submitted_functions
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.sources.chat_jinja import chat_jinja, pieces_of, talks_of
@@ -109,6 +110,7 @@ def export_model(
     or does not fit on its disk, and the errors of an incomplete checkpoint.
     """
     config, ending = load_resolved(run.config_yaml), TARGETS[target]
+    _refuse_own_layer(run, target)
     family = "nbtrain" if target == "consolidated" else family_of(config).title
     if ending and to.suffix != ending:
         raise ConfigError(
@@ -152,6 +154,18 @@ def export_model(
             card = model_card(run, config, exported.step, family, count, dtype, exported.difference)
             files.write_text(made / "README.md", card)
     return exported
+
+
+def _refuse_own_layer(run: RunDir, target: str) -> None:
+    """Raise ConfigError for a model whose blocks come from layer(): no other program has them."""
+    if "layer" in submitted_functions(run):
+        record = files.read_json(run.own_code_json) or {}
+        raise ConfigError(
+            f"{display(run.path)}: its blocks come from layer() in {record.get('file')}, and --to {target} "
+            "writes models that other programs know by name. `nbtrain checkpoint universal "
+            f"{run.name}` writes every parameter whole; nbtrain itself generates, serves and evaluates the "
+            "run as it is."
+        )
 
 
 def _write_tokenizer(

@@ -14,6 +14,7 @@ from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.checkpoint.files.manifest import whole_step
+from nbtrain.checkpoint.own_layer import recorded_layer
 from nbtrain.checkpoint.weights.merged import MergedWeights
 from nbtrain.checkpoint.weights.opened import open_checkpoint
 from nbtrain.checkpoint.weights.store import CheckpointStore
@@ -22,6 +23,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.origin import end_ids
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference.packed import pack
+from nbtrain.model.custom_layer import LayerFunction
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Unset
@@ -72,15 +74,18 @@ def load(
     name = dtype
     if dtype == "auto":
         name = "fp32" if torch.device(device).type == "cpu" else config.precision.dtype
-    model = model_of(config, group)
+    model = model_of(config, group, recorded_layer(run, config, store.manifest))
     fill(model, store)
     model = model.to(device=device, dtype=DTYPES[name]).eval().requires_grad_(False)
     pack(model)
     return Loaded(model, tokenizer, end_ids(run, tokenizer), step, name, passed_over)
 
 
-def model_of(config: RunConfig, group: Group = ALONE) -> GPT:
-    """Build the GPT of a run without its weights, sharded across `group`, for passes without gradients."""
+def model_of(config: RunConfig, group: Group = ALONE, layer_function: LayerFunction | None = None) -> GPT:
+    """Build the GPT of a run without its weights, sharded across `group`, for passes without gradients.
+
+    `layer_function` builds its blocks, if they are not nbtrain's own.
+    """
     plain = GPTConfig.of(config)
     rows = -(-plain.padded_vocab_size // group.size) * group.size
     plain = dataclasses.replace(
@@ -98,7 +103,7 @@ def model_of(config: RunConfig, group: Group = ALONE) -> GPT:
         lora=None,
     )
     try:
-        return GPT(plain, ModelParallel(tensor=group), Unset())
+        return GPT(plain, ModelParallel(tensor=group), Unset(), layer_function)
     except ValueError as error:
         raise ConfigError(f"tensor_parallel_size = {group.size}: {error}") from None
 

@@ -1,6 +1,7 @@
 """`nbtrain code`: describe the file of a run's `code`, or write a first one from nbtrain's own functions."""
 
 import ast
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,20 @@ from nbtrain.base.text.nearest import nearest
 from nbtrain.base.workspace import bundled, display
 from nbtrain.config.code_file import FILE_NAME, HOOKS, code_file
 from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.of_run import find_dataset
 
 START = "examples/megatron-gpt/code/start.py"
+# What dataset() has in that file: the dataset of gpt-tiny, its sequence length, and its data.split.
+DATASET = '"data/dataset/python-docs-1k/text_document", 256'
+SPLITS = ("train", "valid", "test")
+BOUNDS = '"train": (0.0, 0.9), "valid": (0.9, 0.97), "test": (0.97, 1.0)'
 
 
-def code_text(functions: Sequence[str]) -> str:
-    """Return a file with nbtrain's own functions of these names. Raises ConfigError for an unknown name."""
+def code_text(functions: Sequence[str], config: RunConfig) -> str:
+    """Return a file with nbtrain's own functions of these names, for a run.
+
+    Raises ConfigError for an unknown name, and for dataset() of a run whose samples are no windows.
+    """
     if not functions:
         raise ConfigError(f"--start: names no function. nbtrain calls {', '.join(HOOKS)}.")
     for name in functions:
@@ -28,6 +37,8 @@ def code_text(functions: Sequence[str]) -> str:
                 f"{', '.join(HOOKS)}."
             )
     source = bundled(START).read_text(encoding="utf-8")
+    if "dataset" in functions:
+        source = source.replace(DATASET, _dataset_of(config)).replace(BOUNDS, _bounds_of(config))
     tree = ast.parse(source)
     defined = {
         node.name: ast.get_source_segment(source, node) or ""
@@ -55,9 +66,32 @@ def code_text(functions: Sequence[str]) -> str:
     return "\n\n".join(part for part in (title, groups) if part) + "\n\n\n" + "\n\n\n".join(bodies) + "\n"
 
 
-def start_code(functions: Sequence[str], path: Path) -> Path:
-    """Write a file with nbtrain's own functions of these names. Raises ConfigError if the file exists."""
-    text = code_text(functions)
+def _dataset_of(config: RunConfig) -> str:
+    """Return the first arguments of _Windows() in start.py for a run: its dataset and the sequence length."""
+    packed = config.data.resolved_packing == "best_fit"
+    if packed or config.data.blend:
+        what = "packing: best_fit packs documents" if packed else "data.blend mixes datasets"
+        raise ConfigError(
+            f"--start dataset: the samples of {config.name} are no windows of one dataset ({what}). Name a "
+            "run that reads one dataset, such as gpt-tiny, and change the copy."
+        )
+    return f'"{display(find_dataset(config).prefix)}", {config.model.seq_length}'
+
+
+def _bounds_of(config: RunConfig) -> str:
+    """Return the fractions of the splits in start.py for a run's data.split."""
+    shares = [float(share) for share in config.data.split.split(",")]
+    ends = [round(sum(shares[:number]) / sum(shares), 6) for number in range(4)]
+    bounds = zip(SPLITS, itertools.pairwise(ends), strict=True)
+    return ", ".join(f'"{name}": ({first}, {last})' for name, (first, last) in bounds)
+
+
+def start_code(functions: Sequence[str], path: Path, config: RunConfig) -> Path:
+    """Write a file with nbtrain's own functions of these names, for a run.
+
+    Raises ConfigError if the file exists, and the errors of code_text().
+    """
+    text = code_text(functions, config)
     if not FILE_NAME.fullmatch(path.name):
         raise ConfigError(f"{path.name}: is not the name of a Python module. Use a name such as my_code.py.")
     if path.exists():

@@ -24,11 +24,12 @@ import torch
 from torch import nn
 
 from nbtrain.model.attention import Documents, documents_of, takes_lengths
+from nbtrain.model.custom_layer import LayerFunction, build_layer
 from nbtrain.model.custom_loss import CustomInputs, LossBatch, LossFunction, custom_loss
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.kv_cache import KVCache
-from nbtrain.model.layers import Norm, OutputLayer, PositionEmbedding, TransformerLayer, WordEmbedding
+from nbtrain.model.layers import Norm, OutputLayer, PositionEmbedding, WordEmbedding
 from nbtrain.model.preference import Pairs, preference_loss
 from nbtrain.model.recompute import recomputed
 from nbtrain.model.rotary import rotation_of
@@ -39,19 +40,31 @@ from nbtrain.parallel.trained_rows import TrainedRows, own_rows
 from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
 
 
-def build_model(config: Any, parallel: ModelParallel = WHOLE, init: Initializer | None = None) -> "GPT":
+def build_model(
+    config: Any,
+    parallel: ModelParallel = WHOLE,
+    init: Initializer | None = None,
+    layer_function: LayerFunction | None = None,
+) -> "GPT":
     """Build the GPT of a RunConfig, or this rank's part of it, with initial weights, in fp32 and training
     mode.
 
-    The weights are on the CPU; under deepspeed.zero.Init, DeepSpeed decides their device and format.
+    `layer_function` builds the blocks instead of nbtrain's own. The weights are on the CPU; under
+    deepspeed.zero.Init, DeepSpeed decides their device and format.
     """
-    return GPT(GPTConfig.of(config), parallel, init)
+    return GPT(GPTConfig.of(config), parallel, init, layer_function)
 
 
 class GPT(nn.Module):
     """A decoder-only transformer whose parameters have the canonical names (names.py)."""
 
-    def __init__(self, config: GPTConfig, parallel: ModelParallel = WHOLE, init: Initializer | None = None):
+    def __init__(
+        self,
+        config: GPTConfig,
+        parallel: ModelParallel = WHOLE,
+        init: Initializer | None = None,
+        layer_function: LayerFunction | None = None,
+    ):
         super().__init__()
         self.config = config
         self.parallel = parallel
@@ -59,7 +72,7 @@ class GPT(nn.Module):
         self.word_embeddings = WordEmbedding(config, init, parallel)
         self.position_embeddings = PositionEmbedding(config, init, parallel)
         self.layers = nn.ModuleList(
-            TransformerLayer(index, config, init, parallel) for index in range(config.num_layers)
+            build_layer(index, config, init, parallel, layer_function) for index in range(config.num_layers)
         )
         self.final_layernorm = Norm(config, init, parallel)
         if config.untie_embeddings_and_output_weights:
@@ -171,7 +184,7 @@ class GPT(nn.Module):
             apart["rotation"] = rotation_of(self.config, turned, dtype)
         if cache is not None:
             for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-                hidden = layer(hidden, layer_cache, **apart)
+                hidden = layer(hidden, cache=layer_cache, **apart)
             cache.read(tokens)
         elif (interval := self.config.checkpoint_interval_layers) and torch.is_grad_enabled():
             for first in range(0, len(self.layers), interval):

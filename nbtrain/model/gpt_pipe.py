@@ -29,11 +29,12 @@ from torch import nn
 
 from nbtrain.base.topology import Topology
 from nbtrain.model.attention import Documents, document_numbers, mask_of
+from nbtrain.model.custom_layer import LayerFunction, build_layer, is_block
 from nbtrain.model.custom_loss import CustomInputs, LossFunction
 from nbtrain.model.gpt import language_model_loss, products_in
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
-from nbtrain.model.layers import Norm, OutputLayer, PositionEmbedding, TransformerLayer, WordEmbedding
+from nbtrain.model.layers import Norm, OutputLayer, PositionEmbedding, WordEmbedding
 from nbtrain.model.names import TRAINED_ROWS, canonical_name
 from nbtrain.model.recompute import recomputed
 from nbtrain.model.rotary import rotation_of
@@ -53,16 +54,17 @@ def build_pipeline(
     stage_layers: Sequence[int],
     init: Initializer | None = None,
     loss_function: LossFunction | None = None,
+    layer_function: LayerFunction | None = None,
 ) -> "Pipeline":
     """Build this rank's stage of a GPT, with build_model's initial weights, for deepspeed.initialize.
 
-    `stage_layers` are the blocks of each stage (config/arithmetic/stages.py). `loss_function` is the user's,
-    if there is one. All ranks call this together, because it creates process groups. The engine must send
-    activations and gradients unsharded (`pipe_partitioned` and `grad_partitioned` false): with sequence
-    parallelism each tensor-parallel rank has its own.
+    `stage_layers` are the blocks of each stage (config/arithmetic/stages.py). `loss_function` and
+    `layer_function` are the user's, if there are any. All ranks call this together, because it creates
+    process groups. The engine must send activations and gradients unsharded (`pipe_partitioned` and
+    `grad_partitioned` false): with sequence parallelism each tensor-parallel rank has its own.
     """
     # A late import: DeepSpeed is prepared first (startup.py), and only pipelines need it.
-    from nbtrain.parallel.pipeline import LayerSpec, Pipeline, TiedLayerSpec
+    from nbtrain.parallel.pipeline import BuiltLayer, LayerSpec, Pipeline, TiedLayerSpec
 
     init = init or Initializer(config.seed, config.init_method_std, config.num_layers)
     parts = (config, init, parallel)
@@ -73,7 +75,10 @@ def build_pipeline(
     specs = [
         LayerSpec(WordEmbedding, *parts) if untied else TiedLayerSpec(*tied, **shared),
         LayerSpec(PositionEmbedding, *parts),
-        *(LayerSpec(TransformerLayer, index, *parts) for index in range(config.num_layers)),
+        *(
+            BuiltLayer(functools.partial(build_layer, index, *parts, layer_function))
+            for index in range(config.num_layers)
+        ),
         LayerSpec(Norm, *parts),
         LayerSpec(_PipedOutput, *parts)
         if untied
@@ -193,7 +198,7 @@ class _Program:
             for layer in layers:
                 if isinstance(layer, PositionEmbedding):
                     x = layer(x, *self._positions(x, extra.position_ids))
-                elif isinstance(layer, TransformerLayer):
+                elif is_block(layer):
                     if extra.turned is not None and "rotation" not in apart:
                         dtype = torch.bfloat16 if self.config.autocast else x.dtype
                         apart["rotation"] = rotation_of(self.config, extra.turned, dtype)

@@ -24,11 +24,15 @@ class Initializer:
         self.std = std
         self.residual_std = std / math.sqrt(2 * num_layers)
 
-    def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
-        """Create a matrix or an embedding; `residual` is for projections that write to the residual
-        stream.
+    def normal(
+        self, name: str, *shape: int, residual: bool = False, std: float | None = None
+    ) -> torch.nn.Parameter:
+        """Create a matrix or an embedding; `residual` is for projections that write to the residual stream.
+
+        `std` replaces the model's standard deviation.
         """
-        std = self.residual_std if residual else self.std
+        if std is None:
+            std = self.residual_std if residual else self.std
         return self._drawn(
             name, shape, lambda weight, generator: weight.normal_(0.0, std, generator=generator)
         )
@@ -57,6 +61,10 @@ class Initializer:
     def ones(self, *shape: int) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.ones(shape))
 
+    def filled(self, value: float, *shape: int) -> torch.nn.Parameter:
+        """Create a parameter with equal numbers, for blocks of the user (custom_layer.py)."""
+        return torch.nn.Parameter(torch.full(shape, value))
+
 
 class Zeros(Initializer):
     """Initializer for a run that loads its weights next: zeros and ones in the model's format and on its
@@ -71,7 +79,9 @@ class Zeros(Initializer):
         super().__init__(seed, std=0.0, num_layers=1)
         self.device, self.dtype = device, dtype
 
-    def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
+    def normal(
+        self, name: str, *shape: int, residual: bool = False, std: float | None = None
+    ) -> torch.nn.Parameter:
         return self.zeros(*shape)
 
     def uniform(self, name: str, bound: float, *shape: int) -> torch.nn.Parameter:
@@ -84,6 +94,9 @@ class Zeros(Initializer):
     def ones(self, *shape: int) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.ones(shape, device=self.device, dtype=self.dtype))
 
+    def filled(self, value: float, *shape: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.full(shape, value, device=self.device, dtype=self.dtype))
+
 
 class Unset(Initializer):
     """Initializer for parameters whose weights are loaded: memory is allocated but not written."""
@@ -91,5 +104,7 @@ class Unset(Initializer):
     def __init__(self) -> None:
         super().__init__(seed=0, std=0.0, num_layers=1)
 
-    def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
+    def normal(
+        self, name: str, *shape: int, residual: bool = False, std: float | None = None
+    ) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.empty(shape))

@@ -78,18 +78,21 @@ def adapters_of(weight: str) -> tuple[str, str]:
     return f"{stem}.a", f"{stem}.b"
 
 
-def optimizer_group(name: str, muon: bool = False) -> str:
+def optimizer_group(name: str, muon: bool = False, dimensions: int | None = None) -> str:
     """Return the optimizer group of a parameter, by its name, because ZeRO 3 flattens the shape.
 
     Biases and norms are in `no_decay`, all others in `decay`. With Muon, the blocks' matrices are in
-    `matrices`, and `decay` has only the embeddings and an untied output layer.
+    `matrices`, and `decay` has only the embeddings and an untied output layer. `dimensions` is for blocks of
+    the user (custom_layer.py), whose names say nothing: a vector does not decay, and a parameter of three
+    dimensions is no matrix.
     """
     module, _, kind = name.rpartition(".")
     if kind == "ia3":
         return NO_DECAY  # its elements are around 1, so they must not decay to 0
-    if kind.endswith("bias") or module.endswith("layernorm"):
+    if kind.endswith("bias") or module.endswith("layernorm") or dimensions in (0, 1):
         return NO_DECAY
-    return MATRICES if muon and name.startswith("layers.") else DECAY
+    is_matrix = name.startswith("layers.") and dimensions in (None, 2)
+    return MATRICES if muon and is_matrix else DECAY
 
 
 def canonical_name(piped: str, num_layers: int) -> str:

@@ -22,7 +22,19 @@ from torch import nn
 from nbtrain.base.topology import Topology
 from nbtrain.parallel.startup import quiet
 
-__all__ = ["LayerSpec", "Pipeline", "Program", "TiedLayerSpec"]
+__all__ = ["BuiltLayer", "LayerSpec", "Pipeline", "Program", "TiedLayerSpec"]
+
+
+class BuiltLayer(LayerSpec):
+    """A layer that a function builds; DeepSpeed's LayerSpec takes only a class."""
+
+    def __init__(self, build: Callable[[], nn.Module]):
+        super().__init__(nn.Module)
+        self._build = build
+
+    def build(self, log: bool = False) -> nn.Module:
+        """Build the layer, on the stage that has it."""
+        return self._build()
 
 
 class Program(Protocol):

@@ -35,7 +35,9 @@ from nbtrain.parallel.trained_rows import TrainedRows, embedded
 class WholeParameters(Protocol):
     """Draws unsharded parameters by name, such as the Initializer of model/initialization.py."""
 
-    def normal(self, name: str, *shape: int, residual: bool = False) -> nn.Parameter: ...
+    def normal(
+        self, name: str, *shape: int, residual: bool = False, std: float | None = None
+    ) -> nn.Parameter: ...
 
     def zeros(self, *shape: int) -> nn.Parameter: ...
 
@@ -124,11 +126,12 @@ class ColumnParallelLinear(_CutModule):
         unit: int = 1,
         products: Products = PLAIN,
         bias: bool = True,
+        std: float | None = None,
     ):
         what = f"{name}: {outputs} outputs in units of {unit}"
         super().__init__(what, outputs, unit, group, sequence_parallel)
         self.products = products
-        self.weight = shard(init.normal(f"{name}.weight", outputs, inputs), 0, group)
+        self.weight = shard(init.normal(f"{name}.weight", outputs, inputs, std=std), 0, group)
         self.bias = shard(init.zeros(outputs), 0, group) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -178,9 +181,10 @@ class GatedColumnParallelLinear(ColumnParallelLinear):
         sequence_parallel: bool = False,
         products: Products = PLAIN,
         bias: bool = True,
+        std: float | None = None,
     ):
-        super().__init__(name, inputs, outputs, init, group, sequence_parallel, 1, products, bias)
-        self.gate_weight = shard(init.normal(f"{name}.gate_weight", outputs, inputs), 0, group)
+        super().__init__(name, inputs, outputs, init, group, sequence_parallel, 1, products, bias, std)
+        self.gate_weight = shard(init.normal(f"{name}.gate_weight", outputs, inputs, std=std), 0, group)
         self.gate_bias = shard(init.zeros(outputs), 0, group) if bias else None
         self.gate_lora: nn.Module | None = None
 
@@ -207,10 +211,12 @@ class RowParallelLinear(_CutModule):
         residual: bool = False,
         products: Products = PLAIN,
         bias: bool = True,
+        std: float | None = None,
     ):
         super().__init__(f"{name}: {inputs} inputs", inputs, 1, group, sequence_parallel)
         self.products = products
-        self.weight = shard(init.normal(f"{name}.weight", outputs, inputs, residual=residual), 1, group)
+        whole = init.normal(f"{name}.weight", outputs, inputs, residual=residual, std=std)
+        self.weight = shard(whole, 1, group)
         self.bias = init.zeros(outputs) if bias else None
         if self.bias is not None:
             self.bias.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]

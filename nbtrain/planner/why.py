@@ -15,6 +15,7 @@ from nbtrain.base.printing.report import Block, Report, Result, TextForm
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import Parameters
+from nbtrain.config.own_blocks import shape_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
 from nbtrain.planner.budget.cost import COOLING_FACTOR, MACHINE_FACTOR, CostEstimate
@@ -94,7 +95,7 @@ def why(
     memory = explain_memory(speed.setup)
     step = explain_step(speed.setup, speed.rates)
     sections = {
-        "Model": _model(config.shape, parameters),
+        "Model": _model(shape_of(config), parameters),
         "Batch": _batch(config, parameters),
         "Memory of the fullest rank": memory,
         "A step": [term for term in step if term.unit == "seconds"],
@@ -109,7 +110,7 @@ def why(
 
 def _model(shape: Shape, parameters: Parameters) -> list[Term]:
     hidden, ffn, layers = shape.hidden_size, shape.ffn_hidden_size, shape.num_layers
-    query, key = shape.query_width, shape.kv_width
+    query, key, own = shape.query_width, shape.kv_width, shape.own_block
     matrices, attention_biases = 2 + shape.gated, shape.qkv_bias * (query + 2 * key) + shape.bias * hidden
     mlp_biases = shape.bias * ((1 + shape.gated) * ffn + hidden)
     formulas = {
@@ -117,7 +118,9 @@ def _model(shape: Shape, parameters: Parameters) -> list[Term]:
         "position_embeddings": f"{shape.learned_positions:,} positions x {hidden:,} hidden",
         "attention": f"{layers} layers x ({hidden:,} x ({query:,} + 2 x {key:,}) query, key and value + "
         f"{query:,} x {hidden:,} projection{_biases(attention_biases)})",
-        "mlp": f"{layers} layers x ({matrices} x {hidden:,} x {ffn:,}{_biases(mlp_biases)})",
+        "mlp": f"{layers} layers x ({matrices} x {hidden:,} x {ffn:,}{_biases(mlp_biases)})"
+        if own is None
+        else f"{layers} layers x {own.on_rank(1):,} counted in a block of layer(), less attention and norms",
         "output_layer": f"{shape.padded_vocab_size:,} padded vocabulary x {hidden:,} hidden, not tied",
         "layernorm": f"(2 x {layers} layers + 1) norms x {'' if shape.rmsnorm else '2 x '}{hidden:,}"
         + (f" + {layers} layers x {shape.head_norm_parameters:,} of heads" if shape.qk_layernorm else ""),

@@ -21,12 +21,16 @@ from nbtrain.base.errors import CheckpointError, ConfigError
 from nbtrain.base.run_directory.checkpoint_files import best_step, checkpoint_problem, newest_whole
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display, output_root, resolve, valid_name
+from nbtrain.config.code_file import code_sha256, submitted_functions
 from nbtrain.config.load import load_resolved
+from nbtrain.config.own_blocks import has_own_layer
 from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.config.sections.markers import Architecture, marked
 from nbtrain.config.yaml_source import show
 from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
 from nbtrain.pretrained.tensors import Sizes, parameter_shapes
+
+PADDED = ("word_embeddings.weight", "output_layer.weight")
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,14 @@ class RunStart:
     @property
     def count(self) -> int:
         """Number of parameters, without padding."""
+        if "layer" in submitted_functions(self.run):
+            # The vocabulary's rows may be padded; the rest is as its file makes it.
+            padding = self.manifest["padded_vocab_size"] - self.vocab_size
+            entries = self.manifest["parameters"].items()
+            return sum(
+                math.prod(entry["shape"]) - (padding * entry["shape"][1] if name in PADDED else 0)
+                for name, entry in entries
+            )
         shapes = parameter_shapes(Sizes.of(self.config.model, self.vocab_size))
         return sum(map(math.prod, shapes.values()))
 
@@ -221,6 +233,7 @@ def fit(start: Start, config: RunConfig) -> Fit:
             found.problems.append((key, differs))
         else:
             found.notes.append(f"{key} {differs}: {marker.differs}.")
+    _compare_layers(start, config, found)
     rows, vocab_size = vocab_size_of(start), config.tokenizer.vocab_size
     if vocab_size > rows:
         found.notes.append(
@@ -233,6 +246,23 @@ def fit(start: Start, config: RunConfig) -> Fit:
             f"{rows - vocab_size:,} rows are dropped."
         )
     return found
+
+
+def _compare_layers(start: Start, config: RunConfig, found: Fit) -> None:
+    """Compare the blocks' makers: nbtrain, or the layer() of a run's code."""
+    ours = has_own_layer(config)
+    theirs = isinstance(start, RunStart) and "layer" in submitted_functions(start.run)
+    if ours != theirs:
+        one, other = f"layer() in {config.code}", "nbtrain"
+        here, there = (one, other) if ours else (other, "a layer() of their own")
+        found.problems.append(
+            ("code", f"makes the blocks by {here}, and those of {config.init_from} are made by {there}")
+        )
+    elif isinstance(start, RunStart) and ours and start.manifest["code_sha256"] != code_sha256(config):
+        found.notes.append(
+            f"{config.code} is not the file that {start.title} was trained with: the names and shapes of its "
+            "blocks' parameters are compared, and not what layer() computes with them."
+        )
 
 
 def _trained_rows(before: int, config: RunConfig) -> str:

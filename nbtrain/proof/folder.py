@@ -24,12 +24,12 @@ from nbtrain.base.run_directory.jobstate import FAILED, RUNNING, SUCCEEDED
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
-from nbtrain.config.code_file import code_file
+from nbtrain.config.code_file import OMITTED, code_file
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.checks.existing_run import HARMLESS_ENTRIES, refuse_foreign
-from nbtrain.jobs.request.own_code import write_code
+from nbtrain.jobs.request.own_code import tried_before, write_code
 from nbtrain.jobs.request.request import active_job
 from nbtrain.jobs.submission.job_files import write_identity
 from nbtrain.proof.small_sections import NUM_DOCUMENTS
@@ -106,7 +106,10 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str, forked_by: int | None 
     run.path.mkdir(parents=True, exist_ok=True)
     run_id = write_identity(run, twin_of=twin_of)
     files.write_text(run.config_yaml, to_yaml(config))
-    write_code(run, config, code_file(config), "")
+    code = code_file(config)
+    # A user who has omitted the trial of this file has omitted it for its proofs too.
+    before = tried_before(RunDir.named(twin_of), code)
+    write_code(run, config, code, before if before == OMITTED else "")
     job = run.job(run.unused_job_id())
     job.make_folders()
     now = time.time()

@@ -21,15 +21,19 @@ from nbtrain.checkpoint.files.local_disk import LocalDisk
 from nbtrain.checkpoint.live.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.load import load
 from nbtrain.checkpoint.local_resume import Start, choose_start
+from nbtrain.checkpoint.own_layer import own_layer
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.checkpoint.save import Saver
+from nbtrain.checkpoint.user_code import UserCode, load_user_code, needs_trial
 from nbtrain.checkpoint.weights.store import DTYPES
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
+from nbtrain.config.own_blocks import know_own_block, write_own_block
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets, refuse_without_loss
 from nbtrain.model.adapters import freeze
 from nbtrain.model.attention import backend_problem
+from nbtrain.model.custom_layer import LayerFunction
 from nbtrain.model.gpt import build_model
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.gpt_pipe import build_pipeline, canonical_parameters
@@ -41,7 +45,7 @@ from nbtrain.parallel.startup import World, quiet, wait_for_all
 from nbtrain.train.code.own_dataset import own_datasets
 from nbtrain.train.code.own_loss import OwnLoss
 from nbtrain.train.code.trial import try_code
-from nbtrain.train.code.user_code import UserCode, load_user_code, needs_trial
+from nbtrain.train.code.trial_of_layer import count_block
 from nbtrain.train.engine.clipping import clip_without_zero
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.optimizer import bind_optimizer, build_optimizer
@@ -176,6 +180,11 @@ def build(
     code = load_user_code(run, config)
     if code is not None and needs_trial(run):
         try_code(config, code)
+    if code is not None and code.defines("layer"):
+        block = count_block(config, code)
+        if world.rank == 0:
+            write_own_block(config, code.sha256, block)
+        know_own_block(config, block)
     job_id, attempt = find_job(run).job_id, this_attempt_number()
     disk = None
     trains = config.mode == "full" if trains is None else trains
@@ -196,7 +205,7 @@ def build(
         own_loss = OwnLoss(code, datasets.names)
         # The denominator of a micro batch's sum is known from the masks of the step.
         datasets = dataclasses.replace(datasets, is_masked=True)
-    engine = build_engine(config, groups, stream, own_loss)
+    engine = build_engine(config, groups, stream, own_loss, own_layer(code))
     tokenizer, train = datasets.manifest.tokenizer_sha256, datasets.train
     live = LiveRun(run, config, engine.deepspeed, world, tokenizer, events, train, stream, attempt)
     live.code_sha256 = code.sha256 if code is not None else None
@@ -226,7 +235,12 @@ def build_engine(
     groups: ParallelGroups,
     stream: TensorParallelStream | None,
     own_loss: OwnLoss | None = None,
+    layer_function: LayerFunction | None = None,
 ) -> TrainEngine:
+    """Build the model, its optimizer and DeepSpeed's engine. `own_loss` and `layer_function` are the user's.
+
+    All ranks call it together.
+    """
     import deepspeed
 
     parallel, derived = config.parallel, deepspeed_config(config)
@@ -241,7 +255,8 @@ def build_engine(
     units = None if is_piped else deepspeed_units(groups)
     if is_piped:
         stages = stage_layers(config)
-        model = build_pipeline(GPTConfig.of(config), layout, config.topology, stages, init, own_loss)
+        of_user = (own_loss, layer_function)
+        model = build_pipeline(GPTConfig.of(config), layout, config.topology, stages, init, *of_user)
     else:
         # Around the model: ZeRO 3 shards a parameter as soon as its module is created.
         axis = groups.sequence_data_parallel.process_group
@@ -251,8 +266,12 @@ def build_engine(
             else contextlib.nullcontext()
         )
         with cut_at_once:
-            model = build_model(config, layout, init)
+            model = build_model(config, layout, init, layer_function)
         model.loss_function = own_loss
+        if layer_function is not None:
+            for layer in model.layers:
+                # A block of the user may use a weight outside of the module that has it.
+                deepspeed.utils.set_z3_leaf_module(layer, True)
     if config.lora is not None:
         freeze(canonical_parameters(model))
     if config.model.compile:

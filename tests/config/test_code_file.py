@@ -5,7 +5,14 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.code_file import RUN_CODE, carried, code_file, defines, own_loss
 from nbtrain.config.load import load
+from nbtrain.config.rules.own_layer import APART
 
+APART_VALUES = {
+    "lora": {"rank": 4},
+    "precision.fp8": True,
+    "model.compile": True,
+    "parallel.fpdt_chunk_tokens": 128,
+}
 GOOD = '''"""A file."""
 import math
 WEIGHT = 2
@@ -49,10 +56,10 @@ WRONG = {
         "my_code.py:18",
         "name it _smooth",
     ),
-    "a function that is not supported": (
+    "a layer without its parts": (
         "def layer(config, index):\n    pass\n",
         "my_code.py:1",
-        "Layers of your own are not supported",
+        "nbtrain calls layer(config, index, parts). Use these names",
     ),
     "a function of Megatron": (
         "def loss_func(loss_mask, output):\n    pass\n",
@@ -163,5 +170,16 @@ def test_pairs_have_their_own_loss(run_yaml, tmp_path):
 
 
 def test_a_dataset_of_ones_own_is_the_only_one(run_yaml, tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.sources\n  is not read: .*dataset\(\) in "):
+    with pytest.raises(ConfigError, match=r"data\.sources\n  is not read: .*dataset\(\) in ") as raised:
         read(run_yaml, tmp_path, "def dataset(split):\n    return []\n")
+    assert "Set data.split: 949,50,1, or remove dataset() from the file." in str(raised.value)
+    load(run_yaml("name: mine\ncode: my_code.py\ndata: {sources: [], split: '949,50,1'}\n"))
+
+
+def test_a_layer_of_ones_own_goes_alone(run_yaml, tmp_path):
+    text = "def layer(config, index, parts):\n    return parts.mlp()\n"
+    config = read(run_yaml, tmp_path, text)
+    for key, value in APART_VALUES.items():
+        with pytest.raises(ConfigError, match=rf"{key}.*\n  .*come from layer\(\) in .*my_code\.py"):
+            load(config, {key: value})
+    assert set(APART_VALUES) == set(APART)

@@ -36,7 +36,8 @@ def layout(name: str) -> tuple[int, dict]:
     """Return the number of ranks and the overrides of a layout such as "d2 t2 z1 bf16".
 
     `offload` offloads the optimizer to the CPU, `llama` selects the layers of LLAMA, `squared` another
-    activation function, and `muon` the optimizer Muon.
+    activation function, `muon` the optimizer Muon, `sp` Megatron's sequence parallelism, and `recompute` full
+    recomputation.
     """
     ranks, found = 1, dict(BASE)
     for word in name.split():
@@ -60,6 +61,10 @@ def layout(name: str) -> tuple[int, dict]:
             found |= {"precision.dtype": "bf16", "precision.autocast": True}
         elif word == "squared":
             found["model.activation"] = "squared_relu"
+        elif word == "sp":
+            found["parallel.sequence_parallel"] = True
+        elif word == "recompute":
+            found["parallel.activation_checkpointing.granularity"] = "full"
         elif word == "pad":
             found["model.make_vocab_size_divisible_by"] = 8
         else:

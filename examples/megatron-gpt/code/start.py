@@ -6,7 +6,9 @@ from pathlib import Path
 import torch
 
 from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.model.custom_layer import LayerParts
 from nbtrain.model.custom_loss import LossBatch
+from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.parallel.vocabulary import Vocabulary
 
 
@@ -28,6 +30,31 @@ def scalars(step: int) -> dict[str, float]:
     return {}
 
 
+class _Block(torch.nn.Module):
+    """A transformer block: x + attention(norm x), then x + MLP(norm x), with dropout on both branches."""
+
+    def __init__(self, parts: LayerParts):
+        super().__init__()
+        self.parts = parts
+        self.input_layernorm = parts.norm()
+        self.attention = parts.attention()
+        self.post_attention_layernorm = parts.norm()
+        self.mlp = parts.mlp()
+
+    def forward(self, x: torch.Tensor, **context) -> torch.Tensor:
+        """Return the residual stream [b, s, h] after the block; attention needs the context."""
+        x = x + self._dropped(self.attention(self.input_layernorm(x), **context))
+        return x + self._dropped(self.mlp(self.post_attention_layernorm(x)))
+
+    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
+        return self.parts.dropout(x, self.training)
+
+
+def layer(config: GPTConfig, index: int, parts: LayerParts) -> torch.nn.Module:
+    """Return block `index`, counted from 0; config has the fields of the section `model`."""
+    return _Block(parts)
+
+
 class _Windows:
     """The tokens of a .bin/.idx pair, cut into windows of seq_length + 1 that overlap by one token."""
 
@@ -47,7 +74,7 @@ class _Windows:
 
 def dataset(split: str) -> _Windows | None:
     """Return the samples of "train", "valid" or "test", or None for a split that is not read."""
-    bounds = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}
+    bounds = {"train": (0.0, 0.9), "valid": (0.9, 0.97), "test": (0.97, 1.0)}
     return _Windows("data/dataset/python-docs-1k/text_document", 256, *bounds[split])
 
 

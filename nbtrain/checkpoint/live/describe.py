@@ -90,8 +90,11 @@ def described_parameters(live: LiveRun) -> dict[str, Any]:
             if dim is not None:
                 shape[dim] *= live.config.parallel.tensor_parallel_size
             held[name] = {
-                "shape": shape, "partition_dim": dim, "group": optimizer_group(name, muon), "stage": stage
-            }  # fmt: skip
+                "shape": shape,
+                "partition_dim": dim,
+                "group": optimizer_group(name, muon, len(shape)),
+                "stage": stage,
+            }
     found: dict[str, Any] = {}
     for described in gather_objects(held):
         for name, entry in described.items():

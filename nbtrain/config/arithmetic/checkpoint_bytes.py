@@ -16,6 +16,7 @@ from nbtrain.config.arithmetic.parameters import (
     tensors_of_a_layer,
 )
 from nbtrain.config.arithmetic.stages import stage_layers
+from nbtrain.config.own_blocks import shape_of
 from nbtrain.config.schema import RunConfig
 
 # In addition to the data of a checkpoint: its manifest, DeepSpeed's recovery script, file system overhead.
@@ -76,7 +77,7 @@ def _optimizer_state_bytes(config: RunConfig) -> int:
         return stepped * (12 if parallel.zero_stage else 8)
     stages = range(parallel.pipeline_parallel_size)
     stepped = sum(count_stage_parameters(config, stage).total for stage in stages)
-    matrices = config.model.num_layers * sum(block_matrices(config.shape, tensor))
+    matrices = config.model.num_layers * sum(block_matrices(shape_of(config), tensor))
     moments = 2 * stepped - (matrices if config.optimizer.type == "Muon" else 0)
     masters = stepped if parallel.zero_stage else 0
     return 4 * (masters + moments) * tensor
@@ -123,7 +124,7 @@ def checkpoint_room_bytes(config: RunConfig) -> int:
 def _description_bytes(config: RunConfig) -> int:
     parallel = config.parallel
     ranks, tensor, stages = config.world_size, parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    shape = config.shape
+    shape = shape_of(config)
     beside = TENSORS_BESIDE_LAYERS - shape.tied
     names = [tensors_of_a_layer(shape) * layers + beside for layers in stage_layers(config)]
     if config.lora is not None:

@@ -30,13 +30,14 @@ of an [m, n] matrix, m <= n, takes 4 m^2 n + 2 m^3: X X^T, the square of that, a
 """
 
 from nbtrain.config.arithmetic.attention_kernels import keeps_scores
+from nbtrain.config.own_blocks import shape_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
 
 
 def model_flops_per_token(config: RunConfig) -> float:
     """Return FLOPs of one token's forward and backward pass without recomputation: the numerator of MFU."""
-    return model_flops(config.shape)
+    return model_flops(shape_of(config))
 
 
 def hardware_flops_per_token(config: RunConfig) -> float:
@@ -65,7 +66,7 @@ def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> f
 
 def block_flops_per_token(config: RunConfig) -> float:
     """Return FLOPs of the forward pass of one transformer block."""
-    return block_forward(config.shape)
+    return block_forward(shape_of(config))
 
 
 def attention_flops_per_token(config: RunConfig) -> float:

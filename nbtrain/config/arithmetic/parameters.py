@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nbtrain.config.arithmetic.stages import stage_layers
+from nbtrain.config.own_blocks import shape_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
 
@@ -38,7 +39,7 @@ class Parameters:
 
 def count_parameters(config: RunConfig) -> Parameters:
     """Return the parameters of the whole model, counting tied embeddings once."""
-    return count_layers(config.shape, config.model.num_layers, first=True, last=True, tensor=1)
+    return count_layers(shape_of(config), config.model.num_layers, first=True, last=True, tensor=1)
 
 
 def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
@@ -49,7 +50,7 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
     """
     last = config.parallel.pipeline_parallel_size - 1
     return count_layers(
-        config.shape,
+        shape_of(config),
         stage_layers(config)[stage],
         first=stage == 0,
         last=stage == last,
@@ -72,13 +73,19 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
     attention = attention_weights + bias * hidden + shape.qkv_bias * _qkv_columns(shape, tensor)
     opened = (2 if shape.gated else 1) * ffn
     mlp = mlp_weights + bias * (opened // tensor + hidden)
+    norms = 2 * shape.norm_parameters + shape.head_norm_parameters
+    if (own := shape.own_block) is not None:
+        # The file says what a block has in all, and not what is attention.
+        mlp = own.on_rank(tensor) - attention - norms
+        if mlp < 0:
+            attention, norms, mlp = 0, 0, own.on_rank(tensor)
     words = shape.output_weights // tensor
     return Parameters(
         word_embeddings=words if first or (last and shape.tied) else 0,
         position_embeddings=first * shape.learned_positions * hidden,
         attention=layers * attention,
         mlp=layers * mlp,
-        layernorm=(2 * layers + last) * shape.norm_parameters + layers * shape.head_norm_parameters,
+        layernorm=layers * norms + last * shape.norm_parameters,
         output_layer=words if last and not shape.tied else 0,
     )
 
@@ -87,6 +94,10 @@ def block_matrices(shape: Shape, tensor: int) -> tuple[int, int]:
     """Return the number of elements in one block's matrices on one rank, as (attention, MLP)."""
     hidden = shape.hidden_size
     attention = hidden * _qkv_columns(shape, tensor) + shape.query_width * hidden // tensor
+    if (own := shape.own_block) is not None:
+        matrices = own.matrices_on_rank(tensor)
+        attention = min(attention, matrices)
+        return attention, matrices - attention
     return attention, shape.mlp_weights // tensor
 
 
@@ -96,17 +107,21 @@ def _qkv_columns(shape: Shape, tensor: int) -> int:
 
 def tensors_of_a_layer(shape: Shape) -> int:
     """Return the number of parameter tensors of a layer: four matrices and a gate, biases, and norms."""
+    if shape.own_block is not None:
+        return shape.own_block.tensors
     biases = shape.qkv_bias + shape.bias * (3 + shape.gated)
     return 4 + shape.gated + biases + shape.norms_of_a_layer * (1 if shape.rmsnorm else 2)
 
 
 def largest_parameter(config: RunConfig) -> int:
     """Return the elements of the largest parameter on a tensor-parallel rank."""
-    return largest_of(config.shape, config.parallel.tensor_parallel_size)
+    return largest_of(shape_of(config), config.parallel.tensor_parallel_size)
 
 
 def largest_of(shape: Shape, tensor: int) -> int:
     """Return the elements of the largest parameter on one of `tensor` tensor-parallel ranks."""
     hidden, columns = shape.hidden_size, shape.query_width + 2 * shape.kv_width
     cut = max(shape.output_weights, hidden * columns, hidden * shape.ffn_hidden_size) // tensor
+    if (own := shape.own_block) is not None:
+        cut = max(shape.output_weights // tensor, own.largest_sharded // tensor, own.largest_whole)
     return max(cut, shape.learned_positions * hidden)

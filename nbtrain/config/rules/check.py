@@ -31,6 +31,7 @@ from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
 from nbtrain.config.rules.limits import no_divisor, no_multiple
 from nbtrain.config.rules.lora import LORA_RULES
+from nbtrain.config.rules.own_layer import OWN_LAYER_RULES
 from nbtrain.config.rules.wording import Problems, broken, hidden, join, setting_text
 from nbtrain.config.rules.zero import ZERO_RULES
 from nbtrain.config.schema import RunConfig
@@ -463,6 +464,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     *ATTENTION_RULES,
     *LORA_RULES,
     *DPO_RULES,
+    *OWN_LAYER_RULES,
     *ZERO_RULES,
     amounts_are_given_once,
     learning_rates_are_ordered,

@@ -18,6 +18,7 @@ from nbtrain.config.sections.sources import (
 )
 from nbtrain.config.yaml_source import show
 
+CUT_OPTIONS = ("split", "split_rule", "shuffle", "index_samples")
 STREAM_OPTIONS = ("reset_position_ids", "inter_document_masking", "eod_mask_loss")
 
 
@@ -370,11 +371,14 @@ def own_dataset_is_alone(config: RunConfig) -> Problems:
     if not defines(config, "dataset"):
         return
     data = config.data
+    cuts = {name: type(data).model_fields[name].default for name in CUT_OPTIONS}
     for key, is_set, value in (
         ("data.sources", bool(data.sources), "[]"),
         ("data.blend", bool(data.blend), "[]"),
         ("data.packing", data.packing == "best_fit", "stream"),
         *((f"data.{name}", getattr(data, name), "false") for name in STREAM_OPTIONS),
+        # dataset() cuts the splits, and each epoch shuffles the training samples.
+        *((f"data.{name}", getattr(data, name) != value, show(value)) for name, value in cuts.items()),
         ("dpo", config.dpo is not None, "null"),
     ):
         if is_set:

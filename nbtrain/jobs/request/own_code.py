@@ -20,7 +20,9 @@ from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.base.workspace import display, resolve
 from nbtrain.config.code_file import OMITTED, PASSED, CodeFile, code_file, copy_of
 from nbtrain.config.findings import mistake
+from nbtrain.config.own_blocks import write_own_block
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import OwnBlock
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.request.request import Request
 
@@ -79,22 +81,25 @@ def _first_difference(copy: Path, code: CodeFile) -> str:
     return f", from line {min(len(before), len(now)) + 1} on"
 
 
-def tried_before(config: RunConfig, code: CodeFile) -> str:
-    """Return what own_code.json says about the trial of this very file; "" if it is another one."""
-    record = files.read_json(RunDir.named(config.name).own_code_json)
-    return record["tried"] if record is not None and record["sha256"] == code.sha256 else ""
+def tried_before(run: RunDir, code: CodeFile | None) -> str:
+    """Return what a run's own_code.json says about the trial of this very file; "" if it is another one."""
+    record = files.read_json(run.own_code_json)
+    if record is None or code is None or record["sha256"] != code.sha256:
+        return ""
+    return record["tried"]
 
 
 def try_code(config: RunConfig, code: CodeFile | None, wanted: bool = True) -> str:
     """Import the file in a process with torch and train one step of a two-layer model with it.
 
-    Returns PASSED, or why there was no trial; "" for a run without `code`. If the user has omitted the trial
+    Returns PASSED, or why there was no trial; "" for a run without `code`. The parameters of a block of
+    layer() are kept for plans (config/own_blocks.py). If the user has omitted the trial
     of this very file, it stays omitted, so that a job that is started again without the user does not end
     with it. Raises CodeError for an error of the file, with its line.
     """
     if code is None:
         return ""
-    if (before := tried_before(config, code)) in (PASSED, OMITTED):
+    if (before := tried_before(RunDir.named(config.name), code)) in (PASSED, OMITTED):
         return before
     if not wanted:
         return OMITTED
@@ -102,8 +107,11 @@ def try_code(config: RunConfig, code: CodeFile | None, wanted: bool = True) -> s
         return "not tried: torch is not installed where it was submitted"
     logger.info("%s: trying %s with one step of a two-layer model.", config.name, config.code)
     answers = stream("nbtrain.train.code", {"path": str(code.path), "config": config.model_dump(mode="json")})
-    if not any(answer.get("kind") == "tried" for answer in answers):
+    tried = next((answer for answer in answers if answer.get("kind") == "tried"), None)
+    if tried is None:
         raise CodeError(f"{display(code.path)}: the process that tried it ended without an answer.")
+    if block := tried.get("own_block"):
+        write_own_block(config, code.sha256, OwnBlock(**block))
     return PASSED
 
 

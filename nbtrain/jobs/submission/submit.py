@@ -39,6 +39,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer
 from nbtrain.config.load.changes import changes_between
 from nbtrain.config.load.edits import with_overrides
+from nbtrain.config.own_blocks import read_own_block
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import backend_of, backend_of_job, status_of
@@ -80,13 +81,14 @@ def submit(
     command: tuple[str, ...] = TRAINER,
     reads_data: bool = True,
     tries_code: bool = True,
+    code_tried: str = "",
 ) -> JobDir:
     """Start a run as a detached job, or join it, or resume it; see the table above.
 
     `parent` is the run id of the run this one was made from. `reads_data` is False for a `command` that reads
     neither data nor weights. With `tries_code`, the file of `code` is tried first, if torch is installed
-    (own_code.py). Raises ConfigError if the configuration breaks a rule, and SubmitError with
-    every problem found if the run cannot or may not start.
+    (own_code.py); `code_tried` is the result of a trial that the caller knows. Raises ConfigError if the
+    configuration breaks a rule, and SubmitError with every problem found if the run cannot or may not start.
     """
     check_config(config)
     refuse_foreign(RunDir.named(config.name))
@@ -104,6 +106,7 @@ def submit(
         new_priority=new_priority,
         reads_data=reads_data,
         tries_code=tries_code,
+        code_tried=code_tried,
     )
 
 
@@ -323,6 +326,7 @@ def _launch(
     new_priority: bool = False,
     reads_data: bool = True,
     tries_code: bool = True,
+    code_tried: str = "",
 ) -> JobDir:
     """Write the run directory and start the job, under the run's lock.
 
@@ -342,7 +346,12 @@ def _launch(
     if started and launch.code:
         launch = replace(launch, code_tried="not tried: its scheduler has started the job")
     elif reads_data:
-        launch = replace(launch, code_tried=try_code(launch.config, launch.code, tries_code))
+        known = read_own_block(launch.config)
+        tried = code_tried or try_code(launch.config, launch.code, tries_code)
+        if read_own_block(launch.config) != known:
+            # The trial has counted the parameters of the run's own blocks.
+            launch, plan = _checked_launch(request, checks)
+        launch = replace(launch, code_tried=tried)
     backend = backend_of(launch.config.backend.kind)
     backend.make_ready(launch.config)
     make_folder(run)

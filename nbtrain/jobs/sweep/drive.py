@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from nbtrain.base.errors import ConfigError, JobError, NbtrainError, RecordError
+from nbtrain.base.files import read_json
 from nbtrain.base.process.locks import flock_folder
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.events import EventWriter
@@ -35,6 +36,7 @@ from nbtrain.base.run_directory.jobstate import (
 )
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
+from nbtrain.config.code_file import PASSED, code_sha256
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.changes import changes_between
 from nbtrain.config.sections.sweep_section import LABEL
@@ -43,10 +45,13 @@ from nbtrain.jobs.control.control import cancel
 from nbtrain.jobs.submission.submit import TRAINER, resume, submit
 from nbtrain.jobs.sweep.stop_rule import TokenCurve, read_curve, verdict
 from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun
-from nbtrain.jobs.sweep.sweep_record import SweepRecord, read_record, sweep_folder
+from nbtrain.jobs.sweep.sweep_record import SEED_KEYS, SweepRecord, read_record, sweep_folder
 from nbtrain.monitor.status.notes import change_notes, notes_of
 
 POLL_SECONDS = 2.0
+# Sections of a run that the trial of its `code` reads.
+SEEDS = {key.partition(".")[0]: {key.partition(".")[2]} for key in SEED_KEYS}
+TRIED_SECTIONS = {"model", "tokenizer", "precision", "parallel", "data", "lora", "dpo"}
 
 Say = Callable[[str], None]
 
@@ -124,15 +129,18 @@ def _drive(
 ) -> Turn:
     record = read_record(sweep.name)
     known = record.stopped if record else {}
+    code = _pinned(sweep, record.code if record else {})
     record = SweepRecord(
         sweep.name,
         display(sweep.path),
         [run.name for run in sweep.runs],
         [dict(run.settings) for run in sweep.runs],
         known,
+        code,
     )
     record.write(sweep_folder(sweep.name) / "sweep.json")
     retried: set[str] = set()
+    tried: dict[str, str] = {}
     errors: dict[str, str] = {}
     lost_at: dict[str, int | None] = {}
     curves: dict[str, tuple[str, TokenCurve]] = {}
@@ -159,7 +167,8 @@ def _drive(
                     resume(RunDir.named(name), command=command)
                 else:
                     prepare(run)
-                    submit(run.config, command=command)
+                    _pinned(sweep, record.code)
+                    _submit(run, command, tried)
             except NbtrainError as error:
                 errors[name] = str(error)
                 say(f"{name}: {error}")
@@ -171,6 +180,39 @@ def _drive(
         if not turn.active and not turn.to_start and not any(may_retry(turn, name) for name in turn.states):
             return turn
         time.sleep(POLL_SECONDS)
+
+
+def _pinned(sweep: Sweep, known: dict[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of each file of `code` in a sweep, by its path; `known` are those of its first
+    start.
+
+    Raises ConfigError if a file has changed since: the runs would not be comparable.
+    """
+    found = dict(known)
+    for run in sweep.runs:
+        path, sha256 = run.config.code, code_sha256(run.config)
+        if path is None or sha256 is None:
+            continue
+        if found.setdefault(path, sha256) != sha256:
+            raise ConfigError(
+                f"{display(sweep.path)}: code = {path} has the SHA-256 {sha256[:12]}..., and "
+                f"{found[path][:12]}... when the sweep was first started: its runs would be trained with two "
+                "files. Restore the file, or give the sweep another name."
+            )
+    return found
+
+
+def _submit(run: SweepRun, command: tuple[str, ...], tried: dict[str, str]) -> None:
+    """Submit a run; the file of its code is tried once for all runs that a trial cannot tell apart.
+
+    `tried` has the results of the trials so far, by what they depend on.
+    """
+    config = run.config
+    depends = f"{config.code} {config.model_dump_json(include=TRIED_SECTIONS, exclude=SEEDS)}"
+    job = submit(config, command=command, code_tried=tried.get(depends, ""))
+    record = read_json(job.run.own_code_json)
+    if record is not None and record["tried"] == PASSED:
+        tried[depends] = PASSED
 
 
 def _refuse_lost_again(name: str, lost_at: dict[str, int | None]) -> None:

@@ -27,6 +27,8 @@ class SweepRecord(Record):
     settings: list[dict[str, Any]]
     stopped: dict[str, str] = field(default_factory=dict)
     """Why a run was stopped, by its name."""
+    code: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each file that a run's `code` names, by the path in the runs, at the sweep's first start."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.text import amounts
+from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.findings import finding_of
 from nbtrain.config.load.edits import with_values
+from nbtrain.config.own_blocks import has_own_layer, read_own_block
 from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy
 from nbtrain.planner.lint.run_estimates import RunEstimates
@@ -50,6 +52,38 @@ def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
         fix,
         cost,
         "warning" if memory.fits else "error",
+    )
+
+
+def own_blocks_are_counted(estimates: RunEstimates) -> Iterator[Finding]:
+    """Say which numbers of a run with blocks of its own are nbtrain's block's."""
+    config = estimates.config
+    if not has_own_layer(config):
+        return
+    shape = config.shape
+    ours = count_layers(shape, 1, first=False, last=False, tensor=1).total
+    estimated = "Activations and the time of a step are those of nbtrain's block"
+    if (block := read_own_block(config)) is None:
+        yield finding_of(
+            config,
+            "own_blocks_are_counted",
+            "code",
+            f"The blocks come from layer() in {config.code}, and their parameters are not known yet: the "
+            f"plan counts nbtrain's own block, {ours:,} parameters. {estimated}.",
+            "The trial counts them: `nbtrain submit` makes it before it starts anything, if torch is "
+            "installed.",
+            Cost(words="a plan of another model"),
+        )
+        return
+    yield finding_of(
+        config,
+        "own_blocks_are_counted",
+        "code",
+        f"The blocks come from layer() in {config.code}. Each has {block.on_rank(1):,} parameters, as the "
+        f"trial has counted; nbtrain's own would have {ours:,}. FLOPs count every matrix once for each "
+        f"token. {estimated}.",
+        "A trial of some steps (batch.max_steps) measures the memory and the time.",
+        level="note",
     )
 
 
@@ -230,6 +264,7 @@ def full_saves_more_than_selective(estimates: RunEstimates) -> Iterator[Finding]
 
 
 MEMORY_RULES = (
+    own_blocks_are_counted,
     memory_fits,
     fragmentation_leaves_room,
     host_memory_is_in_bytes,

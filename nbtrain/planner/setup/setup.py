@@ -16,6 +16,7 @@ from nbtrain.config.arithmetic.networks import USUAL_REACHED, find_network
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
 from nbtrain.config.code_file import own_loss
 from nbtrain.config.deepspeed.ds_config import bucket_elements, nvme_buffer_elements
+from nbtrain.config.own_blocks import shape_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.resources_section import ResourcesConfig
 from nbtrain.config.shape import Shape
@@ -231,7 +232,7 @@ def setup_of(config: RunConfig) -> Setup:
     on_gpu = resources.device == "gpu"
     fabric, reached = network_of(resources)
     return Setup(
-        shape=config.shape,
+        shape=shape_of(config),
         device=find_device(resources.gpu_type) if on_gpu else None,
         on_gpu=on_gpu,
         nodes=resources.nodes,

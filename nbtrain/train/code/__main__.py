@@ -1,24 +1,27 @@
 """Tries the file of a run's `code` in a process of its own, before the run is submitted.
 
-    python -m nbtrain.train.code     {"path": "my_code.py", "config": {...}}  ->  {"kind": "tried"}
+    python -m nbtrain.train.code     {"path": "my_code.py", "config": {...}}
+                                     ->  {"kind": "tried", "own_block": {"sharded": 98304, ...}}
 
-jobs/request/own_code.py starts it. An error is answered as {"kind": "error", "error": "CodeError",
-"message"}.
+jobs/request/own_code.py starts it. own_block is null without layer(). An error is answered as
+{"kind": "error", "error": "CodeError", "message"}.
 """
 
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.process.signals import hear_signals
 from nbtrain.base.workspace import workspace
+from nbtrain.checkpoint.user_code import UserCode, checked
 from nbtrain.config.schema import RunConfig
 from nbtrain.train.code.trial import try_code
-from nbtrain.train.code.user_code import UserCode, checked
 
 
 def main() -> int:
@@ -29,11 +32,12 @@ def main() -> int:
     # A file may ask for its rank.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        try_code(RunConfig.model_validate(request["config"]), UserCode(checked(Path(request["path"]))))
+        config = RunConfig.model_validate(request["config"])
+        block = try_code(config, UserCode(checked(Path(request["path"]))))
     except NbtrainError as error:
-        answer = {"kind": "error", "error": type(error).__name__, "message": str(error)}
+        answer: dict[str, Any] = {"kind": "error", "error": type(error).__name__, "message": str(error)}
     else:
-        answer = {"kind": "tried"}
+        answer = {"kind": "tried", "own_block": None if block is None else asdict(block)}
     # The file may have printed without a line end.
     print(f"\n{json.dumps(answer)}", flush=True)
     dist.destroy_process_group()

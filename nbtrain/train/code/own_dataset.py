@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from nbtrain.base.errors import CodeError
+from nbtrain.checkpoint.user_code import UserCode
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples.build import GPTDatasets
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.dataset.samples.state import DataState
-from nbtrain.train.code.user_code import UserCode
 
 SPLITS = ("train", "valid", "test")
 KEYS = ("tokens", "labels", "loss_mask")

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from nbtrain.base.errors import CodeError
+from nbtrain.checkpoint.user_code import UserCode, shown
 from nbtrain.model.custom_loss import LossBatch
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.parallel.vocabulary import Vocabulary
-from nbtrain.train.code.user_code import UserCode
 from nbtrain.train.engine.engine import TrainEngine
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -44,11 +44,11 @@ class OwnLoss:
         arguments: list[Any] = [logits, batch.labels, batch.mask, batch]
         result = self._code.call("loss", *arguments, *([vocabulary] if self.takes_vocabulary else []))
         if not isinstance(result, tuple) or len(result) != 3:
-            raise self._error(f"loss returned {_shown(result)}", f"It must {RETURNS}")
+            raise self._error(f"loss returned {shown(result)}", f"It must {RETURNS}")
         total, count, scalars = result
         if not isinstance(total, torch.Tensor) or total.dim() or not total.is_floating_point():
             raise self._error(
-                f"loss returned {_shown(total)} as its sum, which must be a tensor without dimensions",
+                f"loss returned {shown(total)} as its sum, which must be a tensor without dimensions",
                 "Sum the losses of the tokens: (losses * mask).sum()",
             )
         learns = torch.is_grad_enabled() and logits.requires_grad
@@ -64,7 +64,7 @@ class OwnLoss:
 
     def _note(self, count: torch.Tensor, scalars: Any, device: torch.device) -> None:
         if not isinstance(scalars, dict):
-            raise self._error(f"loss returned {_shown(scalars)} as its scalars", "Return a dict, {} for none")
+            raise self._error(f"loss returned {shown(scalars)} as its scalars", "Return a dict, {} for none")
         names = tuple(sorted(scalars, key=str))
         pairs = tuple(isinstance(scalars[name], tuple | list) for name in names)
         if self._names is None:
@@ -79,7 +79,7 @@ class OwnLoss:
         for name, is_pair in zip(names, pairs, strict=True):
             value = scalars[name]
             if is_pair and len(value) != 2:
-                raise self._error(f"the scalar {name} is {_shown(value)}", "Return (sum, count) or a number")
+                raise self._error(f"the scalar {name} is {shown(value)}", "Return (sum, count) or a number")
             total, number = value if is_pair else (value, 1.0)
             row.append(self._number(f"the scalar {name}", total, device))
             row.append(self._number(f"the count of the scalar {name}", number, device))
@@ -88,10 +88,10 @@ class OwnLoss:
     def _number(self, what: str, value: Any, device: torch.device) -> torch.Tensor:
         """Return a number or a tensor without dimensions in fp64 on `device`."""
         if isinstance(value, bool) or not isinstance(value, int | float | torch.Tensor):
-            raise self._error(f"{what} is {_shown(value)}", "It must be a number")
+            raise self._error(f"{what} is {shown(value)}", "It must be a number")
         tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(float(value))
         if tensor.numel() != 1:
-            raise self._error(f"{what} is {_shown(value)}", "It must be one number: sum it")
+            raise self._error(f"{what} is {shown(value)}", "It must be one number: sum it")
         return tensor.reshape(()).to(device, torch.float64, non_blocking=True)
 
     def begin_step(self) -> None:
@@ -157,14 +157,6 @@ def check_names(code: UserCode, function: str, names: Any) -> None:
     for name in names:
         if not isinstance(name, str) or not SCALAR_NAME.fullmatch(name):
             raise code.error(function, f"{function} returned a scalar named {name!r}", f"{NAME_RULE}.")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"{type(value).__name__} {str(value)[:50]!r}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
+from nbtrain.checkpoint.user_code import UserCode
 from nbtrain.train.code.own_loss import check_names
-from nbtrain.train.code.user_code import UserCode
 
 
 def own_scalars(code: UserCode, step: int) -> dict[str, float]:

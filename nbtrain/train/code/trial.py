@@ -2,7 +2,8 @@
 
 The model has two narrow layers, and the run's vocabulary, number format and kind of positions. The micro
 batch is random: the first token of each sequence is not in the loss, and with several datasets each sequence
-has tokens of two. on_checkpoint() is not called, because nothing is saved.
+has tokens of two. on_checkpoint() is not called, because nothing is saved. Blocks of layer() are tried by
+trial_of_layer.py too.
 """
 
 import math
@@ -11,28 +12,40 @@ from typing import Any
 
 import torch
 
+from nbtrain.checkpoint.user_code import UserCode
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import OwnBlock
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.parallel.random import preserved
 from nbtrain.train.code.own_dataset import own_datasets
 from nbtrain.train.code.own_loss import OwnLoss
 from nbtrain.train.code.own_scalars import own_scalars
-from nbtrain.train.code.user_code import UserCode
+from nbtrain.train.code.trial_of_layer import check_gradients, count_block, try_layer
 
 HIDDEN_SIZE, HEADS = 32, 2
 MOST_TOKENS = 128
 STEP = 1
 
 
-def try_code(config: RunConfig, code: UserCode) -> None:
-    """Call the functions of the file for one step. Raises CodeError for the first error."""
+def try_code(config: RunConfig, code: UserCode) -> OwnBlock | None:
+    """Call the functions of the file for one step; return the parameters of a block of layer(), if there is
+    one. Raises CodeError for the first error.
+    """
+    block = None
     with preserved():
         torch.manual_seed(0)
         names = _dataset_names(config)
-        model = _model(config)
-        if code.defines("loss"):
-            _try_loss(config, code, model, names)
+        settings, is_bf16 = small_settings(config)
+        if code.defines("layer"):
+            block = count_block(config, code)
+            model = try_layer(settings, code, is_bf16)
+        else:
+            model = GPT(settings)
+        # fp16 needs instructions that few CPUs have.
+        model = model.to(torch.bfloat16) if is_bf16 else model
+        if code.defines("loss") or code.defines("layer"):
+            _try_step(config, code, model, names)
         if code.defines("on_step"):
             with torch.no_grad():
                 code.call("on_step", STEP, model)
@@ -40,6 +53,7 @@ def try_code(config: RunConfig, code: UserCode) -> None:
         own_scalars(code, STEP)
     if code.defines("dataset"):
         own_datasets(config, code, None, 0).train.sample(0)
+    return block
 
 
 def _dataset_names(config: RunConfig) -> tuple[str, ...]:
@@ -53,7 +67,8 @@ def _dataset_names(config: RunConfig) -> tuple[str, ...]:
     return unique if len(unique) > 1 else ()
 
 
-def _model(config: RunConfig) -> GPT:
+def small_settings(config: RunConfig) -> tuple[GPTConfig, bool]:
+    """Return (the settings of the two-layer model, whether its weights are bf16)."""
     small = config.model.model_copy(
         update={
             "num_layers": 2,
@@ -76,41 +91,44 @@ def _model(config: RunConfig) -> GPT:
     tried: Any = config.model_copy(
         update={"model": small, "parallel": alone, "precision": plain, "lora": None, "dpo": None}
     )
-    model = GPT(GPTConfig.of(tried))
-    # fp16 needs instructions that few CPUs have.
     is_bf16 = config.precision.dtype != "fp32" and not config.precision.autocast
-    return model.to(torch.bfloat16) if is_bf16 else model
+    return GPTConfig.of(tried), is_bf16
 
 
 def _length(config: RunConfig) -> int:
     return min(config.model.seq_length, MOST_TOKENS)
 
 
-def _try_loss(config: RunConfig, code: UserCode, model: GPT, names: tuple[str, ...]) -> None:
-    own = OwnLoss(code, names)
+def _try_step(config: RunConfig, code: UserCode, model: GPT, names: tuple[str, ...]) -> None:
+    own = OwnLoss(code, names) if code.defines("loss") else None
     model.loss_function = own
     shape = (2, _length(config))
     tokens, labels = (torch.randint(config.tokenizer.vocab_size, shape) for _ in range(2))
     mask = torch.ones(shape)
     mask[:, 0] = 0
     more = {"dataset_ids": torch.arange(2 * shape[1]).view(shape) % len(names)} if names else {}
-    with code.blamed("loss"):
+    blamed = "loss" if own is not None else "layer"
+    with code.blamed(blamed):
         loss = model(tokens, labels, loss_mask=mask, loss_denominator=mask.sum(), **more)
         value = loss.item()
         if not math.isfinite(value):
             raise code.error(
-                "loss",
-                f"loss is {value} for a model with initial weights",
+                blamed,
+                f"{'loss' if own is not None else 'the loss'} is {value} for a model with initial weights",
                 "Look for a division by zero, such as a mean over no tokens, and for log of 0.",
             )
         loss.backward()
+    if code.defines("layer"):
+        check_gradients(code, model)
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
     if not math.isfinite(norm) or norm == 0:
         raise code.error(
-            "loss",
-            f"the gradient of loss has norm {norm:g} for a model with initial weights",
+            blamed,
+            f"the gradient of {'loss' if own is not None else 'the loss'} has norm {norm:g} for a model with "
+            "initial weights",
             "Look for an operation without a gradient, such as argmax, or with an infinite one, such as sqrt "
             "at 0.",
         )
-    own.check_count(mask.sum())
+    if own is not None:
+        own.check_count(mask.sum())

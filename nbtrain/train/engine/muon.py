@@ -14,7 +14,7 @@ ZeRO 0 every replica has all matrices and orthogonalizes them itself: only its t
 parts. Both exchanges use the number format of the products: fp32, or bf16 if the run's is.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from nbtrain.checkpoint.live.live_parts import LiveTensor
 from nbtrain.config.arithmetic.flops import newton_schulz_flops
-from nbtrain.model.names import DECAY, MATRICES, optimizer_group
+from nbtrain.model.names import MATRICES
 from nbtrain.parallel.groups import Group
 from nbtrain.train.engine.newton_schulz import orthogonalize_
 
@@ -73,13 +73,15 @@ class Muon(torch.optim.AdamW):
         self,
         tensors: Iterable[LiveTensor],
         shards: dict[str, Shard],
+        decayed: Collection[str],
         stage: Group,
         tensor: Group,
         at_once: bool,
     ) -> None:
         """Set where each parameter is in the tensors of step(). All ranks call it together, once.
 
-        `shards` are the shards of the matrices by canonical name. `stage` is the group of ranks that hold
+        `shards` are the shards of the matrices by canonical name, and `decayed` the names of the other
+        parameters that decay. `stage` is the group of ranks that hold
         parts of the same matrices, one rank if it has all of them; `tensor` is the group of tensor-parallel
         ranks among them. With `at_once`, one call steps all tensors of a group, instead of a call for each.
         """
@@ -89,7 +91,7 @@ class Muon(torch.optim.AdamW):
                 spans = [
                     slice(part.offset, part.offset + part.count)
                     for part in held.parts
-                    if optimizer_group(part.name, muon=True) == DECAY
+                    if part.name in decayed
                 ]
                 self._decayed[held.tensor] = spans
             elif at_once and matrices:

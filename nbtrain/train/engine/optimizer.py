@@ -45,7 +45,7 @@ def parameter_groups(
     for name, parameter in named_parameters:
         adapted = adapted or is_adapter(name)
         if parameter.requires_grad:
-            group = optimizer_group(name, muon)
+            group = optimizer_group(name, muon, len(live_shape(parameter)))
             members[group if group in members else OTHERS].append(parameter)
     if adapted:
         # Adapters are all matrices, or all vectors: every rank has only one group.
@@ -96,11 +96,16 @@ def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
     if not isinstance(optimizer, Muon):
         return
     parameters = dict(canonical_parameters(engine.module))
+    kinds = {
+        name: optimizer_group(name, muon=True, dimensions=len(live_shape(parameter)))
+        for name, parameter in parameters.items()
+    }
     shards = {
         name: Shard(live_shape(parameter), partition_dim(parameter))
         for name, parameter in parameters.items()
-        if optimizer_group(name, muon=True) == MATRICES
+        if kinds[name] == MATRICES
     }
+    decayed = frozenset(name for name, kind in kinds.items() if kind == DECAY)
     tensors = list(live_tensors(engine, parameters))
     if names := misplaced(tensors, parameters):
         raise ConfigError(
@@ -111,7 +116,7 @@ def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
     # Without ZeRO, every replica steps all of its parameters.
     without_zero, tensor = not engine.zero_optimization_stage(), groups.tensor_model_parallel
     stage = tensor if without_zero else groups.tensor_and_data_parallel
-    optimizer.bind(tensors, shards, stage, tensor, at_once=without_zero)
+    optimizer.bind(tensors, shards, decayed, stage, tensor, at_once=without_zero)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, learning_rate: float, weight_decay: float) -> None:

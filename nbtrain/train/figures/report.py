@@ -18,13 +18,13 @@ import torch
 
 from nbtrain.base.text import amounts
 from nbtrain.checkpoint.live.live_run import TrainState
+from nbtrain.checkpoint.user_code import UserCode
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.startup import World
 from nbtrain.train.code.own_scalars import own_scalars
-from nbtrain.train.code.user_code import UserCode
 from nbtrain.train.figures.alerts import Alerts, device_utilization
 from nbtrain.train.figures.metrics_writer import MetricsWriter
 from nbtrain.train.figures.rewards import Rewards

@@ -10,6 +10,8 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.checkpoint.own_layer import own_layer
+from nbtrain.checkpoint.user_code import load_user_code
 from nbtrain.checkpoint.weights.model_weights import load_model_weights
 from nbtrain.config.load import load_resolved
 from nbtrain.dataset.samples.build import build_datasets
@@ -17,7 +19,6 @@ from nbtrain.model.gpt import build_model
 from nbtrain.parallel import startup
 from nbtrain.parallel.groups import ParallelGroups
 from nbtrain.train.code.own_loss import OwnLoss
-from nbtrain.train.code.user_code import load_user_code
 from nbtrain.train.engine.plain_engine import PlainEngine
 
 WEIGHTS = "weights.pt"
@@ -38,12 +39,13 @@ def main(trained: str, whole: str) -> int:
 
     weights = torch.load(path, map_location="cpu", weights_only=True)
     world = startup.start("cpu", 60)
-    model = build_model(config)
+    code = load_user_code(run, config)
+    model = build_model(config, layer_function=own_layer(code))
     # By name, with none missing and none left over.
     model.load_state_dict(weights)
     datasets = build_datasets(config)
     assert datasets.valid is not None
-    code, is_masked = load_user_code(run, config), datasets.is_masked
+    is_masked = datasets.is_masked
     if code is not None and code.defines("loss"):
         model.loss_function, is_masked = OwnLoss(code, datasets.names), True
     groups = ParallelGroups.create(config.topology, 1, 60)

@@ -8,6 +8,7 @@ from nbtrain.config.names.keys import field_keys
 from nbtrain.config.rules.check import RULES, check_config, find_problems
 from nbtrain.config.rules.data import own_dataset_is_alone
 from nbtrain.config.rules.dpo import preferences_have_their_own_loss
+from nbtrain.config.rules.own_layer import own_layer_goes_alone
 
 # Four ranks that share each sequence.
 ULYSSES = ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"]
@@ -1566,7 +1567,7 @@ def test_every_rule_is_broken_by_some_case():
     """Every rule is broken by at least one case in this file; those of a run's own code need a file, and are
     broken in tests/config/test_code_file.py.
     """
-    broken = {own_dataset_is_alone, preferences_have_their_own_loss}
+    broken = {own_dataset_is_alone, own_layer_goes_alone, preferences_have_their_own_loss}
     for run, overrides, _ in BROKEN.values():
         config = load(run, overrides, check=False)
         broken |= {rule for rule in RULES if any(rule(config))}

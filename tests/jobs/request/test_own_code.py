@@ -1,5 +1,6 @@
 """The file of `code` in a submission: tried, recorded, copied, and bound once the run has trained."""
 
+import json
 import os
 import re
 
@@ -10,17 +11,23 @@ from nbtrain.base import files
 from nbtrain.base.errors import CodeError, ConfigError, SubmitError
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.workspace import bundled
+from nbtrain.config.arithmetic.parameters import count_layers, count_parameters, count_stage_parameters
 from nbtrain.config.code_file import OMITTED, RUN_CODE
-from nbtrain.config.load import load_resolved
+from nbtrain.config.load import load, load_resolved
+from nbtrain.config.load.edits import with_values
 from nbtrain.jobs.attempt.backend import backend_of
 from nbtrain.jobs.backends.local import LocalBackend
-from nbtrain.jobs.code_start import code_text, start_code
+from nbtrain.jobs.code_start import BOUNDS, DATASET, START, code_text, start_code
 from nbtrain.jobs.node.agent import Leaving
 from nbtrain.jobs.node.prepared import prepared
 from nbtrain.jobs.request.own_code import submitted_path
 from nbtrain.jobs.submission.dry_run import request_text
 from nbtrain.jobs.submission.submit import prepare_job, resume, submit
+from nbtrain.jobs.sweep.drive import drive
+from nbtrain.jobs.sweep.sweep_file import read_sweep
 from nbtrain.monitor.runs.compare import compared
+from nbtrain.planner.plan import plan
 from tests.jobs.submission.test_submit import end
 
 SCALARS = "def scalars(step):\n    return {'twice': 2 * step}\n"
@@ -138,11 +145,54 @@ def test_a_sweep_prepares_no_data_for_a_dataset_of_ones_own(own, workspace, monk
         raise InterruptedError
 
     monkeypatch.setattr("nbtrain.jobs.sweep.drive.drive", drive)
-    overrides = {"code": "my_code.py", "data.sources": []}
+    overrides = {"code": "my_code.py", "data.sources": [], "data.split": "949,50,1"}
     file = {"sweep": "sums", "run": "tiny.yaml", "overrides": overrides, "grid": {"model.seed": [1, 2]}}
     with pytest.raises(InterruptedError):
         nb.sweep(file)
     assert len(ready) == 2
+
+
+def test_a_sweep_tries_a_file_once_and_pins_it(own, tried, workspace):
+    """Runs that differ in what no trial reads share one; a file that changes is refused from then on."""
+    own()
+    path = workspace / "sweep.yaml"
+    grid = {"lr_schedule.lr": [1e-3, 2e-3], "model.seed": [1, 2]}
+    file = {"sweep": "rates", "run": "tiny.yaml", "overrides": {"code": "my_code.py"}, "grid": grid}
+    path.write_text(json.dumps({**file, "at_once": 4}))
+
+    def interrupt(turn):
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        drive(read_sweep(path), turn_done=interrupt)
+    runs = [RunDir.named(run.name) for run in read_sweep(path).runs]
+    assert len(tried) == 1
+    assert [files.read_json(run.own_code_json)["tried"] for run in runs] == ["passed"] * 4
+    (workspace / "my_code.py").write_text(f"{SCALARS}\n")
+    with pytest.raises(ConfigError, match=r"sweep\.yaml: code = .*my_code\.py has the SHA-256 .* two files"):
+        drive(read_sweep(path), turn_done=interrupt)
+
+
+def test_a_plan_counts_the_blocks_that_the_trial_has_counted(own, tried, workspace, monkeypatch):
+    """Before, it counts nbtrain's own block and says so; the plan that is recorded has the counted ones."""
+    (workspace / "my_code.py").write_text("def layer(config, index, parts):\n    return parts.mlp()\n")
+    config = own()
+    (before,) = [found for found in plan(config).findings if found.rule == "own_blocks_are_counted"]
+    assert before.level == "warning" and "not known yet" in before.message
+    ours = count_parameters(config)
+    block = {"sharded": 300, "whole": 30, "sharded_matrices": 280, "whole_matrices": 0}
+    block |= {"largest_sharded": 200, "largest_whole": 20, "tensors": 5}
+    answer = {"kind": "tried", "own_block": block}
+    monkeypatch.setattr("nbtrain.jobs.request.own_code.stream", lambda module, request: iter([answer]))
+    job = submit(config)
+    (after,) = [found for found in plan(config).findings if found.rule == "own_blocks_are_counted"]
+    assert after.level == "note" and "Each has 330 parameters" in after.message
+    of_blocks = ours.total - count_layers(config.shape, 0, first=True, last=True, tensor=1).total
+    counted = ours.total - of_blocks + 330 * config.model.num_layers
+    assert count_parameters(config).total == counted
+    assert files.read_json(job.run.plan_json)["parameters"]["total"] == counted
+    split = with_values(config, {"parallel.tensor_parallel_size": 2})
+    assert count_stage_parameters(split, 0).mlp == config.model.num_layers * 180
 
 
 def test_a_reproduction_is_trained_with_the_copy_if_the_file_has_changed_or_is_gone(own, workspace):
@@ -199,13 +249,23 @@ def test_the_file_of_a_dry_run_carries_the_code(kind, own, workspace, monkeypatc
 
 
 def test_a_file_starts_as_a_copy_of_our_own_functions(workspace):
-    path = start_code(["loss", "scalars"], workspace / "my_code.py")
+    tiny = load("gpt-tiny")
+    path = start_code(["loss", "scalars"], workspace / "my_code.py", tiny)
     text = path.read_text()
     assert "vocabulary.cross_entropy(logits, labels)" in text and "def scalars(step: int)" in text
     assert "import logging" not in text and "on_step" not in text
     with pytest.raises(ConfigError, match="exists already; nothing was written"):
-        start_code(["loss"], path)
+        start_code(["loss"], path, tiny)
     with pytest.raises(ConfigError, match="Nearest: loss"):
-        code_text(["los"])
+        code_text(["los"], tiny)
     with pytest.raises(ConfigError, match="names no function"):
-        code_text([])
+        code_text([], tiny)
+    # gpt-tiny is the run that start.py itself reads.
+    own = bundled(START).read_text()
+    assert DATASET in own and BOUNDS in own and BOUNDS in code_text(["dataset"], tiny)
+    other = load("gpt-tiny", {"data.name": "mine", "data.split": "8,1,1", "model.seq_length": 64})
+    text = code_text(["dataset"], other)
+    assert '_Windows("data/dataset/mine/text_document", 64,' in text
+    assert '"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)' in text
+    with pytest.raises(ConfigError, match="no windows of one dataset"):
+        code_text(["dataset"], load("gpt-tiny", {"data.packing": "best_fit"}))

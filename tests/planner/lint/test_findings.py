@@ -475,6 +475,7 @@ def test_every_rule_finds_something_in_a_case():
         "tokenizer_is_of_this_text",  # tests/dataset/prepare/test_own_tokenizer.py
         "decay_ends_with_the_run",
         "local_checkpoints_are_apart",
+        "own_blocks_are_counted",  # tests/jobs/request/test_own_code.py
     }
     assert {rule.__name__ for rule in RULES} <= {case[2] for case in FOUND.values()} | computed
 

@@ -12,15 +12,17 @@ from nbtrain.base import files
 from nbtrain.base.errors import CodeError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import bundled
+from nbtrain.checkpoint.own_layer import OwnLayer
+from nbtrain.checkpoint.user_code import UserCode, checked, needs_trial
 from nbtrain.config.code_file import HOOKS, OMITTED, PASSED
 from nbtrain.config.load import load
 from nbtrain.jobs.code_start import code_text
 from nbtrain.model.custom_loss import LossBatch
+from nbtrain.model.gpt import build_model
 from nbtrain.parallel.groups import ALONE
 from nbtrain.parallel.vocabulary import Vocabulary
 from nbtrain.train.code.own_loss import OwnLoss
 from nbtrain.train.code.trial import try_code
-from nbtrain.train.code.user_code import UserCode, checked, needs_trial
 from tests.train import launch
 
 HEAD = "import torch\n\n\ndef loss(logits, labels, mask, batch):\n"
@@ -47,6 +49,17 @@ def of_dataset(sample):
     return (
         "class _D:\n    def __len__(self): return 1\n"
         f"    def samples(self, index): return {sample}\ndef dataset(split): return _D()\n"
+    )
+
+
+def of_layer(made="pass", run="return x", built="return _Block(config, parts)"):
+    """Return a file whose block makes something after its norm and attention, and does something with x."""
+    return (
+        "import torch\nclass _Block(torch.nn.Module):\n    def __init__(self, config, parts):\n"
+        "        super().__init__()\n        self.norm, self.attention = parts.norm(), parts.attention()\n"
+        f"        {made}\n    def forward(self, x, **context):\n"
+        f"        x = x + self.attention(self.norm(x), **context)\n        {run}\n"
+        f"def layer(config, index, parts):\n    {built}\n"
     )
 
 
@@ -136,27 +149,107 @@ WRONG = {
     ),
     "no training samples": ("def dataset(split):\n    return None\n", "dataset('train') returned None"),
     "on_step": ("def on_step(step, model):\n    model.nothing()\n", "my_code.py:2, on_step: AttributeError"),
+    "a class instead of a block": (
+        of_layer(built="return _Block"),
+        "my_code.py:10: layer returned type",
+    ),
+    "a block of another shape": (
+        of_layer(run="return x[..., :16]"),
+        "my_code.py:10: block 0 returned a tensor of shape [2, 8, 16], float32, and was given a tensor of "
+        "shape [2, 8, 32], float32. A block returns the residual stream",
+    ),
+    "a parameter without its shards": (
+        of_layer("self.up = torch.nn.Linear(8, 8)"),
+        "my_code.py:10: the parameter up.weight of block 0 was not made by `parts`, so its initial values "
+        "and its shards on tensor-parallel ranks are unknown. Make it with parts.parameter(name, *sh",
+    ),
+    "a width that ranks cannot divide": (
+        of_layer("self.up = parts.column_linear('up', config.hidden_size, 85)"),
+        "my_code.py:6, layer: ValueError: layers.0.up: 85 outputs in units of 1 cannot be sharded across 2",
+    ),
+    "a width that is not the model's": (
+        of_layer("self.up = parts.column_linear('up', 64, 64)", "return x + self.up(x).sum()"),
+        "my_code.py:9, layer: RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x32 and 64x64). The "
+        "model of the trial has hidden_size 32",
+    ),
+    "initial values that change every time": (
+        of_layer(
+            "self.gain = parts.parameter('gain', 1, value=torch.rand(()).item())", "return x * self.gain"
+        ),
+        "my_code.py:10: the initial values of layers.0.gain were changed after `parts` had made it, or are "
+        "not the same every time",
+    ),
+    "initial values that ranks would not change alike": (
+        of_layer(
+            "self.gain = parts.parameter('gain', 1); self.gain.data.zero_()", "return x * (1 + self.gain)"
+        ),
+        "Give them to `parts`: std=... draws them, std=0.0 and value=... set them",
+    ),
+    "a name that is used twice": (
+        of_layer("self.one, self.two = (parts.parameter('one', 4) for _ in range(2))"),
+        "my_code.py:6, layer: ValueError: the name 'one' is given twice",
+    ),
+    "a state that no checkpoint has": (
+        of_layer("self.register_buffer('mean', torch.zeros(1))"),
+        "my_code.py:10: the buffer mean of block 0 would be in no checkpoint",
+    ),
+    "a parameter that is not used": (
+        of_layer("self.gain = parts.parameter('gain', 4)"),
+        "my_code.py:10: no gradient reaches layers.0.gain",
+    ),
+    "attention without its context": (
+        of_layer().replace("(x), **context)", "(x))"),
+        "my_code.py:10: a block gives other results if a sequence comes in two pieces, as in generation. "
+        "Call self.attention(x, **context) with all of the context",
+    ),
+    "attention without documents": (
+        of_layer().replace("(x), **context)", "(x), cache=context.get('cache'))"),
+        "a block gives other results if another document is before it in the sequence",
+    ),
+    "a forward that takes no context": (
+        of_layer().replace("(self, x, **context)", "(self, x)"),
+        "my_code.py:10: forward() of _Block cannot be called with x and what attention needs",
+    ),
+    "a mistake in a block": (
+        of_layer(run="return x + missing"),
+        "my_code.py:9, layer: NameError: name 'missing' is not defined",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_file_is_reported_with_its_line_and_the_fix(case, config, tmp_path):
     text, words = WRONG[case]
+    if "ranks" in case:
+        config = load(config, {"parallel.tensor_parallel_size": 2})
     with pytest.raises(CodeError) as raised:
         try_code(config, code_of(tmp_path, text))
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["start", "loss_per_domain", "z_loss", "own_dataset"])
+@pytest.mark.parametrize("name", ["start", "loss_per_domain", "z_loss", "own_dataset", "own_mlp"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_examples_pass(name, dtype, config, tmp_path):
     text = bundled(f"examples/megatron-gpt/code/{name}.py").read_text()
     if name == "start":
         # Its dataset() reads the dataset of gpt-tiny.
-        text = code_text([function for function in HOOKS if function != "dataset"])
+        text = code_text([function for function in HOOKS if function != "dataset"], config)
     state = torch.get_rng_state()
     try_code(load(config, {"precision.dtype": dtype}), code_of(tmp_path, text))
     assert torch.equal(torch.get_rng_state(), state), "a rank tries the file before it draws its weights"
+
+
+def test_the_parameters_of_a_block_are_counted(config, tmp_path):
+    """The counts are those of the model, on one rank and on two, in the run's own size."""
+    code = code_of(tmp_path, bundled("examples/megatron-gpt/code/own_mlp.py").read_text())
+    block = try_code(load(config, {"parallel.tensor_parallel_size": 2}), code)
+    held = dict(build_model(config, layer_function=OwnLayer(code)).layers[0].named_parameters())
+    assert block.on_rank(1) == sum(value.numel() for value in held.values()) and block.tensors == len(held)
+    assert block.matrices_on_rank(1) == sum(value.numel() for value in held.values() if value.dim() == 2)
+    whole = [value for name, value in held.items() if name.endswith(("norm.weight", "norm.bias", "scale"))]
+    whole += [value for name, value in held.items() if name.endswith("dense.bias")]
+    assert block.whole == sum(value.numel() for value in whole)
+    assert block.on_rank(2) == block.whole + (block.on_rank(1) - block.whole) // 2
 
 
 def test_a_trial_calls_as_training_does(config, tmp_path):

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 
 from nbtrain.base import files
 from nbtrain.base.errors import CodeError, NbtrainError
@@ -76,6 +77,9 @@ class UserCode:
         except (NbtrainError, torch.OutOfMemoryError, dist.DistError):
             raise
         except (Exception, SystemExit) as error:
+            if type(error).__module__ == torch.utils.checkpoint.__name__:
+                # Recomputation ends a second forward pass by an exception of its own.
+                raise
             frames = traceback.extract_tb(error.__traceback__)
             own = [frame for frame in frames if frame.filename == str(self.path)]
             if isinstance(error, SyntaxError) and error.filename == str(self.path):
@@ -89,6 +93,15 @@ class UserCode:
             shown = "".join(traceback.format_list(own)).rstrip()
             # The first line is the cause of the job's end; the lines below are for the log.
             raise CodeError(f"{place}, {name}: {what}.{_fix(error)}\n{shown}".rstrip()) from error
+
+
+def shown(value: Any) -> str:
+    """Return a value for messages: "a tensor of shape [2, 32], float32", "a tuple of 3", "str 'text'"."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"{type(value).__name__} {str(value)[:50]!r}"
 
 
 def _fix(error: BaseException) -> str:

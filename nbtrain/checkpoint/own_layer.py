@@ -1,0 +1,120 @@
+"""The user's layer() as a model calls it: every block that it returns is checked, and blames the file for its
+errors.
+
+    own_layer(code)                         for training: the file is imported already
+    recorded_layer(run, config, manifest)   for readers of a checkpoint: the file recorded with the run
+
+A block that is accepted has only parameters that LayerParts has made, so that a checkpoint knows each one's
+name and shards, and no state that a checkpoint would lose.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbtrain.base.errors import CheckpointError, CodeError
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.workspace import display
+from nbtrain.checkpoint.user_code import UserCode, load_user_code, shown
+from nbtrain.config.code_file import submitted_functions
+from nbtrain.config.schema import RunConfig
+from nbtrain.model.custom_layer import LayerParts
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.names import is_adapter
+
+CONTEXT = ("cache", "documents", "rotation")
+MAKE = (
+    "Make it with parts.parameter(name, *shape, shard_dim=...), parts.column_linear() or parts.row_linear()"
+)
+
+
+class OwnLayer:
+    """A LayerFunction (model/custom_layer.py) that calls the user's."""
+
+    def __init__(self, code: UserCode):
+        self._code = code
+
+    def __call__(self, config: GPTConfig, index: int, parts: LayerParts) -> nn.Module:
+        block: Any = self._code.call("layer", config, index, parts)
+        if not isinstance(block, nn.Module):
+            raise self._error(f"layer returned {shown(block)}", "Return a torch.nn.Module, the block")
+        self._check_state(block, index, parts)
+        self._check_signature(block)
+        forward = block.forward
+
+        def blamed(x: torch.Tensor, **context: Any) -> torch.Tensor:
+            with self._code.blamed("layer"):
+                y = forward(x, **context)
+            if not isinstance(y, torch.Tensor) or (y.shape, y.dtype) != (x.shape, x.dtype):
+                raise self._error(
+                    f"block {index} returned {shown(y)}, and was given {shown(x)}",
+                    "A block returns the residual stream in the shape and format of x",
+                )
+            return y
+
+        block.forward = blamed  # type: ignore[method-assign]
+        return block
+
+    def _check_state(self, block: nn.Module, index: int, parts: LayerParts) -> None:
+        made = set(map(id, parts.parameters()))
+        for name, parameter in block.named_parameters():
+            if id(parameter) not in made:
+                raise self._error(
+                    f"the parameter {name} of block {index} was not made by `parts`, so its initial values "
+                    "and its shards on tensor-parallel ranks are unknown",
+                    MAKE,
+                )
+            if not parameter.requires_grad:
+                raise self._error(
+                    f"the parameter {name} of block {index} is frozen", "Train it, or make it a buffer"
+                )
+            if is_adapter(name):
+                raise self._error(
+                    f"the parameter {name} of block {index} has the name of an adapter (lora)", "Rename it"
+                )
+        for place, module in block.named_modules():
+            for name in module._buffers.keys() - module._non_persistent_buffers_set:
+                raise self._error(
+                    f"the buffer {f'{place}.{name}'.lstrip('.')} of block {index} would be in no checkpoint",
+                    "Register what is computed from config with persistent=False; anything else is lost on "
+                    "a resume",
+                )
+
+    def _check_signature(self, block: nn.Module) -> None:
+        try:
+            inspect.signature(block.forward).bind(None, **dict.fromkeys(CONTEXT))
+        except TypeError as error:
+            raise self._error(
+                f"forward() of {type(block).__name__} cannot be called with x and what attention needs: "
+                f"{error}",
+                "Write `def forward(self, x, **context):` and call self.attention(..., **context)",
+            ) from error
+
+    def _error(self, problem: str, fix: str) -> CodeError:
+        return self._code.error("layer", problem, f"{fix}.")
+
+
+def own_layer(code: UserCode | None) -> OwnLayer | None:
+    """Return the layer() of a run's file; None if there is none."""
+    return OwnLayer(code) if code is not None and code.defines("layer") else None
+
+
+def recorded_layer(run: RunDir, config: RunConfig, manifest: Mapping[str, Any]) -> OwnLayer | None:
+    """Return the layer() that a checkpoint of a run was trained with; None if its blocks are nbtrain's.
+
+    `manifest` is the checkpoint's. The file is imported only if it defines layer(). Raises CodeError if it is
+    not the file that was submitted, and CheckpointError if the checkpoint was trained with another one.
+    """
+    if config.code is None or "layer" not in submitted_functions(run):
+        return None
+    code = load_user_code(run, config)
+    assert code is not None
+    if manifest["code_sha256"] != code.sha256:
+        raise CheckpointError(
+            f"{display(code.path)}: has the SHA-256 {code.sha256[:12]}..., and the checkpoint was trained "
+            f"with the layer() of a file {str(manifest['code_sha256'])[:12]}...: restore that file."
+        )
+    return OwnLayer(code)

@@ -1,0 +1,87 @@
+"""The number of parameters of a block that the layer() of a run's `code` builds, as its trial has counted
+them.
+
+    read_own_block(config)     None for nbtrain's own blocks, and until the file was tried with this model
+    write_own_block(config, code_sha256, block)
+    know_own_block(config, block)
+
+A block's parameters are in the file's Python, which only the GPU side runs. Its trial counts them, and every
+plan with the same file and the same section `model` reads them from data/own-code/<hash>.json. Ranks count
+them themselves: DeepSpeed's buckets depend on the number, which has to be the same on every rank.
+"""
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.workspace import data_home, display
+from nbtrain.config.code_file import CodeFile, code_file
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import OwnBlock, Shape
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "own-code"
+_known: dict[str, OwnBlock] = {}
+
+
+def has_own_layer(config: RunConfig) -> bool:
+    """Return whether the run's code replaces the blocks."""
+    return _layer_file(config) is not None
+
+
+def shape_of(config: RunConfig) -> Shape:
+    """Return the shape of a run's model, with the parameters of its own blocks if they are known."""
+    block = read_own_block(config)
+    return config.shape if block is None else replace(config.shape, own_block=block)
+
+
+def read_own_block(config: RunConfig) -> OwnBlock | None:
+    """Return the parameters of a block of the run's own; None if it has none or they were not counted yet."""
+    if config.code is None:
+        return None
+    if _known and (known := _known.get(_model_of(config))) is not None:
+        return known
+    code = _layer_file(config)
+    found = files.read_json(_path(config, code.sha256)) if code is not None else None
+    return None if found is None else OwnBlock(**found["block"])
+
+
+def write_own_block(config: RunConfig, code_sha256: str, block: OwnBlock) -> None:
+    """Write what the trial of a file has counted.
+
+    Warns if the data directory cannot be written: plans then count nbtrain's own block.
+    """
+    path = _path(config, code_sha256)
+    if path.is_file():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, {"code_sha256": code_sha256, "block": asdict(block)})
+    except OSError as error:
+        logger.warning(
+            "%s: cannot be written: %s. Plans count nbtrain's own block instead of that of %s.",
+            *(display(path), error.strerror, config.code),
+        )
+
+
+def know_own_block(config: RunConfig, block: OwnBlock) -> None:
+    """Have this process use what it has counted, whatever the data directory and the file hold meanwhile."""
+    _known[_model_of(config)] = block
+
+
+def _layer_file(config: RunConfig) -> CodeFile | None:
+    code = code_file(config)
+    return code if code is not None and "layer" in code.functions else None
+
+
+def _model_of(config: RunConfig) -> str:
+    return json.dumps(config.model.model_dump(mode="json"), sort_keys=True)
+
+
+def _path(config: RunConfig, code_sha256: str) -> Path:
+    name = hashlib.sha256(f"{code_sha256} {_model_of(config)}".encode()).hexdigest()
+    return data_home() / FOLDER / f"{name}.json"

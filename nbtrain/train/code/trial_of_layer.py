@@ -1,0 +1,222 @@
+"""The trial of a user's layer(): what is wrong with its blocks is found before a run starts.
+
+    count_block        every block in the size and on the tensor-parallel ranks of the run, without memory:
+                       shapes that cannot be divided, and the number of parameters
+    try_layer          a two-layer model: initial values that are the same every time; tokens that are treated
+                       one by one, and with the context that attention needs
+    check_gradients    parameters that no gradient reaches
+
+The second model is narrow, so a block takes its widths from `config`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from nbtrain.base.errors import CodeError
+from nbtrain.checkpoint.own_layer import OwnLayer
+from nbtrain.checkpoint.user_code import UserCode
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.shape import OwnBlock
+from nbtrain.model.custom_layer import build_layer
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.initialization import Initializer
+from nbtrain.model.names import DECAY, NO_DECAY, optimizer_group
+from nbtrain.parallel.groups import Group
+from nbtrain.parallel.layout import WHOLE, ModelParallel
+from nbtrain.parallel.tensor import partition_dim
+
+TOKENS = 8
+# The two passes multiply in other orders. Logits of a token that sees another context differ by more.
+TOLERANCE = 1e-3
+
+
+class _Sizes(Initializer):
+    """An Initializer whose parameters have a shape and no memory."""
+
+    def normal(
+        self, name: str, *shape: int, residual: bool = False, std: float | None = None
+    ) -> torch.nn.Parameter:
+        return self.zeros(*shape)
+
+    def zeros(self, *shape: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.empty(shape, device="meta"))
+
+    def ones(self, *shape: int) -> torch.nn.Parameter:
+        return self.zeros(*shape)
+
+    def filled(self, value: float, *shape: int) -> torch.nn.Parameter:
+        return self.zeros(*shape)
+
+
+class _Noted(Initializer):
+    """An Initializer that keeps a copy of what it has made."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__(config.seed, config.init_method_std, config.num_layers)
+        self.made: dict[int, torch.Tensor] = {}
+
+    def normal(self, *arguments, **options) -> torch.nn.Parameter:
+        return self._noted(super().normal(*arguments, **options))
+
+    def zeros(self, *shape: int) -> torch.nn.Parameter:
+        return self._noted(super().zeros(*shape))
+
+    def ones(self, *shape: int) -> torch.nn.Parameter:
+        return self._noted(super().ones(*shape))
+
+    def filled(self, value: float, *shape: int) -> torch.nn.Parameter:
+        return self._noted(super().filled(value, *shape))
+
+    def _noted(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        self.made[id(parameter)] = parameter.detach().clone()
+        return parameter
+
+
+def count_block(config: RunConfig, code: UserCode) -> OwnBlock:
+    """Return the parameters of the run's largest block. Raises CodeError for blocks that its layout cannot
+    divide.
+    """
+    settings, layer = GPTConfig.of(config), OwnLayer(code)
+    size = config.parallel.tensor_parallel_size
+    parallel = ModelParallel(Group(tuple(range(size))), config.parallel.sequence_parallel)
+    init = _Sizes(settings.seed, settings.init_method_std, settings.num_layers)
+    found = []
+    for index in range(settings.num_layers):
+        block = build_layer(index, settings, init, parallel, layer)
+        if config.parallel.pipeline_parallel_size > 1:
+            _check_groups(code, index, block)
+        found.append(_counted(block, size))
+    return replace(
+        max(found, key=lambda block: block.on_rank(size)),
+        largest_sharded=max(block.largest_sharded for block in found),
+        largest_whole=max(block.largest_whole for block in found),
+    )
+
+
+def _counted(block: torch.nn.Module, size: int) -> OwnBlock:
+    sharded, whole = [], []
+    for parameter in block.parameters():
+        is_sharded = partition_dim(parameter) is not None
+        entry = (parameter.numel() * (size if is_sharded else 1), parameter.dim())
+        (sharded if is_sharded else whole).append(entry)
+    return OwnBlock(
+        sharded=sum(count for count, _ in sharded),
+        whole=sum(count for count, _ in whole),
+        sharded_matrices=sum(count for count, dimensions in sharded if dimensions == 2),
+        whole_matrices=sum(count for count, dimensions in whole if dimensions == 2),
+        largest_sharded=max((count for count, _ in sharded), default=0),
+        largest_whole=max((count for count, _ in whole), default=0),
+        tensors=len(sharded) + len(whole),
+    )
+
+
+def _check_groups(code: UserCode, index: int, block: torch.nn.Module) -> None:
+    """Raise CodeError unless a block has parameters that decay and such that do not: each stage of a pipeline
+    needs both.
+    """
+    groups = {
+        optimizer_group(f"layers.{index}.{name}", dimensions=parameter.dim())
+        for name, parameter in block.named_parameters()
+    }
+    words = {DECAY: "matrix", NO_DECAY: "vector, such as the weight of a norm"}
+    if missing := words.keys() - groups:
+        needs = words[missing.pop()]
+        raise code.error(
+            "layer",
+            f"block {index} has no {needs}, and with parallel.pipeline_parallel_size each stage of the "
+            "optimizer needs one",
+            "Add one, or set pipeline_parallel_size: 1.",
+        )
+
+
+def try_layer(settings: GPTConfig, code: UserCode, is_bf16: bool) -> GPT:
+    """Return the two-layer model, whose blocks are as they have to be. Raises CodeError if they are not."""
+    layer = OwnLayer(code)
+    init = _Noted(settings)
+    with _narrow(settings):
+        model = GPT(settings, WHOLE, init, layer)
+        again = GPT(settings, WHOLE, None, layer)
+    others = dict(again.named_parameters())
+    for name, parameter in model.named_parameters():
+        if name not in others or others[name].shape != parameter.shape:
+            raise code.error(
+                "layer",
+                f"built twice, the model has {name} with other shapes or not at all",
+                "Build the same block for the same config and index.",
+            )
+        made = init.made.get(id(parameter))
+        if made is None or not torch.equal(parameter, made) or not torch.equal(parameter, others[name]):
+            raise code.error(
+                "layer",
+                f"the initial values of {name} were changed after `parts` had made it, or are not the same "
+                "every time. Ranks that hold parts of it would begin with other values",
+                "Give them to `parts`: std=... draws them, std=0.0 and value=... set them.",
+            )
+    if is_bf16:
+        # The order of additions would show.
+        again = again.float()
+    _try_tokens(code, settings, again)
+    return model
+
+
+def _try_tokens(code: UserCode, settings: GPTConfig, model: GPT) -> None:
+    """Compare passes that must agree: all tokens at once, and in two pieces that share a cache, as in
+    generation; a document alone, and packed behind another one.
+    """
+    model.eval()
+    tokens = torch.randint(settings.vocab_size or settings.padded_vocab_size, (2, TOKENS))
+    half = TOKENS // 2
+    with torch.no_grad(), _narrow(settings):
+        # Larger matrices, so that tokens tell apart what they attend to.
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(10.0)
+        whole, cache = model(tokens), model.new_cache(2)
+        pieces = [model(tokens[:, :half], cache=cache), model(tokens[:, half:], cache=cache)]
+        again = torch.arange(half).repeat(2).expand_as(tokens)
+        ends = torch.arange(0, 2 * TOKENS + 1, half, dtype=torch.int32)
+        packed = model(tokens, position_ids=again, cu_seqlens=ends, max_seqlen=half)[:, half:]
+        alone = model(tokens[:, half:])
+    for one, other, where in (
+        (whole, torch.cat(pieces, 1), "if a sequence comes in two pieces, as in generation"),
+        (alone, packed, "if another document is before it in the sequence, as in packed samples"),
+    ):
+        one, other = one[..., : settings.vocab_size].float(), other[..., : settings.vocab_size].float()
+        difference = (one - other).abs().max() / one.abs().max().clamp(min=1e-6)
+        # A loss that is not finite is reported by the step.
+        if one.isfinite().all() and not float(difference) <= TOLERANCE:
+            raise code.error(
+                "layer",
+                f"a block gives other results {where}",
+                "Call self.attention(x, **context) with all of the context, and treat each token by itself "
+                "elsewhere.",
+            )
+
+
+@contextlib.contextmanager
+def _narrow(settings: GPTConfig) -> Iterator[None]:
+    """Add the sizes of the two-layer model to an error of the user's block."""
+    try:
+        yield
+    except CodeError as error:
+        if not isinstance(error.__cause__, RuntimeError):
+            raise
+        cause, line, trace = str(error).partition("\n")
+        sizes = f"hidden_size {settings.hidden_size} and ffn_hidden_size {settings.ffn_hidden_size}"
+        said = f"The model of the trial has {sizes}: a block takes its widths from config."
+        raise CodeError(f"{cause} {said}{line}{trace}") from error
+
+
+def check_gradients(code: UserCode, model: GPT) -> None:
+    """Raise CodeError for a parameter of a block that no gradient has reached."""
+    for name, parameter in model.layers.named_parameters():
+        if parameter.grad is None:
+            raise code.error(
+                "layer",
+                f"no gradient reaches layers.{name}",
+                "Use it in forward(), without .detach() or torch.no_grad(), or do not make it.",
+            )

@@ -21,7 +21,10 @@ from nbtrain.cli.verbs import add_group, add_json, add_step, run_of, run_verb
 if TYPE_CHECKING:
     from nbtrain.base.run_directory.rundir import RunDir
 
-LAYOUT = {kind: kind for kind in ("data", "tensor", "pipeline")} | {"ds_sequence": "Ulysses"}
+LAYOUT = {kind: kind for kind in ("data", "tensor", "pipeline")} | {
+    "ds_sequence": "Ulysses",
+    "context": "context",
+}
 """{kind of parallelism, the beginning of its field `..._parallel_size`: its name in a list}."""
 HEADS = ("step", "size", "layout", "validation loss", "state")
 

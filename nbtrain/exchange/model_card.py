@@ -135,6 +135,7 @@ def _layout(config: RunConfig, parallel: Any) -> str:
         "tensor": parallel.tensor_parallel_size,
         "pipeline": parallel.pipeline_parallel_size,
         "Ulysses": parallel.ds_sequence_parallel_size,
+        "context": parallel.context_parallel_size,
     }
     kinds = [f"{name} {size}" for name, size in sizes.items() if size > 1]
     ranks = amounts.counted(config.world_size, "rank")

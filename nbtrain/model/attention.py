@@ -55,6 +55,15 @@ class Documents(NamedTuple):
     """int32 [m + 1], used without a mask: cumulative lengths of the documents of all sequences."""
     max_seqlen: int = 0
     """Number of tokens in the longest document."""
+    key_cu_seqlens: torch.Tensor | None = None
+    """Cumulative lengths of the documents of the keys, if the queries are a chunk of a sequence. The last
+    queries of a document have its last keys.
+    """
+    key_max_seqlen: int = 0
+
+
+Bounds = Documents | None | tuple[Documents | None, ...]
+"""Boundaries of documents in whole sequences or, under context parallelism, in each chunk of a rank."""
 
 
 def documents_of(
@@ -79,6 +88,33 @@ def document_numbers(cu_seqlens: torch.Tensor, batch: int, tokens: int) -> torch
 def mask_of(numbers: torch.Tensor) -> torch.Tensor:
     """Return the mask that is causal and separates documents, bool [b, 1, s, s], from document_numbers."""
     return (numbers[:, :, None] == numbers[:, None, :]).tril_().unsqueeze(1)
+
+
+def documents_of_chunk(documents: Documents | None, tokens: int, chunk: range) -> Documents | None:
+    """Return the bounds for the queries at the positions `chunk` of sequences of s tokens, and for the keys
+    from the sequences' beginnings to the chunk's end.
+    """
+    if documents is None:
+        return None
+    if documents.cu_seqlens is None:
+        assert documents.mask is not None
+        return documents._replace(mask=documents.mask[:, :, chunk.start : chunk.stop, : chunk.stop])
+    # A document that ends before the chunk has no queries; one that goes on after it has its first keys.
+    row = documents.cu_seqlens // tokens
+    position = documents.cu_seqlens - row * tokens
+    return Documents(
+        None,
+        row * len(chunk) + (position - chunk.start).clamp(0, len(chunk)),
+        min(documents.max_seqlen, len(chunk)),
+        row * chunk.stop + position.clamp(max=chunk.stop),
+        min(documents.max_seqlen, chunk.stop),
+    )
+
+
+def whole_sequences(batch: int, tokens: int, device: torch.device) -> Documents:
+    """Return documents in lengths, each of which is a whole sequence of s tokens."""
+    ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=device)
+    return Documents(None, ends, tokens)
 
 
 def takes_lengths(device: str, dtype: torch.dtype, head_size: int, dropout: float, backend: str) -> bool:
@@ -130,22 +166,19 @@ def causal_attention(
     a softcap with dropout.
     """
     queries = query.shape[-2]
-    window, key, value = _in_sight(window, queries, key, value)
+    window, key, value = _in_sight(window, queries, key, value, documents)
     keys = key.shape[-2]
     kernel = _kernel_of(query, keys, dropout, backend, documents, window, softcap)
     if kernel == "lengths":
         return _varlen_attention(query, key, value, documents, window)
-    mask = documents.mask if documents is not None else None
+    mask = documents.mask[..., -keys:] if documents is not None and documents.mask is not None else None
     if kernel == "blocked":
         if dropout:
             raise ValueError(f"attention with a softcap has no dropout, and dropout is {dropout:g}")
         # The compiler would unroll the blocks.
         apply = _uncompiled_blocks if torch.compiler.is_compiling() else _BlockedAttention.apply
         return apply(query, key, value, mask, window, softcap)
-    # A single query sees the whole cache; several queries after a cache need the offset triangle.
-    if window is not None or (mask is None and 1 < queries < keys):
-        band = _band(queries, keys, window, query.device)
-        mask = band if mask is None else mask & band
+    mask = _with_band(mask, queries, keys, window, query.device)
     is_causal = mask is None and queries == keys and queries > 1
     with _kernels(backend):
         if _repeats(query, key, value, mask, dropout, is_causal, backend):
@@ -202,17 +235,16 @@ def keeps_weights(
     """
     if torch.compiler.is_compiling():
         return False
-    window, key, value = _in_sight(window, query.shape[-2], key, value)
-    if _kernel_of(query, key.shape[-2], dropout, backend, documents, window, softcap) != "torch":
+    window, key, value = _in_sight(window, query.shape[-2], key, value, documents)
+    keys = key.shape[-2]
+    if _kernel_of(query, keys, dropout, backend, documents, window, softcap) != "torch":
         return False
-    mask = documents.mask if documents is not None else None
-    if window is not None:
-        band = _band(query.shape[-2], key.shape[-2], window, query.device)
-        mask = band if mask is None else mask & band
+    mask = documents.mask[..., -keys:] if documents is not None and documents.mask is not None else None
+    mask = _with_band(mask, query.shape[-2], keys, window, query.device)
     with _kernels(backend):
         if _repeats(query, key, value, mask, dropout, mask is None, backend):
             # Sizes are all that counts here: nothing is copied.
-            key = value = query[:, :, :1].expand(-1, -1, key.shape[-2], -1)
+            key = value = query[:, :, :1].expand(-1, -1, keys, -1)
         # The kernel that torch's function itself would choose.
         choice = torch._fused_sdp_choice(
             query, key, value, mask, dropout, mask is None, enable_gqa=query.shape[1] != key.shape[1]
@@ -221,7 +253,7 @@ def keeps_weights(
 
 
 def _in_sight(
-    window: int | None, queries: int, key: torch.Tensor, value: torch.Tensor
+    window: int | None, queries: int, key: torch.Tensor, value: torch.Tensor, documents: Documents | None
 ) -> tuple[int | None, torch.Tensor, torch.Tensor]:
     """Return (window, key, value) without the keys that no query sees; window is None if it then hides no
     key.
@@ -229,7 +261,8 @@ def _in_sight(
     if window is None:
         return None, key, value
     seen = queries + window - 1
-    if seen < key.shape[-2]:
+    in_lengths = documents is not None and documents.cu_seqlens is not None
+    if seen < key.shape[-2] and not in_lengths:
         key, value = key[..., -seen:, :], value[..., -seen:, :]
     # With one query the rest is all that it sees.
     return (None if window >= key.shape[-2] else window), key, value
@@ -253,7 +286,7 @@ def _kernel_of(
         return "torch"
     own = backend == "auto" and dropout == 0 and query.device.type == "cpu"
     if window is None:
-        plain = documents is None and query.shape[-2] == keys
+        plain = documents is None and query.shape[-2] > 1
         return "blocked" if own and plain and _bf16_training(query) else "torch"
     if own:
         return "blocked"
@@ -269,6 +302,19 @@ def _band(queries: int, keys: int, window: int | None, device: torch.device) -> 
     return band if window is None else band.triu_(keys - queries - window + 1)
 
 
+def _with_band(
+    mask: torch.Tensor | None, queries: int, keys: int, window: int | None, device: torch.device
+) -> torch.Tensor | None:
+    """Return the mask that torch's kernels need for the last `queries` of `keys` positions; None if they need
+    none.
+    """
+    # A single query sees all keys; several queries after other keys need the offset triangle.
+    if window is None and (mask is not None or not 1 < queries < keys):
+        return mask
+    band = _band(queries, keys, window, device)
+    return band if mask is None else mask & band
+
+
 def backend_problem(
     device: torch.device | str,
     dtype: torch.dtype,
@@ -278,11 +324,12 @@ def backend_problem(
     head_size: int = 64,
     grouped: bool = False,
     window: int | None = None,
+    later: bool = False,
 ) -> str | None:
     """Return torch's reason why attention `backend` cannot be used; None if a tiny trial succeeds.
 
-    dtype is the format of the products: bf16 under autocast. With `grouped`, queries share keys. Random
-    generators are left unchanged.
+    dtype is the format of the products: bf16 under autocast. With `grouped`, queries share keys; with
+    `later`, they begin after the keys. Random generators are left unchanged.
     """
     if backend == "auto":
         return None
@@ -292,13 +339,19 @@ def backend_problem(
     )
     ends = torch.tensor([0, TRIAL_TOKENS], dtype=torch.int32, device=device)
     as_lengths = takes_lengths(query.device.type, dtype, head_size, dropout, backend)
-    bounds = documents_of(ends, TRIAL_TOKENS, 1, TRIAL_TOKENS, as_lengths) if documents else None
+    bounds, queries = None, query
+    if documents or (later and as_lengths):
+        bounds = documents_of(ends, TRIAL_TOKENS, 1, TRIAL_TOKENS, as_lengths)
+    if later:
+        half = TRIAL_TOKENS // 2
+        queries = query[:, :, half:]
+        bounds = documents_of_chunk(bounds, TRIAL_TOKENS, range(half, TRIAL_TOKENS))
     # The window must hide some of the trial's tokens.
     window = None if window is None else min(window, TRIAL_TOKENS // 2)
     with preserved(), warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
-            causal_attention(query, key, key, dropout, backend, bounds, window).sum().backward()
+            causal_attention(queries, key, key, dropout, backend, bounds, window).sum().backward()
         except RuntimeError as error:
             words = [str(reason.message) for reason in reasons] or [str(error)]
             return " ".join(word.splitlines()[0] for word in words)
@@ -318,10 +371,11 @@ def _varlen_attention(
 ) -> torch.Tensor:
     batch, heads, tokens, _ = query.shape
     if documents is None or documents.cu_seqlens is None:
-        # One document for each sequence.
-        ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=query.device)
-        documents = Documents(None, ends, tokens)
-    cu_seqlens, longest = documents.cu_seqlens, documents.max_seqlen
+        documents = whole_sequences(batch, tokens, query.device)
+    ends, longest = documents.cu_seqlens, documents.max_seqlen
+    key_ends, longest_keys = ends, longest
+    if documents.key_cu_seqlens is not None:
+        key_ends, longest_keys = documents.key_cu_seqlens, documents.key_max_seqlen
     grouped = heads != key.shape[1]
     # [b, n, s, d] -> [b s, n, d]
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
@@ -335,7 +389,7 @@ def _varlen_attention(
     elif grouped:
         # torch 2.11's kernel wants a key and a value for each head.
         key, value = (tensor.repeat_interleave(heads // tensor.shape[1], dim=1) for tensor in (key, value))
-    attended = kernel(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **arguments)
+    attended = kernel(query, key, value, ends, key_ends, longest, longest_keys, **arguments)
     return attended.unflatten(0, (batch, tokens)).transpose(1, 2)
 
 
@@ -351,15 +405,15 @@ class _BlockedAttention(torch.autograd.Function):
     As in torch's math kernel, scores are rounded to the format of the queries. Query heads of a group are
     rows of one product.
 
-    Without mask, window and softcap the forward pass is torch's flash kernel, and only the backward pass is
-    ours: for bf16 on a CPU it takes half the time of torch's.
+    Without mask, window and softcap the forward pass of whole sequences is torch's flash kernel, and only the
+    backward pass is ours: for bf16 on a CPU it takes half the time of torch's.
     """
 
     @staticmethod
     def forward(ctx, query, key, value, mask, window, softcap):
         ctx.save_for_backward(query, key, value, mask)
         ctx.window, ctx.softcap = window, softcap
-        if mask is None and window is None and softcap is None:
+        if mask is None and window is None and softcap is None and query.shape[2] == key.shape[2]:
             grouped = query.shape[1] != key.shape[1]
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         blocks = _Blocks(query, key, value, mask, window, softcap)

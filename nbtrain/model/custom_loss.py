@@ -24,7 +24,11 @@ from nbtrain.parallel.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class LossBatch:
-    """The micro batch, as a loss of one's own receives it. Under Ulysses it is this rank's part."""
+    """The micro batch, as the user's loss receives it.
+
+    Where ranks share sequences, it is this rank's part: with context parallelism two chunks, with other
+    tokens between them.
+    """
 
     tokens: torch.Tensor
     """int64 [b, s]: the input tokens; the label of each is the next one."""

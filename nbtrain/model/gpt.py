@@ -9,10 +9,12 @@ selects.
     model(tokens)                             logits of every position
     model(tokens, cache=model.new_cache(1))   logits of tokens that follow those in the cache
 
-Every rank receives whole sequences and selects its own part of them. Under Ulysses its loss is the mean over
-its own tokens; the mean over the ranks is the loss of all tokens.
+Every rank receives whole sequences and selects its own part of them. Where ranks share sequences, by Ulysses
+or by context parallelism, a rank's loss is the mean over its own tokens; the mean over the ranks is the loss
+of all tokens.
 
-Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u Ulysses ranks
+Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u ranks that share a
+sequence
 """
 
 import contextlib
@@ -23,7 +25,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbtrain.model.attention import Documents, documents_of, takes_lengths
+from nbtrain.model.attention import Documents, documents_of
+from nbtrain.model.bounds import as_lengths, bounds_of_chunks
 from nbtrain.model.custom_layer import LayerFunction, build_layer
 from nbtrain.model.custom_loss import CustomInputs, LossBatch, LossFunction, custom_loss
 from nbtrain.model.gpt_config import GPTConfig
@@ -37,7 +40,6 @@ from nbtrain.parallel import mappings
 from nbtrain.parallel.cross_entropy import linear_cross_entropy
 from nbtrain.parallel.layout import WHOLE, ModelParallel
 from nbtrain.parallel.trained_rows import TrainedRows, own_rows
-from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
 
 
 def build_model(
@@ -108,10 +110,10 @@ class GPT(nn.Module):
         Without a cache, position_ids [b, s] are needed unless they are 0 .. s-1. cu_seqlens, int32 cumulative
         lengths over the b * s tokens, and max_seqlen, the longest length, keep documents apart
         (attention.documents_of). loss_mask [b, s], loss_denominator, token_losses and likeliest [b, s] are
-        described in parallel/cross_entropy.py; for Ulysses see language_model_loss. With answers [b, s] and
-        reference [P, 2], the loss is the preference loss (preference.py). dataset_ids [b, s] are passed to a
-        loss function of the user. Raises ValueError if tokens exceed the positions, or if logits are
-        requested under Ulysses.
+        described in parallel/cross_entropy.py; for shared sequences see language_model_loss. With answers
+        [b, s] and reference [P, 2], the loss is the preference loss (preference.py). dataset_ids [b, s] are
+        passed to a loss function of the user. Raises ValueError if tokens exceed the positions, or if logits
+        are requested where ranks share sequences.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
@@ -164,21 +166,28 @@ class GPT(nn.Module):
             start, end, position_ids = cache.reach(tokens)
         if end > (limit := self.config.max_position_embeddings):
             raise ValueError(f"{end} tokens are more than the {limit} positions of the model")
+        parallel, chunk, whole = self.parallel, self.config.fpdt_chunk_tokens, tokens.shape
         turned = None
         if self.config.turns:
-            # Inside attention every rank has all tokens.
             turned = torch.arange(start, end, device=tokens.device) if position_ids is None else position_ids
-        ulysses, chunk = self.parallel.ulysses, self.config.fpdt_chunk_tokens
-        if ulysses.size > 1:
-            if chunk and position_ids is None:
+            if parallel.context.size > 1:
+                # With Ulysses, every rank has all tokens inside attention.
+                turned = parallel.own_tokens(turned)
+        if parallel.sequence.size > 1:
+            if position_ids is None and (chunk or parallel.context.size > 1):
                 position_ids = torch.arange(end, device=tokens.device).expand_as(tokens)
-            tokens = own_tokens(tokens, ulysses, chunk)
+            tokens = parallel.own_tokens(tokens, chunk)
             if position_ids is not None:
-                position_ids = own_tokens(position_ids, ulysses, chunk)
-            start = ulysses.rank * tokens.shape[1]
+                position_ids = parallel.own_tokens(position_ids, chunk)
+            start = parallel.sequence.rank * tokens.shape[1]
         hidden = self.position_embeddings(self.word_embeddings(tokens), start, position_ids)
         # Passed only if there are any, so that plain runs do not recompile their layers.
         apart: dict[str, Any] = {} if documents is None else {"documents": documents}
+        if parallel.context.size > 1:
+            in_lengths = self._as_lengths(hidden.device)
+            apart["documents"] = bounds_of_chunks(
+                documents, whole, parallel.context, in_lengths, hidden.device
+            )
         if turned is not None:
             dtype = torch.bfloat16 if self.config.autocast else hidden.dtype
             apart["rotation"] = rotation_of(self.config, turned, dtype)
@@ -203,9 +212,10 @@ class GPT(nn.Module):
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         parallel, vocab_size = self.parallel, self.config.vocab_size
-        if parallel.ulysses.size > 1:
+        if parallel.sequence.size > 1:
             raise ValueError(
-                "logits need whole sequences, but a Ulysses rank has only parts: it returns only losses"
+                "logits need whole sequences, but ranks that share them have only parts: they return only "
+                "losses"
             )
         if parallel.cuts_tokens:
             hidden = mappings.gather_from_sequence_parallel_region(hidden, parallel.tensor)
@@ -228,13 +238,11 @@ class GPT(nn.Module):
         return logits
 
     def _documents(self, tokens: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> Documents:
-        config, device = self.config, tokens.device.type
-        dtype = torch.bfloat16 if config.autocast else self.final_layernorm.weight.dtype
-        dropout = config.attention_dropout if self.training else 0.0
-        as_lengths = takes_lengths(device, dtype, config.head_size, dropout, config.attention_backend)
-        as_lengths = as_lengths and config.attn_logit_softcapping is None
         batch, length = tokens.shape
-        return documents_of(cu_seqlens, max_seqlen, batch, length, as_lengths)
+        return documents_of(cu_seqlens, max_seqlen, batch, length, self._as_lengths(tokens.device))
+
+    def _as_lengths(self, device: torch.device) -> bool:
+        return as_lengths(self.config, device, self.final_layernorm.weight.dtype, self.training)
 
 
 def products_in(config: GPTConfig, device: str) -> contextlib.AbstractContextManager:
@@ -262,21 +270,21 @@ def language_model_loss(
     hidden has this rank's tokens, [b, s/t, h] or [b, s/u, h]. weight is [v/t, h], with the trained `rows` of
     config.trained_tokens if there are any. All other arguments are [b, s].
 
-    Under Ulysses the loss is the mean over this rank's tokens. With loss_mask, it is the sum over the rank's
-    unmasked tokens divided by loss_denominator or, without one, by 1/u of the unmasked tokens of all ranks.
-    token_losses and likeliest are filled for this rank's tokens and are 0 elsewhere. With answers and
-    reference, the loss is the preference loss, which does not support Ulysses.
+    Where ranks share sequences, the loss is the mean over this rank's tokens. With loss_mask, it is the sum
+    over the rank's unmasked tokens divided by loss_denominator or, without one, by 1/u of the unmasked tokens
+    of all ranks. token_losses and likeliest are filled for this rank's tokens and are 0 elsewhere. With
+    answers and reference, the loss is the preference loss, which does not support shared sequences.
 
     With `custom`, the loss is that of the user; token_losses are the cross entropy nevertheless. A pass that
     asks for `likeliest` scores a task and returns the cross entropy.
     """
-    ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
-    if ulysses.size > 1:
-        labels = own_tokens(labels, ulysses, chunk)
+    sharing, chunk = parallel.sequence.size, config.fpdt_chunk_tokens
+    if sharing > 1:
+        labels = parallel.own_tokens(labels, chunk)
         if loss_mask is not None:
             if loss_denominator is None:
-                loss_denominator = loss_mask.sum().clamp(min=1) / ulysses.size
-            loss_mask = own_tokens(loss_mask, ulysses, chunk)
+                loss_denominator = loss_mask.sum().clamp(min=1) / sharing
+            loss_mask = parallel.own_tokens(loss_mask, chunk)
         everyones = (token_losses, likeliest)
         token_losses, likeliest = (None if one is None else one.new_empty(labels.shape) for one in everyones)
     cross_entropy = functools.partial(
@@ -302,17 +310,17 @@ def language_model_loss(
             with torch.no_grad():
                 cross_entropy(loss_mask, loss_denominator, token_losses)
         tokens, dataset_ids = (
-            own_tokens(ids, ulysses, chunk) if ids is not None and ulysses.size > 1 else ids
+            parallel.own_tokens(ids, chunk) if ids is not None else None
             for ids in (custom.tokens, custom.dataset_ids)
         )
         assert tokens is not None
         mask = torch.ones_like(labels, dtype=torch.float32) if loss_mask is None else loss_mask
         batch = LossBatch(tokens, labels, mask, dataset_ids, custom.function.dataset_names)
         loss = custom_loss(custom.function, hidden, weight, rows, config, parallel, batch, loss_denominator)
-    if ulysses.size > 1:
+    if sharing > 1:
         for everyone, own in zip(everyones, (token_losses, likeliest), strict=True):
             if everyone is not None and own is not None:
-                set_own_tokens(everyone, ulysses, own, chunk)
+                parallel.set_own_tokens(everyone, own, chunk)
     return loss
 
 

@@ -14,8 +14,8 @@ trained separately. The logits never exist at full size, because the loss is lin
 function. Documents are sent along with the activations as numbers, [b, s] whatever their count, and each
 stage builds its mask from them.
 
-The first stage receives whole sequences. Under Ulysses it selects this rank's tokens, and each stage sends
-only those; positions and documents are sent for the whole sequence, because attention needs them.
+The first stage receives whole sequences. Where ranks share sequences it selects this rank's tokens, and each
+stage sends only those; positions and documents are sent for the whole sequence, because attention needs them.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks
 """
@@ -29,6 +29,7 @@ from torch import nn
 
 from nbtrain.base.topology import Topology
 from nbtrain.model.attention import Documents, document_numbers, mask_of
+from nbtrain.model.bounds import as_lengths, bounds_of_chunks
 from nbtrain.model.custom_layer import LayerFunction, build_layer, is_block
 from nbtrain.model.custom_loss import CustomInputs, LossFunction
 from nbtrain.model.gpt import language_model_loss, products_in
@@ -39,7 +40,6 @@ from nbtrain.model.names import TRAINED_ROWS, canonical_name
 from nbtrain.model.recompute import recomputed
 from nbtrain.model.rotary import rotation_of
 from nbtrain.parallel.layout import ModelParallel
-from nbtrain.parallel.ulysses import own_tokens
 
 if TYPE_CHECKING:
     from nbtrain.parallel.pipeline import Pipeline
@@ -165,7 +165,7 @@ class _ExtraInputs(NamedTuple):
     documents: Documents | None
     """Mask or lengths for attention, built from the document numbers."""
     turned: torch.Tensor | None = None
-    """Positions of all tokens, [s] or [b, s], if positions are rotary."""
+    """Positions of the tokens that attention turns, [s] or [b, s], if positions are rotary."""
 
 
 class _Program:
@@ -181,24 +181,31 @@ class _Program:
         position_ids = next((one for one in extra if one.dtype == torch.int64 and one.numel()), None)
         numbers = next((one for one in extra if one.dtype == torch.int32), None)
         documents = Documents(mask_of(numbers)) if numbers is not None else None
-        turned = None
+        turned, parallel = None, self.parallel
         if self.config.turns:
-            # Inside attention every rank has all tokens; the first stage is given them.
-            sharing = self.parallel.tokens_shared_by if x.is_floating_point() else 1
-            length = x.shape[1] * sharing
+            # The first stage is given all tokens.
+            length = self._length(x) if x.is_floating_point() else x.shape[1]
             turned = torch.arange(length, device=x.device) if position_ids is None else position_ids
+            if parallel.context.size > 1:
+                # With Ulysses, every rank has all tokens inside attention.
+                turned = parallel.own_tokens(turned)
         if not x.is_floating_point():
-            x = own_tokens(x, self.parallel.ulysses)
+            x = parallel.own_tokens(x)
         return x, _ExtraInputs(position_ids, numbers, documents, turned)
 
     def run(self, layers: Sequence[Callable], x: Any, extra: _ExtraInputs) -> Any:
         # Passed only if there are any, so that plain runs do not recompile their layers.
-        apart: dict[str, Any] = {} if extra.documents is None else {"documents": extra.documents}
+        apart: dict[str, Any] = {}
+        in_chunks = self.parallel.context.size > 1
+        if extra.documents is not None and not in_chunks:
+            apart["documents"] = extra.documents
         with products_in(self.config, x.device.type):
             for layer in layers:
                 if isinstance(layer, PositionEmbedding):
                     x = layer(x, *self._positions(x, extra.position_ids))
                 elif is_block(layer):
+                    if in_chunks and "documents" not in apart:
+                        apart["documents"] = self._bounds(x, extra.documents, layer.training)
                     if extra.turned is not None and "rotation" not in apart:
                         dtype = torch.bfloat16 if self.config.autocast else x.dtype
                         apart["rotation"] = rotation_of(self.config, extra.turned, dtype)
@@ -210,10 +217,23 @@ class _Program:
     def _positions(
         self, x: torch.Tensor, position_ids: torch.Tensor | None
     ) -> tuple[int, torch.Tensor | None]:
-        """Return (first position, position ids) of this Ulysses rank's tokens, for the position embedding."""
-        ulysses = self.parallel.ulysses
-        own = x.shape[1] * self.parallel.tokens_shared_by // ulysses.size
-        return ulysses.rank * own, None if position_ids is None else own_tokens(position_ids, ulysses)
+        """Return (first position, position ids) of this rank's tokens, for the position embedding."""
+        parallel, length = self.parallel, self._length(x)
+        if position_ids is None and parallel.context.size > 1:
+            position_ids = torch.arange(length, device=x.device).expand(len(x), -1)
+        start = parallel.sequence.rank * (length // parallel.sequence.size)
+        return start, None if position_ids is None else parallel.own_tokens(position_ids)
+
+    def _length(self, hidden: torch.Tensor) -> int:
+        """Return the number of tokens of the whole sequences of which the residual stream has a part."""
+        return hidden.shape[1] * self.parallel.tokens_shared_by
+
+    def _bounds(
+        self, hidden: torch.Tensor, documents: Documents | None, training: bool
+    ) -> tuple[Documents | None, ...]:
+        size = torch.Size((len(hidden), self._length(hidden)))
+        in_lengths = documents is None and as_lengths(self.config, hidden.device, hidden.dtype, training)
+        return bounds_of_chunks(documents, size, self.parallel.context, in_lengths, hidden.device)
 
     def run_again(self, layers: Sequence[Callable], x: torch.Tensor, extra: _ExtraInputs) -> Any:
         return recomputed(self.parallel.stream, self.run, layers, x, extra)

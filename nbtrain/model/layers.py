@@ -2,8 +2,9 @@
 
 Each layer takes and returns the residual stream, so that a pipeline can be split between any two layers. The
 stream is [b, s, h], where s counts the tokens of this rank: all of them in one process, 1/t under Megatron's
-sequence parallelism, 1/u under Ulysses. Matrices are the layers of parallel/tensor.py, sharded across the
-tensor-parallel ranks: a rank has some of the heads and some columns of the MLP.
+sequence parallelism, 1/u under Ulysses, 1/c under context parallelism. Matrices are the layers of
+parallel/tensor.py, sharded across the tensor-parallel ranks: a rank has some of the heads and some columns of
+the MLP.
 
 Under sequence parallelism, the weights of LayerNorms and positions are whole on each rank but are applied
 only to the rank's own tokens. Norms of queries and keys are applied only to the rank's own heads, with and
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nbtrain.model.adapters import adapt
-from nbtrain.model.attention import Documents, causal_attention, keeps_weights
+from nbtrain.model.attention import Bounds, Documents, causal_attention, keeps_weights
 from nbtrain.model.dropout import drawing, dropout
 from nbtrain.model.functions import ACTIVATIONS, GATED, rms_norm
 from nbtrain.model.gpt_config import GPTConfig
@@ -29,7 +30,7 @@ from nbtrain.model.initialization import Initializer
 from nbtrain.model.kv_cache import LayerCache
 from nbtrain.model.recompute import recomputed, without_keeping
 from nbtrain.model.rotary import Rotation, rotated
-from nbtrain.parallel import fpdt, query_groups, ulysses
+from nbtrain.parallel import context, fpdt, query_groups, ulysses
 from nbtrain.parallel.layout import WHOLE, ModelParallel
 from nbtrain.parallel.mappings import copy_parameters_to_sequence_parallel_region, own_part
 from nbtrain.parallel.tensor import (
@@ -171,7 +172,7 @@ class Attention(nn.Module):
         self.softcap = config.attn_logit_softcapping
         self.turns = config.turns_in(index)
         self.selective = config.selective_recompute
-        self.tensor, self.ulysses = parallel.tensor, parallel.ulysses
+        self.tensor, self.ulysses, self.context = parallel.tensor, parallel.ulysses, parallel.context
         self.shares_groups = self.groups < self.tensor.size
         if self.shares_groups and self.tensor.size % self.groups:
             raise ValueError(
@@ -207,7 +208,7 @@ class Attention(nn.Module):
         self,
         x: torch.Tensor,
         cache: LayerCache | None = None,
-        documents: Documents | None = None,
+        documents: Bounds = None,
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
         if self.chunk_tokens and cache is None:
@@ -219,19 +220,20 @@ class Attention(nn.Module):
                 x, self.query_key_value, self.dense, self.head_size, self.chunk_tokens, self.ulysses
             )
         query, key, value = self._heads(x, rotation if self.turns else None)
-        dropout = self.dropout if self.training else 0.0
-        arguments = (query, key, value, dropout, self.backend, documents, self.window, self.softcap)
         if cache is not None:
             attended = cache.attend(query, key, value, self.window, self._attend_cached)
-        elif self.selective and torch.is_grad_enabled() and keeps_weights(*arguments):
-            attended = recomputed(self.stream, self._attend, *arguments)
+        elif self.context.size > 1:
+            attended = self._attend_chunks(query, key, value, documents)
         else:
-            attended = self._attend(*arguments)
+            attended = self._attend(query, key, value, documents)
         attended = ulysses.tokens_for_heads(attended.transpose(1, 2), self.ulysses)
         return self.dense(attended.flatten(2))
 
     def _heads(self, x: torch.Tensor, rotation: Rotation | None) -> tuple[torch.Tensor, ...]:
-        """Return (queries [b, n, s, d], keys and values [b, g, s, d]) of this rank's heads and all tokens."""
+        """Return (queries [b, n, s, d], keys and values [b, g, s, d]) of this rank's heads and all tokens.
+
+        Under context parallelism they are of the rank's own tokens.
+        """
         packed, size = self.query_key_value(x), self.head_size
         if self.shares_groups:
             packed = query_groups.own_queries(packed, self.heads, self.groups, size, self.tensor)
@@ -251,6 +253,9 @@ class Attention(nn.Module):
             # keep the whole packed tensor for the backward pass.
             value = value.contiguous()
             key = key if rotation is not None else key.contiguous()
+        elif self.context.size > 1:
+            # Keys and values are gathered, and of the packed tensor the queries alone are kept.
+            query = query.contiguous()
         query, key, value = (heads.transpose(1, 2) for heads in (query.flatten(2, 3), key, value))
         if rotation is not None:
             query, key = rotated(query, rotation), rotated(key, rotation)
@@ -261,7 +266,24 @@ class Attention(nn.Module):
         documents, window = (None, self.window) if mask is None else (Documents(mask), None)
         return causal_attention(query, key, value, 0.0, self.backend, documents, window, self.softcap)
 
-    def _attend(self, query, key, value, dropout, *how) -> torch.Tensor:
+    def _attend_chunks(self, query, key, value, bounds) -> torch.Tensor:
+        """Attend from each of this rank's chunks to the keys of the whole sequence up to the chunk's end."""
+        chunks, seen = query.chunk(context.CHUNKS, dim=2), context.seen_keys(key, value, self.context)
+        attended = [
+            # In the order of memory in which the projection needs them.
+            self._attend(chunk, *keys, documents).transpose(1, 2)
+            for chunk, keys, documents in zip(chunks, seen, bounds, strict=True)
+        ]
+        return torch.cat(attended, dim=1).transpose(1, 2)
+
+    def _attend(self, query, key, value, documents) -> torch.Tensor:
+        dropout = self.dropout if self.training else 0.0
+        arguments = (query, key, value, dropout, self.backend, documents, self.window, self.softcap)
+        if self.selective and torch.is_grad_enabled() and keeps_weights(*arguments):
+            return recomputed(self.stream, self._drawn, *arguments)
+        return self._drawn(*arguments)
+
+    def _drawn(self, query, key, value, dropout, *how) -> torch.Tensor:
         stream = self.stream if dropout else None
         return drawing(stream, causal_attention, query, key, value, dropout, *how)
 
@@ -319,7 +341,7 @@ class TransformerLayer(nn.Module):
         self,
         x: torch.Tensor,
         cache: LayerCache | None = None,
-        documents: Documents | None = None,
+        documents: Bounds = None,
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
         attended = self.attention(self.input_layernorm(x), cache, documents, rotation)

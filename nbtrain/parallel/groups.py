@@ -4,7 +4,8 @@
     pipeline_model_parallel   hold the stages of one model
     model_parallel            tensor times pipeline: the ranks that hold one whole model
     data_parallel             hold the same weights and take different samples
-    sequence_parallel         Ulysses: take parts of the same sequences; neighbours on the data axis
+    sequence_parallel         Ulysses or context parallelism: take parts of the same sequences; neighbours on
+                              the data axis
     sequence_data_parallel    data times sequence, the whole data axis: ZeRO shards the optimizer across it
     tensor_and_data_parallel  tensor times the data axis: all ranks of one pipeline stage
     alone                     this rank only
@@ -43,8 +44,8 @@ ALONE = Group()
 def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str, list[tuple[int, ...]]]:
     """Return all groups of each kind, each as global ranks; every rank is in exactly one group of each kind.
 
-    The topology's data axis includes the Ulysses ranks: `sequence_parallel_size` neighbours on it share their
-    sequences. Raises ValueError unless the axis is a multiple of that size.
+    The topology's data axis includes the ranks that share sequences: `sequence_parallel_size` neighbours on
+    it share theirs. Raises ValueError unless the axis is a multiple of that size.
     """
     axis = topology.data_parallel_size
     if sequence_parallel_size < 1 or axis % sequence_parallel_size:

@@ -196,8 +196,8 @@ class Plan(Result):
             f"data({parallel.data_parallel_size}) * pipeline({parallel.pipeline_parallel_size}) * "
             f"tensor({parallel.tensor_parallel_size})"
         )
-        if parallel.ds_sequence_parallel_size > 1:
-            product += f" * sequence({parallel.ds_sequence_parallel_size})"
+        if parallel.sequence_ranks > 1:
+            product += f" * sequence({parallel.sequence_ranks})"
         words = [f"{product} = {self.config.world_size} processes", f"ZeRO {parallel.zero_stage}"]
         cast, fp8 = " autocast" * precision.autocast, " with FP8" * precision.fp8
         words.append(f"{precision.dtype}{cast}{fp8}")

@@ -277,7 +277,8 @@ class _Proof:
 def layout_of(config: RunConfig) -> str:
     """Return the kinds of parallelism in use, e.g. "8 ranks: 2 data x 4 pipeline, ZeRO 1"."""
     parallel = config.parallel
-    words = {"data": "data", "pipeline": "pipeline", "tensor": "tensor", "ds_sequence": "Ulysses"}
+    words = {"data": "data", "pipeline": "pipeline", "tensor": "tensor"}
+    words |= {"ds_sequence": "Ulysses", "context": "context"}
     sizes = {word: getattr(parallel, f"{kind}_parallel_size") for kind, word in words.items()}
     axes = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1) or "one process"
     parts = [f"ZeRO {parallel.zero_stage}"]

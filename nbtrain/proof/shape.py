@@ -4,8 +4,8 @@ Everything in a layout that can be wrong is kept. Everything that only costs tim
 widths, heads, vocabulary, sequence, batch, steps, and the number of ranks.
 
 Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up). Among equal
-sizes, data comes first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind
-of parallelism is still used. A run with all four kinds therefore has a twin of 16 ranks:
+sizes, data comes first, then tensor, then pipeline, then Ulysses or context parallelism. No size falls below
+2, so that every kind of parallelism is still used. A run with four kinds therefore has a twin of 16 ranks:
 
     4 data x 4 pipeline               -> 2 x 4          4 data x 4 pipeline x 4 tensor  -> 2 x 2 x 2
     4 data x 8 pipeline               -> 2 x 4          16 pipeline x 8 tensor          -> 4 x 2
@@ -46,7 +46,9 @@ from nbtrain.proof.small_sections import (
 # More only if two ranks for each kind are more.
 MAX_RANKS = 8
 # The order in which equal sizes are halved; a deep pipeline has more to get wrong than many copies.
-FOLDED_FIRST = tuple(f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence"))
+FOLDED_FIRST = tuple(
+    f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence", "context")
+)
 
 
 @dataclass(frozen=True)

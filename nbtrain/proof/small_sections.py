@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -271,7 +272,8 @@ def small_parallel(config: RunConfig, folded: dict[str, int], missing: list[NotP
             missing.append(NotProven(what, "it exists only on GPUs", "pin_memory: false"))
             values[name]["pin_memory"] = False
     if parallel.zero_hpz:
-        ranks = folded["data_parallel_size"] * folded["ds_sequence_parallel_size"]
+        kinds = ("data", "ds_sequence", "context")
+        ranks = math.prod(folded[f"{kind}_parallel_size"] for kind in kinds)
         # The run's second copy is sharded across fewer ranks than the first; so is the twin's, if possible.
         whole = config.zero_hpz_partition_size >= parallel.data_axis_size or ranks < 4 or ranks % 2
         values["zero_hpz_partition_size"] = ranks if whole else ranks // 2

@@ -150,6 +150,7 @@ def refuse_backend(config: RunConfig, world: World) -> None:
         head_size=model.resolved_kv_channels,
         grouped=model.resolved_num_query_groups < model.num_attention_heads,
         window=model.window_size,
+        later=config.parallel.context_parallel_size > 1,
     )
     if problem is not None:
         raise ConfigError(
@@ -172,6 +173,7 @@ def build(
         raise ConfigError(
             f"the run needs pipeline({parallel.pipeline_parallel_size}) * "
             f"data({parallel.data_parallel_size}) * Ulysses({parallel.ds_sequence_parallel_size}) * "
+            f"context({parallel.context_parallel_size}) * "
             f"tensor({parallel.tensor_parallel_size}) = {config.world_size} ranks, but {world.size} were "
             "started."
         )
@@ -194,11 +196,8 @@ def build(
     manifest = start.manifest
     index_samples = manifest["data_state"]["index_samples"] if manifest else None
     datasets = _build_data(config, index_samples, skipped_samples(run, manifest), world, code)
-    ulysses, timeout = (
-        config.parallel.ds_sequence_parallel_size,
-        config.parallel.process_group_timeout_seconds,
-    )
-    groups = ParallelGroups.create(config.topology, ulysses, timeout)
+    sharing, timeout = config.parallel.sequence_ranks, config.parallel.process_group_timeout_seconds
+    groups = ParallelGroups.create(config.topology, sharing, timeout)
     stream = _tensor_parallel_stream(config, groups)
     own_loss = None
     if code is not None and code.defines("loss"):
@@ -244,9 +243,11 @@ def build_engine(
     import deepspeed
 
     parallel, derived = config.parallel, deepspeed_config(config)
-    layout = ModelParallel(
-        groups.tensor_model_parallel, parallel.sequence_parallel, groups.sequence_parallel, stream
-    )
+    # The group of one kind of sharing; the other kind has one rank.
+    shared, alone = groups.sequence_parallel, groups.alone
+    ulysses, context = (alone, shared) if parallel.context_parallel_size > 1 else (shared, alone)
+    tensor = groups.tensor_model_parallel
+    layout = ModelParallel(tensor, parallel.sequence_parallel, ulysses, context, stream)
     is_piped = parallel.pipeline_parallel_size > 1
     # Weights that are loaded next need no random initialization, and no copy in host memory.
     init = None if config.init_from is None else _zeros(config)
@@ -303,9 +304,9 @@ def _zeros(config: RunConfig) -> Zeros:
 def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
     """Return the process groups for DeepSpeed; None if it can create them itself.
 
-    Ulysses ranks are passed as data-parallel ranks: each has the gradient of its own tokens, and DeepSpeed
-    must average over all of them. (If DeepSpeed knows about Ulysses ranks, its stages 1 and 2 scale gradients
-    differently from its stage 3.)
+    Ranks that share sequences are passed as data-parallel ranks: each has the gradient of its own tokens, and
+    DeepSpeed must average over all of them. (If DeepSpeed knows about Ulysses ranks, its stages 1 and 2 scale
+    gradients differently from its stage 3.)
     """
     if groups.tensor_model_parallel.size * groups.sequence_parallel.size == 1:
         return None

@@ -114,7 +114,7 @@ class Tasks:
         whole = config.model.seq_length
         is_fixed = (
             parallel.pipeline_parallel_size > 1
-            or parallel.ds_sequence_parallel_size > 1
+            or parallel.sequence_ranks > 1
             or config.model.compile
             or parallel.fpdt_chunk_tokens > 0
         )

@@ -317,6 +317,6 @@ class Trainer:
             return Validation(engine.loss_on(dataset, config, is_masked, beat))
         losses = DatasetLosses(len(names), self.world.device)
         loss = engine.loss_on(dataset, config, is_masked, beat, losses.noted, named=True)
-        rows = engine.over_data_axis(losses.sums(engine.ulysses_size)).tolist()
+        rows = engine.over_data_axis(losses.sums(engine.sequence_ranks)).tolist()
         means = {name: total / count for name, (total, count) in zip(names, rows, strict=True) if count}
         return Validation(loss, dataset_losses=means)

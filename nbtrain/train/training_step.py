@@ -75,7 +75,7 @@ class TrainingStep:
             scalars: dict[str, float] = {}
             if self.own_loss is not None:
                 scalars = self.own_loss.end_step(engine, self._tokens_in_loss)
-            sums = engine.over_data_axis(losses.sums(engine.ulysses_size)) if losses is not None else None
+            sums = engine.over_data_axis(losses.sums(engine.sequence_ranks)) if losses is not None else None
         timer.end()
         verdict = self.guard.end_step(loss, norm)
 

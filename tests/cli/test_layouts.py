@@ -53,7 +53,7 @@ def test_more_gpus_than_the_batch_has_copies_for(capsys):
     assert capsys.readouterr().out.splitlines()[1] == (
         "No layout is legal. The batch limits the replicas of the model (DP): global_batch_size(512) / "
         "micro_batch_size(1) = 512 at most. With 1,000,000 GPUs, each replica then has 1,954 of them or "
-        "more (TP x PP x Ulysses). Use fewer GPUs, or larger batches."
+        "more (TP x PP x Ulysses or CP). Use fewer GPUs, or larger batches."
     )
 
 

@@ -8,34 +8,31 @@ import io
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel import ulysses
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from tests.parallel import ranks
-from tests.parallel.cut import assert_close, draw, world
-from tests.parallel.rounding import FORWARD, GRADIENT, rounding, training_terms
-from tests.parallel.small import HEADS, KINDS, S, gpt_config, text
+from tests.parallel.cut import draw, world
+from tests.parallel.rounding import rounding, training_terms
+from tests.parallel.shared_sequences import (
+    assert_losses_and_gradients,
+    assert_other_layers,
+    assert_recomputed,
+    mean,
+)
+from tests.parallel.small import HEADS, S, gpt_config, text
 
 STEPS = 3
-MASK = (torch.arange(2 * S).view(2, S) % 3 > 0).float()
-DOCUMENTS = {
-    "cu_seqlens": torch.tensor([0, 3, 8, 16], dtype=torch.int32),
-    "max_seqlen": 8,
-    "position_ids": torch.stack([torch.arange(S) - 3 * (torch.arange(S) >= 3), torch.arange(S)]),
-}
+
+
+def layout() -> ModelParallel:
+    return ModelParallel(ulysses=world())
 
 
 def model_of(**changes) -> GPT:
-    return GPT(gpt_config(**changes), ModelParallel(ulysses=world()))
-
-
-def mean(tensor: torch.Tensor) -> torch.Tensor:
-    total = tensor.detach().clone()
-    dist.all_reduce(total)
-    return total / world().size
+    return GPT(gpt_config(**changes), layout())
 
 
 def check_tokens_are_traded_for_heads_and_back():
@@ -55,62 +52,21 @@ def check_losses_and_gradients_are_those_of_one_process():
     """Losses and gradients equal one process's: for plain batches, with documents and positions, and with
     masks and a denominator that is computed or given.
     """
-    tokens, labels = text()
-    size = world().size
-    # A given denominator divides one rank's sum: the mean over the ranks is then the sum over the whole.
-    cases = [
-        ({}, {}),
-        (DOCUMENTS, DOCUMENTS),
-        ({"loss_mask": MASK}, {"loss_mask": MASK}),
-        (
-            {"loss_mask": MASK, "loss_denominator": torch.tensor(6.0)},
-            {"loss_mask": MASK, "loss_denominator": torch.tensor(6.0 / size)},
-        ),
-    ]
-    for plain, shared in cases:
-        one, model = GPT(gpt_config()), model_of()
-        expected_losses, losses = torch.empty(2, S), torch.full((2, S), 7.0)
-        expected = one(tokens, labels, token_losses=expected_losses, **plain)
-        loss = model(tokens, labels, token_losses=losses, **shared)
-        expected.backward(), loss.backward()
-        assert_close(mean(loss), expected.detach(), FORWARD)
-        assert_close(mean(losses) * size, expected_losses, FORWARD)
-        assert (losses == 0).sum() == (size - 1) * losses.numel() // size
-        for (name, ours), theirs in zip(model.named_parameters(), one.parameters()):
-            try:
-                assert_close(mean(ours.grad), theirs.grad, GRADIENT)
-            except AssertionError as error:
-                raise AssertionError(f"{name}, {sorted(plain)}: {error}") from error
+    assert_losses_and_gradients(layout())
 
 
 def check_other_layers_are_those_of_one_process():
     """Models with other kinds of layers equal one process: whole and repeated key-value groups, windows, caps
     and rotary positions.
     """
-    for kind in KINDS:
-        one, model = GPT(gpt_config(**kind)), model_of(**kind)
-        expected, loss = one(*text(), **DOCUMENTS), model(*text(), **DOCUMENTS)
-        expected.backward(), loss.backward()
-        assert_close(mean(loss), expected.detach(), FORWARD)
-        for (name, ours), theirs in zip(model.named_parameters(), one.parameters()):
-            try:
-                assert_close(mean(ours.grad), theirs.grad, GRADIENT)
-            except AssertionError as error:
-                raise AssertionError(f"{name}, {kind}: {error}") from error
+    assert_other_layers(layout())
 
 
 def check_ranks_drop_apart_and_recomputation_changes_no_bit():
     """Each rank draws the dropout of its heads and tokens with a separate seed, and recomputation changes no
     bit.
     """
-    results = []
-    for interval in (0, 1):
-        torch.manual_seed(world().rank)
-        model = model_of(attention_dropout=0.3, hidden_dropout=0.2, checkpoint_interval_layers=interval)
-        loss = model(*text())
-        loss.backward()
-        results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-    assert all(torch.equal(*pair) for pair in zip(*results))
+    assert_recomputed(layout())
 
 
 def check_logits_are_refused():

@@ -107,6 +107,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "model.final_logit_softcapping": 2.0,
     },
 }
+# A number of heads that neither Ulysses nor tensor parallelism can shard.
+UNSHARDED: dict[str, Any] = {"model.num_attention_heads": 5, "model.kv_channels": 12}
 # Settings that act on a single rank, independently of the others.
 LOCAL = ("window", "window-of-some", "rope-of-some", "softcap")
 PRECISIONS: dict[str, dict[str, Any]] = {
@@ -172,6 +174,7 @@ class Case:
     sp: bool = False
     pp: int = 1
     us: int = 1
+    cp: int = 1
     zero: int = 1
     precision: str = "fp32"
     data: str = "stream"
@@ -187,7 +190,9 @@ class Case:
 
     @cached_property
     def name(self) -> str:
-        sizes = [f"{kind}{size}" for kind in ("dp", "tp", "pp", "us") if (size := getattr(self, kind)) > 1]
+        sizes = [
+            f"{kind}{size}" for kind in ("dp", "tp", "pp", "us", "cp") if (size := getattr(self, kind)) > 1
+        ]
         parts = [*(sizes or ["one"]), f"z{self.zero}"]
         if self.sp:
             parts.insert(len(parts) - 1, "sp")
@@ -203,11 +208,11 @@ class Case:
     @property
     def layout(self) -> str:
         """The part of the name that describes the layout."""
-        return Case(self.dp, self.tp, self.sp, self.pp, self.us, self.zero).name
+        return Case(self.dp, self.tp, self.sp, self.pp, self.us, self.cp, self.zero).name
 
     @property
     def ranks(self) -> int:
-        return self.dp * self.tp * self.pp * self.us
+        return self.dp * self.tp * self.pp * self.us * self.cp
 
     @property
     def tolerance(self) -> Tolerance:
@@ -229,12 +234,13 @@ class Case:
             "parallel.sequence_parallel": self.sp,
             "parallel.pipeline_parallel_size": self.pp,
             "parallel.ds_sequence_parallel_size": self.us,
+            "parallel.context_parallel_size": self.cp,
             "parallel.zero_stage": self.zero,
             **DATA[self.data],
             **PRECISIONS[self.precision],
             **RECOMPUTE[self.recompute],
             **OFFLOAD[self.offload],
-            **MODELS[self.model],
+            **(UNSHARDED if self.model == "five-heads" else MODELS[self.model]),
             **OPTIMIZERS[self.optimizer],
             **hpz,
             **self.extra,
@@ -247,6 +253,53 @@ BOTH_CUTS: tuple[dict[str, Any], ...] = (
     {"pp": 2, "us": 2},
     {"tp": 2, "sp": True, "pp": 2, "us": 2},
 )
+
+
+# Context parallelism alone, with ZeRO, and beside every other kind.
+CONTEXT_CUTS: tuple[dict[str, Any], ...] = (
+    {"cp": 2},
+    {"cp": 2, "dp": 2, "zero": 3},
+    {"tp": 2, "sp": True, "cp": 2, "zero": 3},
+    {"pp": 2, "cp": 2},
+    {"tp": 2, "sp": True, "pp": 2, "cp": 2},
+)
+
+
+def shares_context(case: Case) -> bool:
+    """Return whether ranks share sequences by context parallelism."""
+    return case.cp > 1
+
+
+def context_cases() -> list[Case]:
+    """Return every combination of context parallelism with other layouts of up to 8 ranks, and every other
+    choice with each kind of them.
+    """
+    cases = [Case(cp=cp, dp=dp, zero=zero) for cp, dp in ((2, 1), (4, 1), (2, 2)) for zero in (0, 1, 2, 3)]
+    cases += [Case(cp=8), Case(cp=4, dp=2, zero=2), Case(cp=2, dp=4, zero=3)]
+    for sp in (False, True):
+        cases += [Case(tp=2, cp=2, sp=sp, zero=zero) for zero in (0, 1, 2, 3)]
+        cases += [Case(tp=4, cp=2, sp=sp), Case(tp=2, cp=4, sp=sp), Case(tp=2, cp=2, dp=2, sp=sp, zero=3)]
+        cases += [Case(tp=2, pp=2, cp=2, sp=sp, zero=zero) for zero in (0, 1)]
+    cases += [Case(pp=pp, cp=cp, dp=dp) for pp, cp, dp in ((2, 2, 1), (4, 2, 1), (2, 4, 1), (2, 2, 2))]
+    cases += [Case(pp=2, cp=2, zero=0)]
+    cases += [Case(cp=2, model="five-heads"), Case(cp=4, dp=2, zero=3, model="five-heads")]
+    cases += [Case(pp=2, cp=2, model="five-heads", data="packed")]
+    for cut in CONTEXT_CUTS:
+        cases += [Case(**cut, data=data) for data in ("packed", "documents", "masked", "ramp")]
+        cases += [Case(**cut, precision=precision) for precision in ("bf16", "autocast")]
+        cases += [Case(**cut, model="all", data="packed")]
+        cases += [Case(**cut, recompute=recompute) for recompute in ("selective", "full", "every2")]
+        cases += [Case(**cut, model="all", precision="bf16"), Case(**cut, optimizer="muon")]
+        cases += [Case(**cut, offload="optimizer")]
+    cases += [Case(cp=2, model=model) for model in MODELS if model not in ("gpt", "all")]
+    cases += [Case(cp=4, model=model) for model in ("window", "grouped", "softcap", "all")]
+    cases += [Case(cp=2, data="documents", model=model) for model in ("window", "softcap")]
+    cases += [Case(tp=4, cp=2, model="grouped"), Case(cp=2, precision="bf16", model="window")]
+    cases += [Case(cp=2, precision="fp16"), Case(tp=2, pp=2, cp=2, precision="fp16", model="all")]
+    cases += [Case(dp=2, cp=2, zero=3, hpz=2)]
+    compiled = {"extra": {"model.compile": True}, "note": "compiled"}
+    cases += [Case(cp=2, **compiled), Case(pp=2, cp=2, model="all", **compiled)]
+    return cases
 
 
 def is_cut_both_ways(case: Case) -> bool:
@@ -405,4 +458,5 @@ def parity_cases() -> list[Case]:
     cases.append(Case(dp=2, zero=3, extra={"parallel.sub_group_size": 20_000}, note="sub-groups"))
     cases.append(Case(dp=2, zero=0, extra={"parallel.prescale_gradients": True}, note="prescaled"))
     cases.append(Case(pp=3, extra={"parallel.pipeline_stage_layers": [1, 2, 1]}, note="uneven"))
+    cases += context_cases()
     return list(dict.fromkeys(cases))

@@ -1,11 +1,12 @@
 """`make parity`: every combination of parallelism on up to 8 CPU ranks; writes docs/evidence/parity.md.
 
     python -m tests.parity.matrix [--only parity autotp resume reshape] [--folder build/parity] [--at-once 2]
-                                  [--match fp16] [--ulysses] [--page]
+                                  [--match fp16] [--ulysses | --context] [--page]
 
 Results are kept in --folder under the hash of the sources, so that an interrupted run continues. Once all
 cases are done, the page is written. With --ulysses, only layouts that combine Ulysses with tensor or pipeline
-parallelism are run, and docs/evidence/parity-ulysses.md is written. With --match only cases whose names
+parallelism are run, and docs/evidence/parity-ulysses.md is written. With --context, only layouts with context
+parallelism are run, and docs/evidence/parity-context.md is written. With --match only cases whose names
 contain the text are run, and no page is written. With --page nothing is run: the page is written from the
 results that are there, and says how many are missing. Exits with 1 if a deviation is larger than allowed.
 """
@@ -25,7 +26,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.proof import fork_client
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity import page
-from tests.parity.cases import Case, is_cut_both_ways, parity_cases
+from tests.parity.cases import Case, is_cut_both_ways, parity_cases, shares_context
 from tests.parity.reshaping import (
     first_half,
     reshape_cases,
@@ -36,7 +37,14 @@ from tests.parity.reshaping import (
 )
 from tests.parity.resuming import resume_cases, resumed
 from tests.parity.runner import Job, RunFailed, Runner, exceeds, make_datasets
-from tests.parity.sources import PARITY, PARITY_ULYSSES, REPOSITORY, sources_sha256, stamp
+from tests.parity.sources import (
+    PARITY,
+    PARITY_CONTEXT,
+    PARITY_ULYSSES,
+    REPOSITORY,
+    sources_sha256,
+    stamp,
+)
 
 TABLES = ("parity", "autotp", "resume", "reshape")
 AUTOTP = [Case(tp=2), Case(tp=4), Case(tp=2, dp=2), Case(tp=2, dp=2, zero=2), Case(tp=2, dp=2, zero=3)]
@@ -158,22 +166,28 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "parity")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--match", default="", help="a part of the name")
-    parser.add_argument("--ulysses", action="store_true", help="Ulysses with tensor or pipeline parallelism")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--ulysses", action="store_true", help="Ulysses with tensor or pipeline parallelism")
+    kinds.add_argument("--context", action="store_true", help="context parallelism")
     parser.add_argument("--page", action="store_true", help="write the page from the results so far")
     options = parser.parse_args()
     results = Results(options.folder)
     entries = {table: list(entries_of(table)) for table in TABLES}
-    if options.ulysses:
+    evidence, head = PARITY, page.HEAD
+    if options.ulysses or options.context:
+        is_of_kind = is_cut_both_ways if options.ulysses else shares_context
         for table, every in entries.items():
-            entries[table] = [entry for entry in every if any(map(is_cut_both_ways, entry[1]))]
+            entries[table] = [entry for entry in every if any(map(is_of_kind, entry[1]))]
+        if options.ulysses:
+            evidence, head = PARITY_ULYSSES, page.HEAD_ULYSSES
+        else:
+            evidence, head = PARITY_CONTEXT, page.HEAD_CONTEXT
     failed = 0
     if not options.page:
         failed = run(results, {table: entries[table] for table in options.only}, options)
         if options.match:
             return min(failed, 1)
-    evidence = PARITY_ULYSSES if options.ulysses else PARITY
     found = {table: results.of(table, every) for table, every in entries.items()}
-    head = page.HEAD_ULYSSES if options.ulysses else page.HEAD
     wanted = sum(map(len, entries.values()))
     evidence.page.write_text(page.text(head, found, stamp(evidence), wanted))
     print(f"{evidence.page}: written; {failed} failed")

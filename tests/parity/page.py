@@ -26,6 +26,13 @@ these layouts, ranks share each sequence by Ulysses, and the model by tensor par
 parallelism or by both. `make parity` runs them too, for [every layout against one process](parity.md).
 """
 
+HEAD_CONTEXT = """# Context parallelism, against one process
+
+`make parity PARITY_ARGS=--context` (tests/parity/matrix.py) writes this page; it is not edited by hand. In
+these layouts, ranks share each sequence by context parallelism: each gathers the keys and values of the whole
+sequence. `make parity` runs them too, for [every layout against one process](parity.md).
+"""
+
 MISSING = """
 This page has {there} of {wanted} results. The command runs the others when it is called again.
 """
@@ -35,9 +42,9 @@ The model has {num_layers} layers, hidden size {hidden_size}, {num_attention_hea
 {seq_length} tokens and a vocabulary of 500 tokens, whose padding differs for each number of
 tensor-parallel ranks. A step has {batch} sequences, in several micro-batches on every rank.
 
-The name of a run gives the sizes of data (`dp`), tensor (`tp`), pipeline (`pp`) and Ulysses (`us`)
-parallelism, Megatron sequence parallelism (`sp`) and the ZeRO stage (`z`), followed by the settings that
-differ from the default: fp32, one stream of tokens, no recomputation, no offloading.
+The name of a run gives the sizes of data (`dp`), tensor (`tp`), pipeline (`pp`), Ulysses (`us`) and context
+(`cp`) parallelism, Megatron sequence parallelism (`sp`) and the ZeRO stage (`z`), followed by the
+settings that differ from the default: fp32, one stream of tokens, no recomputation, no offloading.
 """
 
 PARITY = """

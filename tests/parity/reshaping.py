@@ -126,6 +126,8 @@ def reshape_cases() -> list[Case]:
         Case(pp=2, us=2),
         Case(tp=2, sp=True, pp=2, us=2),
         Case(tp=2, pp=2, us=2, zero=0),
+        Case(tp=2, sp=True, cp=2, zero=2),
+        Case(pp=2, cp=2),
     ]
 
 

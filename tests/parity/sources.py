@@ -59,6 +59,11 @@ PARITY_ULYSSES = replace(
     page=PARITY.page.with_name("parity-ulysses.md"),
     command="make parity PARITY_ARGS=--ulysses",
 )
+PARITY_CONTEXT = replace(
+    PARITY,
+    page=PARITY.page.with_name("parity-context.md"),
+    command="make parity PARITY_ARGS=--context",
+)
 FAULTS = Evidence(
     REPOSITORY / "docs" / "evidence" / "faults-local.md",
     "make faults",

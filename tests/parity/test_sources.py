@@ -12,6 +12,7 @@ from nbtrain.base.process.ports import port_to_listen_on
 from tests.parity.sources import (
     FAULTS,
     PARITY,
+    PARITY_CONTEXT,
     PARITY_ULYSSES,
     code_of,
     modules,
@@ -22,7 +23,9 @@ from tests.parity.sources import (
 from tests.train import launch
 
 PAGES = pytest.mark.parametrize(
-    "evidence", [PARITY, PARITY_ULYSSES, FAULTS], ids=["parity", "parity-ulysses", "faults"]
+    "evidence",
+    [PARITY, PARITY_ULYSSES, PARITY_CONTEXT, FAULTS],
+    ids=["parity", "parity-ulysses", "parity-context", "faults"],
 )
 MODULE = (
     '"""What it is."""\nimport nbtrain.b  # because\n\n\ndef f():\n    """Says so."""\n    return "a # b"\n'
@@ -39,7 +42,9 @@ def test_the_page_holds_for_these_sources(evidence):
 
 def test_the_page_counts_no_failure():
     """A committed page lists no failure, even if it is out of date."""
-    assert not any("FAILED" in evidence.page.read_text() for evidence in (PARITY, PARITY_ULYSSES))
+    assert not any(
+        "FAILED" in evidence.page.read_text() for evidence in (PARITY, PARITY_ULYSSES, PARITY_CONTEXT)
+    )
 
 
 def test_a_changed_source_makes_the_page_stale(tmp_path):

@@ -3,6 +3,7 @@ covered.
 """
 
 import itertools
+import math
 
 import pytest
 
@@ -23,17 +24,14 @@ REPLACED = {"offload_optimizer_nvme": "offload_optimizer_cpu", "offload_param_nv
 GPU_ONLY = {kind.name for kind in KINDS if kind.gpu_only}
 
 
-def sizes(data: int = 1, tensor: int = 1, pipeline: int = 1, ulysses: int = 1) -> dict[str, int]:
-    return dict(zip(FOLDED_FIRST, (data, tensor, pipeline, ulysses)))
+def sizes(
+    data: int = 1, tensor: int = 1, pipeline: int = 1, ulysses: int = 1, context: int = 1
+) -> dict[str, int]:
+    return dict(zip(FOLDED_FIRST, (data, tensor, pipeline, ulysses, context), strict=True))
 
 
 def product(values: dict[str, int]) -> int:
-    return (
-        values["data_parallel_size"]
-        * values["tensor_parallel_size"]
-        * values["pipeline_parallel_size"]
-        * values["ds_sequence_parallel_size"]
-    )
+    return math.prod(values[key] for key in FOLDED_FIRST)
 
 
 # --- folding --------------------------------------------------------------------------------------
@@ -53,6 +51,7 @@ def product(values: dict[str, int]) -> int:
         (sizes(1000, tensor=2, ulysses=1), sizes(4, tensor=2)),
         (sizes(8, ulysses=8), sizes(2, ulysses=4)),
         (sizes(1, tensor=8, pipeline=2, ulysses=2), sizes(1, tensor=2, pipeline=2, ulysses=2)),
+        (sizes(2, tensor=8, context=8), sizes(2, tensor=2, context=2)),
         (sizes(2, tensor=8, pipeline=4, ulysses=2), sizes(2, tensor=2, pipeline=2, ulysses=2)),
     ],
 )  # fmt: skip

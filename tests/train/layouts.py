@@ -29,6 +29,7 @@ SIZES = {
     "t": "parallel.tensor_parallel_size",
     "p": "parallel.pipeline_parallel_size",
     "s": "parallel.ds_sequence_parallel_size",
+    "c": "parallel.context_parallel_size",
 }
 
 

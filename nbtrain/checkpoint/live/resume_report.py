@@ -29,7 +29,7 @@ from nbtrain.dataset.samples.state import DataState
 # Entries of a layout (describe.py) that are fields of the section `parallel`, under the same name.
 SIZES = (*(f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence")), "zero_stage")
 # The YAML key that determines each entry of a layout, for messages.
-LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "sub_group_size")} | {
+LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "context_parallel_size", "sub_group_size")} | {
     "weights": "precision.dtype",
     "stage_layers": "parallel.pipeline_stage_layers",
     "offload_optimizer": "parallel.offload_optimizer.device",

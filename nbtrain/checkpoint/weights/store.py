@@ -112,7 +112,8 @@ class CheckpointStore:
         self.zero_stage: int = layout["zero_stage"]
         self.tensor_parallel_size: int = layout["tensor_parallel_size"]
         self.pipeline_parallel_size: int = layout["pipeline_parallel_size"]
-        self.data_axis_size: int = layout["data_parallel_size"] * layout["ds_sequence_parallel_size"]
+        sharing = layout["ds_sequence_parallel_size"] * layout.get("context_parallel_size", 1)
+        self.data_axis_size: int = layout["data_parallel_size"] * sharing
         architecture = self.manifest["architecture"]
         self.num_layers: int = architecture["num_layers"]
         self.is_tied: bool = not architecture["untie_embeddings_and_output_weights"]

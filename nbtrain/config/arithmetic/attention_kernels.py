@@ -36,6 +36,17 @@ def masks_windows(config: RunConfig) -> bool:
     return model.attention_backend == "flash" if on_cpu else lengths_problem(config) is not None
 
 
+def masks_parts(config: RunConfig) -> bool:
+    """Return whether torch's kernel needs a mask for queries that begin after its keys (context parallelism).
+
+    nbtrain's own kernel needs none (planner/memory/activations.py says where it runs).
+    """
+    model = config.model
+    if config.resources.device == "cpu":
+        return True
+    return model.attention_backend in ("math", "efficient") or lengths_problem(config) is not None
+
+
 def lengths_problem(config: RunConfig) -> str | None:
     """Return why the flash kernel cannot be called with lengths on a GPU, as its requirement and the run's
     value; None if it can.

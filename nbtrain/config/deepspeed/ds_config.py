@@ -10,8 +10,8 @@ What is decided here, and why:
 - With precision.autocast, DeepSpeed sees an fp32 model; the model casts by itself.
 - There is no `optimizer` key: the engine is given torch's AdamW, whose kernel needs no compiler, with
   offloading too, or our Muon.
-- DeepSpeed does not know about Ulysses: it takes Ulysses ranks for data-parallel ranks with tokens of their
-  own, and counts the batch over all of them.
+- DeepSpeed does not know which ranks share sequences, by Ulysses or by context parallelism: it takes them for
+  data-parallel ranks with tokens of their own, and counts the batch over all of them.
 - A pipeline sends whole activations. DeepSpeed would cut them over the tensor-parallel ranks, as if all of
   these held the same activations; with Megatron's sequence parallelism they do not. The layer list recomputes
   by itself.
@@ -82,7 +82,7 @@ def derived_config(config: RunConfig) -> dict[str, Any]:
     derived: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": config.batch.micro_batch_size,
         "gradient_accumulation_steps": config.accumulation_steps,
-        "train_batch_size": config.batch.global_batch_size * parallel.ds_sequence_parallel_size,
+        "train_batch_size": config.batch.global_batch_size * parallel.sequence_ranks,
         "gradient_clipping": config.optimizer.clip_grad,
         "prescale_gradients": parallel.prescale_gradients,
         "steps_per_print": parallel.steps_per_print or _NEVER,

@@ -74,8 +74,8 @@ parallel.num_layers_per_virtual_pipeline_stage | virtual_pipeline_model_parallel
     num_virtual_stages_per_pipeline_rank
 parallel.data_parallel_size | dp dp_size data_parallel_degree data_parallel_shard_degree
     data_parallel_replicate_degree
-parallel.ds_sequence_parallel_size | context_parallel_size context_parallel_degree cp cp_size sp_size
-    ulysses_size sequence_parallel_size
+parallel.ds_sequence_parallel_size | sp_size ulysses_size sequence_parallel_size
+parallel.context_parallel_size | context_parallel_degree cp cp_size
 parallel.zero_stage | stage zero_optimization fsdp fsdp_config use_distributed_optimizer sharding_strategy
     strategy
 parallel.offload_optimizer.device | cpu_offload zero_offload offload optimizer_cpu_offload

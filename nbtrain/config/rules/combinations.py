@@ -117,6 +117,12 @@ KINDS: tuple[Feature, ...] = (
         "Ulysses: ranks share each sequence, and its attention heads",
         "ds_sequence_parallel_size",
     ),
+    _size(
+        "context",
+        "CP",
+        "context parallelism: ranks share each sequence, and gather its keys and values",
+        "context_parallel_size",
+    ),
     Feature(
         "fpdt",
         "FPDT",
@@ -206,6 +212,9 @@ qgz | tensor | DeepSpeed exchanges INT4 gradients among all ranks of a machine, 
 qwz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_weights: false.
 qgz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_gradients: false.
 fpdt | cpu | FPDT streams chunks of attention between GPU and host | Set fpdt_chunk_tokens: 0.
+context | ulysses | such a run has not been compared with one process yet | Set one of the two to 1.
+fpdt | context | each context-parallel rank attends to the keys of all tokens, which FPDT never has on the GPU
+    together | Set context_parallel_size: 1, and take Ulysses beside FPDT.
 fpdt | tensor pipeline zero3 | such a run has not been compared with one without FPDT yet | Set
     fpdt_chunk_tokens: 0, or use FPDT with Ulysses and ZeRO 1 or 2.
 muon | offload_optimizer_cpu offload_optimizer_nvme | each step orthogonalizes whole matrices, which takes

@@ -58,11 +58,13 @@ def preferences_are_packed(config: RunConfig) -> Problems:
 
 
 def answers_are_not_cut(config: RunConfig) -> Problems:
-    """Answers are not split across Ulysses ranks, because the log-probability of an answer is a sum over its
+    """Answers are not split across ranks, because the log-probability of an answer is a sum over its
     tokens.
     """
     if config.dpo is not None:
-        yield from problems_of(config, preference_answers(config.parallel.ds_sequence_parallel_size))
+        parallel = config.parallel
+        sharing = parallel.ds_sequence_parallel_size, parallel.context_parallel_size
+        yield from problems_of(config, preference_answers(*sharing))
 
 
 def preferences_have_their_own_loss(config: RunConfig) -> Problems:

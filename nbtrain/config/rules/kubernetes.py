@@ -259,7 +259,8 @@ def autotuner_fits(config: RunConfig, section: KubernetesConfig) -> Problems:
     if section.autotune == "none" or section.workload != "DeepSpeedJob":
         return
     parallel = config.parallel
-    for field in ("pipeline_parallel_size", "tensor_parallel_size", "ds_sequence_parallel_size"):
+    kinds = ("pipeline", "tensor", "ds_sequence", "context")
+    for field in (f"{kind}_parallel_size" for kind in kinds):
         if (size := getattr(parallel, field)) > 1:
             yield _broken(
                 config,

@@ -186,14 +186,14 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
 def sequence_divides(config: RunConfig) -> Problems:
     """Ranks that share a sequence have equal parts of it; with FPDT, they have equal parts of each chunk."""
     parallel, shape = config.parallel, config.shape
-    ulysses, chunk = parallel.ds_sequence_parallel_size, parallel.fpdt_chunk_tokens
+    ulysses, context = parallel.ds_sequence_parallel_size, parallel.context_parallel_size
     if parallel.sequence_parallel:
         tensor = parallel.tensor_parallel_size
-        if wrong := list(problems_of(config, limits.sharded_sequence(shape, tensor, ulysses))):
-            # The lengths nearest to Ulysses' own rule may break this one.
+        if wrong := list(problems_of(config, limits.sharded_sequence(shape, tensor, ulysses, context))):
+            # The lengths nearest to the sharing ranks' own rule may break this one.
             yield from wrong
             return
-    yield from problems_of(config, limits.sequence(shape, ulysses, chunk))
+    yield from problems_of(config, limits.sequence(shape, ulysses, context, parallel.fpdt_chunk_tokens))
 
 
 def fpdt_has_its_kernels(config: RunConfig) -> Problems:
@@ -236,8 +236,8 @@ def layout_fits_resources(config: RunConfig) -> Problems:
     """There is one process for each GPU. On CPU, every machine has the same number of processes."""
     parallel, resources, world = config.parallel, config.resources, config.world_size
     data, pipeline = parallel.data_parallel_size, parallel.pipeline_parallel_size
-    tensor, ulysses = parallel.tensor_parallel_size, parallel.ds_sequence_parallel_size
-    sequence = f" * sequence({ulysses})" if ulysses > 1 else ""
+    tensor, sharing = parallel.tensor_parallel_size, parallel.sequence_ranks
+    sequence = f" * sequence({sharing})" if sharing > 1 else ""
     layout = f"data({data}) * pipeline({pipeline}) * tensor({tensor}){sequence} = {world} processes"
     nodes, gpus = resources.nodes, resources.gpus_per_node
     if resources.device == "cpu":
@@ -257,8 +257,8 @@ def layout_fits_resources(config: RunConfig) -> Problems:
         fixes.append(f"nodes: {world // gpus}")
     elif world % nodes == 0:
         fixes.append(f"gpus_per_node: {world // nodes}")
-    if (nodes * gpus) % (pipeline * tensor * ulysses) == 0 and nodes * gpus:
-        fixes.append(f"data_parallel_size: {nodes * gpus // (pipeline * tensor * ulysses)}")
+    if (nodes * gpus) % (pipeline * tensor * sharing) == 0 and nodes * gpus:
+        fixes.append(f"data_parallel_size: {nodes * gpus // (pipeline * tensor * sharing)}")
     advice = f" Set {', or '.join(fixes)}." if fixes else ""
     yield mistake(
         config,
@@ -369,14 +369,19 @@ def attention_backend_serves(config: RunConfig) -> Problems:
 
 
 def _flash_without_mask(config: RunConfig) -> str | None:
-    """Return why the flash kernel on a GPU cannot compute a window without a mask; None if it can."""
-    model = config.model
-    if model.window_size is None:
+    """Return why the flash kernel on a GPU cannot compute a window, or a part of a sequence, without a mask;
+    None if it can.
+    """
+    model, context = config.model, config.parallel.context_parallel_size
+    problem = lengths_problem(config)
+    if model.window_size is not None:
+        problem = problem or ("compile: false, but it is true" if model.compile else None)
+        what = f"window_size({model.window_size})"
+    elif context > 1:
+        what = f"context_parallel_size({context})"
+    else:
         return None
-    problem = lengths_problem(config) or ("compile: false, but it is true" if model.compile else None)
-    return problem and (
-        f"flash attention takes no mask, and without one window_size({model.window_size}) needs {problem}"
-    )
+    return problem and f"flash attention takes no mask, and without one {what} needs {problem}"
 
 
 def fp8_has_its_units(config: RunConfig) -> Problems:
@@ -404,7 +409,8 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
     name = "fpdt_chunk_tokens" if parallel.fpdt_chunk_tokens else "seq_length"
     length = parallel.fpdt_chunk_tokens or shape.seq_length
     micro, ulysses = config.batch.micro_batch_size, parallel.ds_sequence_parallel_size
-    yield from problems_of(config, limits.fp8_tokens(micro, length, ulysses, name))
+    uneven = limits.fp8_tokens(micro, length, ulysses, parallel.context_parallel_size, name)
+    yield from problems_of(config, uneven)
 
 
 LAYOUT_RULES: tuple[Callable[[RunConfig], Problems], ...] = (

@@ -149,29 +149,36 @@ def recomputed_layers(interval: int, most: int, pipeline: int) -> Iterator[Broke
         )
 
 
-def sequence(shape: Shape, ulysses: int, chunk: int) -> Iterator[Broken]:
-    """Ulysses ranks have equal parts of a sequence; with FPDT (`chunk` > 0), equal parts of each chunk."""
+def sequence(shape: Shape, ulysses: int, context: int, chunk: int) -> Iterator[Broken]:
+    """Ranks that share a sequence have equal parts of it: context-parallel ranks two chunks each; with FPDT
+    (`chunk` > 0), Ulysses ranks equal parts of each chunk.
+    """
     words, length = f"ds_sequence_parallel_size({ulysses})", shape.seq_length
     yield from is_multiple("model.seq_length", length, ulysses, words)
+    if context > 1:
+        chunks = f"2 * context_parallel_size({context}) = {2 * context}, because each rank has two chunks"
+        yield from is_multiple("model.seq_length", length, 2 * context, chunks)
     if chunk:
         yield from is_multiple("model.seq_length", length, chunk, f"fpdt_chunk_tokens({chunk})")
     yield from is_multiple("parallel.fpdt_chunk_tokens", chunk, ulysses, f"{words}: ranks share each chunk")
 
 
-def sharded_sequence(shape: Shape, tensor: int, ulysses: int) -> Iterator[Broken]:
-    """With sequence_parallel, tensor-parallel ranks have equal parts of a sequence, or of a Ulysses rank's
-    part.
+def sharded_sequence(shape: Shape, tensor: int, ulysses: int, context: int) -> Iterator[Broken]:
+    """With sequence_parallel, tensor-parallel ranks have equal parts of a sequence, or of the part of a rank
+    that shares it.
     """
-    words = f"tensor_parallel_size({tensor})"
+    words, unit = f"tensor_parallel_size({tensor})", tensor * ulysses * context
     if ulysses > 1:
-        words += f" * ds_sequence_parallel_size({ulysses}) = {tensor * ulysses}"
-    words += " with sequence_parallel"
-    yield from is_multiple("model.seq_length", shape.seq_length, tensor * ulysses, words)
+        words += f" * ds_sequence_parallel_size({ulysses})"
+    if context > 1:
+        words += f" * context_parallel_size({context})"
+    words += f"{f' = {unit}' if unit > tensor else ''} with sequence_parallel"
+    yield from is_multiple("model.seq_length", shape.seq_length, unit, words)
 
 
 def hpz_partition(size: int, data_axis_size: int) -> Iterator[Broken]:
     """The second copy of ZeRO++'s weights (hpZ) is sharded across equal groups of `size` ranks."""
-    words = f"data_parallel_size * ds_sequence_parallel_size = {data_axis_size}"
+    words = f"data_parallel_size * ds_sequence_parallel_size * context_parallel_size = {data_axis_size}"
     yield from divides("parallel.zero_hpz_partition_size", size, data_axis_size, words)
 
 
@@ -199,13 +206,16 @@ def fp8_sides(shape: Shape, tensor: int) -> Iterator[Broken]:
             )
 
 
-def fp8_tokens(micro: int, length: int, ulysses: int, name: str = "seq_length") -> Iterator[Broken]:
+def fp8_tokens(
+    micro: int, length: int, ulysses: int, context: int, name: str = "seq_length"
+) -> Iterator[Broken]:
     """The tokens that one rank multiplies at once are a multiple of 16; `name` is the field of `length`."""
-    tokens = micro * length // ulysses
+    tokens = micro * length // (ulysses * context)
     if tokens % FP8_MULTIPLE:
-        product = (
-            f"micro_batch_size({micro}) * {name}({length}) / ds_sequence_parallel_size({ulysses}) = {tokens}"
-        )
+        sharing = f"context_parallel_size({context})"
+        if context == 1:
+            sharing = f"ds_sequence_parallel_size({ulysses})"
+        product = f"micro_batch_size({micro}) * {name}({length}) / {sharing} = {tokens}"
         yield Broken(
             "precision.fp8",
             f"needs a multiple of {FP8_MULTIPLE} tokens, but {product}. Set fp8: false, or another {name}.",
@@ -276,16 +286,16 @@ def four_bit_blocks(lora: LoraConfig, shape: Shape, tensor: int) -> Iterator[Bro
             )
 
 
-def preference_answers(ulysses: int) -> Iterator[Broken]:
-    """Ulysses ranks do not share answers, because the log-probability of an answer (dpo) is a sum over its
-    tokens.
-    """
-    if ulysses > 1:
+def preference_answers(ulysses: int, context: int) -> Iterator[Broken]:
+    """Ranks do not share answers, because the log-probability of an answer (dpo) is a sum over its tokens."""
+    for name, size in (("ds_sequence_parallel_size", ulysses), ("context_parallel_size", context)):
+        if size == 1:
+            continue
         yield Broken(
-            "parallel.ds_sequence_parallel_size",
+            f"parallel.{name}",
             "with dpo must be 1: the log-probability of an answer is not summed over ranks that share its "
             "sequence. Use tensor_parallel_size or pipeline_parallel_size.",
-            f"ds_sequence_parallel_size({ulysses}) splits answers, and dpo sums over each answer",
+            f"{name}({size}) splits answers, and dpo sums over each answer",
         )
 
 

@@ -104,6 +104,9 @@ class ParallelConfig(ConfigModel):
     """Whether Megatron's sequence parallelism is used inside the tensor-parallel group (arXiv:2205.05198)."""
     ds_sequence_parallel_size: Ranks = 1
     """Number of ranks that share each sequence and its attention heads (Ulysses, arXiv:2309.14509)."""
+    context_parallel_size: Ranks = 1
+    """Number of ranks that share each sequence, and each of which gathers its keys and values (context
+    parallelism)."""
     fpdt_chunk_tokens: ChunkTokens = 0
     """Number of tokens in the chunks in which attention and MLP process a long sequence (FPDT,
     arXiv:2408.16978). GPU only; 0 turns it off."""
@@ -182,8 +185,13 @@ class ParallelConfig(ConfigModel):
         return self.zero_stage == 0 and self.tensor_parallel_size == self.pipeline_parallel_size == 1
 
     @property
+    def sequence_ranks(self) -> int:
+        """Number of ranks that share each sequence, by Ulysses or by context parallelism."""
+        return self.ds_sequence_parallel_size * self.context_parallel_size
+
+    @property
     def data_axis_size(self) -> int:
-        """Number of ranks that hold the same weights and receive different tokens: data-parallel times
-        Ulysses ranks.
+        """Number of ranks that hold the same weights and receive different tokens: the data-parallel ranks
+        times those that share each sequence.
         """
-        return self.data_parallel_size * self.ds_sequence_parallel_size
+        return self.data_parallel_size * self.sequence_ranks

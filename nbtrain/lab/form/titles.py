@@ -110,6 +110,7 @@ TITLES = {
     "parallel.stage3_prefetch_bucket_size": "ZeRO 3: prefetch bucket size",
     "parallel.stage3_param_persistence_threshold": "ZeRO 3: size below which parameters stay whole",
     "parallel.ds_sequence_parallel_size": "Sequence parallel size (Ulysses)",
+    "parallel.context_parallel_size": "Context parallel size",
     "parallel.zero_hpz_partition_size": "hpZ partition size",
     "parallel.zero_hpz": "hpZ: secondary shards in each machine",
     "parallel.sequence_parallel": "Sequence parallelism (Megatron)",

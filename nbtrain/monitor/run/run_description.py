@@ -39,7 +39,7 @@ CONFIG_ROWS = (
     (
         "layout",
         "data {data_parallel_size} x pipeline {pipeline_parallel_size} x tensor {tensor_parallel_size}"
-        "{ulysses}, ZeRO {zero_stage}, {precision}",
+        "{ulysses}{context}, ZeRO {zero_stage}, {precision}",
     ),
     ("dataset", "{dataset}"),
 )
@@ -329,11 +329,12 @@ def _job_rows(run: RunDescription) -> list[list[str]]:
     config, job = run.config, run.job
     rows = []
     if config:
-        sharing = config["ds_sequence_parallel_size"]
+        ulysses, context = config["ds_sequence_parallel_size"], config["context_parallel_size"]
         words = {
             **config,
             "layers": amounts.counted(config["num_layers"], "layer"),
-            "ulysses": f" x Ulysses {sharing}" if sharing > 1 else "",
+            "ulysses": f" x Ulysses {ulysses}" if ulysses > 1 else "",
+            "context": f" x context {context}" if context > 1 else "",
         }
         rows += [[name, form.format_map(words)] for name, form in CONFIG_ROWS]
     if job:

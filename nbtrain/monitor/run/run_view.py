@@ -48,6 +48,7 @@ PARALLEL_KEYS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "ds_sequence_parallel_size",
+    "context_parallel_size",
 )
 
 # A point is the mean of an interval, with its lowest and highest value.

@@ -51,13 +51,14 @@ class Overhead:
 def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] | None:
     """Return the seconds of a step by part (PARTS); None if the calibration does not apply to the setup.
 
-    It applies to a CPU run on one machine in fp32 or bf16, without offloading, Ulysses, LoRA or preference
-    pairs (dpo): the measured steps train all weights, and the output layer runs three matmuls in each.
+    It applies to a CPU run on one machine in fp32 or bf16, without offloading, shared sequences, LoRA or
+    preference pairs (dpo): the measured steps train all weights, and the output layer runs three matmuls in
+    each.
     """
     measured = calibration.of("block", dtype=setup.dtype)
     if setup.on_gpu or not measured or setup.nodes > 1 or setup.offload_optimizer != "none":
         return None
-    if setup.ulysses_size > 1 or setup.autocast or setup.lora_rank or setup.prefers:
+    if setup.sharing > 1 or setup.autocast or setup.lora_rank or setup.prefers:
         return None
     if setup.muon_steps and setup.dtype not in calibration.matmul_flops():
         return None

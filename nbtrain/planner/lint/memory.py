@@ -211,16 +211,22 @@ def _is_slip(estimates: RunEstimates) -> bool:
 
 
 def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check the ZeRO stage of a run with Ulysses, which shards only tokens: weights, gradients and moments
-    need ZeRO.
+    """Check the ZeRO stage of a run whose ranks share sequences, which shards only tokens: weights, gradients
+    and moments need ZeRO.
     """
     config, memory = estimates.config, estimates.memory
     parallel = config.parallel
-    ulysses, zero = parallel.ds_sequence_parallel_size, parallel.zero_stage
-    if ulysses == 1 or zero == 3 or memory.fits is not False:
+    name, zero = "ds_sequence_parallel_size", parallel.zero_stage
+    if parallel.context_parallel_size > 1:
+        name = "context_parallel_size"
+    size = getattr(parallel, name)
+    if size == 1 or zero == 3 or memory.fits is not False:
         return
     whole = {0: "weights, gradients and optimizer state", 1: "weights and gradients", 2: "weights"}[zero]
-    fix = "Set parallel.zero_stage: 3, which divides them among data-parallel and Ulysses ranks alike."
+    fix = (
+        "Set parallel.zero_stage: 3, which divides them among data-parallel ranks and ranks that share "
+        "sequences alike."
+    )
     if parallel.pipeline_parallel_size > 1:
         fix = (
             "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which divide the "
@@ -229,9 +235,9 @@ def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding
     yield finding_of(
         config,
         "sequence_ranks_hold_all_weights",
-        "parallel.ds_sequence_parallel_size",
-        f"ds_sequence_parallel_size({ulysses}) divides the tokens of a sequence and no weights: with "
-        f"zero_stage({zero}) each of the {ulysses} ranks holds the same {whole}. "
+        f"parallel.{name}",
+        f"{name}({size}) divides the tokens of a sequence and no weights: with "
+        f"zero_stage({zero}) each of the {size} ranks holds the same {whole}. "
         f"{amounts.size(memory.states_bytes)} of model state are on each rank.",
         fix,
         Cost(words="memory that the layout does not save"),

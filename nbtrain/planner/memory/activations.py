@@ -13,13 +13,14 @@ layer.
 
 Counted by tensor after arXiv:2205.05198, section 4.1 (equations 1, 2 and 4; s b h 34 with dropout), with
 grouped queries, gated MLPs and explicit head sizes. Tensor parallelism shards the tensors inside attention
-and MLP; sequence parallelism shards the rest; Ulysses and ring attention shard the tokens. Selective
+and MLP; sequence parallelism shards the rest; Ulysses and context parallelism shard the tokens. Selective
 recomputation drops the scores and, in nbtrain, the MLP's activation (section 5; model/recompute.py).
 
 torch's math kernel makes its scores in fp32 whatever the format, and keeps fp32 copies of query, key and
 value (aten, transformers/attention.cpp). nbtrain's own kernel (for bf16 and windows on a CPU, and for capped
 scores) keeps query, key and value alone. On a CPU a dropout mask has the format of what it masks, on a GPU it
-has one byte. After the all-to-all of Ulysses attention's output exists twice, if its kernel keeps it. FPDT
+has one byte. Where ranks share sequences, attention's output exists twice, if its kernel keeps it. With
+context parallelism the keys and values are those of the whole sequence (parallel/context.py). FPDT
 (arXiv:2408.16978) keeps query, key, value, input and output in host memory, and recomputes the MLP a chunk at
 a time.
 
@@ -129,27 +130,35 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
     key = groups * shape.kv_channels
     scores = 0.0
     drops_core = recompute == "selective"
-    inside = element * (query + 2 * key)
+    # Keys of the whole sequence, for each of the rank's own tokens.
+    seen = setup.context_parallel_size if own else 1
+    copied = 2 * seen * _pairs(setup, window) / (tokens * shape.seq_length) if seen > 1 else 1
+    inside = element * (query + 2 * seen * key)
     copies = element * habits.copied_widths * query
     if setup.keeps_scores and not drops_core:
-        pairs = heads * tokens * setup.shape.seq_length / setup.context_parallel_size
+        pairs = heads * _pairs(setup, window)
         score = 4 if own else element
         dropped = score + _mask_bytes(setup, score) if shape.attention_dropout else 0
         scores = (score + dropped) * pairs
         # nbtrain's own kernel repeats the keys and values of groups.
-        inside = max(score, element) * (query + 2 * (query if groups < heads else key))
-    keeps_output = _kernel_keeps_output(setup, window)
-    if keeps_output:
-        inside += 4 * heads
-    inside += element * query * (2 if setup.ulysses_size > 1 and keeps_output else 1)
+        wide = max(score, element)
+        repeats = groups < heads
+        inside = wide * (query + 2 * copied * (query if repeats else key))
+        if seen > 1 and not repeats and wide == element:
+            # Without a copy in another format, the values are those that were gathered with the keys.
+            inside += wide * (2 * seen - copied) * key
+    # Share of the tokens whose output the kernel keeps too; where ranks share sequences, as another tensor.
+    kernel_keeps = _kept_outputs(setup, window)
+    inside += 4 * heads * kernel_keeps
+    inside += element * query * (1 + (kernel_keeps if setup.sharing > 1 and own else 0))
     if own and shape.qk_layernorm:
         inside += _normed_heads(setup, query, key, heads + groups)
-        if setup.keeps_scores and not drops_core:
+        if seen > 1 or (setup.keeps_scores and not drops_core):
             # The kernel keeps a copy of the value.
             inside += element * key
-    if window and setup.masks_windows and not setup.keeps_scores:
-        # One for all sequences and heads; s / tokens of it for each token.
-        inside += element * shape.seq_length**2 / tokens
+    if _masks(setup, window) and not setup.keeps_scores:
+        # One for all sequences and heads.
+        inside += element * _pairs(setup, window) / setup.micro_batch_size / tokens
     if kept_input < element:
         inside += kept_input * query
     attention = tokens * (kept_input * hidden / input_cut + inside + copies)
@@ -171,7 +180,9 @@ def ends(setup: Setup, stage: Stage) -> Kinds:
     shape, tokens, cut = setup.shape, setup.tokens_per_micro_batch, stream_cut(setup)
     masks = kept = 0.0
     if stage.is_first:
-        kept += 8 * tokens
+        # Context-parallel ranks have ids of their positions too.
+        has_positions = setup.context_parallel_size > 1 and shape.learned_positions > 0
+        kept += 8 * tokens * (2 if has_positions and setup.engine == "nbtrain" else 1)
         if shape.hidden_dropout:
             masks = _mask_bytes(setup, stream_element(setup)) * tokens * shape.hidden_size / cut
     if stage.is_last:
@@ -269,6 +280,30 @@ def _fpdt_chunks(setup: Setup) -> float:
     return max(tokens * shape.hidden_size * chunk, tokens * 2 * element * shape.ffn_hidden_size)
 
 
+def _masks(setup: Setup, window: bool) -> bool:
+    """Return whether a layer passes a mask to a kernel that attends to all pairs of positions."""
+    if setup.engine == "nbtrain" and setup.context_parallel_size > 1 and not window:
+        return setup.masks_parts and not own_kernel(setup)
+    return window and setup.masks_windows
+
+
+def _pairs(setup: Setup, window: bool) -> float:
+    """Return the pairs of a query and a key in a micro batch for which a rank has scores or a mask.
+
+    A context-parallel rank's two chunks have the keys up to their own ends, of which the last rank has the
+    most in a window.
+    """
+    shape, context = setup.shape, setup.context_parallel_size
+    tokens = setup.tokens_per_micro_batch
+    if setup.engine != "nbtrain" or context == 1:
+        return tokens * shape.seq_length / context
+    chunk = shape.seq_length / (2 * context)
+    keys = [context * chunk, (context + 1) * chunk]
+    if window:
+        keys = [min(each, chunk + shape.window_size - 1) for each in keys]
+    return tokens / 2 * sum(keys)
+
+
 def _normed_heads(setup: Setup, query: float, key: float, heads: float) -> float:
     """Return the bytes per token that norms of queries and keys keep: their input and its statistics.
 
@@ -289,9 +324,18 @@ def own_kernel(setup: Setup, window: bool = False) -> bool:
     return not setup.on_gpu and (not setup.masks_windows if window else product_element(setup) == 2)
 
 
-def _kernel_keeps_output(setup: Setup, window: bool) -> bool:
-    """Return whether the attention kernel keeps its output; torch's math kernel and ours do not."""
-    return not setup.keeps_scores and not own_kernel(setup, window)
+def _kept_outputs(setup: Setup, window: bool) -> float:
+    """Return the share of the tokens whose output the attention kernel keeps; torch's math kernel and ours
+    keep none.
+    """
+    if setup.keeps_scores:
+        return 0
+    if not own_kernel(setup, window):
+        return 1
+    # From a first chunk, which is a half of a context-parallel rank's tokens, a window may hide nothing.
+    chunk = setup.shape.seq_length / (2 * setup.context_parallel_size)
+    is_plain = window and setup.context_parallel_size > 1 and setup.shape.window_size >= chunk
+    return 0.5 if is_plain and not own_kernel(setup) else 0
 
 
 def _mask_bytes(setup: Setup, element: int) -> int:

@@ -225,7 +225,20 @@ def _backward_bytes(setup: Setup) -> float:
         backward += (8 + 1) * wide
     # A product uses a whole matrix that is restored from 4 bits.
     backward += dequantized_bytes(setup)
-    return max(backward, _block_bytes(setup) + stream_bytes(setup))
+    return max(backward, _block_bytes(setup) + stream_bytes(setup), _key_gradient_bytes(setup))
+
+
+def _key_gradient_bytes(setup: Setup) -> float:
+    """Return the bytes of the gradients of keys and values in nbtrain's context parallelism.
+
+    Gradients of both chunks, together at most 1 + 1/c sequences; their sum over the whole sequence, and its
+    parts in the order of the ranks (parallel/context.py).
+    """
+    context = setup.context_parallel_size
+    if setup.engine != "nbtrain" or context == 1:
+        return 0
+    keys = 2 * setup.attended_groups * setup.shape.kv_channels * setup.tokens_per_micro_batch
+    return product_element(setup) * keys * (2 * context + context + 1) + stream_bytes(setup)
 
 
 def _block_bytes(setup: Setup) -> float:

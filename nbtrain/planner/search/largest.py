@@ -6,7 +6,6 @@ ZeRO 3                every GPU holds a part of the states of a whole copy (DP a
 fused                 any legal layout
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,8 +29,8 @@ from nbtrain.planner.search.search import ScoredLayout, is_worth, offloads, scor
 
 Way = Callable[[Layout], bool]
 WAYS: dict[str, Way] = {
-    "pure TP x PP": lambda layout: layout.cut.data == 1 and layout.cut.ulysses == 1,
-    "pure ZeRO 3": lambda layout: math.prod(layout.cut[:3]) == 1 and layout.options.zero_stage == 3,
+    "pure TP x PP": lambda layout: layout.cut.data == 1 and layout.cut.sharing == 1,
+    "pure ZeRO 3": lambda layout: layout.cut.parts == 1 and layout.options.zero_stage == 3,
     "fused": lambda layout: True,
 }
 # Sequences are multiples of this: ranks that share one have equal parts, and kernels have whole tiles.

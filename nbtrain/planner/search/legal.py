@@ -34,17 +34,28 @@ RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class Cut(NamedTuple):
-    """Sizes of the four kinds of parallelism: how a layout divides the work."""
+    """Sizes of the kinds of parallelism: how a layout divides the work."""
 
     tensor: int
     pipeline: int
     ulysses: int
     data: int
+    context: int = 1
 
     @property
-    def flags(self) -> tuple[bool, bool, bool, bool]:
-        """Flags of the kinds of parallelism that a layout with this cut uses."""
-        return self.tensor > 1, self.pipeline > 1, self.ulysses > 1, self.data > 1
+    def flags(self) -> tuple[bool, ...]:
+        """Flags of the kinds of parallelism that a layout with this cut uses, in the order of the sizes."""
+        return tuple(size > 1 for size in self)
+
+    @property
+    def sharing(self) -> int:
+        """Number of ranks that share each sequence."""
+        return self.ulysses * self.context
+
+    @property
+    def parts(self) -> int:
+        """Number of ranks of one replica of the model."""
+        return self.tensor * self.pipeline * self.sharing
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -53,14 +64,21 @@ class Cut(NamedTuple):
             "parallel.tensor_parallel_size": self.tensor,
             "parallel.pipeline_parallel_size": self.pipeline,
             "parallel.ds_sequence_parallel_size": self.ulysses,
+            "parallel.context_parallel_size": self.context,
             "parallel.data_parallel_size": self.data,
         }
 
     @property
     def words(self) -> str:
         """E.g. "TP 4 x PP 4 x DP 4"."""
-        names = zip(("TP", "PP", "Ulysses", "DP"), self)
-        return " x ".join(f"{name} {size}" for name, size in names if size > 1) or "one GPU"
+        sizes = {
+            "TP": self.tensor,
+            "PP": self.pipeline,
+            "Ulysses": self.ulysses,
+            "CP": self.context,
+            "DP": self.data,
+        }
+        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one GPU"
 
 
 class Options(NamedTuple):
@@ -164,7 +182,7 @@ class Space:
 
     def setup(self, layout: Layout) -> Setup:
         """Return the setup of a layout, equal to setup_of(config) of the run with the layout's settings."""
-        (tensor, pipeline, ulysses, data), micro, options = layout
+        (tensor, pipeline, ulysses, data, context), micro, options = layout
         shape = self.shape(tensor)
         cut, most = self.stages(tensor, pipeline, options.recompute == "full")
         # As in config/deepspeed/ds_config.py, a bucket is never larger than the gradients of a rank.
@@ -176,6 +194,7 @@ class Space:
             pipeline_parallel_size=pipeline,
             stage_layers=cut,
             ulysses_size=ulysses,
+            context_parallel_size=context,
             data_parallel_size=data,
             sequence_parallel=options.sequence_parallel,
             zero_stage=options.zero_stage,
@@ -185,7 +204,7 @@ class Space:
             recompute=options.recompute,
             reduce_bucket_elements=min(self.reduce_bucket, bucket),
             allgather_bucket_elements=min(self.allgather_bucket, bucket),
-            nvme_buffer_elements=-(-largest_of(shape, tensor) // (data * ulysses)),
+            nvme_buffer_elements=-(-largest_of(shape, tensor) // (data * ulysses * context)),
             **self.adapters(tensor),
         )
         # dataclasses.replace reads all fields of `base` again for each layout.
@@ -268,13 +287,18 @@ def space_of(config: RunConfig) -> Space:
 def cuts(space: Space) -> Iterator[tuple[Cut, str | None]]:
     """Yield every cut whose sizes multiply to the number of GPUs, with the reason why it is illegal, or
     None.
+
+    Ulysses with context parallelism, which the table of combinations refuses, is not among them.
     """
     world = space.world_size
     for tensor in divisors(world):
         for pipeline in divisors(world // tensor):
-            for ulysses in divisors(world // tensor // pipeline):
-                cut = Cut(tensor, pipeline, ulysses, world // tensor // pipeline // ulysses)
-                yield cut, next(cut_problems(space, cut), None)
+            for sharing in divisors(rest := world // tensor // pipeline):
+                found = [Cut(tensor, pipeline, sharing, rest // sharing)]
+                if sharing > 1:
+                    found.append(Cut(tensor, pipeline, 1, rest // sharing, sharing))
+                for cut in found:
+                    yield cut, next(cut_problems(space, cut), None)
 
 
 def batch_limit(space: Space) -> str | None:
@@ -290,7 +314,7 @@ def batch_limit(space: Space) -> str | None:
     return (
         f"The batch limits the replicas of the model (DP): {sizes} / micro_batch_size(1) = {copies:,} at "
         f"most. With {world:,} GPUs, each replica then has {-(-world // copies):,} of them or more "
-        "(TP x PP x Ulysses). Use fewer GPUs, or larger batches."
+        "(TP x PP x Ulysses or CP). Use fewer GPUs, or larger batches."
     )
 
 
@@ -310,18 +334,18 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
 
 def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
     """Yield the limits of config/rules/limits.py that the sizes of a cut violate."""
-    shape, (tensor, pipeline, ulysses, _) = space.base.shape, cut
+    shape, (tensor, pipeline, ulysses, _, context) = space.base.shape, cut
     yield from limits.heads(shape, tensor, ulysses)
     yield from limits.query_groups(shape, tensor)
     yield from limits.mlp_width(shape, tensor)
     yield from limits.stages(shape, pipeline)
-    yield from limits.sequence(shape, ulysses, space.base.fpdt_chunk_tokens)
+    yield from limits.sequence(shape, ulysses, context, space.base.fpdt_chunk_tokens)
     if space.base.fp8:
         yield from limits.fp8_sides(shape, tensor)
     if space.config is None:
         return
     if space.config.dpo is not None:
-        yield from limits.preference_answers(ulysses)
+        yield from limits.preference_answers(ulysses, context)
     if (lora := space.config.lora) is not None:
         yield from limits.adapter_groups(lora, shape, tensor)
         yield from limits.four_bit_stages(lora, pipeline, 0)
@@ -337,9 +361,9 @@ def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
 def _broken_by_options(space: Space, cut: Cut, options: Options) -> Iterator[Broken]:
     """Yield the limits of config/rules/limits.py that options violate together with the sizes of a cut."""
     if options.sequence_parallel:
-        yield from limits.sharded_sequence(space.base.shape, cut.tensor, cut.ulysses)
+        yield from limits.sharded_sequence(space.base.shape, cut.tensor, cut.ulysses, cut.context)
     if options.hpz and space.hpz_partition:
-        yield from limits.hpz_partition(space.hpz_partition, cut.data * cut.ulysses)
+        yield from limits.hpz_partition(space.hpz_partition, cut.data * cut.sharing)
     if space.config is not None and space.config.lora is not None:
         yield from limits.four_bit_stages(space.config.lora, 1, options.zero_stage)
     if space.config is not None and space.config.parallel.prescale_gradients:
@@ -361,7 +385,7 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
     if space.base.fp8:
         chunk = space.base.fpdt_chunk_tokens
         length, name = (chunk, "fpdt_chunk_tokens") if chunk else (space.base.shape.seq_length, "seq_length")
-        broken = limits.fp8_tokens(micro, length, cut.ulysses, name)
+        broken = limits.fp8_tokens(micro, length, cut.ulysses, cut.context, name)
         yield from (limit.clause for limit in broken)
 
 
@@ -387,16 +411,16 @@ def micro_batches(space: Space, cut: Cut) -> list[int]:
 
 
 def useful_micro_batches(space: Space, cut: Cut) -> list[int]:
-    """Return the sizes of micro_batches without those that share a factor with the number of Ulysses ranks.
+    """Return the sizes of micro_batches without those that share a factor with the ranks of a sequence.
 
     With a common factor f, f times as many replicas and micro-batches of 1/f have as many tokens on each rank
     and the same number of micro-batches, and exchange less.
     """
-    return [micro for micro in micro_batches(space, cut) if math.gcd(micro, cut.ulysses) == 1]
+    return [micro for micro in micro_batches(space, cut) if math.gcd(micro, cut.sharing) == 1]
 
 
 @functools.lru_cache(256)
-def combinations(flags: tuple[bool, bool, bool, bool], kept: frozenset[str]) -> tuple[Options, ...]:
+def combinations(flags: tuple[bool, ...], kept: frozenset[str]) -> tuple[Options, ...]:
     """Return the options that the table in combinations.py allows for a cut with the kinds of `flags`."""
     places: tuple[Place, ...] = ("none", "cpu")
     every = itertools.product(range(4), (False, True), RECOMPUTATIONS, places, places, (False, True))
@@ -404,9 +428,7 @@ def combinations(flags: tuple[bool, bool, bool, bool], kept: frozenset[str]) -> 
 
 
 @functools.lru_cache(8192)
-def kind_problems(
-    flags: tuple[bool, bool, bool, bool], options: Options, kept: frozenset[str]
-) -> tuple[str, ...]:
+def kind_problems(flags: tuple[bool, ...], options: Options, kept: frozenset[str]) -> tuple[str, ...]:
     """Return the combinations of kinds that the table in combinations.py rejects."""
     cut = Cut(*(2 if flag else 1 for flag in flags))
     return tuple(clashes(_present(cut) | _present(options) | kept))

@@ -100,7 +100,7 @@ class ScoredLayout:
         cut, options = self.layout.cut, self.layout.options
         percent = int(100 * math.log(self.seconds * (1 + tight)))
         offloads = (options.offload_optimizer != "none") + (options.offload_param != "none")
-        simple = (offloads, cut.tensor * cut.pipeline * cut.ulysses, options.zero_stage, options.hpz)
+        simple = (offloads, cut.parts, options.zero_stage, options.hpz)
         return (percent, *simple, -round(self.headroom, 2), self.seconds)
 
 
@@ -296,8 +296,8 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
     if every > tried:
         reason = (
             f"a cheaper technique already fits with {ROOMY_FRACTION:.0%} headroom, a smaller micro batch "
-            "does not fit, SP is off although it costs nothing, Ulysses shares sequences where replicas with "
-            "a smaller micro batch do the same, or ZeRO 2, ZeRO 3 or hpZ would shard nothing and move "
+            "does not fit, SP is off although it costs nothing, ranks share sequences where replicas with a "
+            "smaller micro batch do the same, or ZeRO 2, ZeRO 3 or hpZ would shard nothing and move "
             "nothing to the host"
         )
         yield RefusedGroup(
@@ -400,14 +400,14 @@ def try_cut(space: Space, cut: Cut) -> Iterator[ScoredLayout]:
 
 def is_worth(space: Space, cut: Cut, options: Options) -> bool:
     """Return whether options can help; they cannot if there is nothing to divide or to gain."""
-    ranks = cut.data * cut.ulysses
+    ranks = cut.data * cut.sharing
     if ranks == 1 and options.zero_stage > 1 and options.offload_optimizer == "none":
         # With offloading, stage 2 holds one rank's gradients in host memory too, and stage 3 its weights.
         return False
     if options.hpz and (space.base.nodes == 1 or ranks <= space.base.devices_per_node):
         return False
     # Sequence parallelism sends as many bytes and keeps fewer activations (arXiv:2205.05198, section 4.2).
-    divides = space.base.shape.seq_length % (cut.tensor * cut.ulysses) == 0
+    divides = space.base.shape.seq_length % (cut.tensor * cut.sharing) == 0
     return options.sequence_parallel or cut.tensor == 1 or not divides
 
 

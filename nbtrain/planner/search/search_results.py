@@ -268,6 +268,7 @@ def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:
         "tensor_parallel_size": cut.tensor,
         "pipeline_parallel_size": cut.pipeline,
         "ds_sequence_parallel_size": cut.ulysses,
+        "context_parallel_size": cut.context,
         "data_parallel_size": None,
         "micro_batch_size": start.micro_batch_size if start else 1,
         "zero_stage": options.zero_stage,
@@ -278,7 +279,7 @@ def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:
         "zero_hpz": options.hpz,
     }
     refuse(_setting_problems(wanted, names), ConfigError)
-    tensor, pipeline, ulysses, data, micro, *rest = (names | wanted).values()
-    world = base.nodes * base.devices_per_node
-    data = data or max(world // (tensor * pipeline * ulysses), 1)
-    return Layout(Cut(tensor, pipeline, ulysses, data), micro, Options(*rest))
+    tensor, pipeline, ulysses, context, data, micro, *rest = (names | wanted).values()
+    cut = Cut(tensor, pipeline, ulysses, 1, context)
+    data = data or max(base.nodes * base.devices_per_node // cut.parts, 1)
+    return Layout(cut._replace(data=data), micro, Options(*rest))

@@ -53,7 +53,9 @@ PLACES: dict[str, tuple[Place, Place]] = {
 }
 # How far a value may be moved to make room for another one: sizes count in doublings. DP has no weight, since
 # it is what is left of the GPUs.
-WEIGHTS = {"tensor": 2.0, "pipeline": 2.0, "ulysses": 2.0, "micro": 1.0}
+WEIGHTS = {"tensor": 2.0, "pipeline": 2.0, "ulysses": 2.0, "context": 2.0, "micro": 1.0}
+# The sizes of a cut that divide a replica, after which DP follows.
+MODEL_SIZES = ("tensor", "pipeline", "ulysses", "context")
 MOST_STAGES = 16
 # Values of the control `network` that are not names of the table.
 ASSUMED, OWN = "assumed", "the run's own"
@@ -131,6 +133,7 @@ class WhatIf:
             "tensor": cut.tensor,
             "pipeline": cut.pipeline,
             "ulysses": cut.ulysses,
+            "context": cut.context,
             "data": cut.data,
             "micro": self.layout.micro_batch_size,
             "zero": options.zero_stage,
@@ -241,7 +244,7 @@ class WhatIf:
                 if self.network == OWN:
                     yield OWN
                 yield from NETWORK_BY_NAME
-            case "tensor" | "pipeline" | "ulysses" | "data":
+            case "tensor" | "pipeline" | "ulysses" | "context" | "data":
                 yield from sorted({getattr(cut, name) for cut in legal})
             case "micro":
                 yield from micro_batches(self.space, self.layout.cut)
@@ -280,6 +283,7 @@ def what_if(
             parallel.pipeline_parallel_size,
             parallel.ds_sequence_parallel_size,
             parallel.data_parallel_size,
+            parallel.context_parallel_size,
         ),
         config.batch.micro_batch_size,
         Options(
@@ -308,6 +312,7 @@ LABELS = {
     "tensor": ("TP", "slider", "tensor parallelism: ranks that share each layer's matrices"),
     "pipeline": ("PP", "slider", "pipeline parallelism: stages of layers"),
     "ulysses": ("Ulysses", "slider", "ranks that share each sequence and its heads"),
+    "context": ("CP", "slider", "ranks that share each sequence, and gather its keys and values"),
     "micro": ("micro-batch", "slider", "sequences in one forward pass of a rank"),
     "zero": ("ZeRO", "choice", "states sharded across the replicas: 1 optimizer, 2 gradients, 3 weights"),
     "sequence": ("SP", "switch", "Megatron's sequence parallelism, inside the tensor-parallel group"),
@@ -329,8 +334,7 @@ def nearest(space: Space, wanted: Layout, name: str = "", value: Any = None) -> 
         if not sizes:
             continue
         distance = sum(
-            WEIGHTS[each] * _doublings(getattr(cut, each), getattr(wanted.cut, each))
-            for each in ("tensor", "pipeline", "ulysses")
+            WEIGHTS[each] * _doublings(getattr(cut, each), getattr(wanted.cut, each)) for each in MODEL_SIZES
         )
         micro = min(sizes, key=lambda size: (_doublings(size, wanted.micro_batch_size), size))
         distance += WEIGHTS["micro"] * _doublings(micro, wanted.micro_batch_size)
@@ -360,10 +364,9 @@ def _with(layout: Layout, name: str, value: Any, world: int) -> Layout | None:
     impossible.
     """
     cut, micro, options = layout
-    if name in ("tensor", "pipeline", "ulysses"):
+    if name in MODEL_SIZES:
         cut = cut._replace(**{name: value})
-        parts = cut.tensor * cut.pipeline * cut.ulysses
-        cut = cut._replace(data=world // parts) if world % parts == 0 else cut
+        cut = cut._replace(data=world // cut.parts) if world % cut.parts == 0 else cut
     elif name == "data":
         cut = cut._replace(data=value)
     elif name == "micro":

@@ -32,8 +32,11 @@ class Engine:
     flash_generation: int = 2
     """Generation of the flash attention kernel; 1 also stands for Triton's, and 3 for cuDNN's."""
     balanced_ring: bool = True
-    """Whether ring attention gives every rank an early and a late chunk of the sequence, so that all compute
-    the causal half. Otherwise the last rank has only visible chunks, and the others wait for it."""
+    """Whether context parallelism gives every rank an early and a late chunk of the sequence, so that all
+    compute the causal half. Otherwise the last rank has only visible chunks, and the others wait for it."""
+    gathers_keys: bool = False
+    """Whether context-parallel ranks gather the keys and values of a sequence before attention; otherwise
+    they pass them around a ring, behind attention."""
     selective_share: float | None = None
     """Share of a block's forward pass that selective recomputation repeats; None if it repeats only the
     scores.
@@ -74,8 +77,8 @@ _ALL = (
     # (docs/evidence/benchmarks.md). What hides behind what is the upstream example's until several GPUs are
     # measured.
     Engine(
-        "nbtrain", "nbtrain (DeepSpeed)", traffic=7.0, flash_generation=3, hidden_data=0.5, zero_share=0.25,
-        hidden_zero3=0.5, zero3_collectives=_DEEPSPEED_COLLECTIVES,
+        "nbtrain", "nbtrain (DeepSpeed)", traffic=7.0, flash_generation=3, gathers_keys=True, hidden_data=0.5,
+        zero_share=0.25, hidden_zero3=0.5, zero3_collectives=_DEEPSPEED_COLLECTIVES,
     ),
     # 125M in 8 hours on one A100, 1.3B in 8 days on four, by Megatron-DeepSpeed without fused kernels.
     Engine(

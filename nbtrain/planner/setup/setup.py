@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes, trained_row_elements
-from nbtrain.config.arithmetic.attention_kernels import keeps_scores, masks_windows
+from nbtrain.config.arithmetic.attention_kernels import keeps_scores, masks_parts, masks_windows
 from nbtrain.config.arithmetic.devices import Device, find_device
 from nbtrain.config.arithmetic.networks import USUAL_REACHED, find_network
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
@@ -58,7 +58,9 @@ class Setup:
     stage_layers: tuple[int, ...] | None = None
     """Number of blocks of each stage; None for an even split."""
     context_parallel_size: int = 1
-    """Ring attention over this many ranks (other programs)."""
+    """Number of ranks that share each sequence. nbtrain gathers its keys and values on each; other programs
+    pass them around a ring.
+    """
     ulysses_size: int = 1
     """Number of Ulysses ranks that share each sequence and its heads (ds_sequence_parallel_size)."""
     data_parallel_size: int = 1
@@ -115,6 +117,8 @@ class Setup:
     """Whether selective recomputation repeats the MLP too (Megatron's --recompute-modules mlp)."""
     keeps_scores: bool = False
     """Whether the attention kernel keeps the scores of all pairs of positions (no flash attention)."""
+    masks_parts: bool = False
+    """Whether torch's kernel needs a mask for the later part of a sequence (context parallelism)."""
     masks_windows: bool = False
     """Whether layers with a window pass a mask to a kernel that attends to all pairs of positions."""
     compiled: bool = False
@@ -142,9 +146,14 @@ class Setup:
     """Whether asynchronous saving keeps a host copy of weights and optimizer state."""
 
     @property
+    def sharing(self) -> int:
+        """Number of ranks that share each sequence."""
+        return self.ulysses_size * self.context_parallel_size
+
+    @property
     def data_axis_size(self) -> int:
         """Number of ranks that hold the same weights and train on different tokens."""
-        return self.data_parallel_size * self.ulysses_size * self.context_parallel_size
+        return self.data_parallel_size * self.sharing
 
     @property
     def zero_size(self) -> int:
@@ -171,9 +180,8 @@ class Setup:
 
     @property
     def tokens_per_micro_batch(self) -> int:
-        """Tokens of a micro batch on one rank; Ulysses and ring ranks share each sequence."""
-        sharing = self.ulysses_size * self.context_parallel_size
-        return self.shape.seq_length * self.micro_batch_size // sharing
+        """Tokens of a micro batch on one rank; Ulysses and context-parallel ranks share each sequence."""
+        return self.shape.seq_length * self.micro_batch_size // self.sharing
 
     @property
     def muon_ranks(self) -> int:
@@ -247,6 +255,7 @@ def setup_of(config: RunConfig) -> Setup:
         pipeline_parallel_size=parallel.pipeline_parallel_size,
         stage_layers=tuple(stage_layers(config)),
         ulysses_size=parallel.ds_sequence_parallel_size,
+        context_parallel_size=parallel.context_parallel_size,
         data_parallel_size=parallel.data_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
         fpdt_chunk_tokens=parallel.fpdt_chunk_tokens,
@@ -273,6 +282,7 @@ def setup_of(config: RunConfig) -> Setup:
         recompute_interval=parallel.activation_checkpointing.interval_layers,
         keeps_scores=keeps_scores(config),
         masks_windows=masks_windows(config),
+        masks_parts=masks_parts(config),
         compiled=config.model.compile,
         reduce_bucket_elements=bucket_elements(config, parallel.reduce_bucket_size),
         allgather_bucket_elements=bucket_elements(config, parallel.allgather_bucket_size),

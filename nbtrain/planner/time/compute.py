@@ -179,7 +179,8 @@ def flash_generation(setup: Setup, engine: Engine) -> int:
 
 
 def ring_imbalance(setup: Setup, engine: Engine) -> float:
-    """Return the attention that a ring's slowest rank computes, as a multiple of an average rank's.
+    """Return the attention that the slowest context-parallel rank computes, as a multiple of an average
+    rank's.
 
     Of c chunks in order, the last rank sees c - 1 whole chunks and half of one; the average is c / 2.
     """

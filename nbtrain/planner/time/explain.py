@@ -59,7 +59,7 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
         ),
         "tensor": (f"{times} x {_tensor(setup, rates)}", _TENSOR),
         "sequence": (
-            f"{times} x all-to-all or ring traffic that attention does not hide{_pieces(setup)}",
+            f"{times} x all-to-all, gathering or ring traffic that attention does not hide{_pieces(setup)}",
             "arXiv:2309.14509, section 3; arXiv:2310.01889",
         ),
         "bubble": (
@@ -140,8 +140,11 @@ def traffic(setup: Setup) -> list[Term]:
     muon = muon_traffic(setup)
     matrices = f"{muon.times:g} all-to-alls x {_share(muon)} x {muon.num_bytes:,.0f} bytes of matrices"
     term("Muon", muon.sent_bytes, matrices, "nbtrain/train/engine/muon.py")
-    passed = f"{block.ring.num_bytes:,.0f} bytes of keys and values"
-    blocks_term("ring attention", block.ring, "passes", passed, "arXiv:2310.01889, section 3")
+    keys = f"{block.context.num_bytes:,.0f} bytes of keys and values"
+    what, source = "passes", "arXiv:2310.01889, section 3"
+    if ENGINES[setup.engine].gathers_keys:
+        what, source = "gathers and scatters", "nbtrain/parallel/context.py"
+    blocks_term("context parallelism", block.context, what, keys, source)
     if stages > 1:
         boundary = boundary_bytes(setup)
         term(

@@ -190,7 +190,7 @@ def between_machines(setup: Setup, rates: Rates, step: StepTime) -> BetweenMachi
     sent = {kind: num_bytes for kind, num_bytes in _sent(setup, rates).items() if num_bytes > 0}
     waiting = {
         "tensor": ("tensor-parallel sums",),
-        "sequence": ("Ulysses", "ring attention"),
+        "sequence": ("Ulysses", "context parallelism"),
         "pipeline": ("pipeline",),
         "data": tuple(DATA_KINDS),
     }
@@ -222,7 +222,7 @@ def _sent(setup: Setup, rates: Rates) -> dict[str, float]:
     sent = {
         "tensor-parallel sums": blocks * (ring(block.sums) + ring(block.shared_groups)),
         "Ulysses": blocks * all_to_all(block.ulysses),
-        "ring attention": blocks * ring(block.ring),
+        "context parallelism": blocks * ring(block.context),
         "pipeline": _pipeline(setup, rates),
         "Muon": all_to_all(muon_traffic(setup)),
     }

@@ -105,7 +105,7 @@ def published_time(config: RunConfig) -> PublishedTime | None:
     model, parallel = config.model, config.parallel
     if config.mode != "full" or config.target_tokens != config.train_tokens or config.lora is not None:
         return None
-    if model.position_embedding_type != "learned_absolute" or parallel.ds_sequence_parallel_size > 1:
+    if model.position_embedding_type != "learned_absolute" or parallel.sequence_ranks > 1:
         return None
     return PUBLISHED.get(
         RunIdentity(

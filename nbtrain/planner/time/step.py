@@ -3,7 +3,7 @@
     compute      products, attention and the operations between, of all micro batches on an average stage
     recompute    the forward work that the backward pass repeats
     tensor       sums over tensor-parallel ranks that nothing hides
-    sequence     ring attention's and Ulysses' traffic that nothing hides; with FPDT a chunk at a time
+    sequence     traffic of context parallelism and Ulysses that nothing hides; with FPDT a chunk at a time
     chunks       FPDT: traffic of its chunks with host memory that attention does not hide (compute.py)
     bubble       waiting for other pipeline stages: (p - 1) / (v m) of the work if stages are equal
     pipeline     sending activations to the next stage
@@ -186,9 +186,10 @@ def _micro_batch(setup: Setup, rates: Rates) -> _MicroBatch:
         shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else engine.hidden_tensor)
         for collective in (sent.sums, sent.shared_groups):
             tensor_wait += collective.times * collective.seconds(setup, rates) * shown
-    if sent.ring.ranks > 1:
-        passed = sent.ring.times * sent.ring.seconds(setup, rates)
-        sequence_wait += max(passed - 3.5 * block.attention, 0.0)
+    if sent.context.ranks > 1:
+        passed = sent.context.times * sent.context.seconds(setup, rates)
+        # A ring is hidden behind attention, which a gathering precedes.
+        sequence_wait += passed if engine.gathers_keys else max(passed - 3.5 * block.attention, 0.0)
     if sent.ulysses.ranks > 1:
         pieces = number_of_chunks(setup)
         chunk = sent.ulysses._replace(num_bytes=sent.ulysses.num_bytes / pieces)

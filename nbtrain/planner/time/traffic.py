@@ -9,7 +9,8 @@ Bytes of one rank by kind, for P parameters on a rank with b bytes each, d data 
                a number if there are several machines
     tensor     4 all-reduces of 2 s b h in each block, 6 with full recomputation; ranks that share groups of
                queries gather query, key and value too, (n + 2 g) d, and scatter their gradients
-    ring       keys and values passed on c - 1 times, backward twice as much
+    context    keys and values of the whole sequence gathered and their gradients scattered, 2 s g d each; in
+               other programs passed around a ring c - 1 times, backward twice as much
     Ulysses    8 all-to-alls in each block, of query, key, value and output
     pipeline   2 s b h over each boundary, both ways, times the pieces of an interleaved stage
     Muon       two all-to-alls of a rank's part of the blocks' matrices, in the products' format
@@ -108,8 +109,8 @@ class BlockTraffic(NamedTuple):
     """Sums of activations over tensor-parallel ranks."""
     shared_groups: Collective
     """Gathers and scatters of query, key and value between tensor ranks that share groups of queries."""
-    ring: Collective
-    """Ring attention: keys and values that are passed on."""
+    context: Collective
+    """Context parallelism: keys and values that are gathered, or passed around a ring."""
     ulysses: Collective
     """All-to-alls of Ulysses."""
 
@@ -118,14 +119,15 @@ def block_traffic(setup: Setup) -> BlockTraffic:
     """Return the collectives of one block in one micro batch; those that a layout lacks have one rank or no
     bytes.
     """
-    tensor, ring = setup.tensor_parallel_size, setup.context_parallel_size
+    tensor, context = setup.tensor_parallel_size, setup.context_parallel_size
     element, full = DTYPE_BYTES[setup.dtype], setup.recompute == "full"
     tokens, shape = setup.tokens_per_micro_batch, setup.shape
-    passed = element * 2 * tokens * shape.kv_width / tensor
+    keys = element * 2 * context * tokens * setup.attended_groups * shape.kv_channels
+    times = (2 if ENGINES[setup.engine].gathers_keys else 3) + full
     return BlockTraffic(
         Collective(tensor, 1, element * tokens * shape.hidden_size, 2, 6 if full else 4),
         Collective(tensor, 1, shared_groups_bytes(setup), times=3 if full else 2),
-        Collective(ring, tensor, passed * ring, times=3 + full),
+        Collective(context, tensor, keys, times=times),
         Collective(setup.ulysses_size, tensor, traded_bytes(setup), times=12 if full else 8),
     )
 

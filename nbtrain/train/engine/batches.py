@@ -183,11 +183,11 @@ class DatasetLosses:
         """Return the object through which a validation fills in these losses."""
         return _NotedLosses(self)
 
-    def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:
+    def sums(self, sequence_ranks: int = 1) -> torch.Tensor:
         """Return float64 [datasets, 2]: the sum of this rank's losses, and its number of tokens in the loss.
 
-        Ulysses ranks see the masks of whole sequences but only the losses of their own tokens, so each counts
-        its share of the tokens.
+        The `sequence_ranks` that share sequences see whole masks but only the losses of their own tokens, so
+        each counts its share of the tokens.
         """
         sums = torch.zeros(self._num_datasets, 2, dtype=torch.float64, device=self._device)
         for batch, token_losses in self._noted:
@@ -195,7 +195,7 @@ class DatasetLosses:
             learnt = torch.ones_like(token_losses) if batch.loss_mask is None else batch.loss_mask
             rows = torch.stack([(token_losses * learnt).flatten(), learnt.flatten()], dim=1)
             sums.index_add_(0, batch.dataset_ids.flatten(), rows.double())
-        sums[:, 1] /= ulysses_ranks
+        sums[:, 1] /= sequence_ranks
         return sums
 
 

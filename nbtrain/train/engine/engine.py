@@ -1,6 +1,6 @@
 """The interface of training engines, the same in every layout: one optimizer step, one evaluation.
 
-    PlainEngine      every rank runs all layers, or its tensor-parallel or Ulysses part of each
+    PlainEngine      every rank runs all layers, on its part of each layer or of the sequences
     PipelineEngine   every rank runs its stage's layers, one forward, one backward (1F1B)
 
 Both return the mean loss over the whole step on every rank. A rank reads the samples of its position on the
@@ -94,7 +94,7 @@ class TrainEngine:
         return self.deepspeed.module
 
     @property
-    def ulysses_size(self) -> int:
+    def sequence_ranks(self) -> int:
         """Number of ranks that share each sequence."""
         return self.groups.sequence_parallel.size
 
@@ -167,7 +167,7 @@ class TrainEngine:
         total = torch.zeros(2, dtype=torch.float64)
         if self.has_loss:
             total[0] = sum(loss.item() for loss in losses)
-            # Ulysses ranks see the masks of whole sequences but compute the losses of their own tokens only.
-            total[1] = sum(tokens) / self.ulysses_size if tokens else len(losses)
+            # Ranks that share sequences see whole masks but compute the losses of their own tokens only.
+            total[1] = sum(tokens) / self.sequence_ranks if tokens else len(losses)
         loss, count = self.over_data_axis(total.to(self.deepspeed.device)).tolist()
         return loss / count if count else None

@@ -135,7 +135,7 @@ def set_batch_size(engine: TrainEngine, batch_size: int) -> int:
     knows its last micro batch.
     """
     deepspeed = engine.deepspeed
-    # To DeepSpeed, Ulysses ranks are data-parallel ranks: each of them counts the sequence again.
+    # To DeepSpeed, ranks that share a sequence are data-parallel ranks: each of them counts it again.
     counted = batch_size * engine.groups.sequence_parallel.size
     if deepspeed.train_batch_size() != counted:
         deepspeed.set_train_batch_size(counted)

@@ -34,11 +34,11 @@ class PairFigures:
             assert batch.loss_mask is not None
             yield batch, answer_log_probabilities(token_losses, batch.loss_mask, _pairs_of(batch))
 
-    def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:
+    def sums(self, sequence_ranks: int = 1) -> torch.Tensor:
         """Return float64 [4]: sums of chosen and of rejected rewards, pairs ranked correctly, and all
         pairs.
         """
-        assert ulysses_ranks == 1
+        assert sequence_ranks == 1
         total = torch.zeros(4, dtype=torch.float64, device=self._device)
         for batch, found in self.log_probabilities():
             own = rewards(found, _pairs_of(batch), self._dpo)

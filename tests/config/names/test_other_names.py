@@ -14,9 +14,12 @@ from nbtrain.config.names.other_names import FIELD_OF, INSTEAD, other_name
         ("nccl_timeout", "a run has no key `nccl_timeout`. Nearest: parallel.process_group_timeout_seconds."),
         ("precision.fp8_format", "precision has no key `fp8_format`. Nearest: precision.fp8."),
         (
-            "parallel.context_parallel_size",
-            "parallel has no key `context_parallel_size`. Nearest: parallel.ds_sequence_parallel_size "
-            "(Ulysses).",
+            "parallel.sp_size",
+            "parallel has no key `sp_size`. Nearest: parallel.ds_sequence_parallel_size (Ulysses).",
+        ),
+        (
+            "parallel.cp_size",
+            "parallel has no key `cp_size`. Nearest: parallel.context_parallel_size.",
         ),
         (
             "checkpoint.save_dir",

@@ -553,7 +553,8 @@ BROKEN = {
         "gpt-125m-4xdp",
         ["parallel.zero_hpz_partition_size=3", "parallel.zero_hpz=true", *ZERO_3],
         "@: parallel.zero_hpz_partition_size = 3\n"
-        "  must divide data_parallel_size * ds_sequence_parallel_size = 4; nearest: 2, 4.",
+        "  must divide data_parallel_size * ds_sequence_parallel_size * context_parallel_size = 4; nearest: "
+        "2, 4.",
     ),
     "a size of hpZ without hpZ": (
         "gpt-125m-4xdp",
@@ -839,6 +840,28 @@ BROKEN = {
         ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"],
         "@: parallel.ds_sequence_parallel_size = 4\n"
         "  must divide num_attention_heads(40) / tensor_parallel_size(4) = 10; nearest: 2, 5.",
+    ),
+    "a sequence without two chunks for each context-parallel rank": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        [
+            "parallel.context_parallel_size=4",
+            "parallel.data_parallel_size=1",
+            "model.seq_length=2044",
+        ],
+        "@: model.seq_length = 2044\n"
+        "  must be a multiple of 2 * context_parallel_size(4) = 8, because each rank has two chunks; "
+        "nearest: 2040, 2048.",
+    ),
+    "Ulysses with context parallelism": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        [
+            "parallel.context_parallel_size=2",
+            "parallel.ds_sequence_parallel_size=2",
+            "parallel.data_parallel_size=1",
+        ],
+        "@: parallel.context_parallel_size = 2\n"
+        "  cannot be combined with ds_sequence_parallel_size(2): such a run has not been compared with one "
+        "process yet.\n  Set one of the two to 1.",
     ),
     "a sequence that Ulysses and tensor ranks cannot share": (
         "gpt-13b-4xdp-4xpp-4xtp",

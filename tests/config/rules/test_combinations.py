@@ -74,7 +74,7 @@ def test_what_the_reference_measured_as_right_is_allowed():
         ("tensor", "data"),
         *(
             (kind, f"zero{stage}")
-            for kind in ("ulysses", "tensor", "offload_optimizer_cpu")
+            for kind in ("ulysses", "context", "tensor", "offload_optimizer_cpu")
             for stage in (1, 2, 3)
         ),
         ("ulysses", "zero0"),
@@ -84,6 +84,7 @@ def test_what_the_reference_measured_as_right_is_allowed():
         ("ulysses", "tensor"),
         ("ulysses", "sequence"),
         ("ulysses", "pipeline"),
+        *(("context", kind) for kind in ("zero0", "data", "tensor", "sequence", "pipeline")),
         ("autocast", "zero0"),
         ("offload_optimizer_cpu", "pipeline"),
     ):

@@ -37,6 +37,9 @@ def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
         ("sequence_fits_positions", ["model.max_position_embeddings=2048"]),
         ("sequence_divides", ["model.seq_length=2047"]),
         ("sequence_divides", ["model.seq_length=2047", "parallel.tensor_parallel_size=2"]),
+        # Any number of heads.
+        ("heads_divide", ["parallel.context_parallel_size=5"]),
+        ("sequence_divides", ["parallel.context_parallel_size=1024"]),
         ("sequence_divides", ["parallel={fpdt_chunk_tokens: 512, ds_sequence_parallel_size: 4}"]),
         (
             "layout_fits_resources",
@@ -169,6 +172,21 @@ def test_what_just_passes(rule, overrides):
             [*FP8, "parallel.ds_sequence_parallel_size=3", "batch.micro_batch_size=15"],
             "micro_batch_size(15) * seq_length(24) / ds_sequence_parallel_size(3) = 120",
         ),
+        (
+            "fp8_has_its_units",
+            [*FP8, "parallel.context_parallel_size=3", "batch.micro_batch_size=15"],
+            "micro_batch_size(15) * seq_length(24) / context_parallel_size(3) = 120",
+        ),
+        (
+            "attention_backend_serves",
+            ["model.attention_backend=flash", "parallel.context_parallel_size=2"],
+            "takes no mask, and without one context_parallel_size(2) needs attention_dropout: 0",
+        ),
+        (
+            "sequence_divides",
+            ["parallel={context_parallel_size: 2, tensor_parallel_size: 3, sequence_parallel: true}"],
+            "must be a multiple of tensor_parallel_size(3) * context_parallel_size(2) = 6 with",
+        ),
     ],
 )
 def test_what_just_does_not(rule, overrides, words):
@@ -241,6 +259,7 @@ def test_only_the_interleaved_pipeline_is_refused():
         (["parallel={tensor_parallel_size: 3}"], (2, 2), ""),
         (["parallel={pipeline_parallel_size: 2, tensor_parallel_size: 4}"], (1, 4), " Set nodes: 2."),
         (["parallel={ds_sequence_parallel_size: 8}"], (1, 4), " Set nodes: 2."),
+        (["parallel={context_parallel_size: 8}"], (1, 4), " Set nodes: 2."),
         (["parallel={pipeline_parallel_size: 2, tensor_parallel_size: 3}"], (2, 4), " Set gpus_per_node: 3."),
     ],
 )
@@ -253,7 +272,8 @@ def test_a_layout_that_does_not_fit_comes_with_what_would(overrides, resources, 
         "layout_fits_resources", *overrides, f"resources={{nodes: {nodes}, gpus_per_node: {gpus}}}"
     )
     assert message.endswith(f"nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus}.{advice}")
-    assert (" * sequence(" in message) == ("ds_sequence_parallel_size" in overrides[0])
+    shares = "ds_sequence" in overrides[0] or "context" in overrides[0]
+    assert (" * sequence(" in message) == shares
 
 
 def test_processes_spread_evenly_over_machines_without_gpus():

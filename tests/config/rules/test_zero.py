@@ -82,7 +82,7 @@ def test_what_just_passes(rule, overrides):
                 "parallel={zero_hpz: true, data_parallel_size: 2, ds_sequence_parallel_size: 3, "
                 "zero_hpz_partition_size: 4}"
             ],
-            "must divide data_parallel_size * ds_sequence_parallel_size = 6; nearest: 3, 6.",
+            "ds_sequence_parallel_size * context_parallel_size = 6; nearest: 3, 6.",
         ),
         (
             "quantized_gradients_are_scattered",

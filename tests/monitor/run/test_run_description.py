@@ -96,6 +96,12 @@ def test_a_clone_that_was_not_submitted_has_all_its_ranks(tmp_path: Path) -> Non
     assert texts["about"] == "16 x cpu, bf16, ZeRO 1"
     layout = next(words for name, words in texts["job"] if name == "layout")
     assert layout == "data 2 x pipeline 2 x tensor 2 x Ulysses 2, ZeRO 1, bf16"
+    sizes = {"ds_sequence_parallel_size": 1, "context_parallel_size": 4}
+    parallel = config.parallel.model_copy(update=sizes)
+    run.config_yaml.write_text(to_yaml(config.model_copy(update={"parallel": parallel})))
+    texts = RunView(run).describe().texts
+    layout = next(words for name, words in texts["job"] if name == "layout")
+    assert layout == "data 2 x pipeline 1 x tensor 1 x context 4, ZeRO 1, bf16"
 
 
 @pytest.mark.parametrize(

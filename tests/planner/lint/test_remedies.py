@@ -159,7 +159,8 @@ def test_sequence_ranks_are_no_shards_of_the_weights():
         "on each rank."
     )
     assert found.fix == (
-        "Set parallel.zero_stage: 3, which divides them among data-parallel and Ulysses ranks alike."
+        "Set parallel.zero_stage: 3, which divides them among data-parallel ranks and ranks that share "
+        "sequences alike."
     )
     overrides = ["parallel.pipeline_parallel_size=2", "parallel.ds_sequence_parallel_size=2"]
     piped = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.gpu_type=A100-40GB"])

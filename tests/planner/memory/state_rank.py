@@ -64,7 +64,7 @@ def main(answer: str, runs: str) -> None:
 
 
 def _measure(config: RunConfig, world: startup.World) -> dict[str, int]:
-    groups = ParallelGroups.create(config.topology, config.parallel.ds_sequence_parallel_size, 600)
+    groups = ParallelGroups.create(config.topology, config.parallel.sequence_ranks, 600)
     # Without dropout, no random generator is needed.
     engine = build_engine(config, groups, None)
     timer = _WatchingTimer(engine.deepspeed, world.device)

@@ -3,7 +3,7 @@ autograd keeps on each.
 
 Each check runs on all ranks of a gloo group (tests/parallel/ranks.py). The suite runs fp32 with dropout on
 two ranks, which has the most kinds of tensors; `--soak` runs every format, with and without kept scores and
-dropout, and on four ranks Ulysses with tensor parallelism and with a pipeline.
+dropout, and on four ranks Ulysses and context parallelism with tensor parallelism and with a pipeline.
 """
 
 import functools
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from nbtrain.base.topology import Topology
 from nbtrain.config.shape import Shape
@@ -75,6 +76,10 @@ def check_few_of_ulysses():
     assert_planned(FEW, ulysses_size=2)
 
 
+def check_few_of_context():
+    assert_planned(FEW, context_parallel_size=2)
+
+
 def check_few_of_pipeline():
     assert_planned(FEW, pipeline_parallel_size=2, stage_layers=STAGES)
 
@@ -89,6 +94,10 @@ def check_all_of_tensor_and_sequence():
 
 def check_all_of_ulysses():
     assert_planned(ALL, ulysses_size=2)
+
+
+def check_all_of_context():
+    assert_planned(ALL, context_parallel_size=2)
 
 
 def check_all_of_pipeline():
@@ -107,13 +116,22 @@ def check_both_of_pipeline_and_ulysses():
     assert_planned(FEW, pipeline_parallel_size=2, stage_layers=STAGES, ulysses_size=2)
 
 
+def check_both_of_tensor_and_context():
+    for sequence in (False, True):
+        assert_planned(FEW, tensor_parallel_size=2, context_parallel_size=2, sequence_parallel=sequence)
+
+
+def check_both_of_pipeline_and_context():
+    assert_planned(FEW, pipeline_parallel_size=2, stage_layers=STAGES, context_parallel_size=2)
+
+
 def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
     """Assert that the plan of every case is right. All ranks run each case, because each needs the others in
     its forward pass.
     """
     wrong = []
-    sizes = ("pipeline_parallel_size", "ulysses_size", "tensor_parallel_size")
-    topology = Topology(*(cut.get(size, 1) for size in sizes))
+    sharing = cut.get("ulysses_size", 1) * cut.get("context_parallel_size", 1)
+    topology = Topology(cut.get("pipeline_parallel_size", 1), sharing, cut.get("tensor_parallel_size", 1))
     groups = ParallelGroups.create(topology, topology.data_parallel_size)
     # Two on each rank: of a single head, autograd keeps fewer and other tensors.
     heads = max(2 * topology.tensor_parallel_size * topology.data_parallel_size, SHAPE.num_attention_heads)
@@ -142,11 +160,17 @@ def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
             # Stage 0 of a pipeline holds two micro batches.
             global_batch_size=2 * MICRO_BATCH * topology.data_parallel_size,
             keeps_scores=case.scores,
+            masks_parts=True,
             logits_chunk_tokens=CHUNK_TOKENS,
             **{"dtype": "fp32", **PRECISIONS[case.precision], **RECOMPUTE[case.recompute], **cut},
         )
         stage = groups.pipeline_model_parallel.rank
         size, expected = planned(setup, stage), _kept(setup, groups)
+        if setup.context_parallel_size > 1:
+            # The plan is for the rank with the most: in a window the one whose chunks are in the middle.
+            most = torch.tensor(expected)
+            dist.all_reduce(most, dist.ReduceOp.MAX, groups.sequence_parallel.process_group)
+            expected = int(most)
         if abs(size - expected) > ALLOWED * expected:
             wrong.append(f"{case}: planned {size:,.0f}, kept {expected:,}: {size / expected - 1:+.1%}")
         print(f"{cut} {case}: {size / expected - 1:+.2%}")
@@ -159,8 +183,8 @@ def _kept(setup: Setup, groups: ParallelGroups) -> int:
     layout = ModelParallel(
         tensor,
         setup.sequence_parallel,
-        groups.sequence_parallel,
-        TensorParallelStream(1, 0, tensor.rank) if tensor.size > 1 else None,
+        stream=TensorParallelStream(1, 0, tensor.rank) if tensor.size > 1 else None,
+        **{"ulysses" if setup.ulysses_size > 1 else "context": groups.sequence_parallel},
     )
     tokens = torch.zeros(setup.micro_batch_size, setup.shape.seq_length, dtype=torch.int64)
     if setup.pipeline_parallel_size == 1:
@@ -170,7 +194,7 @@ def _kept(setup: Setup, groups: ParallelGroups) -> int:
 
     # Uses the existing process group.
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    topology = Topology(pipeline_parallel_size=2, data_parallel_size=setup.ulysses_size)
+    topology = Topology(pipeline_parallel_size=2, data_parallel_size=setup.sharing)
     model = in_format(setup, build_pipeline(gpt_config(setup), layout, topology, STAGES))
     passes = _stage_passes(setup, model, stage)
     # A reference is kept, as DeepSpeed keeps the outputs until their gradients return.
@@ -188,9 +212,7 @@ def _stage_passes(setup: Setup, model: Any, stage: int) -> Iterator[torch.Tensor
             yield model(inputs)
         else:
             rows, tokens = size
-            received = torch.zeros(
-                rows, tokens // setup.ulysses_size, hidden, dtype=dtype, requires_grad=True
-            )
+            received = torch.zeros(rows, tokens // setup.sharing, hidden, dtype=dtype, requires_grad=True)
             yield model.loss_fn(model(received), labels)
 
 
@@ -245,6 +267,8 @@ def test_activations_of_a_cut_in_every_format(cut, outcomes):
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.parametrize("cut", ["tensor_and_ulysses", "pipeline_and_ulysses"])
+@pytest.mark.parametrize(
+    "cut", [f"{one}_and_{other}" for one in ("tensor", "pipeline") for other in ("ulysses", "context")]
+)
 def test_activations_of_a_cut_both_ways(cut, outcomes):
     assert (problem := outcomes("both")[f"check_both_of_{cut}"]) == "", problem

@@ -78,6 +78,7 @@ def test_the_parameters_are_those_of_the_headline():
         (["parallel={zero_stage: 2, data_parallel_size: 2}"], 2 * N, 2 * N, 6 * N),
         (["parallel={zero_stage: 3, data_parallel_size: 2}"], N, 2 * N, 6 * N),
         (["parallel={zero_stage: 3, data_parallel_size: 2, ds_sequence_parallel_size: 2}"], N // 2, N, 3 * N),
+        (["parallel={zero_stage: 3, data_parallel_size: 2, context_parallel_size: 2}"], N // 2, N, 3 * N),
         (
             ["parallel={zero_stage: 3, data_parallel_size: 2, zero_hpz: true, zero_hpz_partition_size: 4}"],
             N + N // 2,
@@ -147,6 +148,12 @@ MATH = UNIT * 3 * 2 + (4 + 1 + 4) * 2 * TOKENS * 16
         ),
         # After Ulysses' all-to-all, the output of attention exists twice.
         (["parallel.ds_sequence_parallel_size=2"], (4 * (LAYER + 2 * UNIT + LSE) + ENDS) // 2),
+        # With context parallelism too. Keys and values are those of both ranks, and heads of 4 numbers need a
+        # mask: the middle rank's chunks of 4 tokens attend to 8 and 12 of 16.
+        (
+            ["parallel.context_parallel_size=2", "model.attention_dropout=0"],
+            (4 * (LAYER + 6 * UNIT + LSE) + ENDS + IDS) // 2 + 4 * 2 * 4 * (8 + 12),
+        ),
         # FPDT keeps attention's tensors in host memory, and of the MLP only its input. On the device there is
         # a chunk of 8 tokens: ten 16-bit tensors and three in fp32.
         (

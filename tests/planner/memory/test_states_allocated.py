@@ -42,6 +42,8 @@ BESIDE = [
     *(Case(tp=4, sp=sp) for sp in (False, True)),
     Case(pp=4),
     Case(us=4, zero=2),
+    Case(dp=2, cp=2, zero=3),
+    Case(tp=2, cp=2, precision="bf16"),
     # hpZ's second copy exists only inside a step.
     Case(dp=4, zero=3, hpz=2, precision="bf16"),
     *(

@@ -91,8 +91,8 @@ def test_gpus_that_no_layout_takes_are_not_called_too_small():
     assert str(found).startswith(
         "No layout of gpt-175b on 1,000,000 x H100 is legal. The batch limits the replicas of the model "
         "(DP): the ramp-up's batch sizes are multiples of 16, and 16 / micro_batch_size(1) = 16 at "
-        "most. With 1,000,000 GPUs, each replica then has 62,500 of them or more (TP x PP x Ulysses). Use "
-        "fewer GPUs, or larger batches. "
+        "most. With 1,000,000 GPUs, each replica then has 62,500 of them or more (TP x PP x Ulysses or CP). "
+        "Use fewer GPUs, or larger batches. "
     )
     assert "does not fit" not in str(found)
 

@@ -2,6 +2,7 @@
 equals its run's.
 """
 
+import math
 import random
 
 import pytest
@@ -88,7 +89,8 @@ def space_for(name: str) -> Space:
 def any_layout(space: Space, draw: random.Random) -> Layout:
     """Draw a layout with sizes that a person might choose, whether legal or not."""
     sizes = [draw.choice((1, 1, 2, 3, 4, 8)) for _ in range(3)]
-    rest = max(space.world_size // (sizes[0] * sizes[1] * sizes[2]), 1)
+    context = draw.choice((1, 1, 2, 3, 4))
+    rest = max(space.world_size // (math.prod(sizes) * context), 1)
     data = draw.choice((rest, rest, rest, 2))
     options = Options(
         draw.randrange(4),
@@ -98,7 +100,7 @@ def any_layout(space: Space, draw: random.Random) -> Layout:
         draw.choice(("none", "none", "cpu")),
         draw.random() < 0.2,
     )
-    return Layout(Cut(*sizes, data), draw.choice((1, 2, 3, 4, 8)), options)
+    return Layout(Cut(*sizes, data, context), draw.choice((1, 2, 3, 4, 8)), options)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -148,6 +150,7 @@ def test_the_setup_of_a_layout_is_that_of_its_run():
         (Cut(4, 4, 1, 4), 16, PLAIN),
         (Cut(1, 1, 1, 64), 1, Options(3, False, "full", "cpu", "cpu", True)),
         (Cut(1, 1, 8, 8), 2, Options(2, False, "selective", "none", "none", False)),
+        (Cut(2, 4, 1, 2, 4), 4, PLAIN),
         (Cut(8, 8, 1, 1), 4, Options(1, True, "full", "cpu", "none", False)),
     ):
         layout = Layout(cut, micro, options)

@@ -10,7 +10,7 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.rules.check import find_problems
-from nbtrain.planner.search.legal import problems
+from nbtrain.planner.search.legal import Cut, problems
 from nbtrain.planner.search.what_if import LABELS, WhatIf, nearest, what_if
 
 
@@ -54,12 +54,12 @@ def test_a_change_moves_as_little_as_it_can(start):
     """A change affects as few other values as possible: TP keeps PP and reduces DP, ZeRO 3 turns the pipeline
     off, and hpZ sets ZeRO 3 without model parallelism.
     """
-    assert start.changed("tensor", 8).layout.cut == (8, 4, 1, 2)
+    assert start.changed("tensor", 8).layout.cut == Cut(8, 4, 1, 2)
     assert start.changed("tensor", 8).moved == ("DP 4 -> 2",)
-    assert start.changed("zero", 3).layout.cut == (4, 1, 1, 16)
+    assert start.changed("zero", 3).layout.cut == Cut(4, 1, 1, 16)
     assert start.changed("zero", 3).moved == ("DP 4 -> 16", "PP 4 -> 1")
     assert start.changed("hpz", True).layout.options.zero_stage == 3
-    assert start.changed("hpz", True).layout.cut == (1, 1, 1, 64)
+    assert start.changed("hpz", True).layout.cut == Cut(1, 1, 1, 64)
     assert start.changed("micro", 8).moved == ()
     assert start.changed("micro", 16).moved == () and start.changed("micro", 16).layout == start.layout
 

@@ -267,8 +267,30 @@ def test_ulysses_and_ring_attention_send_less_than_tensor_ranks():
     layout = {"ulysses_size": 4, "devices_per_node": 4}
     found = step(linked(), **layout).sequence
     assert found == pytest.approx(4 * 8 * 8 * 3 / 4 * 2 * 2048 * 1024 / 1e9, rel=1e-12)
-    ring = step(linked(), context_parallel_size=4, devices_per_node=4).sequence
-    assert ring == pytest.approx(4 * 8 * 3 * 3 * 2 * 2 * 2048 * 1024 / 1e9, rel=1e-12)
+    layout = {"context_parallel_size": 4, "devices_per_node": 4}
+    passed = 4 * 8 * 3 * 2 * 2 * 2048 * 1024 / 1e9
+    ring = step(linked(), engine="megatron-core", **layout).sequence
+    assert ring == pytest.approx(3 * passed, rel=1e-12)
+    # Gathered and scattered, and with full recomputation gathered again.
+    for recompute, times in (("none", 2), ("full", 3)):
+        found = step(linked(), recompute=recompute, **layout).sequence
+        assert found == pytest.approx(times * passed, rel=1e-12)
+
+
+def test_context_parallelism_sends_less_than_ulysses_if_queries_share_few_keys():
+    """With g of n heads for keys, c ranks send less by context parallelism if c < 1 + n/g."""
+
+    def sent(groups: int, **layout: int) -> float:
+        (found,) = (
+            term.value
+            for term in traffic(setup(shape=replace(SHAPE, num_query_groups=groups), **layout))
+            if term.name in ("traffic / Ulysses", "traffic / context parallelism")
+        )
+        return found
+
+    for groups, ranks in itertools.product((16, 8, 4), (2, 4)):
+        ratio = sent(groups, context_parallel_size=ranks) / sent(groups, ulysses_size=ranks)
+        assert ratio == pytest.approx(ranks / (1 + 16 / groups), rel=1e-12)
 
 
 @pytest.mark.parametrize(("engine", "times"), [("torchtitan", 2 - 1 / 4), ("megatron-core", 1)])

@@ -129,6 +129,7 @@ MORE = [
     *(("own_mlp", words) for words in ("t2 d2 z1 fp32 muon", "d2 z2 fp32 offload")),
     *(("own_mlp", f"{words} recompute") for words in ("t2 sp p2 z1 fp32", "t2 d2 z3 fp32")),
     *(("z_loss", words) for words in ("d2 z3 fp32", "s2 z1 fp32", "t2 p2 z1 fp32", "t2 d2 z3 fp32")),
+    *(("z_loss", "p2 c2 z1 fp32"), ("loss_per_domain", "t2 c2 z3 fp32"), ("own_mlp", "p2 c2 z1 fp32")),
 ]
 
 

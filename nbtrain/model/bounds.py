@@ -1,0 +1,45 @@
+"""Boundaries of documents in the form that a run's attention kernel takes, for whole sequences or for chunks.
+
+Under context parallelism a rank has two chunks of each sequence, and attention computes them one after the
+other (parallel/context.py). Each has boundaries of its own, which are made once for all layers. In lengths, a
+chunk has boundaries even if its sequence is one document: torch's other kernels on a GPU would need a mask.
+
+Shapes: b sequences, s tokens
+"""
+
+import torch
+
+from nbtrain.model.attention import Documents, documents_of_chunk, takes_lengths, whole_sequences
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.parallel import context
+from nbtrain.parallel.groups import Group
+
+
+def as_lengths(config: GPTConfig, device: torch.device, dtype: torch.dtype, training: bool) -> bool:
+    """Return whether attention takes documents as lengths; otherwise it takes a mask.
+
+    `dtype` is the format of the weights.
+    """
+    dtype = torch.bfloat16 if config.autocast else dtype
+    dropout = config.attention_dropout if training else 0.0
+    return config.attn_logit_softcapping is None and takes_lengths(
+        device.type, dtype, config.head_size, dropout, config.attention_backend
+    )
+
+
+def bounds_of_chunks(
+    documents: Documents | None,
+    tokens: torch.Size,
+    group: Group,
+    in_lengths: bool,
+    device: torch.device,
+) -> tuple[Documents | None, ...]:
+    """Return the boundaries in each chunk of this rank, for sequences of the size `tokens`, [b, s]."""
+    batch, length = tokens
+    size, found = length // (context.CHUNKS * group.size), []
+    for start in context.own_starts(length, group):
+        whole = documents
+        if whole is None and in_lengths and start:
+            whole = whole_sequences(batch, length, device)
+        found.append(documents_of_chunk(whole, length, range(start, start + size)))
+    return tuple(found)

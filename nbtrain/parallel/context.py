@@ -1,0 +1,103 @@
+"""Context parallelism by all-gather: ranks share the tokens of each sequence, and gather its keys and values.
+
+A sequence is cut into 2c equal chunks, and rank r of c has chunks r and 2c - 1 - r: an early and a late one,
+as in Megatron-LM, so that all ranks have equal shares of the causal triangle. All layers work on the rank's
+own tokens. Only attention needs others: keys and values of the whole sequence are gathered in one message,
+and each of the rank's chunks attends to the keys up to its own end. Their gradients are summed and scattered
+back. Heads are not shared, so that any number of heads will do.
+
+Shapes: b sequences, s tokens, g groups, d head size, c ranks of the group
+"""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from nbtrain.parallel import mappings
+from nbtrain.parallel.groups import Group
+from nbtrain.parallel.mappings import uncompiled
+
+CHUNKS = 2
+"""Number of chunks that each rank has."""
+_LAST, _TOKENS = -1, -2
+
+
+def own_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Return this rank's two chunks of tokens, one after the other: [.., s] -> [.., s/c].
+
+    Raises ValueError if the chunks would not be equal.
+    """
+    return _chunks_of(x, _LAST, group.rank, group).flatten(-2)
+
+
+def set_own_tokens(x: torch.Tensor, group: Group, own: torch.Tensor) -> None:
+    """Write the result of own_tokens back to its place in x, and zeros everywhere else."""
+    x.zero_()
+    chunks = _chunks_of(x, _LAST, group.rank, group)
+    chunks.copy_(own.view_as(chunks))
+
+
+def own_starts(tokens: int, group: Group) -> tuple[int, int]:
+    """Return the positions in a sequence of `tokens` where this rank's two chunks begin."""
+    chunk = tokens // (CHUNKS * group.size)
+    return group.rank * chunk, (CHUNKS * group.size - 1 - group.rank) * chunk
+
+
+def seen_keys(
+    key: torch.Tensor, value: torch.Tensor, group: Group
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Gather the keys and values [b, g, s/c, d] of all ranks. Return (keys, values) for each of this rank's
+    chunks: those from the sequence's beginning to the chunk's end.
+
+    Gradients are summed over the ranks, and each rank gets its own tokens'.
+    """
+    early_key, early_value, late_key, late_value = _seen_keys(key, value, group)
+    return (early_key, early_value), (late_key, late_value)
+
+
+class _SeenKeys(torch.autograd.Function):
+    """All-gather and reduce-scatter in one function, so that the backward pass makes the whole gradient once,
+    not once for each chunk.
+    """
+
+    @staticmethod
+    def forward(ctx, key, value, group):
+        own = torch.stack([key, value])
+        parts = mappings.all_gather(own, 0, group).unflatten(0, (group.size, -1))
+        shape = list(own.shape)
+        shape[_TOKENS] *= group.size
+        whole = own.new_empty(shape)
+        for rank, part in enumerate(parts):
+            chunks = _chunks_of(whole, _TOKENS, rank, group)
+            chunks.copy_(part.view(chunks.shape))
+        ctx.group, ctx.tokens = group, shape[_TOKENS]
+        ends = (start + key.shape[_TOKENS] // CHUNKS for start in own_starts(ctx.tokens, group))
+        return tuple(each[:, :, :end] for end in ends for each in whole)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        group, (early, late) = ctx.group, (grads[:2], grads[2:])
+        shape = list(late[0].shape)
+        shape[_TOKENS] = ctx.tokens
+        whole = late[0].new_zeros(2, *shape)
+        for each, first, second in zip(whole, early, late):
+            each[:, :, : second.shape[_TOKENS]] = second
+            each[:, :, : first.shape[_TOKENS]] += first
+        parts = [_chunks_of(whole, _TOKENS, rank, group).flatten(-3, -2) for rank in range(group.size)]
+        own = mappings.reduce_scatter(torch.cat(parts), 0, group)
+        return *own, None
+
+
+_seen_keys = uncompiled(_SeenKeys.apply)
+
+
+def _chunks_of(x: torch.Tensor, dim: int, rank: int, group: Group) -> torch.Tensor:
+    """Return a view of a rank's two chunks of the tokens in dimension `dim`, which becomes (2, s/2c)."""
+    count, dim = CHUNKS * group.size, dim % x.dim()
+    if x.shape[dim] % count:
+        raise ValueError(
+            f"{x.shape[dim]} tokens cannot be cut into two chunks for each of {group.size} context-parallel "
+            f"ranks: must be a multiple of {count}."
+        )
+    chunks = x.unflatten(dim, (count, -1))
+    return chunks[(slice(None),) * dim + (slice(rank, count - rank, count - 1 - 2 * rank),)]

@@ -233,15 +233,15 @@ def _ranks_of_layout(source: Reading, base: RunConfig) -> None:
     nodes = source.said(keys[0], base.resources.nodes)
     ranks = nodes * source.said(keys[1], base.resources.gpus_per_node)
     model = 1
-    for name in ("tensor", "pipeline", "ds_sequence"):
+    for name in ("tensor", "pipeline", "ds_sequence", "context"):
         model *= source.said(
             f"parallel.{name}_parallel_size", getattr(base.parallel, f"{name}_parallel_size")
         )
     place = source.origins.get(keys[1]) or source.origins[keys[0]]
     if ranks % model:
         raise ConfigError(
-            f"{place}: {ranks} ranks are not a multiple of tensor x pipeline x Ulysses = {model} ranks of "
-            f"{base.name}. Add resources.nodes=... to the command."
+            f"{place}: {ranks} ranks are not a multiple of tensor x pipeline x Ulysses x context = {model} "
+            f"ranks of {base.name}. Add resources.nodes=... to the command."
         )
     comment = f"{ranks} ranks over tensor x pipeline"
     source.set("parallel.data_parallel_size", ranks // model, comment=comment, place=place)

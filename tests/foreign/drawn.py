@@ -37,8 +37,9 @@ LAYOUTS = (
     {"nodes": 2, "gpus_per_node": 2, "data_parallel_size": 2, "pipeline_parallel_size": 2},
     {"nodes": 1, "gpus_per_node": 8, "tensor_parallel_size": 2, "pipeline_parallel_size": 4},
     {"nodes": 1, "gpus_per_node": 4, "data_parallel_size": 2, "ds_sequence_parallel_size": 2},
+    {"nodes": 1, "gpus_per_node": 4, "data_parallel_size": 2, "context_parallel_size": 2},
 )
-SIZES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "ds_sequence_parallel_size")
+SIZES = tuple(f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence", "context"))
 # Fields that only make sense together.
 GROUPS: dict[str, tuple[dict[str, Any], ...]] = {
     "ramp": (

@@ -61,6 +61,7 @@ OVERRIDES = {
     "offload": "parallel.offload_optimizer.device=cpu parallel.offload_optimizer.pin_memory=true",
     "layout": "parallel.tensor_parallel_size=2 parallel.pipeline_parallel_size=2 parallel.zero_stage=1 "
     "parallel.sequence_parallel=true resources.gpus_per_node=4 parallel.pipeline_stage_layers=[7,5]",
+    "context": "parallel.context_parallel_size=2 resources.gpus_per_node=2",
     "ulysses": "parallel.ds_sequence_parallel_size=2 resources.gpus_per_node=2",
     "full": "parallel.activation_checkpointing.granularity=full "
     "parallel.activation_checkpointing.interval_layers=3",

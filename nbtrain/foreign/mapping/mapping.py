@@ -109,6 +109,10 @@ WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
         "where the first weights are drawn",
     ),
     (
+        r"cp_comm_type",
+        "how context-parallel ranks exchange keys and values: nbtrain gathers them",
+    ),
+    (
         r"fp8_(margin|interval|amax_.*|recipe)|fp8_param_gather",
         "scaling of FP8: nbtrain scales each tensor of each step",
     ),
@@ -123,7 +127,6 @@ _PATTERNS = [(re.compile(pattern), reason) for pattern, reason in WITHOUT_MEANIN
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "dataloader_type": ("single", None),
     "DDP_impl": ("local", "torch"),
-    "context_parallel_size": (1,),
     "moe_expert_parallel_size": (1,),
     "expert_model_parallel_size": (1,),
     "num_experts": ([1], None),

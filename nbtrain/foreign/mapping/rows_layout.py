@@ -262,7 +262,7 @@ def _write_recompute(target: Writing) -> None:
         target.add("recompute_granularity", "selective")
 
 
-# --- clipping, Ulysses, FPDT ----------------------------------------------------------------------
+# --- clipping, Ulysses, context parallelism, FPDT -------------------------------------------------
 
 
 def _read_clip(source: Reading) -> None:
@@ -290,6 +290,9 @@ def _read_sequence(source: Reading) -> None:
     if source.has("ds_sequence_parallel_size") and source.setting("ds_sequence_parallel_size"):
         size = source.value("ds_sequence_parallel_size")
         source.set("parallel.ds_sequence_parallel_size", size, "ds_sequence_parallel_size")
+    if source.has("context_parallel_size") and source.setting("context_parallel_size"):
+        size = source.value("context_parallel_size")
+        source.set("parallel.context_parallel_size", size, "context_parallel_size")
     if source.has("ds_sequence_parallel_fpdt") and source.value("ds_sequence_parallel_fpdt"):
         dest = "ds_sequence_parallel_fpdt_chunk_size"
         source.set("parallel.fpdt_chunk_tokens", source.value(dest), dest)
@@ -307,6 +310,11 @@ def _write_sequence(target: Writing) -> None:
                 )
         else:
             target.unsaid("parallel.ds_sequence_parallel_size", "the program has no Ulysses")
+    if parallel.context_parallel_size > 1:
+        if target.has("context_parallel_size"):
+            target.add("context_parallel_size", parallel.context_parallel_size)
+        else:
+            target.unsaid("parallel.context_parallel_size", "the program has no context parallelism")
     if parallel.fpdt_chunk_tokens:
         if target.has("ds_sequence_parallel_fpdt"):
             target.add("ds_sequence_parallel_fpdt")
@@ -330,20 +338,22 @@ def _read_pipeline(source: Reading) -> None:
                 key, job.label, f"does not say how many ranks there are: add {key}=... to the command."
             )
     sizes = [
-        source.said(f"parallel.{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "ds_sequence")
+        source.said(f"parallel.{kind}_parallel_size", 1)
+        for kind in ("tensor", "pipeline", "ds_sequence", "context")
     ]
     nodes = source.said("resources.nodes", 0)
     gpus = source.values.get("resources.gpus_per_node", 0)
     # A CPU run has as many ranks as the launch, whatever its GPUs.
     if not gpus or given.get("resources.device") != "cpu":
         gpus = given.get("resources.gpus_per_node", gpus)
-    tensor, pipeline, ulysses = sizes
+    tensor, pipeline, ulysses, context = sizes
     if not all(isinstance(size, int) and size > 0 for size in (*sizes, nodes, gpus)):
         return  # an error in one of them is reported for the size itself
     model = math.prod(sizes)
     place = source.place("tensor_model_parallel_size")
     if nodes * gpus % model:
         words = f"tensor({tensor}) * pipeline({pipeline})" + (f" * Ulysses({ulysses})" if ulysses > 1 else "")
+        words += f" * context({context})" if context > 1 else ""
         fit = -(-model // gpus) if model % gpus == 0 or gpus % model == 0 else 0
         fix = f" Add resources.nodes={fit} to the command." if fit else ""
         source.fail(
@@ -354,6 +364,7 @@ def _read_pipeline(source: Reading) -> None:
         )
         return
     comment = f"{nodes * gpus} ranks over tensor x pipeline" + " x Ulysses" * (ulysses > 1)
+    comment += " x context" * (context > 1)
     source.set("parallel.data_parallel_size", nodes * gpus // model, comment=comment, place=place)
 
 
@@ -409,9 +420,14 @@ LAYOUT_ROWS = (
     ),
     Row(("optimizer.clip_grad",), ("clip_grad",), _read_clip, _write_clip),
     Row(
-        ("parallel.ds_sequence_parallel_size", "parallel.fpdt_chunk_tokens"),
+        (
+            "parallel.ds_sequence_parallel_size",
+            "parallel.context_parallel_size",
+            "parallel.fpdt_chunk_tokens",
+        ),
         (
             "ds_sequence_parallel_size",
+            "context_parallel_size",
             "ds_sequence_parallel_fpdt",
             "ds_sequence_parallel_fpdt_chunk_size",
             "ds_sequence_parallel_fpdt_offloading",

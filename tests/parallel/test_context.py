@@ -123,7 +123,7 @@ def check_bf16_kernels_are_those_of_one_process():
 
 
 def check_logits_are_refused():
-    with pytest.raises(ValueError, match="logits are of whole sequences"):
+    with pytest.raises(ValueError, match="logits need whole sequences"):
         GPT(gpt_config(), layout())(text()[0])
 
 

@@ -1,4 +1,6 @@
-"""Findings about the layout: bubble, tensor ranks across machines, useless ZeRO++, small chunks of FPDT."""
+"""Findings about the layout: bubble, tensor ranks across machines, useless ZeRO++, small chunks of FPDT, the
+slower way to share sequences.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -280,6 +282,36 @@ def fpdt_chunks_are_large_enough(estimates: RunEstimates) -> Iterator[Finding]:
     )
 
 
+def sequences_are_shared_the_faster_way(estimates: RunEstimates) -> Iterator[Finding]:
+    """Check that ranks share sequences by Ulysses or context parallelism, whichever is faster: keys that few
+    ranks gather may be fewer than the heads that they would exchange, or more.
+    """
+    config, step = estimates.config, estimates.duration.step
+    parallel, rates = config.parallel, estimates.speed.table_rates
+    ours, theirs = "ds_sequence_parallel_size", "context_parallel_size"
+    if parallel.context_parallel_size > 1:
+        ours, theirs = theirs, ours
+    if parallel.sequence_ranks == 1 or step is None or rates is None:
+        return
+    size = getattr(parallel, ours)
+    changed = with_values(config, {f"parallel.{ours}": 1, f"parallel.{theirs}": size})
+    setup = setup_of(changed)
+    other = estimate_step(setup, rates)
+    saved = 1 - other.seconds / step.seconds if other else 0.0
+    if saved < PAYS_FRACTION or estimate(setup).fits is False or find_problems(changed):
+        return
+    assert other is not None
+    yield finding_of(
+        config,
+        "sequences_are_shared_the_faster_way",
+        f"parallel.{ours}",
+        f"{step.sequence / step.seconds:.0%} of each step exchanges tokens between the {size} ranks of a "
+        f"sequence; with {theirs}({size}) it would be {other.sequence / other.seconds:.0%}.",
+        f"Set parallel.{theirs}: {size} and {ours}: 1.",
+        estimates.share(saved, "time without computation"),
+    )
+
+
 LAYOUT_RULES = (
     bubble_is_small,
     data_traffic_is_hidden,
@@ -288,4 +320,5 @@ LAYOUT_RULES = (
     hpz_stays_inside_a_machine,
     quantized_gradients_cross_machines,
     fpdt_chunks_are_large_enough,
+    sequences_are_shared_the_faster_way,
 )

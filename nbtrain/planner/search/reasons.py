@@ -1,6 +1,7 @@
 """Reasons for a layout's settings, in the order in which practitioners decide.
 
-    precision, recomputation, ZeRO, hpZ, offloading, then the number of replicas of the model (DP)
+    precision, recomputation, ZeRO, hpZ, offloading, how ranks share sequences if they do, then the number of
+    replicas of the model (DP)
 
 Each reason compares the layout, in numbers, with the cheaper technique that it could have used: how much
 memory that would need, or how much slower it would be.
@@ -9,7 +10,7 @@ memory that would need, or how much slower it would be.
 from typing import NamedTuple
 
 from nbtrain.base.text import amounts
-from nbtrain.planner.search.legal import RECOMPUTATIONS, Layout, Options, problems
+from nbtrain.planner.search.legal import RECOMPUTATIONS, Cut, Layout, Options, problems
 from nbtrain.planner.search.search import OFFLOADS, ROOMY_FRACTION, ScoredLayout, SearchResult, score
 
 
@@ -28,6 +29,7 @@ def reasons(result: SearchResult, one: ScoredLayout) -> list[Reason]:
         Reason("ZeRO", _zero(result, one)),
         Reason("hpZ", _hpz(result, one)),
         Reason("offloading", _offloading(result, one)),
+        *([Reason("sequences", _sequences(result, one))] if one.layout.cut.sharing > 1 else []),
         Reason("replicas", _replicas(result, one)),
     ]
 
@@ -53,7 +55,7 @@ def _recomputation(result: SearchResult, one: ScoredLayout) -> str:
 
 def _zero(result: SearchResult, one: ScoredLayout) -> str:
     options, cut = one.layout.options, one.layout.cut
-    stage, ranks = options.zero_stage, cut.data * cut.ulysses
+    stage, ranks = options.zero_stage, cut.data * cut.sharing
     if ranks == 1 and stage > 1:
         held = "gradients" if options.offload_param == "none" else "gradients and weights"
         lower = options._replace(zero_stage=stage - 1, hpz=False, offload_param="none")
@@ -99,9 +101,18 @@ def _offloading(result: SearchResult, one: ScoredLayout) -> str:
     return f"{what} in host memory ({host}{have} a rank): {_without(result, one, changed, 'with less of it')}"
 
 
+def _sequences(result: SearchResult, one: ScoredLayout) -> str:
+    cut = one.layout.cut
+    ours, theirs, other = "Ulysses", "context parallelism", cut._replace(ulysses=1, context=cut.ulysses)
+    if cut.context > 1:
+        ours, theirs, other = theirs, ours, cut._replace(ulysses=cut.context, context=1)
+    found = _without(result, one, one.layout.options, f"with {theirs}", other)
+    return f"each is shared by {cut.sharing} ranks, by {ours}: {found}"
+
+
 def _replicas(result: SearchResult, one: ScoredLayout) -> str:
     cut = one.layout.cut
-    parts = cut.tensor * cut.pipeline * cut.ulysses
+    parts = cut.parts
     more = [other for other in result.ranked if other.layout.cut.data > cut.data]
     if parts == 1:
         return f"{cut.data}, one on each GPU: the model is not divided"
@@ -117,9 +128,13 @@ def _replicas(result: SearchResult, one: ScoredLayout) -> str:
     return f"{head}; with {other} is {change}"
 
 
-def _without(result: SearchResult, one: ScoredLayout, options: Options, words: str) -> str:
-    """Describe the layout with other options: not allowed, not fitting, tight, slower or faster."""
-    other = Layout(one.layout.cut, one.layout.micro_batch_size, options)
+def _without(
+    result: SearchResult, one: ScoredLayout, options: Options, words: str, cut: Cut | None = None
+) -> str:
+    """Describe the layout with other options, or another cut: not allowed, not fitting, tight, slower or
+    faster.
+    """
+    other = Layout(cut or one.layout.cut, one.layout.micro_batch_size, options)
     if broken := problems(result.space, other):
         return f"{words} the trainer refuses it ({broken[0]})"
     weaker = score(result.space, other)

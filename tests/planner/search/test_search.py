@@ -107,7 +107,9 @@ def test_reasons_are_in_the_order_of_the_field(small, large):
     topics = ["precision", "recomputation", "ZeRO", "hpZ", "offloading", "replicas"]
     for found in (small, large):
         for one in found.result.ranked[:20]:
-            assert [reason.topic for reason in reasons(found.result, one)] == topics
+            shares = ["sequences"] if one.layout.cut.sharing > 1 else []
+            topics_of_one = [*topics[:5], *shares, *topics[5:]]
+            assert [reason.topic for reason in reasons(found.result, one)] == topics_of_one
     words = dict(small.why(1))
     assert words["precision"] == "bf16: A100-40GB multiplies it at 312 TFLOP/s, without a loss scale"
     offloaded = next(one for one in large.result.ranked if one.layout.options.offload_optimizer == "cpu")
@@ -156,6 +158,24 @@ def test_why_not_answers_for_any_layout(small):
     assert why_not(result, result.ranked[0].layout) == "It is the best layout."
     with pytest.raises(ConfigError, match="why_not has no setting 'tp'; it has tensor_parallel_size,"):
         small.why_not(tp=3)
+
+
+def test_context_parallelism_is_found_where_ulysses_cannot_shard_the_heads():
+    """Of 5 heads, neither tensor parallelism nor Ulysses gives each of two ranks as many; 16 GPUs share 8
+    sequences of a batch by context parallelism.
+    """
+    changes = {"model.num_attention_heads": 5, "model.kv_channels": 128, "model.attention_dropout": 0.0}
+    changes |= {"batch.global_batch_size": 8, "parallel.pipeline_parallel_size": 1}
+    found = FoundLayouts(search("1.3B", 16, 8, "A100-80GB", changes))
+    cut = found[1].layout.cut
+    assert cut.tensor == cut.ulysses == 1 < cut.context
+    assert dict(found.why(1))["sequences"] == (
+        f"each is shared by {cut.context} ranks, by context parallelism: with Ulysses the trainer refuses it "
+        f"(ds_sequence_parallel_size({cut.context}) does not divide num_attention_heads(5))"
+    )
+    assert "context parallelism cannot be combined with Ulysses" in found.why_not(
+        context_parallel_size=2, ds_sequence_parallel_size=2
+    )
 
 
 @pytest.mark.parametrize(

@@ -346,9 +346,9 @@ def _launch(
     if started and launch.code:
         launch = replace(launch, code_tried="not tried: its scheduler has started the job")
     elif reads_data:
-        known = read_own_block(launch.config)
+        block = read_own_block(launch.config)
         tried = code_tried or try_code(launch.config, launch.code, tries_code)
-        if read_own_block(launch.config) != known:
+        if read_own_block(launch.config) != block:
             # The trial has counted the parameters of the run's own blocks.
             launch, plan = _checked_launch(request, checks)
         launch = replace(launch, code_tried=tried)

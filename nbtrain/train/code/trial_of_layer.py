@@ -98,7 +98,8 @@ def count_block(config: RunConfig, code: UserCode) -> OwnBlock:
 
 
 def _counted(block: torch.nn.Module, size: int) -> OwnBlock:
-    sharded, whole = [], []
+    sharded: list[tuple[int, int]] = []
+    whole: list[tuple[int, int]] = []
     for parameter in block.parameters():
         is_sharded = partition_dim(parameter) is not None
         entry = (parameter.numel() * (size if is_sharded else 1), parameter.dim())

@@ -133,6 +133,7 @@ def test_a_finished_run_has_what_readers_expect(finished):
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "ds_sequence_parallel_size": 1,
+        "context_parallel_size": 1,
         "zero_stage": 1,
         "weights": "fp32",
     }

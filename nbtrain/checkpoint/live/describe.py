@@ -35,9 +35,6 @@ def layout(config: RunConfig) -> dict[str, Any]:
     parallel, precision = config.parallel, config.precision
     found: dict[str, Any] = {key: getattr(parallel, key) for key in resume_report.SIZES}
     found["weights"] = "fp32" if precision.autocast else precision.dtype
-    # A checkpoint without this size was written by runs without context parallelism.
-    if parallel.context_parallel_size > 1:
-        found["context_parallel_size"] = parallel.context_parallel_size
     if parallel.pipeline_parallel_size > 1:
         found["stage_layers"] = stage_layers(config)
     if parallel.zero_stage == 3:

@@ -27,9 +27,12 @@ from nbtrain.dataset.samples.sample import Samples
 from nbtrain.dataset.samples.state import DataState
 
 # Entries of a layout (describe.py) that are fields of the section `parallel`, under the same name.
-SIZES = (*(f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence")), "zero_stage")
+_KINDS = ("data", "tensor", "pipeline", "ds_sequence", "context")
+SIZES = (*(f"{kind}_parallel_size" for kind in _KINDS), "zero_stage")
+# Sizes of a layout that does not have them.
+ABSENT = {"context_parallel_size": 1}
 # The YAML key that determines each entry of a layout, for messages.
-LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "context_parallel_size", "sub_group_size")} | {
+LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "sub_group_size")} | {
     "weights": "precision.dtype",
     "stage_layers": "parallel.pipeline_stage_layers",
     "offload_optimizer": "parallel.offload_optimizer.device",
@@ -122,7 +125,7 @@ def certify(
 
 def layout_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the differences of two layouts under their YAML keys: ["parallel.zero_stage: 1 -> 3", ...]."""
-    changed = {key: (old, new) for key, old, new in _differences(before, now)}
+    changed = {key: (old, new) for key, old, new in _differences({**ABSENT, **before}, {**ABSENT, **now})}
     return [
         f"{LAYOUT_KEYS.get(key, key)}: {'none' if old is None else old} -> {'none' if new is None else new}"
         for key, (old, new) in changed.items()

@@ -139,6 +139,8 @@ def test_a_layout_is_named_in_the_words_of_the_yaml():
     smaller = {**shared, "sub_group_size": 10**6}
     assert resume_report.layout_words(shared, smaller) == ["parallel.sub_group_size: 1000000000 -> 1000000"]
     assert resume_report.layout_words(plain, plain) == []
+    shared = {**plain, "context_parallel_size": 2}
+    assert resume_report.layout_words(shared, plain) == ["parallel.context_parallel_size: 2 -> 1"]
 
 
 def test_every_part_of_a_layout_has_a_key_of_the_yaml():

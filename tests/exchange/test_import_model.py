@@ -227,7 +227,7 @@ BAD = {
     "a tokenizer of another vocabulary": (
         lambda folder: write_tokenizer_files(folder, 40),
         DataError,
-        "models/small: its tokenizer has ids up to 39, and the model has 20 rows: it is the tokenizer of "
+        "models/small: its tokenizer has ids up to 39, but the model has 20 rows: it is the tokenizer of "
         "another model. Put the right one there, or name another (tokenizer.path=...).",
     ),
     "a tokenizer_config.json of nothing": (

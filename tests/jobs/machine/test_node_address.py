@@ -24,7 +24,7 @@ def test_whoever_starts_the_agent_numbers_it(name: str) -> None:
 def test_a_number_that_cannot_be_is_refused() -> None:
     """A node number that is out of range is rejected, and the message names a fix."""
     with pytest.raises(
-        JobError, match=r"^SLURM_PROCID=4, and the job has 4 nodes, numbered from 0\. Start one"
+        JobError, match=r"^SLURM_PROCID=4, but the job has 4 nodes, numbered from 0\. Start one"
     ):
         node_number(4, {"SLURM_PROCID": "4"})
     with pytest.raises(JobError, match=r"says which of 2 nodes this is\. Start the agents with srun, mpirun"):

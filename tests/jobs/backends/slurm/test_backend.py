@@ -575,7 +575,7 @@ def test_partitions_are_hidden_or_none_is_the_default(
     (found,) = BACKEND.findings(run)
     assert slurm["said"] == [("sinfo", "-a", "-h", "-N", "-o", "%P|%N|%c|%m|%G")]
     assert str(found) == (
-        f"{run.where('backend.kind')}: backend.slurm.partition is not set, and the cluster has no default "
+        f"{run.where('backend.kind')}: backend.slurm.partition is not set, but the cluster has no default "
         "partition. Set backend.slurm.partition to one of large, main."
     )
     assert list(BACKEND.findings(config(**{"backend.slurm.partition": "main"}))) == []

@@ -129,10 +129,10 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
     if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool)):
         raise ConfigError(f"gpus = {gpus!r} must be a whole number.")
     found = FoundLayouts(search(config, gpus, gpu_type=gpu_type), SUGGESTIONS)
+    cells_of, space = found.rows(), found.result.space
+    chosen = [space.run(found[number].layout, check=False) for number in range(1, len(cells_of) + 1)]
     rows = []
-    for number, cells in enumerate(found.rows(), start=1):
-        chosen = found.result.space.run(found[number].layout, check=False)
-        texts = draft.texts_for(chosen)
+    for number, (cells, texts) in enumerate(zip(cells_of, draft.texts_for(chosen)), start=1):
         changes = [[key, draft.text(every_field()[key]), text] for key, text in texts.items()]
         _, layout, step, mfu, total_time, memory, headroom, *_, against = cells
         rows.append(

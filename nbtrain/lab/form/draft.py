@@ -6,7 +6,7 @@ Draft("gpt-tiny").set("batch.micro_batch_size", "4")  ->  assess()  ->  problems
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,12 +73,14 @@ class Draft:
         self.base = load(run, check=False)
         self._base_values = self.base.model_dump()
         self._of_leading: dict[str, dict[str, Any]] = {}
-        now = load(self.base, overrides, check=False).model_dump()
         self._changed: dict[str, Any] = {}
-        for key, one in every_field().items():
-            if one.within and _at(now, one.within) is None:
-                continue
-            self.set(key, one.as_held(_at(now, key)))
+        given = load(self.base, overrides, check=False)
+        if given is not self.base:
+            now = given.model_dump()
+            for key, one in every_field().items():
+                if one.within and _at(now, one.within) is None:
+                    continue
+                self.set(key, one.as_held(_at(now, key)))
         self.given = self.changes
         self.unreadable: dict[str, Finding] = {}
         """{key: why the typed text is not a valid value}."""
@@ -295,19 +297,12 @@ class Draft:
             call = f"{head}, {{\n{lines}}}{tail[:-1]}{f', {more}' if more else ''})"
         return f"import nbtrain as nb\n\n{name} = {call}\n{name}"
 
-    def texts_for(self, config: RunConfig) -> dict[str, str]:
-        """Return the texts that turn this draft into `config`: {key: text} of the fields that differ."""
-        wanted, found = config.model_dump(), {}
-        for key, one in every_field().items():
-            if key == "name" or (one.within and _at(wanted, one.within) is None):
-                continue
-            value, own = one.as_held(_at(wanted, key)), self.value(key)
-            # Most fields have the same value; spelling all of them takes longer than a search for layouts.
-            if type(value) is type(own) and value == own:
-                continue
-            if (text := one.text(value)) != one.text(own):
-                found[key] = text
-        return found
+    def texts_for(self, configs: Iterable[RunConfig]) -> list[dict[str, str]]:
+        """Return the texts that turn this draft into each of `configs`: {key: text} of the fields that
+        differ.
+        """
+        values = {key: self.value(key) for key in every_field()}
+        return [_texts_for(config.model_dump(), values) for config in configs]
 
     def _around(self, function: str) -> tuple[str, str, list[str]]:
         """Return the overrides of a call, and the text before and after them."""
@@ -318,6 +313,20 @@ class Draft:
             head, tail = f"{function}(nb.open_run({_python(self.clone_of)}).clone({_python(name)}", "))"
         texts = (f"{_python(key)}: {_python(without_secrets(value))}" for key, value in overrides.items())
         return head, tail, [*texts]
+
+
+def _texts_for(wanted: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for key, one in every_field().items():
+        if key == "name" or (one.within and _at(wanted, one.within) is None):
+            continue
+        value, own = one.as_held(_at(wanted, key)), values[key]
+        # Most fields have the same value; spelling all of them takes longer than a search for layouts.
+        if type(value) is type(own) and value == own:
+            continue
+        if (text := one.text(value)) != one.text(own):
+            found[key] = text
+    return found
 
 
 def _leads(key: str) -> bool:

@@ -28,6 +28,7 @@ The bytes that autograd really keeps: within 5 %, on one rank (tests/planner/mem
 and on each of two that share the model (test_activations_cut.py).
 """
 
+import operator
 from typing import NamedTuple
 
 from nbtrain.planner.memory.stage import Stage
@@ -63,11 +64,11 @@ class Kinds(NamedTuple):
 
     def times(self, factor: float) -> "Kinds":
         """Multiply every kind by `factor`."""
-        return Kinds(*(factor * value for value in self))
+        return Kinds._make([factor * value for value in self])
 
     def plus(self, other: "Kinds") -> "Kinds":
         """Add another amount, kind by kind."""
-        return Kinds(*map(sum, zip(self, other)))
+        return Kinds._make(map(operator.add, self, other))
 
 
 def product_element(setup: Setup) -> int:

@@ -89,12 +89,6 @@ def is_bf16_optimizer(setup: Setup) -> bool:
     return bf16 and setup.zero_stage == 1 and setup.offload_optimizer == "none"
 
 
-def padded_shares(setup: Setup, stage: Stage) -> tuple[int, int]:
-    """Return the elements of all flat buffers of a rank under ZeRO 1 and 2, and of its part of them."""
-    whole = sum(_padded_groups(setup, stage))
-    return whole, whole // setup.zero_size
-
-
 def _padded_groups(setup: Setup, stage: Stage) -> tuple[int, int]:
     """Return the elements of the flat buffers of both groups."""
     multiple = ALIGNMENT * setup.zero_size
@@ -149,10 +143,11 @@ def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int,
         if setup.hpz_size > 1:
             weights += element * zero3_share(setup, stage, setup.hpz_size)
     else:
-        whole, part = padded_shares(setup, stage)
+        groups, ranks = _padded_groups(setup, stage), setup.zero_size
+        whole = sum(groups)
+        part = whole // ranks
         weights, master = element * whole, 4 * part
-        parts = (group // setup.zero_size for group in _padded_groups(setup, stage))
-        optimizer = _moments(muon, *parts) + 2 * STEP_BYTES
+        optimizer = _moments(muon, *(group // ranks for group in groups)) + 2 * STEP_BYTES
         if zero == 2 and setup.offload_optimizer == "cpu" and weight_element(setup) == 4:
             gradients = _offloaded_sums(setup, stage, rank)
         elif zero == 2:

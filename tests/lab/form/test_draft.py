@@ -228,10 +228,10 @@ def test_what_a_recipe_sets_follows_it(run: str, typed: dict[str, object], overr
     assert draft.overrides == (typed if overrides is None else overrides)
     trained = load(run, typed, check=False)
     assert load(run, draft.overrides, check=False) == trained
-    assert draft.texts_for(trained) == {} and not draft.unreadable
+    assert draft.texts_for([trained]) == [{}] and not draft.unreadable
     assert Draft(run, typed).changes == draft.changes
     draft.type({"recipe": "gpt3" if run == "gpt3-tiny" else "modern"})
-    assert draft.texts_for(load(run, draft.overrides, check=False)) == {}
+    assert draft.texts_for([load(run, draft.overrides, check=False)]) == [{}]
 
 
 def test_names_follow_the_text_and_the_vocabulary() -> None:

@@ -1,22 +1,26 @@
-"""CPU seconds of commands that a user waits for, as whole processes, next to grep and to an older version.
+"""Seconds of commands that a user waits for, as whole processes, next to grep and to an older version.
 
     python tests/benchmarks/commands.py [--old FOLDER] [--rounds 9] [--only status logs ...]
                                         [--points 1000000 2000000] [--log-bytes 1000000000]
 
 `--old` is the root of another version of this repository, such as an unpacked `git archive`; it runs with the
-same Python and packages, in turn with this one. Seconds are user and system time of the process and its
-children; the table has the median, the least and the most of all rounds. Modules are compiled in advance, as
-pip does. The run of status and logs has 60 steps; that of curves has 20 scalars at each step; the model of
-generate has 6 layers of width 384.
+same Python and packages, in turn with this one. CPU seconds are user and system time of the process and its
+children; the table has the median, the least and the most of all rounds, and the median of the elapsed time.
+Modules are compiled in advance, as pip does. The run of status and logs has 60 steps; that of curves has 20
+scalars at each step; the model of generate and serve has 6 layers of width 384. serve is measured until it
+says that it listens; its CPU seconds include its end.
 """
 
 import argparse
 import contextlib
 import os
+import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,14 +62,14 @@ def main() -> None:
     parser.add_argument("--old", type=Path, help="the root of another version of this repository")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
-        "--only", nargs="+", metavar="WORD", help="status, logs, check, plan, curves, grep, generate"
+        "--only", nargs="+", metavar="WORD", help="status, logs, check, plan, curves, grep, generate, serve"
     )
     parser.add_argument("--points", type=int, nargs="*", default=[1_000_000, 2_000_000])
     parser.add_argument("--log-bytes", type=int, default=1_000_000_000)
     options = parser.parse_args()
     old = options.old and options.old.resolve()
-    print("| command | program | CPU s, median | least to most | relative to this version |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| command | program | CPU s, median | least to most | relative to this version | elapsed s |")
+    print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         # `python -m` in a command's own processes would find this version in the current folder.
         versions = [Version("this version", REPOSITORY, Path(name) / "this")]
@@ -130,11 +134,15 @@ def commands(
         for version in versions:
             version.write(LONG, name, points)
         yield ["curves", name, "-o", "OUTPUT/curves.png"], {}
-    if is_wanted("generate"):
-        for version in versions:
-            version.write(SAVED, "saved")
-        torch = {"a process that imports torch": [sys.executable, "-c", "import torch"]}
-        yield ["generate", "saved", "-n", "64", "--prompt", "the model"], torch
+    torch = {"a process that imports torch": [sys.executable, "-c", "import torch"]}
+    for words in (
+        ["generate", "saved", "-n", "64", "--prompt", "the model"],
+        ["serve", "saved", "--port", "0"],
+    ):
+        if is_wanted(words[0]):
+            for version in versions:
+                version.write(SAVED, "saved")
+            yield words, torch
     if options.log_bytes and is_wanted("grep"):
         logs = [version.write_log("logged", options.log_bytes) for version in versions]
         yield ["logs", "logged", "--grep", NEEDLE], {"grep -F": ["grep", "-F", NEEDLE, str(logs[0])]}
@@ -144,17 +152,39 @@ def compare(
     title: str, programs: dict[str, tuple[list[str], dict[str, str]]], options: argparse.Namespace
 ) -> None:
     """Run the programs in turn, and print a row of each; the first call of each is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for number in range(options.rounds + 1):
         for name, (command, variables) in programs.items():
-            measured = cpu_seconds(command, variables)
+            measured = (
+                start_seconds(command, variables) if "serve" in command else run_seconds(command, variables)
+            )
             if number:
                 seconds[name].append(measured)
-    ours = statistics.median(next(iter(seconds.values())))
+    ours = statistics.median(cpu for cpu, _ in next(iter(seconds.values())))
     for name, values in seconds.items():
-        median = statistics.median(values)
-        spread = f"{min(values):.3f} to {max(values):.3f}"
-        print(f"| {title} | {name} | {median:.3f} | {spread} | {median / ours:.2f} |", flush=True)
+        cpu = [one for one, _ in values]
+        median, elapsed = statistics.median(cpu), statistics.median(one for _, one in values)
+        spread = f"{min(cpu):.3f} to {max(cpu):.3f}"
+        row = f"{title} | {name} | {median:.3f} | {spread} | {median / ours:.2f} | {elapsed:.2f}"
+        print(f"| {row} |", flush=True)
+
+
+def run_seconds(command: list[str], variables: dict[str, str]) -> tuple[float, float]:
+    """Return the CPU seconds and the elapsed seconds of a process."""
+    begin = time.perf_counter()
+    return cpu_seconds(command, variables), time.perf_counter() - begin
+
+
+def start_seconds(command: list[str], variables: dict[str, str]) -> tuple[float, float]:
+    """Return the CPU seconds of a server from its start to its end, and the seconds until it listens."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("a page to try it") for line in process.stdout)
+        elapsed = time.perf_counter() - begin
+        process.send_signal(signal.SIGTERM)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, elapsed
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def main() -> None:
         for (workers, pool), entries in found.items():
             wall, cpu = ([entry[index] for entry in entries] for index in (0, 1))
             shown = [
-                f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+                f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
                 for values in (wall, cpu)
             ]
             rate = written / 1e6 / statistics.median(cpu)

@@ -135,14 +135,12 @@ def commands(
             version.write(LONG, name, points)
         yield ["curves", name, "-o", "OUTPUT/curves.png"], {}
     torch = {"a process that imports torch": [sys.executable, "-c", "import torch"]}
-    for words in (
-        ["generate", "saved", "-n", "64", "--prompt", "the model"],
-        ["serve", "saved", "--port", "0"],
-    ):
-        if is_wanted(words[0]):
-            for version in versions:
-                version.write(SAVED, "saved")
-            yield words, torch
+    models = (["generate", "saved", "-n", "64", "--prompt", "the model"], ["serve", "saved", "--port", "0"])
+    models = tuple(words for words in models if is_wanted(words[0]))
+    for version in versions if models else ():
+        version.write(SAVED, "saved")
+    for words in models:
+        yield words, torch
     if options.log_bytes and is_wanted("grep"):
         logs = [version.write_log("logged", options.log_bytes) for version in versions]
         yield ["logs", "logged", "--grep", NEEDLE], {"grep -F": ["grep", "-F", NEEDLE, str(logs[0])]}

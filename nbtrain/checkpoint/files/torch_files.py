@@ -118,7 +118,7 @@ class _StandIn:
         raise TypeError("this process has to load DeepSpeed before it reads what it writes again.")
 
 
-def _deepspeed_types() -> list[tuple[type, str]]:
+def _deepspeed_types() -> list[Any]:
     """Return the classes of DEEPSPEED_TYPES with their full names, as torch's reader takes them.
 
     A process that has not loaded DeepSpeed gets stand-ins, because to load it takes 0.4 s.

@@ -16,7 +16,7 @@ constants, so they are the same on every machine.
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -230,7 +230,7 @@ def _architectures() -> Iterator[str]:
     yield "An architecture does not set sizes, such as `num_query_groups` and `kv_channels`."
 
 
-def _sets(sets: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _sets(sets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield a table of the fields in which named sets differ, and a sentence about the fields that agree."""
     alike, rows = [], []
     for field in next(iter(sets.values())):

@@ -4,11 +4,13 @@ code.
 
 import hashlib
 import importlib
+import os
 import pickle
 import re
 import sys
 import threading
 import warnings
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +24,8 @@ from nbtrain.base.workspace import display
 SUFFIX = ".pt"
 # torch writes a whole tensor in one call; the process that waits for a save checks its progress every second.
 PIECE_BYTES = 64 << 20
+# Hashing less than this takes less time than handing it to another thread.
+SMALL_BYTES = 1 << 20
 # How torch's reader names a function or class that it refuses to call.
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
 # Classes in DeepSpeed's files besides tensors and plain values, as (module, name).
@@ -59,7 +63,10 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
     """
     stream = _HashedStream()
     try:
-        with files.atomic_writer(path) as stream.file:
+        with (
+            files.atomic_writer(path) as stream.file,
+            ThreadPoolExecutor(1, "checkpoint-hash") as stream.hasher,
+        ):
             torch.save(state, stream)  # type: ignore[arg-type]
             if stream.failure is not None:
                 raise stream.failure
@@ -130,10 +137,21 @@ def _deepspeed_types() -> list[Any]:
     ]
 
 
+def start_writeback(file: IO[bytes], start: int, count: int) -> None:
+    """Ask the system to write a range of a file to the disk now, so that the final fsync has little left."""
+    if count >= SMALL_BYTES and hasattr(os, "posix_fadvise"):
+        # Linux starts to write dirty pages that are not needed soon; it keeps those that it has not written.
+        os.posix_fadvise(file.fileno(), start, count, os.POSIX_FADV_DONTNEED)
+
+
 class _HashedStream:
-    """A stream for torch.save that writes to `file`, and counts and hashes the bytes."""
+    """A stream for torch.save that writes to `file`, and counts and hashes the bytes.
+
+    SHA-256 is as slow as a quick disk, so `hasher` computes it while the same bytes are being written.
+    """
 
     file: IO[bytes]
+    hasher: Executor
 
     def __init__(self) -> None:
         self.size = 0
@@ -142,17 +160,29 @@ class _HashedStream:
 
     def write(self, content: bytes | memoryview) -> int:
         whole = memoryview(content).cast("B")
-        for start in range(0, len(whole), PIECE_BYTES):
-            piece = whole[start : start + PIECE_BYTES]
-            try:
-                self.file.write(piece)
-            except OSError as error:
-                self.failure = self.failure or error
-                raise
-            self.sha256.update(piece)
-            self.size += len(piece)
-            count_written(len(piece))
+        if len(whole) < SMALL_BYTES:
+            self._write(whole)
+            self.sha256.update(whole)
+            return len(whole)
+        pieces = [whole[start : start + PIECE_BYTES] for start in range(0, len(whole), PIECE_BYTES)]
+        hashed = [self.hasher.submit(self.sha256.update, piece) for piece in pieces]
+        try:
+            for piece in pieces:
+                self._write(piece)
+        finally:
+            # torch may free the bytes after this call.
+            wait(hashed)
         return len(whole)
+
+    def _write(self, piece: memoryview) -> None:
+        try:
+            self.file.write(piece)
+            start_writeback(self.file, self.size, len(piece))
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+        self.size += len(piece)
+        count_written(len(piece))
 
     def flush(self) -> None:
         self.file.flush()

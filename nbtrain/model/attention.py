@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nbtrain.parallel.mappings import uncompiled
+from nbtrain.parallel.compiler import uncompiled
 from nbtrain.parallel.random import preserved
 
 BACKENDS = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from nbtrain.parallel.mappings import uncompiled
+from nbtrain.parallel.compiler import uncompiled
 from nbtrain.parallel.random import TensorParallelStream
 
 

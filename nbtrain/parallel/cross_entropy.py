@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from nbtrain.parallel import mappings
+from nbtrain.parallel.compiler import uncompiled
 from nbtrain.parallel.groups import ALONE, Group
 from nbtrain.parallel.trained_rows import OwnRows, TrainedRows, own_rows
 
@@ -270,4 +271,4 @@ def _statistics(
     return torch.logsumexp(of_ranks[:, 0], dim=0), of_ranks[:, 1].sum(0)
 
 
-_uncompiled_apply = mappings.uncompiled(_LinearCrossEntropy.apply)
+_uncompiled_apply = uncompiled(_LinearCrossEntropy.apply)

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import torch
 
+from nbtrain.parallel.compiler import uncompiled
 from nbtrain.parallel.groups import Group
-from nbtrain.parallel.mappings import uncompiled
 from nbtrain.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 

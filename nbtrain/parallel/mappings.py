@@ -22,25 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbtrain.parallel.compiler import uncompiled
 from nbtrain.parallel.groups import Group
 
 TOKENS, COLUMNS = 1, -1
-
-
-def uncompiled(function: Callable) -> Callable:
-    """Exclude `function` from compiled graphs, because the compiler cannot follow unfinished collectives.
-
-    torch.compiler.disable is applied at the first call, because it imports the compiler, which takes a
-    second.
-    """
-    made: list[Callable] = []
-
-    def call(*arguments):
-        if not made:
-            made.append(torch.compiler.disable(function))
-        return made[0](*arguments)
-
-    return call
 
 
 def all_reduce(x: torch.Tensor, group: Group) -> torch.Tensor:

@@ -26,6 +26,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from nbtrain.parallel import fp8, mappings
+from nbtrain.parallel.compiler import uncompiled
 from nbtrain.parallel.four_bits import FourBitMatrix, FourBits
 from nbtrain.parallel.groups import ALONE, Group
 from nbtrain.parallel.mappings import TOKENS
@@ -382,5 +383,5 @@ class _RowLinear(torch.autograd.Function):
         return grad_x, grad_weight, None, None, None
 
 
-_column_linear = mappings.uncompiled(_ColumnLinear.apply)
-_row_linear = mappings.uncompiled(_RowLinear.apply)
+_column_linear = uncompiled(_ColumnLinear.apply)
+_row_linear = uncompiled(_RowLinear.apply)

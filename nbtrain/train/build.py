@@ -38,6 +38,7 @@ from nbtrain.model.gpt import build_model
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.gpt_pipe import build_pipeline, canonical_parameters
 from nbtrain.model.initialization import Zeros
+from nbtrain.parallel.compiler import leave_out_compiler
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream, seed_rank
@@ -242,6 +243,8 @@ def build_engine(
     """
     import deepspeed
 
+    if not config.model.compile:
+        leave_out_compiler()
     parallel, derived = config.parallel, deepspeed_config(config)
     # The group of one kind of sharing; the other kind has one rank.
     shared, alone = groups.sequence_parallel, groups.alone

@@ -146,9 +146,9 @@ def test_a_finished_run_has_what_readers_expect(finished):
     assert beat.progress.test_loss == events(finished, "test")[0]["loss"]
     phases = [event["phase"] for event in events(finished, "phase")]
     # A phase of less than 5 ms has no event: on a quick machine, the start of a forked rank, which has torch
-    # already, and a validation of so small a model.
+    # already, and a validation of so small a model. Loading nothing is longer only on a busy one.
     assert phases[: phases.index("build")] in ([], ["start"]) and "train" in phases
-    assert set(phases) <= {"start", "build", "train", "evaluate", "save", "test", "end"}
+    assert set(phases) <= {"start", "build", "load", "train", "evaluate", "save", "test", "end"}
     assert "DeepSpeed" not in launch.log_of(finished) and "MA " not in launch.log_of(finished)
 
 

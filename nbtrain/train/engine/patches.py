@@ -117,6 +117,13 @@ PATCHES = (
         "nbtrain/checkpoint/local_save.py",
     ),
     Patch(
+        "deepspeed.runtime.compiler.compile",
+        "to ask whether an optimizer is its Muon, DeepSpeed imports that and compiles it, "
+        "which loads torch's compiler; replaced during that import",
+        "tests/parallel/test_compiler.py::test_steps_load_no_compiler_which_can_be_loaded_later",
+        "nbtrain/parallel/compiler.py",
+    ),
+    Patch(
         "deepspeed.ops.__compatible_ops__",
         "on CPU every init_distributed would build a shared-memory all-reduce that training never calls",
         "tests/guards/test_traps.py::test_t13_a_rank_on_cpu_compiles_nothing_to_start",

@@ -46,10 +46,6 @@ PRELOADED = (
     "deepspeed.runtime.zero.stage3",
     "deepspeed.runtime.zero.stage_1_and_2",
     "deepspeed.runtime.bf16_optimizer",
-    # DeepSpeed compiles its Muon optimizer, and torch loads its compiler for any optimizer: half of a rank's
-    # start.
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "torch._dynamo",
     "torch.utils.data",
     "torch.profiler",
     "nbtrain.train.__main__",

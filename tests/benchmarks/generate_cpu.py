@@ -36,6 +36,7 @@ SIZES = {
 }
 NEW_TOKENS = {"14M": 48, "124M": 20, "llama": 48}
 PROMPT_TOKENS = 128
+CLIENT_TOKENS = 64
 
 
 class Steps(NamedTuple):
@@ -141,8 +142,8 @@ def decoding(names: list[str], batches: list[int], dtype: str, repeats: int) -> 
 
 
 def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
-    """Print the new tokens per CPU second of the server and the model's process,
-    for each number of clients.
+    """Print the new tokens per CPU second of the server and the model's process, for each number of clients,
+    next to those of the engine alone, which generates for the same prompts in one batch.
     """
     from nbtrain.serving.launched import Server
     from nbtrain.serving.options import ServeOptions
@@ -163,33 +164,57 @@ def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
         with Server(
             ServeOptions(run=str(run.path), port=0, max_batch=max(clients), threads=threads)
         ) as server:
-            print("| clients | tokens/s | times one client |\n| --- | --- | --- |")
+            model = ours(name, torch.float32)
+            print("| clients | tokens/s | times one client | one batch | ratio (least to most) |")
+            print("| --- | --- | --- | --- | --- |")
             rates: dict[int, list[float]] = {count: [] for count in clients}
+            batched: dict[int, list[float]] = {count: [] for count in clients}
             for _ in range(repeats):
                 for count in clients:
                     rates[count].append(rate_of(server, count))
+                    batched[count].append(batch_rate_of(model, count))
             for count in clients:
                 beside = [one / first for one, first in zip(rates[count], rates[clients[0]])]
+                ratios = sorted(one / whole for one, whole in zip(rates[count], batched[count]))
                 print(
-                    f"| {count} | {statistics.median(rates[count]):.0f} | {statistics.median(beside):.2f} |"
+                    f"| {count} | {statistics.median(rates[count]):.0f} | {statistics.median(beside):.2f} | "
+                    f"{statistics.median(batched[count]):.0f} | {statistics.median(ratios):.2f} "
+                    f"({ratios[0]:.2f} to {ratios[-1]:.2f}) |"
                 )
 
 
 def rate_of(server, clients: int) -> float:
     """Return the new tokens per CPU second, including the time for the prompts.
 
-    Each client sends one request for 64 tokens; prompts have 16 to 127 tokens.
+    Each client sends one request for CLIENT_TOKENS tokens.
     """
     before = cpu_seconds_below(server)
 
     def ask(number: int) -> int:
-        prompt = [1 + number, *range(2, 17 + 111 * number // max(clients - 1, 1))]
-        body = {"prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+        prompt = prompt_of(number, clients)
+        body = {"prompt": prompt, "max_tokens": CLIENT_TOKENS, "temperature": 0, "ignore_eos": True}
         return server.post("/completions", body)["usage"]["completion_tokens"]
 
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         tokens = sum(pool.map(ask, range(clients)))
     return tokens / (cpu_seconds_below(server) - before)
+
+
+def prompt_of(number: int, clients: int) -> list[int]:
+    """Return the prompt of a client: 16 tokens of the first one to 127 of the last one."""
+    return [1 + number, *range(2, 17 + 111 * number // max(clients - 1, 1))]
+
+
+def batch_rate_of(model: GPT, clients: int) -> float:
+    """Return the new tokens per CPU second of the engine in this process for the clients' requests."""
+    engine = Engine(Runner(model, clients), NoText())
+    generation = Generation(max_new_tokens=CLIENT_TOKENS, temperature=0.0, ignore_eod=True)
+    before = time.process_time()
+    for number in range(clients):
+        engine.add(Request(str(number), prompt_of(number, clients), generation, False))
+    while not engine.is_idle:
+        engine.step()
+    return clients * CLIENT_TOKENS / (time.process_time() - before)
 
 
 def cpu_seconds_below(server) -> float:

@@ -1,30 +1,39 @@
-"""Training speed on CPU: our trainer, as a user runs it, compared with a bare loop and with transformers.
+"""Training speed on CPU: our trainer, as a user runs it, compared with a bare loop and with other programs.
 
-    python tests/benchmarks/train_cpu.py [--model gpt] [--rounds 5] [--seconds 20] [--compiled] [--layouts]
-                                         [--trainer] [--precision masters] [--threads 2] [--dropout 0]
+    python tests/benchmarks/train_cpu.py [--model gpt] [--rounds 5] [--seconds 20] [--precision masters]
+                                         [--only nbtrain bare ...] [--compiled [nanogpt ...]] [--layouts]
+                                         [--nanogpt FOLDER] [--old FOLDER] [--threads 2] [--dropout 0]
     python tests/benchmarks/train_cpu.py --in-turn [--model llama] [--rounds 20]
 
-The contenders are (a) bare: our model in a bare PyTorch loop; (b) transformers: GPT2LMHeadModel or, with
---model llama or llama-tiny, LlamaForCausalLM in the same loop; (c) with --trainer, transformers' Trainer with
-DeepSpeed (ZeRO 1), which needs the package accelerate; (d) with --layouts, ours on two ranks of one thread
-each: data, tensor, Ulysses and pipeline parallel.
+The contenders, of which --only chooses some:
+
+    nbtrain        our trainer under torchrun, with DeepSpeed, data from disk and all of its records
+    old            the same of another version of this repository, whose root --old names
+    bare           our model in a bare PyTorch loop
+    products       the weights' matrix products of a step in that loop, forward and backward, nothing else
+    transformers   GPT2LMHeadModel or, with --model llama or llama-tiny, LlamaForCausalLM in the same loop
+    nanogpt        the model of a clone of nanoGPT, whose root --nanogpt names, in the same loop
+    trainer        transformers' Trainer with DeepSpeed (ZeRO 1), which needs the package accelerate; named by
+                   --only
+    layouts        with --layouts, ours on two ranks of one thread each: data, tensor, Ulysses and pipeline
+                   parallel
 
 gpt and llama have 14M parameters (6 layers, hidden 384, vocabulary 8192, sequences of 512); llama-tiny has
 the shape of the run with that name. All use batches of 8, AdamW (fused) and gradient clipping, in fp32, in
-bf16 autocast, and with bf16 weights and fp32 masters. Ours runs under torchrun with DeepSpeed, reads data
-from disk and writes all its records. A pipeline splits the batch into four micro batches, so a fifth of the
-time of two stages is the bubble. Two data-parallel ranks take four sequences each.
+bf16 autocast, and with bf16 weights and fp32 masters. A pipeline splits the batch into four micro batches, so
+a fifth of the time of two stages is the bubble. Two data-parallel ranks take four sequences each.
 
 Every contender is started once and then stopped (SIGSTOP). In each round they run one after the other, alone,
 for some seconds each, so that a slow minute of the machine affects all of them. A round's result is the
 number of tokens divided by the time, and by the CPU seconds, between the ends of its first and last step.
-Prints the medians over the rounds, the ratios to the bare loop and to the fastest transformers, and the gains
-of bf16 and of compiling next to the bare loop's gains. Asserts nothing.
+Prints the medians over the rounds, the median of the rounds' ratios of ours to each other contender, the
+share of this machine's matrix rate that our steps reach, and the gains of bf16 and of compiling. Asserts
+nothing.
 
 Needs an idle machine: check the load first. A stopped contender keeps its memory: with --layouts, one
 --precision at a time fits in 24 GiB. On a busy machine, tokens per CPU second and their ratios are usable
-with --threads 1. So are the results of --in-turn, which alternates steps of (a) and (b) in one process with
-one thread in fp32 and prints the ratios of their CPU seconds.
+with --threads 1. So are the results of --in-turn, which alternates steps of bare and transformers in one
+process with one thread in fp32 and prints the ratios of their CPU seconds.
 """
 
 import argparse
@@ -44,7 +53,10 @@ from pathlib import Path
 
 import psutil
 
+REPOSITORY = Path(__file__).absolute().parents[2]
 BATCH = 8
+KINDS = ("nbtrain", "old", "bare", "products", "transformers", "nanogpt", "trainer")
+COMPILED = tuple(kind for kind in KINDS if kind != "products")
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,22 @@ class Shape:
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.seq * BATCH
+
+    @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """(outputs, inputs) of the weight of each matrix product, from the first layer to the output."""
+        head = self.hidden // self.heads
+        packed = (self.heads + 2 * (self.groups or self.heads)) * head
+        wide = [(self.ffn, self.hidden)] * (2 if self.groups else 1)
+        layer = [(packed, self.hidden), (self.hidden, self.hidden), *wide, (self.hidden, self.ffn)]
+        return layer * self.layers + [(self.vocab, self.hidden)]
+
+    @property
+    def token_flops(self) -> int:
+        """Floating-point operations of a token, forward and backward, with causal attention."""
+        weights = sum(outputs * inputs for outputs, inputs in self.matrices)
+        # Query times key and weights times value see half of the positions on average.
+        return 6 * weights + 6 * self.layers * self.seq * self.hidden
 
 
 SHAPES = {
@@ -94,7 +122,8 @@ def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float
     import torch
 
     torch.manual_seed(0)
-    model = bare_model(shape, dropout) if kind == "bare" else transformers_model(shape, dropout)
+    models = {"bare": bare_model, "transformers": transformers_model, "nanogpt": nanogpt_model}
+    model = models[kind](shape, dropout)
     if precision == "masters":
         model.bfloat16()
     weights = list(model.parameters())
@@ -118,8 +147,12 @@ def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float
             sequences = batches[step % len(batches)]
             tokens, labels = sequences[:, :-1], sequences[:, 1:]
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-                # transformers shifts the labels itself, so it gets the tokens: one prediction fewer.
-                loss = model(tokens, labels) if kind == "bare" else model(tokens, labels=tokens).loss
+                if kind == "transformers":
+                    # It shifts the labels itself, so it gets the tokens: one prediction fewer.
+                    loss = model(tokens, labels=tokens).loss
+                else:
+                    # nanoGPT returns the logits too, and takes contiguous labels.
+                    loss = model(tokens, labels) if kind == "bare" else model(tokens, labels.contiguous())[1]
             loss.backward()
             if precision == "masters":
                 for master, weight in zip(masters, weights):
@@ -133,6 +166,46 @@ def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float
             step += 1
             stream.write(f"{time.time()}\n")
             stream.flush()
+
+
+def products(shape: Shape, precision: str, log: Path) -> None:
+    """Run the matrix products of a step's weights, three for each weight, and append the end time of each
+    step to `log`.
+    """
+    import torch
+
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    weights = [torch.randn(sizes, dtype=dtype) for sizes in shape.matrices]
+    inputs, outputs = (
+        {
+            size: torch.randn(shape.tokens, size, dtype=dtype)
+            for size in {sizes[at] for sizes in shape.matrices}
+        }
+        for at in (1, 0)
+    )
+    with log.open("a") as stream:
+        while True:
+            for weight in weights:
+                x, y = inputs[weight.shape[1]], outputs[weight.shape[0]]
+                torch.nn.functional.linear(x, weight)
+                torch.matmul(y, weight)
+                torch.matmul(y.T, x)
+            stream.write(f"{time.time()}\n")
+            stream.flush()
+
+
+def matrix_rate(precision: str, threads: int) -> float:
+    """Return the floating-point operations per second of a large square product, the best of ten."""
+    import torch
+
+    torch.set_num_threads(threads)
+    dtype, size, seconds = torch.float32 if precision == "fp32" else torch.bfloat16, 2048, []
+    left, right = (torch.randn(size, size, dtype=dtype) for _ in range(2))
+    for _ in range(10):
+        started = time.perf_counter()
+        torch.nn.functional.linear(left, right)
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds)
 
 
 def in_turn(options: argparse.Namespace) -> None:
@@ -194,6 +267,13 @@ def llama_fields(shape: Shape) -> dict[str, object]:
         "position_embedding_type": "rope",
         "rotary_size": shape.hidden // shape.heads,
     }
+
+
+def nanogpt_model(shape: Shape, dropout: float):
+    # Its module has no package: the contender's process names its folder in PYTHONPATH.
+    from model import GPT, GPTConfig
+
+    return GPT(GPTConfig(shape.seq, shape.vocab, shape.layers, shape.heads, shape.hidden, dropout, bias=True))
 
 
 def transformers_model(shape: Shape, dropout: float):
@@ -371,6 +451,8 @@ class Loop(Contender):
         command += ["--dropout", str(options.dropout)]
         output = self.log.with_suffix(".out").open("wb")
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+        if kind == "nanogpt":
+            environment["PYTHONPATH"] = str(options.nanogpt)
         super().__init__(
             name,
             subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True),
@@ -384,13 +466,34 @@ class Loop(Contender):
         return [float(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-class Ours(Contender):
-    def __init__(
-        self, precision: str, compiled: bool, options: argparse.Namespace, root: Path, layout: str = ""
-    ):
-        from tests.train import launch
+# A version makes its own dataset and run, because their files may differ between versions.
+START = """
+import json, sys
+from pathlib import Path
+from tests.train import launch
+root, name, overrides, ranks, threads, vocab_size = sys.argv[1:]
+root = Path(root)
+if not (root / "data").is_dir():
+    sizes = {"documents": 2000, "document_tokens": (100, 1000), "vocab_size": int(vocab_size)}
+    launch.make_dataset(root / "data", **sizes)
+run = launch.make_run(root, json.loads(overrides), name)
+sys.exit(launch.start(run, root / "data", int(ranks), OMP_NUM_THREADS=threads).wait())
+"""
 
-        name = f"nbtrain {precision}{' compiled' if compiled else ''}{' ' + layout if layout else ''}"
+
+class Ours(Contender):
+    """Our trainer, of this version or, as "old", of the one in options.old."""
+
+    def __init__(
+        self,
+        kind: str,
+        precision: str,
+        compiled: bool,
+        options: argparse.Namespace,
+        root: Path,
+        layout: str = "",
+    ):
+        name = f"{kind} {precision}{' compiled' if compiled else ''}{' ' + layout if layout else ''}"
         shape = SHAPES[options.model]
         llama = {"architecture": "llama", "num_query_groups": shape.groups, "rotary_base": 10000.0}
         llama["untie_embeddings_and_output_weights"] = False
@@ -420,23 +523,32 @@ class Ours(Contender):
             "logging.log_interval_steps": 100,
             **LAYOUTS.get(layout, {}),
         }
-        self.run = launch.make_run(root, overrides, name.replace(" ", "-"))
+        tree = options.old if kind == "old" else REPOSITORY
+        self.output = root / f"{name.replace(' ', '-')}.out"
+        self.folder = root / kind / "output" / name.replace(" ", "-")
         ranks = 2 if layout else 1
         threads = str(max(options.threads // ranks, 1))
-        super().__init__(
-            name,
-            launch.start(self.run, root / "data", ranks, OMP_NUM_THREADS=threads),
-            shape.tokens,
-        )
+        words = [str(root / kind), self.folder.name, json.dumps(overrides), str(ranks), threads]
+        with self.output.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", START, *words, str(shape.vocab)],
+                cwd=tree,
+                env={**os.environ, "PYTHONPATH": str(tree)},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        super().__init__(name, process, shape.tokens)
 
     def last_output(self) -> str:
-        return self.run.newest_job().log(0, 0).read_text(errors="replace")[-3000:]
+        logs = [self.output, *sorted(self.folder.glob("jobs/*/logs/0.0.log"))]
+        return "".join(log.read_text(errors="replace") for log in logs)[-3000:]
 
     def finished_steps(self) -> list[float]:
-        path = self.run.newest_job().events / "rank0.jsonl"
-        if not path.exists():
+        found = sorted(self.folder.glob("jobs/*/events/rank0.jsonl"))
+        if not found:
             return []
-        lines = path.read_text().splitlines(keepends=True)
+        lines = found[-1].read_text().splitlines(keepends=True)
         events = [json.loads(line) for line in lines if line.endswith("\n")]
         return [event["time"] for event in events if event["kind"] == "trace"]
 
@@ -451,24 +563,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="the same, at least")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS[:-1]), help="contenders")
+    parser.add_argument("--nanogpt", type=Path, help="the root of a clone of nanoGPT")
+    parser.add_argument("--old", type=Path, help="the root of another version of this repository")
     parser.add_argument(
-        "--compiled", action="store_true", help="compiled contenders too (they need a compiler)"
+        "--compiled", nargs="*", choices=COMPILED, help="compiled ones too (all if none is named), by g++"
     )
     parser.add_argument("--precision", choices=PRECISIONS, action="append", help="all when not given")
     parser.add_argument("--layouts", action="store_true", help="ours on two ranks, in each layout, too")
-    parser.add_argument("--trainer", action="store_true", help="transformers' Trainer with DeepSpeed, too")
     parser.add_argument("--in-turn", action="store_true", help="both models in one process")
     parser.add_argument("--contender", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
         kind, model, precision, compiled, log = options.contender
+        shape = SHAPES[model]
+        if kind == "products":
+            products(shape, precision, Path(log))
         play = trainer if kind == "trainer" else functools.partial(loop, kind)
-        play(SHAPES[model], precision, bool(int(compiled)), options.dropout, Path(log))
+        play(shape, precision, bool(int(compiled)), options.dropout, Path(log))
         return
+    options.nanogpt, options.old = (path and path.resolve() for path in (options.nanogpt, options.old))
     if options.in_turn:
         in_turn(options)
         return
-    sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
     # Ending the contest also ends the contenders, including stopped ones.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as folder:
@@ -476,23 +593,21 @@ def main() -> None:
 
 
 def contest(options: argparse.Namespace, root: Path) -> None:
-    from tests.train import launch
-
-    vocab_size = SHAPES[options.model].vocab
-    launch.make_dataset(root / "data", documents=2000, document_tokens=(100, 1000), vocab_size=vocab_size)
     contenders: list[Contender] = []
+    rates = {}
     try:
         for precision in options.precision or PRECISIONS:
-            for compiled in (False, True) if options.compiled else (False,):
-                for kind in ["nbtrain", "bare", "transformers"] + ["trainer"] * with_trainer(
-                    options, precision
-                ):
-                    arguments = (precision, compiled, options, root)
-                    contender = Ours(*arguments) if kind == "nbtrain" else Loop(kind, *arguments)
-                    contenders.append(contender)
-                    warm_up(contender)
+            rates[precision] = matrix_rate(precision, options.threads)
+            for kind, compiled in kinds(options, precision):
+                make = (
+                    functools.partial(Ours, kind)
+                    if kind in ("nbtrain", "old")
+                    else functools.partial(Loop, kind)
+                )
+                contenders.append(make(precision, compiled, options, root))
+                warm_up(contenders[-1])
             for layout in LAYOUTS if options.layouts else ():
-                contenders.append(Ours(precision, False, options, root, layout))
+                contenders.append(Ours("nbtrain", precision, False, options, root, layout))
                 warm_up(contenders[-1])
         for number in range(options.rounds):
             # Each round has another order, so that no contender always follows the same one.
@@ -505,17 +620,29 @@ def contest(options: argparse.Namespace, root: Path) -> None:
                 contender.signal(signal.SIGCONT)
                 contender.signal(signal.SIGKILL)
                 contender.process.wait()
-    report(contenders, options)
+    report(contenders, rates, options)
 
 
-def with_trainer(options: argparse.Namespace, precision: str) -> bool:
-    """Return whether transformers' Trainer is requested and has an equivalent of this precision."""
-    if not options.trainer or precision == "autocast":
-        return False
-    if importlib.util.find_spec("accelerate") is None:
-        print("transformers' Trainer is skipped: it needs accelerate, which is not installed.")
-        options.trainer = False
-    return options.trainer
+def kinds(options: argparse.Namespace, precision: str) -> list[tuple[str, bool]]:
+    """Return (kind, whether compiled) of the contenders of a precision, and say which ones do not run."""
+    absent = {
+        "old": "" if options.old else "its folder is not given (--old)",
+        "nanogpt": "" if options.nanogpt else "its folder is not given (--nanogpt)",
+        "trainer": "" if importlib.util.find_spec("accelerate") else "accelerate is not installed",
+    }
+    if options.nanogpt and SHAPES[options.model].groups:
+        absent["nanogpt"] = "it has no Llama"
+    if precision == "autocast":
+        absent["trainer"] = absent["trainer"] or "it has no bf16 autocast"
+    found = []
+    for kind in options.only:
+        if reason := absent.get(kind):
+            print(f"{kind} {precision}: not run, {reason}")
+            continue
+        found.append((kind, False))
+        if options.compiled is not None and kind in (options.compiled or COMPILED):
+            found.append((kind, True))
+    return found
 
 
 def warm_up(contender: Contender) -> None:
@@ -527,57 +654,53 @@ def warm_up(contender: Contender) -> None:
     contender.signal(signal.SIGSTOP)
 
 
-def report(contenders: list[Contender], options: argparse.Namespace) -> None:
+def report(contenders: list[Contender], rates: dict[str, float], options: argparse.Namespace) -> None:
+    shape = SHAPES[options.model]
     medians = {contender.name: statistics.median(contender.rates) for contender in contenders}
     print(
-        f"\n{options.model}, {options.threads} threads, dropout {options.dropout}, median tokens/s of "
-        f"{options.rounds} rounds"
+        f"\n{options.model}, {options.threads} threads, dropout {options.dropout}, {options.rounds} rounds "
+        f"of {options.seconds:g} s\n"
     )
-    for contender in contenders:
-        spread = f"{min(contender.rates):,.0f} to {max(contender.rates):,.0f}"
-        per_cpu_second = statistics.median(contender.cpu_rates)
-        print(
-            f"  {contender.name:<32} {medians[contender.name]:>8,.0f}   ({spread}), {per_cpu_second:,.0f} "
-            "per CPU second"
+    if options.nanogpt and any(name.startswith("nanogpt") for name in medians):
+        commit = subprocess.run(
+            ["git", "-C", options.nanogpt, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         )
-    ratios(medians)
-    cpu_ratios(contenders)
+        print(f"nanoGPT is at commit {commit.stdout.strip()}\n")
+    print("| program | tokens/s | least to most | tokens per CPU s | share of the matrix rate |")
+    print("| --- | --- | --- | --- | --- |")
+    for contender in contenders:
+        rate = rates[contender.name.split()[1]]
+        flops = shape.token_flops
+        if contender.name.startswith("products"):
+            flops = 6 * sum(outputs * inputs for outputs, inputs in shape.matrices)
+        print(
+            f"| {contender.name} | {medians[contender.name]:,.0f} | {min(contender.rates):,.0f} to "
+            f"{max(contender.rates):,.0f} | {statistics.median(contender.cpu_rates):,.0f} | "
+            f"{medians[contender.name] * flops / rate:.1%} |"
+        )
+    for precision, rate in rates.items():
+        print(f"\nmatrix rate, {precision}: {rate / 1e9:,.0f} GFLOP/s")
+    ratios(contenders)
+    gains(medians)
 
 
-def cpu_ratios(contenders: list[Contender]) -> None:
-    """Return the ratios of our tokens per CPU second to the others', in the same round and precision."""
-    print()
-    of = {contender.name: contender.cpu_rates for contender in contenders}
-    for name, rates in of.items():
-        for other in (name.replace("nbtrain", "bare"), name.replace("nbtrain", "transformers")):
-            if name.startswith("nbtrain") and other in of:
-                each = [one / peer for one, peer in zip(rates, of[other], strict=True)]
-                print(
-                    f"  per CPU second, {name} over {other}: {statistics.median(each):.3f} "
-                    f"({', '.join(f'{one:.3f}' for one in each)})"
-                )
-
-
-def ratios(medians: dict[str, float]) -> None:
-    """Return the ratios of medians, by the contenders' names."""
-    peers = {name: rate for name, rate in medians.items() if name.startswith(("transformers", "trainer"))}
-    fastest = max(peers, key=peers.__getitem__)
-    print()
-    for name, rate in medians.items():
-        if not name.startswith("nbtrain"):
+def ratios(contenders: list[Contender]) -> None:
+    """Print the ratios of our tokens/s to the others' in the same precision, round by round."""
+    print("\n| of | to | ratio of tokens/s | least to most | ratio of tokens per CPU s | least to most |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for own, other in itertools.product(contenders, contenders):
+        names = own.name, other.name
+        if own is other or not own.name.startswith("nbtrain") or names[0].split()[1] != names[1].split()[1]:
             continue
-        words = name.split()
-        of = [f"{rate / peers[fastest]:.3f} of {fastest}"]
-        if words[-1] in LAYOUTS:
-            of.append(f"{rate / medians[' '.join(words[:-1])]:.3f} of one rank with all threads")
-        else:
-            of.append(f"{rate / medians[name.replace('nbtrain', 'bare')]:.3f} of bare")
-            of += [
-                f"{rate / medians[other]:.3f} of {other}"
-                for other in (name.replace("nbtrain", "trainer"),)
-                if other in medians
-            ]
-        print(f"  {name:<32} {', '.join(reversed(of))}")
+        cells = []
+        for ours, theirs in ((own.rates, other.rates), (own.cpu_rates, other.cpu_rates)):
+            each = [one / peer for one, peer in zip(ours, theirs, strict=True)]
+            cells.append(f"{statistics.median(each):.3f} | {min(each):.3f} to {max(each):.3f}")
+        print(f"| {own.name} | {other.name} | {' | '.join(cells)} |")
+
+
+def gains(medians: dict[str, float]) -> None:
+    """Print how much faster bf16 and compiling are, in ours and in the bare loop."""
     print()
     for gain, before, after in (
         ("bf16 autocast over fp32", "fp32", "autocast"),

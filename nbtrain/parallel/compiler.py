@@ -53,11 +53,12 @@ def leave_out_compiler() -> None:
         optimizer.load_state_dict,
         checkpoint.checkpoint,
     ):
-        function = decorated.__wrapped__
+        function = vars(decorated)["__wrapped__"]
         # torch/_compile.py
         function.__dict__.setdefault("__dynamo_disable", function)
     # Without `differentiable`, which no run sets, a step needs no gradients (torch/optim/optimizer.py).
-    torch.optim.AdamW.step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    torch.optim.AdamW.step = step  # type: ignore[method-assign]
     from deepspeed.runtime import compiler
 
     with patch.object(compiler, "compile", lambda: lambda function: function):

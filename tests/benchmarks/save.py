@@ -34,7 +34,10 @@ if sys.argv[1] == "torch.save":
         with open(path, "rb") as stream:
             os.fsync(stream.fileno())
 else:
-    from nbtrain.checkpoint.files.torch_files import write_file
+    try:
+        from nbtrain.checkpoint.files.torch_files import write_file
+    except ModuleNotFoundError:  # before 2026-11-28
+        from nbtrain.checkpoint.torch_files import write_file
     write = lambda path: write_file(path, state)
 for line in sys.stdin:
     path = Path(line.strip())

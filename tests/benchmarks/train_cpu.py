@@ -122,7 +122,8 @@ def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float
     import torch
 
     torch.manual_seed(0)
-    models = {"bare": bare_model, "transformers": transformers_model, "nanogpt": nanogpt_model}
+    own = functools.partial(bare_model, autocast=precision == "autocast")
+    models = {"bare": own, "transformers": transformers_model, "nanogpt": nanogpt_model}
     model = models[kind](shape, dropout)
     if precision == "masters":
         model.bfloat16()
@@ -247,12 +248,12 @@ def in_turn(options: argparse.Namespace) -> None:
         )
 
 
-def bare_model(shape: Shape, dropout: float):
+def bare_model(shape: Shape, dropout: float, autocast: bool = False):
     from nbtrain.model.gpt import GPT
     from nbtrain.model.gpt_config import GPTConfig
 
     sizes = shape.layers, shape.hidden, shape.heads, shape.ffn, shape.vocab, shape.seq
-    return GPT(GPTConfig(*sizes, dropout, dropout, **llama_fields(shape)))
+    return GPT(GPTConfig(*sizes, dropout, dropout, autocast=autocast, **llama_fields(shape)))
 
 
 def llama_fields(shape: Shape) -> dict[str, object]:

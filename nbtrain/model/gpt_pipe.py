@@ -203,7 +203,7 @@ class _Program:
             for layer in layers:
                 if isinstance(layer, PositionEmbedding):
                     x = layer(x, *self._positions(x, extra.position_ids))
-                elif is_block(layer):
+                elif isinstance(layer, nn.Module) and is_block(layer):
                     if in_chunks and "documents" not in apart:
                         apart["documents"] = self._bounds(x, extra.documents, layer.training)
                     if extra.turned is not None and "rotation" not in apart:

@@ -194,6 +194,12 @@ def test_every_reader_of_a_checkpoint_has_the_blocks_of_the_file(place, alone, t
     assert (own["scale"]["partition_dim"], own["scale"]["group"]) == (None, "no_decay")
     assert (own["closing.weight"]["partition_dim"], own["closing.weight"]["group"]) == (1, "decay")
 
+    # Each rank has the gradient of its own tokens: the moments show whether it was summed.
+    scales = [
+        CheckpointStore(run.checkpoint(STEPS)).full("layers.0.mlp.scale", "exp_avg") for run in (one, two)
+    ]
+    assert torch.allclose(*scales, rtol=1e-3, atol=1e-8) and scales[0].any()
+
     def logits(run, tokens):
         read = CheckpointStore(run.checkpoint(STEPS))
         model = model_of(config, layer_function=recorded_layer(run, config, read.manifest)).eval()

@@ -125,6 +125,7 @@ MORE = [
     *(("loss_per_domain", words) for words in ("t2 z1 fp32", "p2 z1 fp32", "t2 d2 z2 fp32")),
     *(("own_dataset", words) for words in ("t2 z1 fp32", "p2 z1 fp32", "d2 z2 fp32")),
     *(("own_mlp", words) for words in ("t2 z1 fp32", "p2 z1 fp32", "d2 z3 fp32", "s2 z1 fp32")),
+    ("own_mlp", "c2 z1 fp32"),
     *(("columns", words) for words in ("t2 z1 fp32", "t2 sp z1 fp32", "t2 d2 z3 fp32")),
     *(("own_mlp", words) for words in ("t2 d2 z1 fp32 muon", "d2 z2 fp32 offload")),
     *(("own_mlp", f"{words} recompute") for words in ("t2 sp p2 z1 fp32", "t2 d2 z3 fp32")),

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"
+WORKSPACES = itertools.count()
 # The longest files, the longest first: the end of every run prints its slowest tests (durations.py).
 LONGEST = (
     "jobs/supervisor/test_supervise.py",
@@ -145,7 +147,9 @@ def no_fsync() -> Iterator[None]:
 @pytest.fixture
 def workspace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create an empty workspace for output/, data/ and queue/; its path contains a space and a quote."""
-    folder = tmp_path_factory.mktemp("it's a workspace")
+    # mktemp reads all folders of the run to find the next number: 2.5 ms of CPU after 4,000 of them.
+    folder = tmp_path_factory.getbasetemp() / f"it's a workspace{next(WORKSPACES)}"
+    folder.mkdir(mode=0o700)
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(folder))
     monkeypatch.delenv("NBTRAIN_OUTPUT", raising=False)
     monkeypatch.delenv("NBTRAIN_DATA", raising=False)

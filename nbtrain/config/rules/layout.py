@@ -358,8 +358,11 @@ def attention_backend_serves(config: RunConfig) -> Problems:
         elif head > FLASH_HEAD_SIZE:
             most = f"heads of at most {FLASH_HEAD_SIZE}"
             reason = f"flash attention takes {most}, but this model's heads have {head}"
-        else:
+        elif model.window_size is not None:
             reason = _flash_without_mask(config)
+        else:
+            context = config.parallel.context_parallel_size
+            yield from problems_of(config, limits.flash_parts(context, lengths_problem(config)))
     if reason:
         yield broken(
             config,
@@ -369,19 +372,12 @@ def attention_backend_serves(config: RunConfig) -> Problems:
 
 
 def _flash_without_mask(config: RunConfig) -> str | None:
-    """Return why the flash kernel on a GPU cannot compute a window, or a part of a sequence, without a mask;
-    None if it can.
-    """
-    model, context = config.model, config.parallel.context_parallel_size
-    problem = lengths_problem(config)
-    if model.window_size is not None:
-        problem = problem or ("compile: false, but it is true" if model.compile else None)
-        what = f"window_size({model.window_size})"
-    elif context > 1:
-        what = f"context_parallel_size({context})"
-    else:
-        return None
-    return problem and f"flash attention takes no mask, and without one {what} needs {problem}"
+    """Return why the flash kernel on a GPU cannot compute a window without a mask; None if it can."""
+    model = config.model
+    problem = lengths_problem(config) or ("compile: false, but it is true" if model.compile else None)
+    return problem and (
+        f"flash attention takes no mask, and without one window_size({model.window_size}) needs {problem}"
+    )
 
 
 def fp8_has_its_units(config: RunConfig) -> Problems:

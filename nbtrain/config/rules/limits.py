@@ -176,6 +176,21 @@ def sharded_sequence(shape: Shape, tensor: int, ulysses: int, context: int) -> I
     yield from is_multiple("model.seq_length", shape.seq_length, unit, words)
 
 
+def flash_parts(context: int, problem: str | None) -> Iterator[Broken]:
+    """Context-parallel ranks attend from the later part of a sequence, for which the flash kernel on a GPU
+    needs lengths; `problem` is why it cannot be called with them (attention_kernels.lengths_problem).
+    """
+    if context > 1 and problem:
+        reason = (
+            f"flash attention takes no mask, and without one context_parallel_size({context}) needs {problem}"
+        )
+        yield Broken(
+            "model.attention_backend",
+            f"cannot serve this run: {reason}.\n  Set attention_backend: auto.",
+            f"attention_backend(flash): {reason}",
+        )
+
+
 def hpz_partition(size: int, data_axis_size: int) -> Iterator[Broken]:
     """The second copy of ZeRO++'s weights (hpZ) is sharded across equal groups of `size` ranks."""
     words = f"data_parallel_size * ds_sequence_parallel_size * context_parallel_size = {data_axis_size}"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.text.amounts import counted
 from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes
+from nbtrain.config.arithmetic.attention_kernels import lengths_problem
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.parameters import count_layers, largest_of
 from nbtrain.config.arithmetic.stages import cut_evenly
@@ -344,6 +345,8 @@ def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
         yield from limits.fp8_sides(shape, tensor)
     if space.config is None:
         return
+    if space.config.model.attention_backend == "flash" and space.config.resources.device != "cpu":
+        yield from limits.flash_parts(context, lengths_problem(space.config))
     if space.config.dpo is not None:
         yield from limits.preference_answers(ulysses, context)
     if (lora := space.config.lora) is not None:

@@ -42,6 +42,7 @@ RUNS = {
         "parallel.offload_optimizer": {"device": "nvme", "nvme_path": "/nvme", "pin_memory": True},
         "parallel.pipeline_stage_layers": [4],
     },
+    "flash": {"model.attention_backend": "flash", "precision.dtype": "bf16", "model.attention_dropout": 0.1},
     "interval": {"parallel.activation_checkpointing.interval_layers": 3},
     "compiled": {"model.compile": True},
     "groups": {"model.num_attention_heads": 24, "model.num_query_groups": 6, "model.hidden_size": 192},

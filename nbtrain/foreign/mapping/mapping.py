@@ -109,7 +109,7 @@ WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
         "where the first weights are drawn",
     ),
     (
-        r"cp_comm_type",
+        r"cp_comm_type|hierarchical_context_parallel_sizes",
         "how context-parallel ranks exchange keys and values: nbtrain gathers them",
     ),
     (

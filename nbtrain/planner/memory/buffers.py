@@ -256,7 +256,9 @@ def _block_bytes(setup: Setup) -> float:
     heads = shape.num_attention_heads / tensor / setup.ulysses_size
     tensors = 5 if shape.attn_softcap else 4
     block = tensors * setup.micro_batch_size * heads * min(rows, shape.seq_length) * columns
-    gradients = product_element(setup) * shape.query_width + 8 * shape.kv_width
+    # Without a window, a context-parallel rank has gradients for the keys of the whole sequence.
+    context = setup.context_parallel_size if shape.attn_softcap and setup.engine == "nbtrain" else 1
+    gradients = product_element(setup) * shape.query_width + 8 * context * shape.kv_width
     return product_element(setup) * block + setup.tokens_per_micro_batch * gradients / tensor
 
 

@@ -4,8 +4,8 @@
 
 Pipeline is outermost and tensor innermost, as in DeepSpeed's PipeModelDataParallelTopology, so that
 tensor-parallel ranks are neighbors on one node. The data axis includes the ranks that share sequences
-(Ulysses); ranks that share a sequence are neighbors on it. *size* is the number of ranks along a kind of
-parallelism, *rank* the index along it.
+(Ulysses, context parallelism); ranks that share a sequence are neighbors on it. *size* is the number of ranks
+along a kind of parallelism, *rank* the index along it.
 """
 
 from dataclasses import dataclass

@@ -145,7 +145,8 @@ def finetuning_table(folder: Path) -> str:
 def layout_words(config: RunConfig) -> str:
     """Return the kinds of parallelism in use, and the ZeRO stage."""
     parallel = config.parallel
-    kinds = {"data": "data", "pipeline": "pipeline", "tensor": "tensor", "ds_sequence": "sequence"}
+    kinds = {"data": "data", "pipeline": "pipeline", "tensor": "tensor"}
+    kinds |= {"ds_sequence": "sequence", "context": "context"}
     sizes = {word: getattr(parallel, f"{kind}_parallel_size") for kind, word in kinds.items()}
     words = [f"{word} {size}" for word, size in sizes.items() if size > 1] or ["one process"]
     return f"{' x '.join(words)}, ZeRO {parallel.zero_stage}"

@@ -17,8 +17,8 @@ Recomputation counts as hardware FLOPs, not as model FLOPs. Full activation chec
 forward pass twice. Selective checkpointing makes the scores and their product with the values twice, if the
 attention kernel keeps the scores (attention_kernels.py); recomputing the MLP's activation takes no product.
 Products that flash attention repeats inside its own backward pass are not counted, as is usual. A device's
-share is the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the same tokens,
-data-parallel ranks take other tokens, and no product is made on two ranks.
+share is the whole over world_size: tensor, pipeline, Ulysses and context-parallel ranks share the products of
+the same sequences, data-parallel ranks take other sequences, and no product is made on two ranks.
 
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
 Its 16 fits f = 4. With f = 3 it should be 12: the logits are counted a quarter short, which for GPT 125M is 6

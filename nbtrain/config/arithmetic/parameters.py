@@ -46,7 +46,8 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
     """Return the number of parameters on one rank of pipeline stage `stage`: its layers, sharded by tensor
     parallelism.
 
-    Ulysses and Megatron's sequence parallelism cut no parameter. Which layers a stage has: stages.py.
+    Ulysses, context parallelism and Megatron's sequence parallelism cut no parameter. Which layers a stage
+    has: stages.py.
     """
     last = config.parallel.pipeline_parallel_size - 1
     return count_layers(

@@ -7,11 +7,11 @@
     master copy   fp32 weights that the optimizer updates; none in fp32 with ZeRO 0
     optimizer     Adam's two fp32 moments, Muon's single moment of a matrix, and a step count per tensor
 
-ZeRO divides master copy and optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, Ulysses
-ranks included: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe. Gradients move with
-the optimizer: its step runs there, on an fp32 gradient of this rank's part that exists in addition to the
-sums. With fp32 weights, ZeRO 2 sums the micro batches in host memory parameter by parameter: a parameter that
-two ranks share is whole on both (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
+ZeRO divides master copy and optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, those
+that share sequences included: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe.
+Gradients move with the optimizer: its step runs there, on an fp32 gradient of this rank's part that exists in
+addition to the sums. With fp32 weights, ZeRO 2 sums the micro batches in host memory parameter by parameter:
+a parameter that two ranks share is whole on both (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
 
 For nbtrain the bytes are exact (tests/planner/memory/test_states_allocated.py): ZeRO 1 and 2 pad each of the
 two groups of parameters to a multiple of 2 x ranks (DeepSpeed 0.19.8, stage_1_and_2.py and bf16_optimizer.py,

@@ -1,5 +1,5 @@
-"""Steps of a model all of whose layers run on this rank, either completely or as tensor-parallel or Ulysses
-parts.
+"""Steps of a model all of whose layers run on this rank, completely or on its part of each layer or of the
+sequences.
 """
 
 from collections.abc import Callable

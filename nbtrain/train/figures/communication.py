@@ -1,6 +1,6 @@
 """Measures a step's collectives: on logged steps, the host waits for each collective and times it.
 
-DeepSpeed calls collectives through one backend object; nbtrain's tensor-parallel and Ulysses layers call them
+DeepSpeed calls collectives through one backend object; nbtrain's layers that are shared among ranks call them
 through torch.distributed. While a step is measured, these functions wait until their collective has ended.
 Nothing overlaps in such a step, so the measured time is an upper bound. The results stay the same.
 (DeepSpeed's own communication log counts a collective inside another one twice.)

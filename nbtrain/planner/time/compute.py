@@ -148,7 +148,9 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
     flops = 4.0 * seq * shape.query_width / tensor * tokens
     # Fraction of all positions, which is half without a window. A kernel that gets a mask computes all.
     share = (shape.visible_tokens - 0.5) / seq
-    if setup.masks_windows:
+    if masks_chunks(setup, engine):
+        share = 0.5 + 0.25 / setup.context_parallel_size
+    elif setup.masks_windows:
         share = 0.5 + shape.window_share / 2
     if not setup.keeps_scores and not shape.attn_softcap:
         share *= ring_imbalance(setup, engine)
@@ -165,6 +167,16 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
     moved = each * heads * seq * tokens / rates.memory_bytes_per_second
     forward = slowdown * flops / (rates.scores_flops or rate * SCORE_PRODUCTS_SHARE) + moved
     return forward, 2 * forward
+
+
+def masks_chunks(setup: Setup, engine: Engine) -> bool:
+    """Return whether the kernel gets a mask for each of a context-parallel rank's two chunks. It then computes
+    the pairs with all keys up to the chunk's end: (2 c + 1) / 4 c of all pairs, where the causal share is half.
+    """
+    if setup.context_parallel_size == 1 or not engine.gathers_keys or setup.shape.attn_softcap:
+        return False
+    # On a CPU nbtrain's own kernel for bf16 takes no mask.
+    return setup.masks_parts and (setup.on_gpu or setup.dtype == "fp32")
 
 
 def flash_generation(setup: Setup, engine: Engine) -> int:

@@ -190,6 +190,9 @@ def _kernel(setup: Setup, engine: Engine) -> str:
     shape = setup.shape
     if setup.keeps_scores:
         return "its scores kept"
+    if compute.masks_chunks(setup, engine):
+        context = setup.context_parallel_size
+        return f"a mask for each chunk of a rank, {0.5 + 0.25 / context:.1%} of all pairs"
     if shape.attn_softcap:
         half = "nbtrain's kernel for capped scores, causal half"
     elif setup.on_gpu:

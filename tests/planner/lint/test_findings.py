@@ -134,7 +134,7 @@ FOUND = {
         "37% of each step exchanges tokens between the 4 ranks of a sequence; with "
         "ds_sequence_parallel_size(4) it would be 29%.",
         "Set parallel.ds_sequence_parallel_size: 4 and context_parallel_size: 1.",
-        "costs 58 min, 4 GPU hours",
+        "costs 60 min, 4 GPU hours",
     ),
     "FPDT's chunks are small": (
         "gpt-125m",

@@ -301,6 +301,13 @@ def test_a_ring_without_balanced_chunks_waits_for_its_last_rank(engine, times):
     assert found.compute == pytest.approx((products + times * 3.5 * ATTENTION) / 4, rel=1e-12)
 
 
+def test_masks_of_context_parallel_chunks_compute_more_than_the_causal_half():
+    """With masks, the two chunks of each of four ranks compute 9/16 of all pairs."""
+    found = step(context_parallel_size=4, masks_parts=True)
+    products = PRODUCT_SECONDS - 3.5 * ATTENTION
+    assert found.compute == pytest.approx((products + 9 / 8 * 3.5 * ATTENTION) / 4, rel=1e-12)
+
+
 @pytest.mark.parametrize(("device", "kernel"), [("H100", 3), ("A100-80GB", 2), ("B200", 2)])
 def test_deterministic_attention_is_slower_and_cudnns_only_on_hopper(device, kernel):
     rates = replace(PRODUCTS, attention_flops={1: 1e12, 2: 1e12, 3: 4e12})

@@ -53,6 +53,9 @@ MORE = [
         ("t2 z1 fp32 recomputed", ""),
         ("t2 s2 z0 fp32", ""),
         ("p2 s2 z1 fp32", "llama"),
+        ("c2 z3 fp32", "llama"),
+        ("t2 c2 z1 fp32 sequence", ""),
+        ("p2 c2 z1 fp32", "llama"),
     ),
 ]
 

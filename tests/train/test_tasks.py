@@ -37,6 +37,15 @@ LAYOUTS = {
     ),
     "tensor and ulysses": (4, {"parallel.tensor_parallel_size": 2, "parallel.ds_sequence_parallel_size": 2}),
     "zero 3": (2, {"parallel.data_parallel_size": 2, "parallel.zero_stage": 3}),
+    "context and zero 3": (
+        2,
+        {
+            "parallel.context_parallel_size": 2,
+            "parallel.zero_stage": 3,
+            "data.inter_document_masking": True,
+            "data.reset_position_ids": True,
+        },
+    ),
 }
 
 
@@ -75,7 +84,9 @@ def expected(run, step):
     return found
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak if "context" in name else ()) for name in LAYOUTS]
+)
 def test_scores_are_those_of_the_checkpoint(name, tmp_path, home, forked, monkeypatch):
     """The scores of each task format, at each requested step and the last one, equal those computed from the
     checkpoint's logits.

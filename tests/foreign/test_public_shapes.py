@@ -152,7 +152,7 @@ def test_flags_that_say_nothing_may_stay_undecided(tmp_path):
     text = 'C="{}"\nif [ -n "$KEY" ]; then C="$C {}"; fi\n$C\n'
     command = LAUNCH.replace("$TP", "1").strip()
     found = imported(tmp_path, text.format(command, "--wandb-project x"))
-    assert any("C gets nothing or --wandb-project x" in note.text for note in found.notes)
+    assert any("C is set to nothing or --wandb-project x" in note.text for note in found.notes)
     with pytest.raises(
         ConfigError, match=r"train\.sh:2: KEY is not known here .* give KEY=\.\.\. or C=\.\.\."
     ):

@@ -58,6 +58,7 @@ MORE = [
     *(("t2 d2 z2 fp32", ""), ("t2 p2 z1 fp32", ""), ("t2 p2 z1 fp32", "llama"), ("t4 z1 fp32", "")),
     *(("t2 p2 z1 fp32 sequence", ""), ("p2 d2 z1 fp32", "")),
     *(("t2 s2 z2 fp32 sequence", "llama"), ("p2 s2 z1 fp32", ""), ("t2 p2 z0 fp32", "")),
+    *(("c2 z2 fp32", "llama"), ("c2 z3 fp32", "")),
     *(("t2 z1 fp32 recomputed", ""), ("p2 z1 fp32 recomputed", ""), ("d2 z3 fp32 recomputed", "llama")),
 ]
 

@@ -170,8 +170,10 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
 
 
 def masks_chunks(setup: Setup, engine: Engine) -> bool:
-    """Return whether the kernel gets a mask for each of a context-parallel rank's two chunks. It then computes
-    the pairs with all keys up to the chunk's end: (2 c + 1) / 4 c of all pairs, where the causal share is half.
+    """Return whether the kernel gets a mask for each of a context-parallel rank's two chunks.
+
+    It then computes the pairs with all keys up to the chunk's end: (2 c + 1) / 4 c of all pairs, where the
+    causal share is half.
     """
     if setup.context_parallel_size == 1 or not engine.gathers_keys or setup.shape.attn_softcap:
         return False

@@ -140,13 +140,13 @@ def test_last_token_only(tokens):
 
 
 def test_more_tokens_than_positions_are_refused(tokens):
-    with pytest.raises(ValueError, match="17 tokens are more than the 16 positions there are"):
+    with pytest.raises(ValueError, match="17 tokens are more than the 16 positions of the model"):
         GPT(CONFIG)(tokens)
     model = GPT(CONFIG).eval()
     cache = model.new_cache(2)
     with (
         torch.no_grad(),
-        pytest.raises(ValueError, match="18 tokens are more than the 16 positions there are"),
+        pytest.raises(ValueError, match="18 tokens are more than the 16 positions of the model"),
     ):
         model(tokens[:, :12], cache=cache)
         model(tokens[:, :6], cache=cache)

@@ -113,5 +113,5 @@ def test_what_cannot_be_read_on_alike_is_refused():
         read(model, cache, tokens, {0: (0, 3)})
         with pytest.raises(ValueError, match=r"slots of \[0, 3\] tokens: place the next ones"):
             model(tokens[:, :2], cache=cache)
-        with pytest.raises(ValueError, match="13 tokens are more than the 10 positions there are"):
+        with pytest.raises(ValueError, match="13 tokens are more than the 10 positions of the model"):
             read(model, cache, tokens, {0: (0, 10)})

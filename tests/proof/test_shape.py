@@ -389,7 +389,7 @@ def test_a_loss_of_ones_own_is_tried_in_the_twin_and_a_dataset_is_not(tmp_path):
     twin = make_twin(load("gpt-tiny", {"code": str(loss)}))
     assert twin.config.code == str(loss)
     assert not [entry for entry in twin.not_proven if entry.what.startswith("code")]
-    twin = make_twin(load("gpt-tiny", {"code": str(dataset), "data.sources": []}))
+    twin = make_twin(load("gpt-tiny", {"code": str(dataset), "data.sources": [], "data.split": "949,50,1"}))
     assert twin.config.code is None and not find_problems(twin.config)
     (entry,) = [entry for entry in twin.not_proven if entry.what.startswith("code")]
     assert "dataset()" in entry.why and "mock documents" in entry.instead

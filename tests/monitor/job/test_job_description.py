@@ -73,7 +73,7 @@ request per replica  none
 limit per replica    4 cores, 8.0 GiB of memory
 replicas             1 x worker: 1 Error
 restart policy       after a failure from the newest checkpoint, at most 3 times
-command              python torchrun --nproc-per-node 2 -m nbtrain.train gpt-fake FOLDER
+command              python -m nbtrain.train gpt-fake FOLDER
 
 Conditions
   TYPE        STATUS  SINCE (UTC) REASON     MESSAGE

@@ -73,12 +73,21 @@ def test_muon_has_a_rate_of_its_own(model, configured):
         assert (others["lr"], others["weight_decay"], others["embedding_decay"]) == (0.25, 0.0, 0.05)
 
 
-def test_names_decide_not_shapes():
-    """Parameters are grouped by name, not by shape, because inside zero.Init all parameters are empty and
-    one-dimensional.
-    """
-    empty = torch.nn.Parameter(torch.empty(0))
-    names = ("layers.0.mlp.dense_h_to_4h.weight", "final_layernorm.weight", "word_embeddings.weight")
-    for muon, expected in ((False, [2, 1]), (True, [1, 2])):
-        groups = parameter_groups([(name, empty) for name in names], 0.1, muon)
+def test_parameters_that_zero_3_has_sharded_keep_their_groups():
+    """Inside zero.Init, all parameters are empty and have one dimension; ds_shape has their shapes."""
+
+    def sharded(*shape: int) -> torch.nn.Parameter:
+        empty = torch.nn.Parameter(torch.empty(0))
+        empty.ds_shape = torch.Size(shape)
+        return empty
+
+    named = {
+        "layers.0.mlp.dense_h_to_4h.weight": sharded(8, 4),
+        "final_layernorm.weight": sharded(4),
+        "word_embeddings.weight": sharded(16, 4),
+        # A parameter of the user's block, whose name says nothing.
+        "layers.0.gate": sharded(4),
+    }
+    for muon, expected in ((False, [2, 2]), (True, [1, 3])):
+        groups = parameter_groups(list(named.items()), 0.1, muon)
         assert [len(group["params"]) for group in groups] == expected

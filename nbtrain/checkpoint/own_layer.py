@@ -4,8 +4,8 @@ errors.
     own_layer(code)                         for training: the file is imported already
     recorded_layer(run, config, manifest)   for readers of a checkpoint: the file recorded with the run
 
-A block that is accepted has only parameters that LayerParts has made, so that a checkpoint knows each one's
-name and shards, and no state that a checkpoint would lose.
+A block that is accepted has the parameters that LayerParts has made, and no others, so that a checkpoint
+knows each one's name and shards. It has no state that a checkpoint would lose.
 """
 
 import inspect
@@ -75,6 +75,14 @@ class OwnLayer:
                 raise self._error(
                     f"the parameter {name} of block {index} has the name of an adapter (lora)", "Rename it"
                 )
+        held = set(map(id, block.parameters()))
+        if lost := [list(made.shape) for made in parts.parameters() if id(made) not in held]:
+            raise self._error(
+                f"`parts` has made a parameter of shape {lost[0]} that is not in block {index}: it would be "
+                "neither trained nor saved",
+                "Assign it to an attribute of the module, and several to a torch.nn.ParameterList or "
+                "ModuleList, because torch does not look into Python's lists",
+            )
         for place, module in block.named_modules():
             for name in module._buffers.keys() - module._non_persistent_buffers_set:
                 raise self._error(

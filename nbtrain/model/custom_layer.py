@@ -14,19 +14,25 @@ can be loaded into any other layout.
 Shapes: b sequences, s tokens, h hidden, t tensor-parallel ranks
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from nbtrain.base.errors import CodeError
 from nbtrain.model.dropout import dropout
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.layers import MLP, Attention, Norm, TransformerLayer
 from nbtrain.parallel import mappings
+from nbtrain.parallel.groups import Group
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.tensor import ColumnParallelLinear, GatedColumnParallelLinear, RowParallelLinear, shard
+
+# Gradients of one parameter on ranks that have it whole differ by the rounding of their products.
+TOLERANCE = 0.05
 
 
 class LayerFunction(Protocol):
@@ -143,7 +149,7 @@ class LayerParts:
         With `shard_dim`, each rank has an equal part of that dimension. Without, each has it whole, and it
         multiplies the residual stream or, with `on_columns`, this rank's columns between a column and a row
         layer; its gradients are summed over the ranks where these differ. Raises ValueError unless t divides
-        the dimension.
+        the dimension. A backward pass raises CodeError if `on_columns` is missing.
         """
         if not shape:
             raise ValueError(f"the parameter {name!r} has no shape; one number has the shape 1")
@@ -159,6 +165,8 @@ class LayerParts:
                 made.sequence_parallel = True  # type: ignore[attr-defined]
                 # Each rank has the gradient of its own tokens or columns.
                 made.register_hook(lambda grad: mappings.all_reduce(grad.clone(), group))
+            elif group.size > 1:
+                made.register_hook(_EqualGradients(full, group))
         self._parameters.append(made)
         return made
 
@@ -209,3 +217,31 @@ class LayerParts:
             raise ValueError(f"the name {name!r} is given twice: it would draw the same initial values again")
         self._names.add(name)
         return f"layers.{self._index}.{name}"
+
+
+class _EqualGradients:
+    """A parameter's hook that compares its first gradient with those of the other tensor-parallel ranks.
+
+    Each has the parameter whole. From different gradients they would train different models, and a checkpoint
+    would have one of them.
+    """
+
+    def __init__(self, name: str, group: Group):
+        self._name, self._group, self._is_equal = name, group, False
+
+    def __call__(self, grad: torch.Tensor) -> None:
+        if self._is_equal:
+            return
+        own = grad.float()
+        mean = mappings.all_reduce(own.clone(), self._group) / self._group.size
+        # Equal on all ranks, so that all of them raise, or none.
+        sizes = torch.stack([(own - mean).abs().max(), own.abs().max()])
+        difference, size = mappings.all_reduce(sizes, self._group).tolist()
+        if difference > TOLERANCE * size:
+            raise CodeError(
+                f"layer(): {self._name} gets other gradients on each tensor-parallel rank, as if it "
+                "multiplied the columns that they divide. Make it by parts.parameter(..., "
+                "on_columns=True), or with shard_dim=... if each rank needs only its own part."
+            )
+        # A gradient of 0 says nothing, and one that is not finite is of a step that is skipped.
+        self._is_equal = math.isfinite(size) and size > 0

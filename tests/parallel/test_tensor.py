@@ -5,8 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nbtrain.base.errors import CodeError
+from nbtrain.model.custom_layer import LayerParts
+from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.parallel.groups import ALONE, Group
+from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.tensor import (
     ColumnParallelLinear,
@@ -51,6 +55,21 @@ def check_column_layers():
         assert_close(ours.grad, part_of(x.grad, 1, sequence_parallel))
         assert_gradient(layer.weight, weight.grad, group)
         assert_gradient(layer.bias, bias.grad, group)
+
+
+def check_a_whole_parameter_has_one_gradient():
+    """Without on_columns, a parameter that multiplies divided columns has another gradient on each rank."""
+    group = world()
+    parts = LayerParts(0, GPTConfig(2, H, HEADS, FFN, VOCAB, S), INIT, ModelParallel(tensor=group))
+    wrong, right = parts.parameter("wrong", 1, value=1.0), parts.parameter("right", 1, on_columns=True)
+    stream = parts.parameter("stream", H, value=1.0)
+    columns = part_of(draw(B, S, FFN, seed=1), 2)
+    (columns * right).sum().backward()
+    (draw(B, S, H, seed=2) * stream).sum().backward()
+    with pytest.raises(
+        CodeError, match=r"layers\.0\.wrong gets other gradients on each tensor-parallel rank"
+    ):
+        (columns * wrong).sum().backward()
 
 
 def check_row_layers():

@@ -117,7 +117,16 @@ def _try_step(config: RunConfig, code: UserCode, model: GPT, names: tuple[str, .
                 f"{'loss' if own is not None else 'the loss'} is {value} for a model with initial weights",
                 "Look for a division by zero, such as a mean over no tokens, and for log of 0.",
             )
-        loss.backward()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            # autograd says which tensor, but has no line of the file.
+            raise code.error(
+                blamed,
+                f"the backward pass fails: {str(error).partition('. Hint')[0].partition(': [')[0]}",
+                "An operation in place, such as x += y, changes what the backward pass needs: write "
+                "x = x + y.",
+            ) from error
     if code.defines("layer"):
         check_gradients(code, model)
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]

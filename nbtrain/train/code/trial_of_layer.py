@@ -2,17 +2,20 @@
 
     count_block        every block in the size and on the tensor-parallel ranks of the run, without memory:
                        shapes that cannot be divided, and the number of parameters
-    try_layer          a two-layer model: initial values that are the same every time; tokens that are treated
-                       one by one, and with the context that attention needs
+    try_layer          a two-layer model: initial values that are the same every time; tokens and sequences
+                       that are treated one by one, and with the context that attention needs; no state but
+                       the parameters, and no random numbers that recomputation cannot repeat
     check_gradients    parameters that no gradient reaches
 
 The second model is narrow, so a block takes its widths from `config`.
 """
 
 import contextlib
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from nbtrain.base.errors import CodeError
@@ -160,16 +163,56 @@ def try_layer(settings: GPTConfig, code: UserCode, is_bf16: bool) -> GPT:
     if is_bf16:
         # The order of additions would show.
         again = again.float()
+    _try_training_pass(code, settings, again)
     _try_tokens(code, settings, again)
     return model
 
 
+def _tokens(settings: GPTConfig) -> torch.Tensor:
+    return torch.randint(settings.vocab_size or settings.padded_vocab_size, (2, TOKENS))
+
+
+def _try_training_pass(code: UserCode, settings: GPTConfig, model: GPT) -> None:
+    """Find what a training pass leaves behind: changed tensors, and random numbers that are not torch's."""
+    tokens, before = _tokens(settings), _state_of(model)
+    drawn = random.getstate(), np.random.get_state(legacy=True)[1:3]
+    with torch.no_grad(), _narrow(settings):
+        model(tokens)
+    after = _state_of(model)
+    for place, value in before.items():
+        if place in after and not torch.equal(value, after[place]):
+            raise code.error(
+                "layer",
+                f"forward() changes layers.{place}, which is no parameter: no checkpoint has it, so a "
+                "resumed run would go on with other values",
+                "Compute it from x and parameters.",
+            )
+    keys, position = np.random.get_state(legacy=True)[1:3]
+    if random.getstate() != drawn[0] or position != drawn[1][1] or not np.array_equal(keys, drawn[1][0]):
+        raise code.error(
+            "layer",
+            "forward() draws random numbers from `random` or NumPy, and recomputation repeats only torch's",
+            "Draw with torch, such as torch.rand(()).",
+        )
+
+
+def _state_of(model: GPT) -> dict[str, torch.Tensor]:
+    """Return copies of the tensors of the blocks that are not parameters, by their place."""
+    return {
+        f"{place}.{name}": value.clone()
+        for place, module in model.layers.named_modules()
+        for name, value in (*module._buffers.items(), *vars(module).items())
+        if isinstance(value, torch.Tensor)
+    }
+
+
 def _try_tokens(code: UserCode, settings: GPTConfig, model: GPT) -> None:
     """Compare passes that must agree: all tokens at once, and in two pieces that share a cache, as in
-    generation; a document alone, and packed behind another one.
+    generation; a document alone, and packed behind another one; two sequences together, and one by one; the
+    same pass twice.
     """
     model.eval()
-    tokens = torch.randint(settings.vocab_size or settings.padded_vocab_size, (2, TOKENS))
+    tokens = _tokens(settings)
     half = TOKENS // 2
     with torch.no_grad(), _narrow(settings):
         # Larger matrices, so that tokens tell apart what they attend to.
@@ -182,20 +225,22 @@ def _try_tokens(code: UserCode, settings: GPTConfig, model: GPT) -> None:
         ends = torch.arange(0, 2 * TOKENS + 1, half, dtype=torch.int32)
         packed = model(tokens, position_ids=again, cu_seqlens=ends, max_seqlen=half)[:, half:]
         alone = model(tokens[:, half:])
-    for one, other, where in (
-        (whole, torch.cat(pieces, 1), "if a sequence comes in two pieces, as in generation"),
-        (alone, packed, "if another document is before it in the sequence, as in packed samples"),
+        second, single = model(tokens), [model(one) for one in tokens.split(1)]
+    apart = "Treat each sequence by itself."
+    context = (
+        "Call self.attention(x, **context) with all of the context, and treat each token by itself elsewhere."
+    )
+    for one, other, where, fix in (
+        (whole, second, "at each call, without training", "Draw random numbers only if self.training."),
+        (whole, torch.cat(single), "if other sequences are in the micro batch", apart),
+        (whole, torch.cat(pieces, 1), "if a sequence comes in two pieces, as in generation", context),
+        (alone, packed, "if another document is before it in the sequence, as in packed samples", context),
     ):
         one, other = one[..., : settings.vocab_size].float(), other[..., : settings.vocab_size].float()
         difference = (one - other).abs().max() / one.abs().max().clamp(min=1e-6)
         # A loss that is not finite is reported by the step.
         if one.isfinite().all() and not float(difference) <= TOLERANCE:
-            raise code.error(
-                "layer",
-                f"a block gives other results {where}",
-                "Call self.attention(x, **context) with all of the context, and treat each token by itself "
-                "elsewhere.",
-            )
+            raise code.error("layer", f"a block gives other results {where}", fix)
 
 
 @contextlib.contextmanager

@@ -210,6 +210,34 @@ WRONG = {
         of_layer().replace("(self, x, **context)", "(self, x)"),
         "my_code.py:10: forward() of _Block cannot be called with x and what attention needs",
     ),
+    "parameters in a list": (
+        of_layer("self.gains = [parts.parameter('gain', 4)]", "return x * self.gains[0].sum()"),
+        "my_code.py:10: `parts` has made a parameter of shape [4] that is not in block 0: it would be "
+        "neither trained nor saved. Assign it to an attribute of the module",
+    ),
+    "an operation in place": (
+        of_layer(run="x += self.norm(x); return x"),
+        "my_code.py:10: the backward pass fails: one of the variables needed for gradient computation has "
+        "been modified by an inplace operation. An operation in place, such as x += y",
+    ),
+    "a state that changes": (
+        of_layer(
+            "self.register_buffer('mean', torch.zeros(()), persistent=False)", "self.mean += 1; return x"
+        ),
+        "my_code.py:10: forward() changes layers.0.mean, which is no parameter",
+    ),
+    "sequences that see each other": (
+        of_layer(run="return x + x.mean(0)"),
+        "my_code.py:10: a block gives other results if other sequences are in the micro batch",
+    ),
+    "random numbers without training": (
+        of_layer(run="return x + torch.rand_like(x)"),
+        "my_code.py:10: a block gives other results at each call, without training",
+    ),
+    "random numbers that are not torch's": (
+        of_layer(run="import random; return x + random.random() * self.training"),
+        "my_code.py:10: forward() draws random numbers from `random` or NumPy",
+    ),
     "a mistake in a block": (
         of_layer(run="return x + missing"),
         "my_code.py:9, layer: NameError: name 'missing' is not defined",

@@ -122,6 +122,7 @@ FINE_TUNING = (
     "tests/train/test_start_from_run.py",
     "tests/train/test_ia3.py",
     "tests/train/test_trained_rows.py",
+    "tests/train/test_tasks.py",
     "tests/checkpoint/pretrained/test_adapters.py",
     "tests/train/test_qlora.py",
     "tests/train/test_dpo.py",
@@ -238,7 +239,7 @@ PARTS = (
     ),
     Part(
         "fine-tuning",
-        "new rows, IA3, QLoRA, DPO in more layouts against one process; losses against TRL's, if installed",
+        "new rows, IA3, QLoRA, DPO, tasks in more layouts; losses against TRL's, if installed",
         _pytest("--soak", *FINE_TUNING),
         _evidence(
             ("nbtrain.train.__main__", "nbtrain.exchange.export_model"),

@@ -14,7 +14,6 @@ from nbtrain.base.code_hashes import code_hashes, joint_sha256
 from nbtrain.base.hardware.cpu import cpu_model, vector_flags
 from nbtrain.base.run_directory.records import Provenance
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
-from nbtrain.checkpoint.initial import start_sha256
 from nbtrain.checkpoint.live import resume_report
 from nbtrain.config.load.effect import settings_with_effect
 from nbtrain.config.schema import RunConfig
@@ -46,6 +45,9 @@ def write_provenance(
         # The user's file, with `code`.
         data["own_code_sha256"] = live.code_sha256
     if config.init_from is not None and (state.step == 0 or run.init_from_json.is_file()):
+        # Only then: it loads the readers of other programs' weights.
+        from nbtrain.checkpoint.initial import start_sha256
+
         data["initial_weights_sha256"] = start_sha256(live)
     record = Provenance(
         job.job_id,

@@ -165,9 +165,12 @@ def _wrap_steps(around: Callable[..., Any]) -> None:
     TrainingStep.make = watched  # type: ignore[method-assign]
 
 
-def _tiled(self: Initializer, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
+def _tiled(
+    self: Initializer, name: str, *shape: int, residual: bool = False, std: float | None = None
+) -> torch.nn.Parameter:
     """Initialize a weight like Initializer.normal, by repeating a block of a million random numbers."""
-    std = self.residual_std if residual else self.std
+    if std is None:
+        std = self.residual_std if residual else self.std
     block = torch.empty(1 << 20, device="cpu").float()
     block.normal_(0.0, std, generator=torch.Generator().manual_seed(len(name)))
     weight = torch.empty(shape)

@@ -102,7 +102,7 @@ def test_the_bad_steps_samples_are_passed_over(suffered):
     )
     assert re.fullmatch(
         r"step 6: the (loss is nan on rank 1 of 2|gradient is not finite)[^;]*; samples 40 to 47 of the "
-        r"order; goes back "
+        r"training order; returns "
         r"to step 4 and skips samples 32 to 47; 2 steps \(256 tokens\) since the checkpoint of step 4 "
         r"are lost",
         rollback["message"],

@@ -167,7 +167,7 @@ def test_logits_and_losses_are_those_of_transformers(name, tmp_path):
     tokens, labels = tokens[:, :-1], tokens[:, 1:].contiguous()
     with torch.no_grad():
         expected = theirs(tokens).logits
-        spread = 1e-5 * max(float(expected.std()), 1.0) * math.sqrt(config.model.num_layers)
+        spread = 2e-5 * max(float(expected.std()), 1.0) * math.sqrt(config.model.num_layers)
         torch.testing.assert_close(ours(tokens)[..., :vocabulary], expected, rtol=1e-5, atol=spread)
         cache = ours.new_cache(2)
         parts = [ours(piece, cache=cache)[..., :vocabulary] for piece in tokens.split([20, 11, 1], dim=1)]

@@ -11,11 +11,9 @@ The second model is narrow, so a block takes its widths from `config`.
 """
 
 import contextlib
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from nbtrain.base.errors import CodeError
@@ -30,6 +28,7 @@ from nbtrain.model.initialization import Initializer
 from nbtrain.model.names import DECAY, NO_DECAY, optimizer_group
 from nbtrain.parallel.groups import Group
 from nbtrain.parallel.layout import WHOLE, ModelParallel
+from nbtrain.parallel.random import get_state
 from nbtrain.parallel.tensor import partition_dim
 
 TOKENS = 8
@@ -175,7 +174,7 @@ def _tokens(settings: GPTConfig) -> torch.Tensor:
 def _try_training_pass(code: UserCode, settings: GPTConfig, model: GPT) -> None:
     """Find what a training pass leaves behind: changed tensors, and random numbers that are not torch's."""
     tokens, before = _tokens(settings), _state_of(model)
-    drawn = random.getstate(), np.random.get_state(legacy=True)[1:3]
+    drawn = get_state()
     with torch.no_grad(), _narrow(settings):
         model(tokens)
     after = _state_of(model)
@@ -187,8 +186,7 @@ def _try_training_pass(code: UserCode, settings: GPTConfig, model: GPT) -> None:
                 "resumed run would go on with other values",
                 "Compute it from x and parameters.",
             )
-    keys, position = np.random.get_state(legacy=True)[1:3]
-    if random.getstate() != drawn[0] or position != drawn[1][1] or not np.array_equal(keys, drawn[1][0]):
+    if any(get_state()[name] != drawn[name] for name in ("python", "numpy")):
         raise code.error(
             "layer",
             "forward() draws random numbers from `random` or NumPy, and recomputation repeats only torch's",

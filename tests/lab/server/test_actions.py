@@ -58,7 +58,7 @@ def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:
         answer = server.ask(f"run/gpt-done/{action}", "POST", {"now": True})
         assert (answer.status, answer.json["state"]) == (200, "SUCCEEDED")
     answer = server.ask("run/gpt-done/pause", "POST")
-    assert answer.status == 409 and "so it can no longer be paused. To train on" in answer.message
+    assert answer.status == 409 and "so it can no longer be paused. To continue training" in answer.message
 
 
 def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:

@@ -31,7 +31,7 @@ def test_it_ends_when_nobody_looks(capfd):
     """
     looks = iter([1, 1, 0])
     assert serve(FOREVER, 0.0, lambda: next(looks), every_seconds=0.01) == 0
-    assert capfd.readouterr().out == "no page has been open for 0 h: TensorBoard ends\n"
+    assert capfd.readouterr().out == "no page has been open for 0 h: ending TensorBoard\n"
     assert serve([sys.executable, "-c", "raise SystemExit(3)"], 3600, lambda: 0) == 3
 
 

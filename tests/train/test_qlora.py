@@ -90,6 +90,7 @@ def adapted(place, base, words, name="qlora", **overrides):
         ("t2 z1 fp32 sequence", ""),
         ("d2 z2 fp32", "llama"),
         ("s2 z1 fp32", ""),
+        pytest.param("c2 z1 fp32", "", marks=pytest.mark.soak),
     ],
 )
 def test_every_layout_trains_the_adapters_of_one_process(kind, words, place, one):

@@ -53,12 +53,12 @@ from pathlib import Path
 from tests.train import launch
 root, background, steps = Path(sys.argv[1]), sys.argv[2] == "background", int(sys.argv[3])
 if not (root / "data").is_dir():
-    launch.make_dataset(root / "data")
+    launch.make_dataset(root / "data", vocab_size=8192)
 sizes = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
 changes = {f"model.{key}": value for key, value in sizes.items()}
 changes |= {"batch.train_tokens": steps * 4 * 32, "tokenizer.vocab_size": 8192, "parallel.zero_stage": 0}
 changes |= {"checkpoint.save_interval_steps": 1, "checkpoint.async_save": background}
-run = launch.make_run(root, {**changes, "checkpoint.keep_last": 1}, sys.argv[2])
+run = launch.make_run(root, {**changes, "checkpoint.keep_last": 1}, sys.argv[2].replace(" ", "-"))
 launch.wait(launch.start(run, root / "data", OMP_NUM_THREADS="2"), run)
 events = [event for job in run.job_ids() for event in launch.read_events(run.job(job))]
 saved = [event for event in events if event["kind"] == "checkpoint" and "stall_seconds" in event]

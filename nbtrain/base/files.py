@@ -17,12 +17,25 @@ from nbtrain.base.git_lfs import pointer_problem
 READ_ONLY = "on a read-only disk"
 # A record is replaced once a second and read in milliseconds: more failures in a row have another cause.
 STALE_TRIES = 5
+# Errors of write() and fsync(), which name no file: no space, a quota, the largest file, a read-only disk.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def is_read_only(folder: Path) -> bool:
     """Return whether the file system that holds a folder is mounted read-only."""
     # For root, access() succeeds even on a read-only mount.
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the name of the file that is written to an OSError of NO_ROOM that has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextlib.contextmanager
@@ -35,7 +48,7 @@ def atomic_writer(path: Path, mode: str = "wb") -> Iterator[IO]:
     temporary = _temporary(path)
     encoding = None if "b" in mode else "utf-8"
     try:
-        with temporary.open(mode, encoding=encoding) as stream:
+        with naming(path), temporary.open(mode, encoding=encoding) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -110,7 +123,8 @@ def write_json_unsynced(path: Path, value: Any) -> None:
     path = Path(path)
     temporary = _temporary(path)
     try:
-        temporary.write_text(json.dumps(value))
+        with naming(path):
+            temporary.write_text(json.dumps(value))
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

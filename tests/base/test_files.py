@@ -23,7 +23,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    """ENOSPC at fsync is raised as an error; the old content remains, and no temporary file is left."""
+    """ENOSPC at fsync is an error that names the file; the old content remains, without a temporary file."""
     target = tmp_path / "a.json"
     files.write_json(target, {"step": 1})
 
@@ -31,7 +31,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*a\.json'"):
         files.write_json(target, {"step": 2})
     assert files.read_json(target) == {"step": 1}
     assert os.listdir(tmp_path) == ["a.json"]

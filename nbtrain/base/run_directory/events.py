@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import JobDir
 
 
@@ -41,7 +42,7 @@ class EventWriter:
         # On a full disk, only a part of the line may be written.
         self._may_be_torn = True
         # A line is written by one write(); readers that see half a line read it the next time.
-        with self.path.open("a", encoding="utf-8") as stream:
+        with files.naming(self.path), self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, ensure_ascii=False) + "\n")
         self._may_be_torn = False
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base import files
 from nbtrain.base.run_directory.metrics import scalar
 
 FORMAT, FORMAT_VERSION = "nbtrain metrics", 1
@@ -85,7 +86,7 @@ class MetricsFile:
             self._lines = []
         if self._unwritten:
             # Unbuffered, so that the lines are one write.
-            with self._path.open("ab", buffering=0) as stream:
+            with files.naming(self._path), self._path.open("ab", buffering=0) as stream:
                 while self._unwritten:
                     self._unwritten = self._unwritten[stream.write(self._unwritten) :]
 

@@ -2,6 +2,8 @@
 committed page.
 """
 
+import re
+
 import pytest
 
 from tests.benchmarks import plan_cases, plan_cpu, plan_memory, plan_speed, published
@@ -52,6 +54,14 @@ def test_the_page_is_that_of_these_constants():
     written, mark, _ = page.partition(f"\n{plan_cpu.BEGIN}\n")
     assert written == plan_cases.text(CASES)
     assert mark
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md", "docs/plan.md", "notebooks/02_plan.ipynb"])
+def test_pages_quote_the_number_of_cases_within_a_fifth(page):
+    """The pages that name it have the number of published speeds that the plan is within 20 % of."""
+    text = (plan_cases.DOCS.parents[1] / page).read_text(encoding="utf-8")
+    met = sum(row.met for row in ROWS)
+    assert re.search(rf"{met} of {len(ROWS)} published|{len(ROWS)} 个公开的训练速度中.{met} 个", text)
 
 
 def test_the_picture_shows_every_case():

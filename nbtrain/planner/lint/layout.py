@@ -305,8 +305,9 @@ def sequences_are_shared_the_faster_way(estimates: RunEstimates) -> Iterator[Fin
         config,
         "sequences_are_shared_the_faster_way",
         f"parallel.{ours}",
-        f"{step.sequence / step.seconds:.0%} of each step exchanges tokens between the {size} ranks of a "
-        f"sequence; with {theirs}({size}) it would be {other.sequence / other.seconds:.0%}.",
+        f"a step takes {amounts.amount(step.seconds, digits=3)} s, {step.sequence / step.seconds:.0%} of it "
+        f"to exchange tokens between the {size} ranks of a sequence; with {theirs}({size}), it would take "
+        f"{amounts.amount(other.seconds, digits=3)} s.",
         f"Set parallel.{theirs}: {size} and {ours}: 1.",
         estimates.share(saved, "time without computation"),
     )

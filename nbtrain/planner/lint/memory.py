@@ -56,13 +56,13 @@ def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def own_blocks_are_counted(estimates: RunEstimates) -> Iterator[Finding]:
-    """Say which numbers of a run with blocks of its own are nbtrain's block's."""
+    """Say which numbers of a run with the user's blocks are computed for nbtrain's block."""
     config = estimates.config
     if not has_own_layer(config):
         return
     shape = config.shape
     ours = count_layers(shape, 1, first=False, last=False, tensor=1).total
-    estimated = "Activations and the time of a step are those of nbtrain's block"
+    estimated = "Activations and the time of a step are estimated for nbtrain's block"
     if (block := read_own_block(config)) is None:
         yield finding_of(
             config,

@@ -131,8 +131,8 @@ FOUND = {
         ],
         "sequences_are_shared_the_faster_way",
         "parallel.context_parallel_size",
-        "37% of each step exchanges tokens between the 4 ranks of a sequence; with "
-        "ds_sequence_parallel_size(4) it would be 29%.",
+        "a step takes 5.82 s, 37% of it to exchange tokens between the 4 ranks of a sequence; with "
+        "ds_sequence_parallel_size(4), it would take 5.1 s.",
         "Set parallel.ds_sequence_parallel_size: 4 and context_parallel_size: 1.",
         "costs 60 min, 4 GPU hours",
     ),

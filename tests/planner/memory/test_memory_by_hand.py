@@ -148,7 +148,7 @@ MATH = UNIT * 3 * 2 + (4 + 1 + 4) * 2 * TOKENS * 16
         ),
         # After Ulysses' all-to-all, the output of attention exists twice.
         (["parallel.ds_sequence_parallel_size=2"], (4 * (LAYER + 2 * UNIT + LSE) + ENDS) // 2),
-        # With context parallelism too. Keys and values are those of both ranks, and heads of 4 numbers need a
+        # With context parallelism too. There are keys and values of both ranks, and heads of 4 numbers need a
         # mask: the middle rank's chunks of 4 tokens attend to 8 and 12 of 16.
         (
             ["parallel.context_parallel_size=2", "model.attention_dropout=0"],

@@ -78,7 +78,7 @@ class UserCode:
             raise
         except (Exception, SystemExit) as error:
             if type(error).__module__ == torch.utils.checkpoint.__name__:
-                # Recomputation ends a second forward pass by an exception of its own.
+                # Recomputation ends a second forward pass by its own exception.
                 raise
             frames = traceback.extract_tb(error.__traceback__)
             own = [frame for frame in frames if frame.filename == str(self.path)]

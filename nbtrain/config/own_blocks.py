@@ -34,7 +34,7 @@ def has_own_layer(config: RunConfig) -> bool:
 
 
 def shape_of(config: RunConfig) -> Shape:
-    """Return the shape of a run's model, with the parameters of its own blocks if they are known."""
+    """Return the shape of a run's model, with the parameters of the user's blocks if they are known."""
     block = read_own_block(config)
     return config.shape if block is None else replace(config.shape, own_block=block)
 
@@ -63,7 +63,7 @@ def write_own_block(config: RunConfig, code_sha256: str, block: OwnBlock) -> Non
         files.write_json(path, {"code_sha256": code_sha256, "block": asdict(block)})
     except OSError as error:
         logger.warning(
-            "%s: cannot be written: %s. Plans count nbtrain's own block instead of that of %s.",
+            "%s: cannot be written: %s. Plans count nbtrain's own block instead of the one in %s.",
             *(display(path), error.strerror, config.code),
         )
 

@@ -27,9 +27,9 @@ class OwnBlock:
     whole: int
     """Parameters that each of them has."""
     sharded_matrices: int
-    """Those of the sharded ones that belong to matrices."""
+    """The sharded parameters that belong to matrices."""
     whole_matrices: int
-    """Those of the whole ones that belong to matrices."""
+    """The whole parameters that belong to matrices."""
     largest_sharded: int
     """Elements of the largest sharded parameter."""
     largest_whole: int

@@ -26,7 +26,7 @@ BOUNDS = '"train": (0.0, 0.9), "valid": (0.9, 0.97), "test": (0.97, 1.0)'
 def code_text(functions: Sequence[str], config: RunConfig) -> str:
     """Return a file with nbtrain's own functions of these names, for a run.
 
-    Raises ConfigError for an unknown name, and for dataset() of a run whose samples are no windows.
+    Raises ConfigError for an unknown name, and for dataset() of a run whose samples are not windows.
     """
     if not functions:
         raise ConfigError(f"--start: names no function. nbtrain calls {', '.join(HOOKS)}.")
@@ -72,7 +72,7 @@ def _dataset_of(config: RunConfig) -> str:
     if packed or config.data.blend:
         what = "packing: best_fit packs documents" if packed else "data.blend mixes datasets"
         raise ConfigError(
-            f"--start dataset: the samples of {config.name} are no windows of one dataset ({what}). Name a "
+            f"--start dataset: the samples of {config.name} are not windows of one dataset ({what}). Name a "
             "run that reads one dataset, such as gpt-tiny, and change the copy."
         )
     return f'"{display(find_dataset(config).prefix)}", {config.model.seq_length}'

@@ -99,7 +99,7 @@ def documents_of_chunk(documents: Documents | None, tokens: int, chunk: range) -
     if documents.cu_seqlens is None:
         assert documents.mask is not None
         return documents._replace(mask=documents.mask[:, :, chunk.start : chunk.stop, : chunk.stop])
-    # A document that ends before the chunk has no queries; one that goes on after it has its first keys.
+    # A document that ends before the chunk has no queries; one that ends after it has its first keys.
     row = documents.cu_seqlens // tokens
     position = documents.cu_seqlens - row * tokens
     return Documents(

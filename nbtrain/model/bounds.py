@@ -1,7 +1,7 @@
 """Boundaries of documents in the form that a run's attention kernel takes, for whole sequences or for chunks.
 
 Under context parallelism a rank has two chunks of each sequence, and attention computes them one after the
-other (parallel/context.py). Each has boundaries of its own, which are made once for all layers. In lengths, a
+other (parallel/context.py). Each has its own boundaries, which are made once for all layers. In lengths, a
 chunk has boundaries even if its sequence is one document: torch's other kernels on a GPU would need a mask.
 
 Shapes: b sequences, s tokens

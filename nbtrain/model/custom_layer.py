@@ -1,11 +1,11 @@
-"""The user's layer(): a transformer block made of nbtrain's parts and of parameters of its own.
+"""The user's layer(): a transformer block made of nbtrain's parts and its own parameters.
 
     layer(config, index, parts)     ->  a module: block `index`
     block(x, **context)             ->  the residual stream after the block, in the shape and format of x
 
-x is the residual stream, [b, s, h], with the tokens of this rank. `context` is what attention needs beside
-it: `cache` in generation, `documents` of packed samples, `rotation` of rotary positions. A block passes it on
-to attention, and treats each token by itself elsewhere, because a rank may hold only some of them.
+x is the residual stream, [b, s, h], with the tokens of this rank. `context` is what attention needs in
+addition: `cache` in generation, `documents` of packed samples, `rotation` of rotary positions. A block passes
+it on to attention, and treats each token by itself elsewhere, because a rank may hold only some of them.
 
 LayerParts makes every parameter: it knows the name that seeds the initial values, so that they are equal in
 every layout, and the dimension along which tensor-parallel ranks share the parameter, so that a checkpoint
@@ -49,7 +49,7 @@ def build_layer(
     parallel: ModelParallel,
     layer_function: LayerFunction | None = None,
 ) -> nn.Module:
-    """Build block `index`: nbtrain's own, or that of the user's function."""
+    """Build block `index`: nbtrain's own, or the one that the user's function returns."""
     if layer_function is None:
         return TransformerLayer(index, config, init, parallel)
     block = layer_function(config, index, LayerParts(index, config, init, parallel))
@@ -127,7 +127,7 @@ class LayerParts:
         s, inputs/t] -> [b, s, outputs].
 
         The ranks' results are summed. Without `std`, its weights begin smaller by sqrt(2 num_layers), as
-        those of nbtrain's own projections to the residual stream do. Raises ValueError unless t divides
+        nbtrain's own projections to the residual stream do. Raises ValueError unless t divides
         `inputs`.
         """
         full = self._named(name)
@@ -163,7 +163,7 @@ class LayerParts:
             made = whole
             if group.size > 1 and (on_columns or self._parallel.cuts_tokens):
                 made.sequence_parallel = True  # type: ignore[attr-defined]
-                # Each rank has the gradient of its own tokens or columns.
+                # Each rank has the gradient of its tokens or columns.
                 made.register_hook(lambda grad: mappings.all_reduce(grad.clone(), group))
             elif group.size > 1:
                 made.register_hook(_EqualGradients(full, group))
@@ -187,9 +187,9 @@ class LayerParts:
         return mappings.reduce_from_tensor_model_parallel_region(x, self._parallel.tensor)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the columns of all ranks, [.., c/t] -> [.., c], for a sum over them, such as that of a norm.
+        """Return the columns of all ranks, [.., c/t] -> [.., c], for a sum over them, such as a norm's.
 
-        Each rank goes on with its own columns, so the gradients of x are summed over the ranks.
+        Each rank continues with its columns, so the gradients of x are summed over the ranks.
         """
         group = self._parallel.tensor
         return mappings.region(x, group, mappings.all_gather, mappings.reduce_scatter, mappings.COLUMNS)
@@ -199,7 +199,7 @@ class LayerParts:
         return mappings.own_part(x, mappings.COLUMNS, self._parallel.tensor)
 
     def dropout(self, x: torch.Tensor, training: bool) -> torch.Tensor:
-        """Apply model.hidden_dropout to a branch of the residual stream; `training` is that of the block."""
+        """Apply model.hidden_dropout to a branch of the residual stream; pass the block's `training`."""
         return dropout(x, self._config.hidden_dropout, training, self._parallel.hidden_stream)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -220,7 +220,7 @@ class LayerParts:
 
 
 class _EqualGradients:
-    """A parameter's hook that compares its first gradient with those of the other tensor-parallel ranks.
+    """A parameter's hook that compares its first gradient with the ones of the other tensor-parallel ranks.
 
     Each has the parameter whole. From different gradients they would train different models, and a checkpoint
     would have one of them.

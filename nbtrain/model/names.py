@@ -84,7 +84,7 @@ def optimizer_group(name: str, muon: bool = False, dimensions: int | None = None
     Biases and norms are in `no_decay`, all others in `decay`. With Muon, the blocks' matrices are in
     `matrices`, and `decay` has only the embeddings and an untied output layer. `dimensions` is for blocks of
     the user (custom_layer.py), whose names say nothing: a vector does not decay, and a parameter of three
-    dimensions is no matrix.
+    dimensions is not a matrix.
     """
     module, _, kind = name.rpartition(".")
     if kind == "ia3":

@@ -1,6 +1,6 @@
 """Torch's compiler (torch._dynamo), which takes seconds to import, is kept out of uncompiled runs.
 
-    uncompiled           a function that compiled graphs leave out
+    uncompiled           a function that compiled graphs do not contain
     leave_out_compiler   keeps torch and DeepSpeed from importing the compiler where nothing is compiled
 
 Where the compiler is not loaded, nothing is being compiled.

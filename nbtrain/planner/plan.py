@@ -3,7 +3,7 @@
     plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML, to_dict() is plan.json
     needs_of(config)          memory and disk alone, which decide whether the run can start
 
-RULES are those of lint/; their findings are a part of the plan.
+RULES come from lint/; their findings are a part of the plan.
 """
 
 from collections.abc import Callable, Iterator

@@ -254,9 +254,9 @@ def _compare_layers(start: Start, config: RunConfig, found: Fit) -> None:
     theirs = isinstance(start, RunStart) and "layer" in submitted_functions(start.run)
     if ours != theirs:
         one, other = f"layer() in {config.code}", "nbtrain"
-        here, there = (one, other) if ours else (other, "a layer() of their own")
+        here, there = (one, other) if ours else (other, "another layer()")
         found.problems.append(
-            ("code", f"makes the blocks by {here}, and those of {config.init_from} are made by {there}")
+            ("code", f"makes the blocks by {here}, and {config.init_from} has blocks made by {there}")
         )
     elif isinstance(start, RunStart) and ours and start.manifest["code_sha256"] != code_sha256(config):
         found.notes.append(

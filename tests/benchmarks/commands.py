@@ -6,9 +6,9 @@
 `--old` is the root of another version of this repository, such as an unpacked `git archive`; it runs with the
 same Python and packages, in turn with this one. CPU seconds are user and system time of the process and its
 children; the table has the median, the least and the most of all rounds, and the median of the elapsed time.
-Modules are compiled in advance, as pip does. The run of status and logs has 60 steps; that of curves has 20
-scalars at each step; the model of generate and serve has 6 layers of width 384. serve is measured until it
-says that it listens; its CPU seconds include its end.
+Modules are compiled in advance, as pip does. status and logs read a run of 60 steps, and curves one
+with 20 scalars at each step; the model of generate and serve has 6 layers of width 384. serve is measured
+until it says that it listens; its CPU seconds include its end.
 """
 
 import argparse

@@ -143,7 +143,7 @@ def decoding(names: list[str], batches: list[int], dtype: str, repeats: int) -> 
 
 def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
     """Print the new tokens per CPU second of the server and the model's process, for each number of clients,
-    next to those of the engine alone, which generates for the same prompts in one batch.
+    next to the engine alone, which generates for the same prompts in one batch.
     """
     from nbtrain.serving.launched import Server
     from nbtrain.serving.options import ServeOptions

@@ -41,7 +41,7 @@ STEP = re.compile(r"\bstep +\d+ \| ")
 
 
 class Version:
-    """A version of nbtrain with a workspace of its own."""
+    """A version of nbtrain with its own workspace."""
 
     def __init__(self, title: str, root: Path, workspace: Path):
         self.title, self.workspace = title, workspace

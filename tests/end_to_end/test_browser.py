@@ -145,7 +145,7 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     wait_for(lambda: "nbtrain-rescue" in saved(lab, "03_launch.ipynb"), lambda: "the notebook was not saved")
     [record] = records_in(nbformat.reads(saved(lab, "03_launch.ipynb"), 4))
     assert (record["run"], record["parameters"]["overrides"]) == ("watched", WATCHED)
-    # The path is that of a file outside of the kernel's workspace.
+    # The path leads out of the kernel's workspace.
     file = shlex.quote(str(lab.root / "notebooks" / "03_launch.ipynb"))
     assert record["again"] == f"nbtrain notebook --again {file}"
     page.reload()

@@ -26,7 +26,7 @@ def layout() -> ModelParallel:
 
 
 def test_ranks_have_equal_shares_of_the_causal_triangle():
-    """Each rank has an early and a late chunk, so that its queries see as many keys as those of any other."""
+    """Each rank has an early and a late chunk, so that its queries see as many keys as on any other rank."""
     tokens = torch.arange(1, 25)
     parts = [context.own_tokens(tokens, Group((0, 1, 2), rank)) for rank in range(3)]
     assert [part.tolist() for part in parts] == [
@@ -77,7 +77,7 @@ def _seen(lengths: Documents, batch: int, chunk: range) -> torch.Tensor:
 
 def check_keys_are_gathered_in_order():
     """Each chunk sees the keys of all tokens up to its end in their order, and each rank receives the sum of
-    the gradients of its own.
+    the gradients of its keys and values.
     """
     group, (batch, heads, tokens, size) = world(), (2, 3, 16, 6)
     whole = draw(2, batch, heads, tokens, size)

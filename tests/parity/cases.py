@@ -255,7 +255,7 @@ BOTH_CUTS: tuple[dict[str, Any], ...] = (
 )
 
 
-# Context parallelism alone, with ZeRO, and beside every other kind.
+# Context parallelism alone, with ZeRO, and with every other kind.
 CONTEXT_CUTS: tuple[dict[str, Any], ...] = (
     {"cp": 2},
     {"cp": 2, "dp": 2, "zero": 3},

@@ -1,6 +1,6 @@
-"""Blocks whose MLP is gated by a squared ReLU, with a width, a gain and a scale of its own.
+"""Blocks whose MLP is gated by a squared ReLU, with its own width, gain and scale.
 
-The squared ReLU is that of Primer (arXiv:2109.08668), and gates as in GLU variants (arXiv:2002.05202). The
+The squared ReLU comes from Primer (arXiv:2109.08668), and gates as in GLU variants (arXiv:2002.05202). The
 width is 8/3 of the hidden size, rounded up to a multiple of 64, whatever model.ffn_hidden_size says. Each
 column has a learned gain, which tensor-parallel ranks divide like the columns; the output has a learned scale
 (arXiv:2103.17239), which each of them has whole.

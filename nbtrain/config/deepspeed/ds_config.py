@@ -11,7 +11,7 @@ What is decided here, and why:
 - There is no `optimizer` key: the engine is given torch's AdamW, whose kernel needs no compiler, with
   offloading too, or our Muon.
 - DeepSpeed does not know which ranks share sequences, by Ulysses or by context parallelism: it takes them for
-  data-parallel ranks with tokens of their own, and counts the batch over all of them.
+  data-parallel ranks with other tokens, and counts the batch over all of them.
 - A pipeline sends whole activations. DeepSpeed would cut them over the tensor-parallel ranks, as if all of
   these held the same activations; with Megatron's sequence parallelism they do not. The layer list recomputes
   by itself.

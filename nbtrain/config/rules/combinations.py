@@ -214,7 +214,7 @@ qgz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_grad
 fpdt | cpu | FPDT streams chunks of attention between GPU and host | Set fpdt_chunk_tokens: 0.
 context | ulysses | such a run has not been compared with one process yet | Set one of the two to 1.
 fpdt | context | each context-parallel rank attends to the keys of all tokens, which FPDT never has on the GPU
-    together | Set context_parallel_size: 1, and take Ulysses beside FPDT.
+    together | Set context_parallel_size: 1, and share sequences by Ulysses.
 fpdt | tensor pipeline zero3 | such a run has not been compared with one without FPDT yet | Set
     fpdt_chunk_tokens: 0, or use FPDT with Ulysses and ZeRO 1 or 2.
 muon | offload_optimizer_cpu offload_optimizer_nvme | each step orthogonalizes whole matrices, which takes

@@ -30,7 +30,7 @@ HostName = Annotated[str, Field(pattern=HOST_NAME)]
 SLURM_WORD = r"^[A-Za-z0-9][A-Za-z0-9_.,@-]{0,255}$"
 SlurmWord = Annotated[str, Field(pattern=SLURM_WORD)]
 ARRAY = r"^\d{1,6}-\d{1,6}%1$"
-# An option of sbatch, or a line of shell; one line each. The length is no part of the pattern: to compile a
+# An option of sbatch, or a line of shell; one line each. The pattern does not limit the length: to compile a
 # repetition of up to 4,096 characters takes 20 ms, in every command that reads a run.
 ONE_LINE = r"^[^\n\r\x00]+$"
 OneLine = Annotated[str, Field(pattern=ONE_LINE, max_length=4096)]

@@ -183,8 +183,8 @@ def _drive(
 
 
 def _pinned(sweep: Sweep, known: dict[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of each file of `code` in a sweep, by its path; `known` are those of its first
-    start.
+    """Return the SHA-256 of each file of `code` in a sweep, by its path; `known` has those hashes at its
+    first start.
 
     Raises ConfigError if a file has changed since: the runs would not be comparable.
     """

@@ -10,8 +10,8 @@ The entry of a machine is used by plans on that machine alone, for OLDEST_DAYS; 
 (calibration_doubts.py) for OLDEST_DOUBTED_DAYS, and plans name them. Any other entry is named in a
 note and not used: a rate of another machine is worse than an assumed one, because it looks measured.
 
-The rate of a core is that of matrix products per second of CPU time, so that other work on the machine does
-not lower it. It is measured in a separate process with one thread: NumPy's number of threads cannot be
+The rate of a core is measured by matrix products per second of CPU time, so that other work on the machine
+does not lower it. It is measured in a separate process with one thread: NumPy's number of threads cannot be
 changed once it is loaded, and threads that wait for each other use CPU time too (a busy machine measured 11
 GFLOP/s instead of 170).
 

@@ -20,7 +20,7 @@ torch's math kernel makes its scores in fp32 whatever the format, and keeps fp32
 value (aten, transformers/attention.cpp). nbtrain's own kernel (for bf16 and windows on a CPU, and for capped
 scores) keeps query, key and value alone. On a CPU a dropout mask has the format of what it masks, on a GPU it
 has one byte. Where ranks share sequences, attention's output exists twice, if its kernel keeps it. With
-context parallelism the keys and values are those of the whole sequence (parallel/context.py). FPDT
+context parallelism there are keys and values of the whole sequence (parallel/context.py). FPDT
 (arXiv:2408.16978) keeps query, key, value, input and output in host memory, and recomputes the MLP a chunk at
 a time.
 

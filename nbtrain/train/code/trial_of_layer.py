@@ -182,8 +182,8 @@ def _try_training_pass(code: UserCode, settings: GPTConfig, model: GPT) -> None:
         if place in after and not torch.equal(value, after[place]):
             raise code.error(
                 "layer",
-                f"forward() changes layers.{place}, which is no parameter: no checkpoint has it, so a "
-                "resumed run would go on with other values",
+                f"forward() changes layers.{place}, which is not a parameter: no checkpoint has it, so a "
+                "resumed run would continue with other values",
                 "Compute it from x and parameters.",
             )
     if any(get_state()[name] != drawn[name] for name in ("python", "numpy")):

@@ -186,7 +186,7 @@ class DatasetLosses:
     def sums(self, sequence_ranks: int = 1) -> torch.Tensor:
         """Return float64 [datasets, 2]: the sum of this rank's losses, and its number of tokens in the loss.
 
-        The `sequence_ranks` that share sequences see whole masks but only the losses of their own tokens, so
+        The `sequence_ranks` that share sequences see whole masks but only the losses of their tokens, so
         each counts its share of the tokens.
         """
         sums = torch.zeros(self._num_datasets, 2, dtype=torch.float64, device=self._device)

@@ -167,7 +167,7 @@ class TrainEngine:
         total = torch.zeros(2, dtype=torch.float64)
         if self.has_loss:
             total[0] = sum(loss.item() for loss in losses)
-            # Ranks that share sequences see whole masks but compute the losses of their own tokens only.
+            # Ranks that share sequences see whole masks but compute the losses of their tokens only.
             total[1] = sum(tokens) / self.sequence_ranks if tokens else len(losses)
         loss, count = self.over_data_axis(total.to(self.deepspeed.device)).tolist()
         return loss / count if count else None

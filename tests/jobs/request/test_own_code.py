@@ -267,5 +267,5 @@ def test_a_file_starts_as_a_copy_of_our_own_functions(workspace):
     text = code_text(["dataset"], other)
     assert '_Windows("data/dataset/mine/text_document", 64,' in text
     assert '"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)' in text
-    with pytest.raises(ConfigError, match="no windows of one dataset"):
+    with pytest.raises(ConfigError, match="not windows of one dataset"):
         code_text(["dataset"], load("gpt-tiny", {"data.packing": "best_fit"}))

@@ -184,7 +184,7 @@ def test_a_run_with_a_file_resumes_bit_for_bit(example, words, place):
 
 def test_every_reader_of_a_checkpoint_has_the_blocks_of_the_file(place, alone, tmp_path):
     """A checkpoint of two tensor-parallel ranks says how each parameter is shared, and gives the logits of
-    one process; a file that is not the recorded one is refused, and so is what no block of one's own can do.
+    one process; a file that is not the recorded one is refused, and so is what no block of the user can do.
     """
     one, two = alone("own_mlp"), make(place, "readers", "t2 sp z1 fp32", EXAMPLES / "own_mlp.py")
     place.train(two, 2)
@@ -195,7 +195,7 @@ def test_every_reader_of_a_checkpoint_has_the_blocks_of_the_file(place, alone, t
     assert (own["scale"]["partition_dim"], own["scale"]["group"]) == (None, "no_decay")
     assert (own["closing.weight"]["partition_dim"], own["closing.weight"]["group"]) == (1, "decay")
 
-    # Each rank has the gradient of its own tokens: the moments show whether it was summed.
+    # Each rank has the gradient of its tokens: the moments show whether it was summed.
     scales = [
         CheckpointStore(run.checkpoint(STEPS)).full("layers.0.mlp.scale", "exp_avg") for run in (one, two)
     ]
@@ -239,7 +239,7 @@ def test_every_reader_of_a_checkpoint_has_the_blocks_of_the_file(place, alone, t
 
 @pytest.fixture(scope="module")
 def halfway(place):
-    """The run of two tensor-parallel ranks with blocks of its own, after half of its steps."""
+    """The run of two tensor-parallel ranks with the user's blocks, after half of its steps."""
     run = make(place, "from", "t2 sp z1 fp32", EXAMPLES / "own_mlp.py", **{"batch.max_steps": HALF})
     place.train(run, 2)
     return run
@@ -248,7 +248,7 @@ def halfway(place):
 @pytest.mark.soak
 @pytest.mark.parametrize("words", ["z1 fp32", "t2 d2 z3 fp32", "p2 z1 fp32", "s2 z2 fp32"])
 def test_a_checkpoint_is_loaded_into_another_layout(words, place, halfway):
-    """Masters and moments of blocks of one's own are the same after a checkpoint went into a layout and
+    """Masters and moments of the user's blocks are the same after a checkpoint went into a layout and
     out.
     """
     target = make(place, "to", words, EXAMPLES / "own_mlp.py")
@@ -258,7 +258,7 @@ def test_a_checkpoint_is_loaded_into_another_layout(words, place, halfway):
 
 @pytest.mark.soak
 def test_a_run_starts_from_the_weights_of_such_a_run(place, alone):
-    """init_from reads every parameter of the blocks, and the first loss is that of the weights."""
+    """init_from reads every parameter of the blocks, and the first loss belongs to these weights."""
     source = alone("own_mlp")
     more = {"init_from": str(source.path), "batch.max_steps": 1}
     run = make(place, "from-weights", "t2 z1 fp32", EXAMPLES / "own_mlp.py", **more)

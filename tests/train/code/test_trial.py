@@ -224,7 +224,7 @@ WRONG = {
         of_layer(
             "self.register_buffer('mean', torch.zeros(()), persistent=False)", "self.mean += 1; return x"
         ),
-        "my_code.py:10: forward() changes layers.0.mean, which is no parameter",
+        "my_code.py:10: forward() changes layers.0.mean, which is not a parameter",
     ),
     "sequences that see each other": (
         of_layer(run="return x + x.mean(0)"),
@@ -268,7 +268,7 @@ def test_the_examples_pass(name, dtype, config, tmp_path):
 
 
 def test_the_parameters_of_a_block_are_counted(config, tmp_path):
-    """The counts are those of the model, on one rank and on two, in the run's own size."""
+    """The counts equal the model's, on one rank and on two, in the size of the run."""
     code = code_of(tmp_path, bundled("examples/megatron-gpt/code/own_mlp.py").read_text())
     block = try_code(load(config, {"parallel.tensor_parallel_size": 2}), code)
     held = dict(build_model(config, layer_function=OwnLayer(code)).layers[0].named_parameters())

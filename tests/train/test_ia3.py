@@ -58,6 +58,7 @@ def one(place):
                 ("p2 z1 fp32", ""),
                 ("t2 d2 z2 fp32", ""),
                 ("s2 z2 fp32", "llama"),
+                ("c2 z2 fp32", "llama"),
             ]
         ),
     ],

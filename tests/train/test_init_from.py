@@ -86,6 +86,7 @@ MORE = [
     *((kind, "t2 z1") for kind in ("mistral-full", "smollm3-windows", "qwen2", "llama-yarn")),
     *((kind, "d2 z3") for kind in ("mistral", "smollm3", "llama-odd", "qwen2-windows", "qwen3-windows")),
     *((kind, "s2 z2") for kind in ("mistral-full", "llama-llama3", "llama-biases")),
+    *((kind, "c2 z2") for kind in ("qwen3-odd", "qwen2-windows", "gpt2")),
 ]
 
 

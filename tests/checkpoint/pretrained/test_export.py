@@ -77,7 +77,7 @@ def ours_of(run, dtype=torch.float32, masters=False):
 
 
 EXPORTS = ["t2 p2 z1", "d2 z3 llama", "t2 z1 bf16 llama"]
-MORE = ["z0", "d2 z2", "s2 z2 llama", "p2 z1 bf16", "d2 t2 z3 llama", "z1 fp16 llama"]
+MORE = ["z0", "d2 z2", "s2 z2 llama", "c2 z3 llama", "p2 z1 bf16", "d2 t2 z3 llama", "z1 fp16 llama"]
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ def leave_out_compiler() -> None:
         optimizer.load_state_dict,
         checkpoint.checkpoint,
     ):
-        function = vars(decorated)["__wrapped__"]
-        # torch/_compile.py
-        function.__dict__.setdefault("__dynamo_disable", function)
+        # torch/_compile.py. In a version of torch that does not decorate them, there is nothing to keep out.
+        if (function := vars(decorated).get("__wrapped__")) is not None:
+            function.__dict__.setdefault("__dynamo_disable", function)
     # Without `differentiable`, which no run sets, a step needs no gradients (torch/optim/optimizer.py).
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
     torch.optim.AdamW.step = step  # type: ignore[method-assign]

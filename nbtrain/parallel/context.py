@@ -13,8 +13,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from nbtrain.parallel import mappings
+from nbtrain.parallel.compiler import uncompiled
 from nbtrain.parallel.groups import Group
-from nbtrain.parallel.mappings import uncompiled
 
 CHUNKS = 2
 """Number of chunks that each rank has."""

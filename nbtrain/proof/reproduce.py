@@ -214,7 +214,7 @@ def reproduce(
         if start:
             _link_checkpoint(run, target, start)
             if run.init_from_json.is_file():
-                # Names the weights below the checkpoint, which need not be there any more.
+                # It has the hash of the initial weights, which may be gone.
                 shutil.copy(run.init_from_json, target.init_from_json)
         if run.rollbacks_json.is_file():
             shutil.copy(run.rollbacks_json, target.rollbacks_json)

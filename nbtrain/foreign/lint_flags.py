@@ -140,6 +140,19 @@ def ranks_share_groups(source: Reading) -> Iterator[Finding]:
     yield error(source, "ranks_share_groups", dest, text, fix)
 
 
+def ranks_share_the_sequence(source: Reading) -> Iterator[Finding]:
+    """Check that context-parallel ranks have two equal chunks each, as Megatron-LM requires at start
+    (validate_args of megatron/training/arguments.py).
+    """
+    length, context = number(source, "seq_length"), number(source, "context_parallel_size")
+    unit = 2 * context
+    if context > 1 and length and length % unit:
+        near = join(nearest_multiples(length, unit))
+        text = f"{length} is not a multiple of 2 * context-parallel-size({context}) = {unit}; nearest: {near}."
+        fix = f"Set --seq-length to one of {near}."
+        yield error(source, "ranks_share_the_sequence", "seq_length", text, fix)
+
+
 def positions_hold_the_sequence(source: Reading) -> Iterator[Finding]:
     """Check that a sequence is not longer than max-position-embeddings, the number of learned positions."""
     length, positions = number(source, "seq_length"), number(source, "max_position_embeddings")
@@ -400,6 +413,7 @@ FLAG_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     flags_go_together,
     sizes_divide,
     ranks_share_groups,
+    ranks_share_the_sequence,
     positions_hold_the_sequence,
     ranks_fill_the_machines,
     batch_divides,

@@ -527,6 +527,21 @@ def test_context_ranks_hold_all_weights(tmp_path):
     ]
 
 
+def test_context_ranks_share_the_sequence(tmp_path):
+    """A sequence that cannot be cut into two chunks per context-parallel rank is an error."""
+    script = script_175b(nodes=48).replace(
+        "    --clip-grad 1.0\n", "    --clip-grad 1.0\n    --context-parallel-size 3\n"
+    )
+    assert "--seq-length 2048" in script
+    (tmp_path / "a.sh").write_text(script)
+    assert lines(lint([tmp_path / "a.sh"]), "ranks_share_the_sequence")[1:] == [
+        "  2048 is not a multiple of 2 * context-parallel-size(3) = 6; nearest: 2046, 2052.",
+        "  Set --seq-length to one of 2046, 2052.",
+    ]
+    (tmp_path / "a.sh").write_text(script.replace("parallel-size 3", "parallel-size 4"))
+    assert lines(lint([tmp_path / "a.sh"]), "ranks_share_the_sequence") == []
+
+
 WIDE = ["--tensor-model-parallel-size=16", "--pipeline-model-parallel-size=1", "--no-pipeline-parallel"]
 SELECTIVE = ["--recompute-granularity=selective"]
 

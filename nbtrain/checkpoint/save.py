@@ -102,7 +102,7 @@ class Saver:
             return time.monotonic() - started
         part = None if self._local is None else self._local.begin(step, self.writer, folder)
         if part is None:
-            write_state(live, state, folder)
+            write_state(live, state, folder, self._described())
         else:
             self._write_part(state, part)
         manifest = self._manifest(state, part)
@@ -182,7 +182,7 @@ class Saver:
 
     def _write_part(self, state: TrainState, part: LocalPart) -> None:
         with part.written_by(self.live.engine):
-            write_state(self.live, state, part.target)
+            write_state(self.live, state, part.target, self._described())
 
     def _keep(self, part: LocalPart, manifest: dict[str, Any]) -> None:
         """Write the part's record, at once or, with async_save, in the background."""
@@ -229,10 +229,14 @@ class Saver:
 
     def _manifest(self, state: TrainState, part: LocalPart | None) -> dict[str, Any]:
         """Return the manifest without its list of files; {} on ranks that do not write it."""
+        writes = self.live.world.rank == 0 or (part is not None and part.is_copy)
+        return describe.manifest_of(self.live, state, self._described()) if writes else {}
+
+    def _described(self) -> dict[str, Any]:
+        """Return the parameters, which are described once; the first time, all ranks call it together."""
         if self._parameters is None:
             self._parameters = describe.described_parameters(self.live)
-        writes = self.live.world.rank == 0 or (part is not None and part.is_copy)
-        return describe.manifest_of(self.live, state, self._parameters) if writes else {}
+        return self._parameters
 
     def _announce(self) -> None:
         saved, self._saved = self._saved, None
@@ -261,8 +265,9 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
     )
 
 
-def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
-    """Write DeepSpeed's files to `folder`, or copy their contents to memory. All ranks call it together.
+def write_state(live: LiveRun, state: TrainState, folder: Path, parameters: dict[str, Any]) -> None:
+    """Write DeepSpeed's files to `folder`, or copy their contents to memory; `parameters` from
+    describe.described_parameters(). All ranks call it together.
 
     Raises CheckpointError.
     """
@@ -272,7 +277,7 @@ def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
             "random": gather_objects(live.random_state()),
             "optimizer_names": describe.optimizer_names(live),
         },
-        "universal_checkpoint_info": describe.universal_checkpoint_info(live.config),
+        "universal_checkpoint_info": describe.universal_checkpoint_info(live.config, parameters),
     }
     try:
         with quiet():

@@ -148,7 +148,9 @@ def ranks_share_the_sequence(source: Reading) -> Iterator[Finding]:
     unit = 2 * context
     if context > 1 and length and length % unit:
         near = join(nearest_multiples(length, unit))
-        text = f"{length} is not a multiple of 2 * context-parallel-size({context}) = {unit}; nearest: {near}."
+        text = (
+            f"{length} is not a multiple of 2 * context-parallel-size({context}) = {unit}; nearest: {near}."
+        )
         fix = f"Set --seq-length to one of {near}."
         yield error(source, "ranks_share_the_sequence", "seq_length", text, fix)
 

@@ -1,6 +1,8 @@
 """DeepSpeed's universal format: independent of the source's layout, and loadable by DeepSpeed."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -50,6 +52,22 @@ def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
     ranks, overrides = layout(target)
     run = launch.make_run(place.root, overrides, f"read-{source}-{target}".replace(" ", "-"))
     assert_same(saved.checkpoint(HALF), place.resave(run, ranks, to), launch.VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("source", ["t2 z1 llama", "p2 t2 z1"])
+def test_deepspeeds_own_converter_writes_the_same(place, source):
+    """ds_to_universal accepts a checkpoint and writes the same masters and moments, bit for bit."""
+    saved, to, theirs = place.source(source), place.root / f"{source} own", place.root / f"{source} theirs"
+    program = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    workers = ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    folders = ["--input_folder", str(saved.checkpoint(HALF)), "--output_folder", str(theirs)]
+    subprocess.run([*program, *folders, *workers], check=True)
+    written(saved, to)
+    tensors = [path for path in theirs.glob("zero/*/*.pt") if path.stem in ("fp32", "exp_avg", "exp_avg_sq")]
+    assert len(tensors) == 3 * len(CheckpointStore(saved.checkpoint(HALF)).parameters)
+    for path in tensors:
+        own = torch.load(to / path.relative_to(theirs), weights_only=True)["param"]
+        assert torch.equal(torch.load(path, weights_only=True)["param"], own), path
 
 
 def test_its_files_hold_whole_tensors_without_padding(place):

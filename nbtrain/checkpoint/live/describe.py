@@ -1,5 +1,6 @@
 """Describes a checkpoint: its manifest, and the contents of DeepSpeed's files other than tensors."""
 
+import re
 import time
 from typing import Any
 
@@ -12,7 +13,7 @@ from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.config.sections.markers import Architecture, marked
 from nbtrain.model.gpt_pipe import trained_parameters
-from nbtrain.model.names import optimizer_group
+from nbtrain.model.names import OF_VOCABULARY, WORD_EMBEDDINGS, optimizer_group, piped_name
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.parallel.tensor import partition_dim
 
@@ -114,32 +115,49 @@ def optimizer_names(live: LiveRun) -> list[list[str]] | None:
     ]
 
 
-def universal_checkpoint_info(config: RunConfig) -> dict[str, Any]:
-    """Return the facts about parameters that DeepSpeed's own converter (ds_to_universal) needs."""
-    learned = config.model.position_embedding_type == "learned_absolute"
-    untied = config.model.untie_embeddings_and_output_weights
+def universal_checkpoint_info(config: RunConfig, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts about parameters that DeepSpeed's own converter (ds_to_universal) needs; `parameters`
+    from described_parameters().
+
+    The converter matches each pattern from the first letter of a name, and fails if one matches nothing.
+    """
+    tied = not config.model.untie_embeddings_and_output_weights
+    piped = config.parallel.pipeline_parallel_size > 1
+    names = {name: piped_name(name, config.model.num_layers, tied) if piped else name for name in parameters}
     info: dict[str, Any] = {
         "universal_checkpoint_version": UNIVERSAL_CHECKPOINT_VERSION,
         "original_vocab_size": config.tokenizer.vocab_size,
-        "vocabulary_parameter_patterns": _vocabulary_patterns(config),
+        "vocabulary_parameter_patterns": [_pattern(names[name]) for name in names if name in OF_VOCABULARY],
     }
-    # A pattern that matches nothing is an error to DeepSpeed's converter.
-    if config.parallel.pipeline_parallel_size > 1 and not untied:
-        info["pipeline_replicated_parameter_patterns"] = [r"word_embeddings\.weight"]
+    if piped and tied and WORD_EMBEDDINGS in names:
+        info["pipeline_replicated_parameter_patterns"] = [_pattern(names[WORD_EMBEDDINGS])]
     if config.parallel.tensor_parallel_size > 1:
-        info["parameter_with_row_parallelism_patterns"] = [r"dense\.weight", r"dense_4h_to_h\.weight"]
-        info["tp_replicated_parameter_patterns"] = [
-            r"layernorm\.(weight|bias)",
-            *([r"(position_embeddings|^1)\.weight"] if learned else ()),
-            *((r"dense\.bias", r"dense_4h_to_h\.bias") if config.model.add_bias_linear else ()),
-        ]  # fmt: skip
+        dims = {names[name]: entry["partition_dim"] for name, entry in parameters.items()}
+        info["parameter_with_row_parallelism_patterns"] = _patterns(dims, 1)
+        info["tp_replicated_parameter_patterns"] = _patterns(dims, None)
     return info
 
 
-def _vocabulary_patterns(config: RunConfig) -> list[str]:
-    """Return patterns for the parameters whose rows are tokens; a pipeline names its layers by number."""
-    if not config.model.untie_embeddings_and_output_weights:
-        return [r"word_embeddings\.weight"]
-    if config.parallel.pipeline_parallel_size == 1:
-        return [r"word_embeddings\.weight", r"output_layer\.weight"]
-    return [r"^0\.weight", rf"^{config.model.num_layers + 3}\.weight"]
+def _pattern(name: str) -> str:
+    return f"{re.escape(name)}$"
+
+
+def _patterns(dims: dict[str, int | None], dim: int | None) -> list[str]:
+    """Return patterns for the names that are partitioned along `dim`, {name: dimension}: one for the same
+    parameter of all layers, unless some of these are partitioned along another dimension.
+    """
+    of_all_layers: dict[str, set[int | None]] = {}
+    for name in dims:
+        of_all_layers.setdefault(_of_any_layer(name), set()).add(dims[name])
+    return sorted(
+        {
+            _of_any_layer(name) if of_all_layers[_of_any_layer(name)] == {dim} else _pattern(name)
+            for name in dims
+            if dims[name] == dim
+        }
+    )
+
+
+def _of_any_layer(name: str) -> str:
+    """Return a pattern for this parameter of any layer: `layers.3.mlp.w` or, in a pipeline, `5.mlp.w`."""
+    return re.sub(r"^(layers\\\.)?\d+", r"\1\\d+", _pattern(name))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from nbtrain.lab.form.answers import answer
 from tests.lab.form.test_answers import run_as_submitted
@@ -57,7 +58,7 @@ def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace:
     with view_page(browser, routes, mount, module="form/form", exports=("serverHere",)) as page:
         name, notice = page.get_by_label("name", exact=True), page.locator(".nbf-notice")
         notice.get_by_text("The name gpt-tiny is taken, so this run is called gpt-tiny-2.").wait_for()
-        assert name.input_value() == "gpt-tiny-2"
+        expect(name).to_have_value("gpt-tiny-2")
         notice.get_by_role("button", name="Open gpt-tiny").click()
         assert page.evaluate("window.opened") == "gpt-tiny"
 
@@ -81,7 +82,8 @@ def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace:
         page.get_by_text("All fields (").click()
         page.locator("[data-key='limits.disk_bytes'] input").fill("1000")
         found.get_by_text("checkpoints and dataset need").wait_for()
-        assert submit.is_disabled() and "the limit is 1000 B" in found.inner_text()
+        expect(submit).to_be_disabled()
+        assert "the limit is 1000 B" in found.inner_text()
         found.get_by_role("button", name="Set limits.disk_bytes to ").click()
         found.get_by_text("checkpoints and dataset need").wait_for(state="detached")
         submit.click()
@@ -91,7 +93,7 @@ def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace:
         run_as_submitted("gpt-tiny-2").finish("SUCCEEDED", "all steps are done")
         page.evaluate("window.again()")
         notice.get_by_text("The name gpt-tiny-2 is taken, so this run is called gpt-tiny-3.").wait_for()
-        assert name.input_value() == "gpt-tiny-3"
+        expect(name).to_have_value("gpt-tiny-3")
 
 
 RUN = {
@@ -125,7 +127,8 @@ def test_a_submitted_run_is_followed(browser: Any) -> None:
         answer.get_by_text("Now RUNNING.").wait_for()
         runs.clear()
         answer.get_by_text("The run gpt was deleted.").wait_for()
-        assert "Submitted" not in answer.inner_text() and answer.get_by_role("button").count() == 0
+        expect(answer.get_by_role("button")).to_have_count(0)
+        assert "Submitted" not in answer.inner_text()
         page.evaluate("window.end()")
 
 
@@ -153,6 +156,23 @@ def form_page(browser: Any, width: int, overrides: Any = None, start: Any = None
     return view_page(browser, routes, mount, width, module="form/form")
 
 
+# The answer to the next question about a YAML reaches the page at window.letGo().
+HOLD_ANSWER = """() => {
+  const { fetch } = window;
+  window.fetch = async (...asked) => {
+    const answer = await fetch(...asked);
+    if (!answer.url.endsWith("/form")) return answer;
+    window.fetch = fetch;
+    await new Promise((done) => (window.letGo = done));
+    return answer;
+  };
+}"""
+LET_GO = """() => {
+  window.letGo();
+  return new Promise((done) => setTimeout(done, 100));
+}"""
+
+
 def test_a_new_form_begins_with_the_settings_that_were_submitted_last(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,10 +193,20 @@ def test_a_new_form_begins_with_the_settings_that_were_submitted_last(
         page.get_by_text("Submitted: job j1 of own.").wait_for()
         page.evaluate("window.again()")
         notice.get_by_text("These are the settings of own, which was submitted last from this").wait_for()
-        assert length.input_value() == "17"
+        expect(length).to_have_value("17")
         notice.get_by_role("button", name="Open gpt-tiny").click()
         notice.get_by_text("Opened gpt-tiny.").wait_for()
-        assert length.input_value() == ""
+        expect(length).to_have_value("")
+        # An answer about an earlier choice arrives after that about a later one, which stays.
+        page.evaluate(HOLD_ANSWER)
+        path.fill("own.yaml")
+        path.press("Enter")
+        page.wait_for_function("() => Boolean(window.letGo)")
+        page.get_by_label("run YAML").select_option("gpt-125m")
+        notice.get_by_text("Opened gpt-125m.").wait_for()
+        page.evaluate(LET_GO)
+        assert page.get_by_label("run YAML").input_value() == "gpt-125m"
+        assert "Opened gpt-125m." in notice.inner_text()
         (tmp_path / "own.yaml").unlink()
         page.evaluate("window.again()")
         page.locator(".nbf-line", has_text='nb.submit("gpt-tiny"').wait_for()
@@ -187,7 +217,7 @@ def test_a_new_form_begins_with_the_settings_that_were_submitted_last(
         page.get_by_text("Submitted: job j1 of gpt-tiny.").wait_for()
         page.evaluate("window.again()")
         notice.get_by_text("These are the settings of gpt-tiny, which was submitted last").wait_for()
-        assert length.input_value() == "9"
+        expect(length).to_have_value("9")
 
 
 @pytest.mark.parametrize("width", [1100, 620])
@@ -237,7 +267,7 @@ def test_a_file_that_is_not_there_is_marked_at_its_field(
         )
         wrong.wait_for()
         assert "Relative paths start at the workspace." in wrong.inner_text()
-        assert page.get_by_role("tab", name="Evaluation").locator(".nbf-wrong").text_content() == "1 problem"
+        expect(page.get_by_role("tab", name="Evaluation").locator(".nbf-wrong")).to_have_text("1 problem")
         said = page.locator(".nbf-found p").all_inner_texts()
         does = said.index("The cell that you can insert or copy below prepares the data first.")
         assert said[does - 1].endswith("makes what is missing.")
@@ -273,15 +303,14 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         assert partition.locator("label").inner_text() == "Partition\nslurm.partition"
         assert field("backend.kind").locator("select:focus").count() == 1
         field("backend.kind").locator("select").select_option("local")
-        assert partition.count() == 0
+        expect(partition).to_have_count(0)
         page.get_by_role("tab", name="Model").click()
         line('{"init_from": "base", "lora.rank": 8}')
-        assert field("lora.rank").locator("input").input_value() == "8"
-        assert "as opened" in field("lora").inner_text()
+        expect(field("lora.rank").locator("input")).to_have_value("8")
+        expect(field("lora")).to_contain_text("as opened")
         beta = field("dpo.beta")
-        assert beta.locator("input").is_disabled() and "Used only if dpo is on." in beta.get_attribute(
-            "title"
-        )
+        expect(beta.locator("input")).to_be_disabled()
+        assert "Used only if dpo is on." in beta.get_attribute("title")
         field("dpo").locator("input").check()
         line('{"init_from": "base", "lora.rank": 8, "dpo": {}}')
         beta.locator("input").fill("0.2")
@@ -289,15 +318,15 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         wrong = field("lora.alpha").locator(".nbf-error", has_text="Must be more than 0.")
         wrong.wait_for()
         counts = page.get_by_role("tab", name="Model").locator(".nbf-count")
-        assert counts.all_text_contents() == ["1 problem", "6 changed fields"]
+        expect(counts).to_have_text(["1 problem", "6 changed fields"])
         # Off: the typed values stay but do not count.
         field("lora").locator("input").uncheck()
         line('{"init_from": "base", "dpo.beta": 0.2}')
-        assert field("lora.alpha").locator("input").input_value() == "-1"
+        expect(field("lora.alpha").locator("input")).to_have_value("-1")
         page.evaluate("window.again()")
         page.get_by_text("All fields").click()
         page.get_by_label("search all fields").fill("two matrices of an adapter")
-        assert field("lora.rank").locator("input").is_disabled()
+        expect(field("lora.rank").locator("input")).to_be_disabled()
         page.get_by_label("search all fields").fill("lora")
         field("lora").locator("input").check()
         field("lora.alpha").get_by_role("button").click()
@@ -305,7 +334,7 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         line('{"init_from": "base", "lora": {}, "dpo.beta": 0.2}')
         page.get_by_role("button", name="Reset", exact=True).click()
         line('{"init_from": "base", "lora.rank": 8}')
-        assert field("lora").locator("input").is_checked()
+        expect(field("lora").locator("input")).to_be_checked()
 
 
 def test_two_views_of_a_form_hold_the_same(
@@ -325,7 +354,7 @@ def test_two_views_of_a_form_hold_the_same(
         second.locator("select", has_text="twin: ").select_option("twin")
         for view in (first, second):
             view.locator(".nbf-line", has_text="twin").wait_for()
-            assert view.get_by_label("name", exact=True).input_value() == "other"
+            expect(view.get_by_label("name", exact=True)).to_have_value("other")
 
 
 # A model whose kernel answers by the routes, and queues requests while `busy`.
@@ -366,26 +395,28 @@ def test_a_form_whose_kernel_is_busy_submits_later_and_says_so(
         buttons = [page.get_by_role("button", name=name) for name in ("Submit", "Copy as cell")]
         name = page.get_by_label("name", exact=True)
 
-        def can() -> list[bool]:
-            return [one.is_enabled() for one in buttons]
+        def can(*wanted: bool) -> None:
+            for button, enabled in zip(buttons, wanted, strict=True):
+                expect(button).to_be_enabled(enabled=enabled)
 
         page.wait_for_function("!document.querySelector('.nbf-buttons button:nth-child(2)').disabled")
         page.evaluate("window.busy = true")
         name.fill("other")
-        assert can() == [False, False]
+        # At once, before the answer.
+        assert not any(one.is_enabled() for one in buttons)
         page.clock.run_for(300)
         page.evaluate("window.idle()")
         page.locator(".nbf-line", has_text="other").wait_for()
-        assert can() == [True, True]
+        can(True, True)
         page.evaluate("window.busy = true")
         buttons[0].click()
         page.clock.run_for(16_000)
         said = page.locator(".nbf-answer")
         said.get_by_text("When the cell finishes, the kernel submits the values").wait_for()
-        assert can() == [False, True]
+        can(False, True)
         page.evaluate("window.idle()")
         said.get_by_text("Submitted: job j1 of gpt.").wait_for()
-        assert can() == [True, True]
+        can(True, True)
         page.evaluate("window.lost(document.body.appendChild(document.createElement('div')))")
         gone = page.locator(".nbf-kernel", has_text="The kernel that created this form has ended").last
         gone.wait_for()

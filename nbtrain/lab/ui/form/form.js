@@ -54,6 +54,7 @@ class Form extends FormHeld {
     this.heard = 0;
     this.ended = false;
     this.asked = 0;
+    this.reads = 0;
     this.timer = null;
     this.request = null;
     this.endRun = null;
@@ -169,6 +170,7 @@ class Form extends FormHeld {
   /** Request the description of a YAML with the form's values, and show it. */
   async describe() {
     const mine = (this.asked += 1);
+    this.reads += 1;
     try {
       const described = await this.ask("form");
       if (mine === this.asked && !this.ended) this.show(described);
@@ -241,18 +243,26 @@ class Form extends FormHeld {
     this.say([...parts, sentence].filter(Boolean).join(" "), "", [...actions, ...others]);
   }
 
-  /** Request the description of the new state; if the YAML cannot be read, restore the state `before`. */
+  /** Request the description of the new state; if the YAML cannot be read, restore the state `before`. Returns
+   *  whether the form shows the new state: not if the user chose another one meanwhile. */
   async redescribe(before) {
+    const mine = (this.reads += 1), isOver = () => mine !== this.reads || this.ended;
+    // An answer that is under way is about the state before.
+    this.asked += 1;
+    this.unchecked();
     this.say("Reading\u2026");
     try {
       const described = await this.ask("form");
+      if (isOver()) return false;
       this.show(described);
       this.touched();
       return true;
     } catch (error) {
+      if (isOver()) return false;
       this.state = before;
       if (this.yaml) this.yaml.value = before.yaml;
       this.say(error.message, "bad");
+      this.assess();
       return false;
     }
   }

@@ -298,7 +298,7 @@ class RunsList extends RunsFrame {
 
   async patch(names, changes) {
     for (const name of names) await this.server.call(`run/${encodeURIComponent(name)}`, "PATCH", changes);
-    this.look();
+    await this.look();
   }
 
   async archive(names, archived) {
@@ -336,9 +336,10 @@ class RunsList extends RunsFrame {
 
   async bulk(names, done, act) {
     const { words, failures } = await forEachRun(names, done, act, (text) => this.say(text));
-    this.say(words, failures.length ? "error" : "");
     this.answered = "";
-    this.look();
+    // The words are true of the rows that are shown with them.
+    await this.look();
+    this.say(words, failures.length ? "error" : "");
   }
 
   /** Show a request as pending until the list shows its result. */
@@ -388,6 +389,7 @@ class RunsList extends RunsFrame {
       }
       // The kernel receives it when it is idle.
       const said = this.server ? askedWords(key, run.queued) : RUNS_OF_KERNEL;
+      if (key === "delete") await this.look();
       this.say(`${name}: ${key === "delete" ? "deleted." : said}`);
       // The message stays until the list shows the result.
       this.answered = key === "delete" ? "" : name;
@@ -464,9 +466,9 @@ class RunsList extends RunsFrame {
     return `The Jupyter server does not answer (${error.message}); trying again.`;
   }
 
-  /** Poll now, because something was changed or the list became visible. */
-  look() {
-    if (this.feed && this.wait() !== null) this.feed.look();
+  /** Poll now, because something was changed or the list became visible; resolves when the answer is shown. */
+  async look() {
+    if (this.feed && this.wait() !== null) await this.feed.look();
   }
 
   begin() {

@@ -21,8 +21,8 @@ class RunsFeed {
     this.value = null;
     this.at = 0;
     this.timer = null;
-    this.reading = false;
-    this.again = false;
+    this.reading = null;
+    this.again = null;
     document.addEventListener("visibilitychange", () => this.plan());
   }
 
@@ -48,11 +48,16 @@ class RunsFeed {
     return this.value !== null && wait !== null && Date.now() - this.at < wait;
   }
 
-  /** Poll at once. If a request is under way, poll again after it, because something may have changed since. */
+  /** Poll at once; resolves when the watchers have the answer. If a request is under way, poll again after it,
+   *  because something may have changed since. */
   look() {
     clearTimeout(this.timer);
-    if (this.reading) this.again = true;
-    else this.read();
+    if (!this.reading) return (this.reading = this.read());
+    this.again ||= this.reading.then(() => {
+      this.again = null;
+      return this.look();
+    });
+    return this.again;
   }
 
   /** Schedule the next poll for the watcher that needs it first. */
@@ -60,23 +65,21 @@ class RunsFeed {
     clearTimeout(this.timer);
     const waits = [...this.watchers].map((one) => one.wait()).filter((wait) => wait !== null);
     if (!waits.length || document.hidden || this.reading) return;
-    this.timer = setTimeout(() => this.read(), Math.max(0, this.at + Math.min(...waits) - Date.now()));
+    this.timer = setTimeout(() => this.look(), Math.max(0, this.at + Math.min(...waits) - Date.now()));
   }
 
   async read() {
-    [this.reading, this.again] = [true, false];
     let failure = null;
     try {
       this.value = await this.server.call("runs");
     } catch (error) {
       [this.value, failure] = [null, error];
     }
-    [this.reading, this.at] = [false, Date.now()];
+    [this.reading, this.at] = [null, Date.now()];
     for (const watcher of [...this.watchers]) {
       if (failure) watcher.failed(failure);
       else watcher.took(this.value);
     }
-    if (this.again) this.look();
-    else this.plan();
+    if (!this.again) this.plan();
   }
 }

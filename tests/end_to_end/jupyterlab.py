@@ -4,6 +4,7 @@ NBTRAIN_CHROMIUM=/usr/bin/chromium   the browser, if it is not found by name
 NBTRAIN_REQUIRE_BROWSER=1            fail instead of skipping if there is no browser
 NBTRAIN_SCREENSHOTS=DIR              keep a picture of each station
 NBTRAIN_PATIENCE_SECONDS=60          maximum seconds for each wait, useful while writing a test
+NBTRAIN_SLOW_PAGES=1                 slow_pages.py: every answer arrives late; the number seeds the delays
 """
 
 import contextlib
@@ -28,6 +29,7 @@ import pytest
 from nbtrain.base.process.ports import port_to_listen_on
 from nbtrain.cli.kernel_encryption import kernel_encryption
 from tests.conftest import skip_or_fail
+from tests.end_to_end.slow_pages import slow_pages
 
 REPOSITORY = Path(__file__).parents[2]
 BUNDLES = REPOSITORY / "nbtrain" / "lab" / "labextension" / "prebuilt"
@@ -36,6 +38,8 @@ TOKEN = "a-token-of-this-test"
 BUSY_SECONDS = 1800
 # Seconds to wait for one thing on a machine that is busy with other work.
 PATIENCE_SECONDS = float(os.environ.get("NBTRAIN_PATIENCE_SECONDS", "900"))
+# Seconds in which a page has to agree with a Playwright expect(), whose own default is five.
+EXPECT_SECONDS = min(PATIENCE_SECONDS, 180)
 
 CHROMIUM_FLAGS = [
     "--headless",
@@ -208,13 +212,16 @@ def running_lab(root: Path, extended: bool = True, bundles: Path = BUNDLES, **mo
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     chromium = find_chromium()
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=1000 * EXPECT_SECONDS)
     with sync_playwright() as playwright:
         # Scrollbars are visible, as for a user.
         browser = playwright.chromium.launch(
             executable_path=chromium, args=CHROMIUM_FLAGS, ignore_default_args=["--hide-scrollbars"]
         )
+        if seed := os.environ.get("NBTRAIN_SLOW_PAGES"):
+            slow_pages(browser, int(seed))
         yield browser
         browser.close()
 

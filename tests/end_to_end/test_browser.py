@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.widgets.record import records_in
@@ -91,8 +92,9 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         tabs.get_by_text("Resources", exact=True).click()
         charts = page.locator(".nbtrain-panel .nbt-usage .nbt-chart")
         charts.get_by_text("Memory", exact=True).wait_for()
-        assert charts.count() == 5 and charts.locator("polyline").count() >= 7
-        assert charts.nth(1).locator(".nbt-bound.nbt-limit").count() == 1
+        expect(charts).to_have_count(5)
+        charts.locator("polyline").nth(6).wait_for()
+        expect(charts.nth(1).locator(".nbt-bound.nbt-limit")).to_have_count(1)
         screenshot(page, "panel-resources")
         tabs.get_by_text("Overview", exact=True).click()
         page.locator(".nbtrain-panel tr", has_text="StoppedOnRequest").first.wait_for()
@@ -255,8 +257,8 @@ def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
     run_cell(page, 0)
     shown = page.locator(".nbtrain-what-if")
     shown.locator("text=gpt-1-3b-4xdp-4xpp on 16 x A100-40GB").wait_for()
-    assert shown.locator(".w-words span").all_inner_texts() == ["fits", "time", "disk"]
-    assert shown.locator(".w-bar", has_text="stage").count() == 4
+    expect(shown.locator(".w-words span")).to_have_text(["fits", "time", "disk"])
+    expect(shown.locator(".w-bar", has_text="stage")).to_have_count(4)
     screenshot(page, "what-if")
 
     # The pipeline's slider, one step to the left: two stages, and twice the replicas.
@@ -267,7 +269,7 @@ def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
     shown.locator("text=moved with it: DP 4 -> 8").wait_for()
     shown.locator("select[data-control=zero]").select_option("3 (moves others)")
     page.locator(".nbtrain-what-if[data-layout^='DP 16, ZeRO 3']").wait_for()
-    assert shown.locator(".w-bar", has_text="stage").count() == 0
+    expect(shown.locator(".w-bar", has_text="stage")).to_have_count(0)
     screenshot(page, "what-if-changed")
 
     # A run on two machines has the network as a choice, and the same step on four others.

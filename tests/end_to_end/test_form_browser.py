@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.end_to_end.jupyterlab import (
     BUSY_SECONDS,
@@ -73,7 +74,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form = FormPage(page)
     form.shows(".nbf-line", 'nb.submit("gpt-tiny", {"batch.max_steps": 400})')
     form.shows(".nbf-kernel", "The notebook's next cell gets these values")
-    assert form.node.locator("[aria-label='Essential fields'] .nbf-field").count() == 12
+    expect(form.node.locator("[aria-label='Essential fields'] .nbf-field")).to_have_count(12)
     screenshot(page, "form")
 
     # Labels next to a field, and its tooltip.
@@ -89,7 +90,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.node.get_by_role("tab", name=re.compile("^Model")).click()
     form.field("model.architecture").locator("select").select_option("gpt3")
     form.shows("[data-key='model.norm_epsilon'] .nbf-meta", "default: 1.0e-05")
-    assert form.node.locator("[data-key='model.norm_epsilon'] input").input_value() == "1.0e-05"
+    expect(form.node.locator("[data-key='model.norm_epsilon'] input")).to_have_value("1.0e-05")
     form.shows(".nbf-line", '"model.architecture": "gpt3"')
     form.field("model.architecture").locator("select").select_option("qwen3")
     form.shows("[data-key='model.norm_epsilon'] .nbf-meta", "default: 1.0e-06")
@@ -101,17 +102,16 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.type("lr_schedule.lr", "fast")
     form.shows(".nbf-verdict", "2 problems in 2 fields")
     rule = "Must be a multiple of micro_batch_size(5) * data_parallel_size(1) = 5; nearest: 5, 10."
-    assert batch.locator(".nbf-help").inner_text() == rule
-    assert batch.locator("input").get_attribute("aria-invalid") == "true"
-    assert lr.locator(".nbf-help").inner_text() == "Must be a number."
+    expect(batch.locator(".nbf-help")).to_have_text(rule)
+    expect(batch.locator("input")).to_have_attribute("aria-invalid", "true")
+    expect(lr.locator(".nbf-help")).to_have_text("Must be a number.")
     assert form.node.locator(".nbf-found").inner_text().count("must be a multiple".capitalize()) == 1
-    assert form.button("Submit").is_disabled()
+    expect(form.button("Submit")).to_be_disabled()
     assert form.height == height
     tab = form.node.get_by_role("tab", name=re.compile("^Training"))
     form.node.locator(".nbf-all > summary").click()
     tab.click()
-    counts = [words.split() for words in tab.locator(".nbf-count").all_text_contents()]
-    assert counts == [["2", "problems"], ["3", "changed", "fields"]]
+    expect(tab.locator(".nbf-count")).to_have_text(["2 problems", "3 changed fields"])
     screenshot(page, "form-problems")
     form.node.get_by_role("searchbox", name="search all fields").fill("zero++")
     form.shows(".nbf-all .nbf-label", "zero_hpz")
@@ -123,7 +123,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.shows(".nbf-line", 'nb.submit("gpt-tiny", {"batch.max_steps": 400, "batch.micro_batch_size": 4})')
     form.node.get_by_label("mode of the notebook").select_option("twin")
     form.shows(".nbf-line", 'nb.twin("gpt-tiny"')
-    assert form.button("Submit").is_enabled()
+    expect(form.button("Submit")).to_be_enabled()
     run_cell(page, 1)
     page.locator(".jp-OutputArea-output pre", has_text="HELD 400 4 twin").wait_for()
 
@@ -132,6 +132,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.button("Reset").click()
     form.shows(".nbf-notice", "1 change undone. Overrides of the notebook still apply: batch.max_steps = 400")
     form.button("Undo").click()
+    form.shows(".nbf-notice", "Changes restored.")
     form.shows(".nbf-line", "micro_batch_size")
     form.node.get_by_label("run YAML").select_option("gpt-125m")
     form.shows(".nbf-notice", "Opened gpt-125m with the notebook's batch.max_steps = 400.")
@@ -160,7 +161,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.type("batch.max_steps", "78")
     form.shows(".nbf-kernel", "The kernel that created this form has ended")
     form.shows(".nbf-line", '"batch.max_steps": 78')
-    assert form.button("Submit").is_enabled()
+    expect(form.button("Submit")).to_be_enabled()
     page.reload()
     form = FormPage(page)
     form.shows(".nbf-line", 'nb.submit("gpt-125m", {"batch.max_steps": 78, "batch.micro_batch_size": 4})')
@@ -204,7 +205,7 @@ def test_a_form_without_server_asks_its_kernel_and_without_both_says_so(lab: Lab
     form.shows(".nbf-verdict", "1 problem")
     form.type("batch.micro_batch_size", "4")
     form.shows(".nbf-line", '"batch.micro_batch_size": 4')
-    assert form.button("Submit").is_enabled()
+    expect(form.button("Submit")).to_be_enabled()
     run_cell(page, 1)
     page.locator(".jp-OutputArea-output pre", has_text="HELD 400 4 full").wait_for()
 
@@ -212,13 +213,13 @@ def test_a_form_without_server_asks_its_kernel_and_without_both_says_so(lab: Lab
     form.type("batch.micro_batch_size", "2")
     form.shows(".nbf-kernel", "The kernel that created this form has ended")
     form.shows(".nbf-notice", "The form cannot be checked or submitted now")
-    assert form.button("Submit").is_disabled()
+    expect(form.button("Submit")).to_be_disabled()
     screenshot(page, "form-alone")
     page.unroute("**/nbtrain/form*")
     page.unroute("**/nbtrain/form/**")
     form.button("Try again").click()
     form.shows(".nbf-line", '"batch.micro_batch_size": 2')
-    assert form.button("Submit").is_enabled()
+    expect(form.button("Submit")).to_be_enabled()
 
 
 # gpt-tiny on random words, small enough for 50 steps a second.
@@ -266,7 +267,7 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
     form = FormPage(page)
     form.shows(".nbf-kernel", "The kernel that created this form has ended")
     form.shows(".nbf-line", '"lr_schedule.lr": 0.003')
-    assert form.field("lr_schedule.lr").locator("input").input_value() == "0.003"
+    expect(form.field("lr_schedule.lr").locator("input")).to_have_value("0.003")
     form.button("Submit").click()
     form.shows(".nbf-answer", "Submitted: job")
     page.locator(".nbtrain-panel").first.scroll_into_view_if_needed()

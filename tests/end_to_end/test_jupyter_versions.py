@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.end_to_end.jupyterlab import (
     REPOSITORY,
@@ -94,8 +95,8 @@ def test_a_jupyterlab_shows_the_sidebar_the_run_and_the_widget(
         section = page.locator(".jp-Launcher-section", has=page.get_by_text("nbtrain", exact=True))
         # JupyterLab draws the sections one after another.
         section.locator(".jp-LauncherCard").nth(3).wait_for()
-        tiles = [text.strip() for text in section.locator(".jp-LauncherCard").all_inner_texts()]
-        assert tiles == ["New Run", "Runs", "TensorBoard", "Try a model"]
+        tiles = ["New Run", "Runs", "TensorBoard", "Try a model"]
+        expect(section.locator(".jp-LauncherCard")).to_have_text(tiles)
         page.locator(SIDEBAR_TAB).click()
         page.locator(".nbtrain-Sidebar [data-run=gpt-version] .nbt-open").click()
         page.locator(".nbtrain-RunView [data-state=RUNNING] .nbt-step").wait_for()

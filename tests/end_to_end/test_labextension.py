@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from playwright.sync_api import expect
 
 from nbtrain.base.run_directory.rundir import RunDir
 from tests.end_to_end.accessible import axe_script, findings
@@ -62,9 +63,9 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
         section = page.locator(".jp-Launcher-section", has=page.get_by_text("nbtrain", exact=True))
         # JupyterLab draws the sections one after another.
         section.locator(".jp-LauncherCard").nth(3).wait_for()
-        tiles = [text.strip() for text in section.locator(".jp-LauncherCard").all_inner_texts()]
-        assert tiles == ["New Run", "Runs", "TensorBoard", "Try a model"]
-        assert page.locator(".jp-LauncherCard", has_text="TensorBoard").count() == 1
+        tiles = ["New Run", "Runs", "TensorBoard", "Try a model"]
+        expect(section.locator(".jp-LauncherCard")).to_have_text(tiles)
+        expect(page.locator(".jp-LauncherCard", has_text="TensorBoard")).to_have_count(1)
         # Our section is first in the document too, so that Tab reaches it first.
         page.locator(".jp-Launcher .jp-LauncherCard").first.filter(has_text="New Run").wait_for()
         screenshot(page, "extension-launcher")
@@ -230,7 +231,7 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     page.keyboard.type("fast")
     verdict = form.locator("[aria-live=polite]", has_text="1 problem")
     verdict.wait_for()
-    assert form.locator("[data-key='lr_schedule.lr'] .nbf-help").first.inner_text() == "Must be a number."
+    expect(form.locator("[data-key='lr_schedule.lr'] .nbf-help").first).to_have_text("Must be a number.")
 
     # A link to a line of a log opens the run's tab there.
     place = {"tab": "logs", "rank": "1", "attempt": 0, "line": 1}
@@ -317,7 +318,7 @@ def test_the_whole_life_of_a_run_by_the_keyboard_alone(lab: Lab, page: Any, ende
     press_until(page, "Tab", f"Hide {ended}", most=400)
     page.keyboard.press("Enter")
     assert focused(page) == f"Show {ended}"
-    assert compared.locator("th", has_text=ended).count() == 0
+    expect(compared.locator("th", has_text=ended)).to_have_count(0)
     page.keyboard.press("Enter")
     compared.locator("th", has_text=ended).first.wait_for()
 
@@ -382,7 +383,7 @@ def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
         open_lab(page, lab)
         page.evaluate("() => window.nbtrainHost.insertCell('made = 1')")
         page.locator(".jp-Notebook .jp-Cell", has_text="made = 1").wait_for()
-        assert page.locator(".jp-Notebook .jp-Cell").count() == 1
+        expect(page.locator(".jp-Notebook .jp-Cell")).to_have_count(1)
         write_notebook(lab, "tabs.ipynb", "1 + 1")
         open_notebook(page, lab, "tabs.ipynb")
         page.evaluate("() => window.nbtrainHost.insertCell('x = 1\\ny = 2')")
@@ -398,12 +399,8 @@ def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
         page.reload()
         board.locator("card-view").first.wait_for()
         tabs = page.locator(".lm-DockPanel-tabBar .lm-TabBar-tabLabel")
-        assert tabs.all_inner_texts() == [
-            "tabs.ipynb",
-            "New run",
-            "Compare gpt-tabs, gpt-other",
-            "TensorBoard: gpt-tabs",
-        ]
+        titles = ["tabs.ipynb", "New run", "Compare gpt-tabs, gpt-other", "TensorBoard: gpt-tabs"]
+        expect(tabs).to_have_text(titles)
         page.evaluate(
             "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
         )
@@ -461,7 +458,7 @@ def test_the_tile_of_models_opens_a_page_that_writes(lab: Lab, page: Any, monkey
     shown.get_by_label("New tokens").fill("20")
     shown.get_by_role("button", name="Generate").click()
     shown.get_by_role("status").get_by_text("tokens in").wait_for()
-    assert shown.get_by_role("log").inner_text().startswith("One day")
+    expect(shown.get_by_role("log")).to_have_text(re.compile("^One day"))
     screenshot(page, "models-page")
 
     base = f"{lab.base}nbtrain-models/v1"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from nbtrain import serving
 from tests.end_to_end.accessible import axe_script, findings
@@ -52,24 +53,26 @@ def test_the_page_in_a_tile(browser: Any) -> None:  # noqa: F811
     tile = page.frame_locator("iframe")
     tile.get_by_text("No run has a checkpoint yet.").wait_for()
     generate = tile.get_by_role("button", name="Generate")
-    assert generate.is_disabled() and generate.get_attribute("title") == "There is no model yet."
+    expect(generate).to_be_disabled()
+    expect(generate).to_have_attribute("title", "There is no model yet.")
     root = tile.locator("html")
-    assert root.evaluate("node => getComputedStyle(node).colorScheme") == "dark"
+    expect(root).to_have_css("color-scheme", "dark")
     page.evaluate("""() => {
         document.body.style.setProperty('--jp-layout-color1', 'rgb(1, 2, 3)');
         document.body.dataset.jpThemeLight = 'true';
     }""")
     tile.locator("html[style*=light]").wait_for()
-    assert tile.locator("body").evaluate("node => getComputedStyle(node).backgroundColor") == "rgb(1, 2, 3)"
+    expect(tile.locator("body")).to_have_css("background-color", "rgb(1, 2, 3)")
     models += [{"id": "gpt-a", "step": 20, "chat": False}, {"id": "gpt-b", "step": 40, "chat": True}]
     tile.get_by_label("Prompt").click()
     tile.locator("#model option", has_text="gpt-b, step 40").wait_for(state="attached")
-    assert tile.get_by_role("status").inner_text() == "" and generate.is_enabled()
+    expect(tile.get_by_role("status")).to_have_text("")
+    expect(generate).to_be_enabled()
     tile.get_by_label("Model").select_option("gpt-b")
     models[1]["step"] = 60
     root.evaluate("() => window.dispatchEvent(new Event('focus'))")
     tile.locator("#model option", has_text="gpt-b, step 60").wait_for(state="attached")
-    assert tile.get_by_label("Model").input_value() == "gpt-b"
+    expect(tile.get_by_label("Model")).to_have_value("gpt-b")
     page.close()
 
 
@@ -96,14 +99,15 @@ def test_chat_is_offered_to_models_that_can_and_tokens_have_their_probability(br
     chat.check()
     page.get_by_label("Next to it").select_option("gpt-a")
     page.get_by_text("gpt-a was not trained on conversations.").wait_for()
-    assert chat.is_disabled() and page.get_by_label("Continue the text").is_checked()
+    expect(chat).to_be_disabled()
+    expect(page.get_by_label("Continue the text")).to_be_checked()
     page.get_by_label("Mark uncertain tokens").check()
     page.get_by_label("Prompt").fill("This is")
     page.get_by_role("button", name="Generate").click()
     page.get_by_text("2 tokens in").nth(1).wait_for()
     assert [one["model"] for one in asked] == ["gpt-b", "gpt-a"] and asked[0]["logprobs"] == 5
     text = page.get_by_role("log", name="Text of gpt-a")
-    assert text.inner_text() == "This is the end"
+    expect(text).to_have_text("This is the end")
     sure, unsure = text.locator(".token").all()
     assert unsure.get_attribute("title") == '" end": 13.5 %\n" sea": 74.1 %'
     doubts = [float(one.evaluate("node => node.style.getPropertyValue('--doubt')")) for one in (sure, unsure)]
@@ -112,11 +116,11 @@ def test_chat_is_offered_to_models_that_can_and_tokens_have_their_probability(br
     page.get_by_label("Next to it").select_option("gpt-b")
     older = page.get_by_label("The other checkpoint")
     older.select_option("20")
-    assert older.locator("option").all_inner_texts() == ["newest, step 40", "step 30", "step 20"]
+    expect(older.locator("option")).to_have_text(["newest, step 40", "step 30", "step 20"])
     page.get_by_role("button", name="Generate").click()
     page.get_by_role("log", name="Text of gpt-b, step 20").get_by_text("This is the end").wait_for()
     page.get_by_text("2 tokens in").nth(1).wait_for()
     assert [one["model"] for one in asked[2:]] == ["gpt-b", "gpt-b@20"]
-    assert page.locator("h2").all_inner_texts() == ["gpt-b, step 40", "gpt-b, step 20"]
+    expect(page.locator("h2")).to_have_text(["gpt-b, step 40", "gpt-b, step 20"])
     assert findings(page, axe_script(), ["main"]) == []
     page.close()

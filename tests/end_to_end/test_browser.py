@@ -93,7 +93,7 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         charts = page.locator(".nbtrain-panel .nbt-usage .nbt-chart")
         charts.get_by_text("Memory", exact=True).wait_for()
         expect(charts).to_have_count(5)
-        charts.locator("polyline").nth(6).wait_for()
+        charts.locator("polyline").nth(6).wait_for(state="attached")
         expect(charts.nth(1).locator(".nbt-bound.nbt-limit")).to_have_count(1)
         screenshot(page, "panel-resources")
         tabs.get_by_text("Overview", exact=True).click()

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
 from nbtrain.base.process.ports import port_to_listen_on
 from tests.end_to_end.jupyterlab import (
@@ -54,7 +55,7 @@ def test_it_opens_on_the_loss_and_follows_the_theme(lab: Lab, page: Any) -> None
         around = page.frame_locator(".nbtrain-TensorBoard iframe")
         board = around.frame_locator("iframe[title=TensorBoard]")
         board.locator("card-view").first.wait_for()
-        assert "lm loss" in board.locator("card-view").first.inner_text()
+        expect(board.locator("card-view").first).to_contain_text("lm loss")
         runs = [run for run in lab.get("tensorboard/data/runs") if run.startswith("gpt-theme")]
         assert runs == ["gpt-theme"]
         board.locator("body.dark-mode").wait_for()

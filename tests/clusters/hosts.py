@@ -253,7 +253,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _call(*arguments: str, check: bool = False) -> subprocess.CompletedProcess:
-    answer = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    answer = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
     if check and answer.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: {answer.stderr.strip()}")
     return answer

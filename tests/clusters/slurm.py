@@ -123,7 +123,7 @@ class SlurmCluster:
     def call(self, *arguments: str) -> str:
         """Return the output of a command; "" if it fails."""
         answer = subprocess.run(
-            arguments, capture_output=True, text=True, env={**os.environ, **self.environment}, timeout=60
+            arguments, capture_output=True, text=True, env={**os.environ, **self.environment}, timeout=600
         )
         return answer.stdout
 

@@ -22,7 +22,7 @@ def reduce() -> int:
 
     # Not a port that an outgoing connection may take before rank 0 listens.
     assert 15_000 <= int(os.environ["MASTER_PORT"]) < 32_000
-    world = startup.start("cpu", 30)
+    world = startup.start("cpu", 600)
     value = torch.tensor(world.rank + 1.0, requires_grad=True)
     (value * 2).backward()
     total = value.detach() * value.grad
@@ -32,11 +32,11 @@ def reduce() -> int:
 
 
 def fail_or_sleep() -> None:
-    """Raise an error on rank 1, and sleep for a minute on the other ranks."""
+    """Raise an error on rank 1, and sleep for an hour on the other ranks."""
     if os.environ["RANK"] == "1":
         raise ValueError("no more")
-    time.sleep(60)
+    time.sleep(3600)
 
 
 def sleep() -> None:
-    time.sleep(60)
+    time.sleep(3600)

@@ -22,7 +22,7 @@ if request["end"] == "error":
 if request["end"] == "die":
     sys.exit("the last word")
 if request["end"] == "hang":
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -383,7 +383,11 @@ def test_a_twin_that_a_script_starts_in_the_background_can_be_cancelled(workspac
 def hearing_child(pid: int) -> int:
     """Return a child of the process that no longer ignores SIGQUIT, or 0 if there is none yet."""
     for child in children(pid):
-        status = Path(f"/proc/{child}/status").read_text()
+        try:
+            status = Path(f"/proc/{child}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            # It has ended since it was listed.
+            continue
         if not int(re.search(r"^SigIgn:\s*(\w+)", status, re.M)[1], 16) & 1 << signal.SIGQUIT - 1:
             return child
     return 0

@@ -494,9 +494,9 @@ def test_an_engine_that_is_closed_lets_nobody_wait(monkeypatch, tmp_path):
         waiting = pool.submit(engine.wait_until_ready)
         engine.close()
         with pytest.raises(NbtrainError, match="was unloaded while it was still loading"):
-            waiting.result(60)
+            waiting.result(600)
         with pytest.raises(NbtrainError, match="was unloaded while it generated"):
-            pool.submit(next, engine.stream({"prompt": "a"})).result(60)
+            pool.submit(next, engine.stream({"prompt": "a"})).result(600)
 
 
 class AnyRun(Models):

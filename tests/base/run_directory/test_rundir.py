@@ -92,7 +92,7 @@ def test_the_lock_is_freed_by_death(run):
     """The run's lock excludes other holders, leaves no file, and is released when its holder dies."""
     code = (
         "import sys, time; from nbtrain.base.run_directory.rundir import RunDir\n"
-        "with RunDir(sys.argv[1]).locked():\n    print('held', flush=True); time.sleep(60)"
+        "with RunDir(sys.argv[1]).locked():\n    print('held', flush=True); time.sleep(3600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, run.path], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
@@ -107,7 +107,7 @@ def test_the_lock_is_freed_by_death(run):
 
 def test_an_identity_outlives_no_process():
     """An identity is alive only while its process runs; a zombie or a reused pid is not alive."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     identity = ProcessIdentity.of(child.pid)
     assert identity.alive()
     assert not ProcessIdentity(child.pid, identity.start_ticks + 1, identity.boot_id).alive()

@@ -26,13 +26,11 @@ from nbtrain.train.figures.throughput import StepTimer
 from tests.config.rules.drawn import STEPS
 from tests.parity.worker import forget_engines
 
-# A rank whose peer has taken another branch waits this long.
-TIMEOUT_SECONDS = 20
 
-
-def main(answer: str, *paths: str) -> None:
+def main(answer: str, wait_seconds: str, *paths: str) -> None:
+    """Run the runs at `paths`. A rank whose peer has taken another branch waits `wait_seconds` for it."""
     die_with_parent()
-    world = startup.start("cpu", TIMEOUT_SECONDS)
+    world = startup.start("cpu", int(wait_seconds))
     from deepspeed.accelerator import get_accelerator
 
     # DeepSpeed requires fp16 instructions of the processor; torch computes without them, slowly.

@@ -80,7 +80,7 @@ class Engine:
         ended = self.forked.server.run(
             ranks,
             "tests.config.rules.engine_rank:main",
-            [str(answer), *map(str, paths.values())],
+            [str(answer), str(round(timeout_seconds / 3)), *map(str, paths.values())],
             log=self.root / f"{self.launches}.{{rank}}.log",
             environment={"NBTRAIN_DATA": str(self.forked.data_home)},
             sys_path=[launch.REPOSITORY],

@@ -397,7 +397,7 @@ def test_bash_leaves_files_by_these_ways(tmp_path):
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert len(list(tmp_path.iterdir())) > 25

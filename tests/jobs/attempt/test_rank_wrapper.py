@@ -186,7 +186,7 @@ def test_a_dead_wrapper_takes_its_rank_along(job, wrap, wait_until):
     """After kill -9 of the wrapper, the kernel kills its rank too; otherwise the end of the rank would not be
     recorded.
     """
-    process = wrap(*python("import time; time.sleep(60)"))
+    process = wrap(*python("import time; time.sleep(3600)"))
     wait_until(lambda: processes.marked_pids([job.job_id], "NBTRAIN_EXIT_FD"), "the rank")
     process.kill()
     process.wait()

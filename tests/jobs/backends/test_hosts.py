@@ -286,8 +286,8 @@ def test_only_what_carries_the_jobs_marker_is_ended() -> None:
             agent.stdout.readline()
         # Ended processes stay visible until their parent, this test, has waited for them.
         ended = subprocess.Popen([sys.executable, end_job.__file__, f"{JOB_ID}-ended", "600", "0.5"])
-        assert agents[0].wait(60) == -9
-        assert ended.wait(60) == 0
+        assert agents[0].wait(600) == -9
+        assert ended.wait(600) == 0
         assert agents[1].poll() is None
     finally:
         for agent in agents:

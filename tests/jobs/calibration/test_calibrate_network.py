@@ -104,7 +104,7 @@ def test_measurements_that_end_together_are_all_kept(workspace):
     meeting = threading.Barrier(len(networks))
 
     def write(network):
-        meeting.wait(30)
+        meeting.wait(600)
         write_network(network)
 
     threads = [threading.Thread(target=write, args=(network,)) for network in networks]

@@ -41,7 +41,7 @@ def leftover(job, wait_until):
     """Start a process that has the job's marker and ignores TERM."""
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "
-        "time.sleep(60)"
+        "time.sleep(3600)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "NBTRAIN_JOB": job.job_id}, stdout=subprocess.PIPE

@@ -56,7 +56,7 @@ def test_one_on_this_host_is_waited_for_until_it_is_gone(job, first):
     assert waiting.is_alive()
     first.kill()
     first.wait()
-    waiting.join(60)
+    waiting.join(600)
     assert not waiting.is_alive()
     [said] = [line for line in events_of(job).splitlines() if "waiting up to" in line]
     assert f"supervisor {first.pid} on {os.uname().nodename}, which had this job, to kill its ranks" in said

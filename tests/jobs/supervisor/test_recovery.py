@@ -583,16 +583,18 @@ def test_a_job_that_passes_its_deadline_has_failed(supervised):
     """A job that exceeds its deadline ends as FAILED with that cause; a job that ends before its deadline is
     not affected.
     """
-    supervised.change("backend", deadline_seconds=60.0)
+    supervised.change("backend", deadline_seconds=6000.0)
     supervised.journal.record.mark("started_at")
     assert run_attempts(supervised.it, left).state == "SUCCEEDED"
-    supervised.journal.record.stamps["started_at"].seconds -= 70
-    supervised.it.paused_seconds = 20
+    supervised.journal.record.stamps["started_at"].seconds -= 7000
+    supervised.it.paused_seconds = 2000
     assert run_attempts(supervised.it, left).state == "SUCCEEDED"
     supervised.it.paused_seconds = 0
     verdict = run_attempts(supervised.it, left)
     assert (verdict.state, verdict.step, supervised.it.requests.why) == ("FAILED", 4, DEADLINE)
-    assert verdict.cause == ("deadline: backend.deadline_seconds = 60 have passed; stopped at step 4; saved")
+    assert verdict.cause == (
+        "deadline: backend.deadline_seconds = 6000 have passed; stopped at step 4; saved"
+    )
     assert run_attempts(supervised.it, lambda it: Verdict("SUCCEEDED", "done")).state == "SUCCEEDED"
 
 

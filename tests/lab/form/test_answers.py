@@ -221,7 +221,7 @@ folder.mkdir()
 steps = config["batch"]["max_steps"]
 record = {"run_id": "a", "twin_of": config["name"], "created_at": time.time(), "steps": steps}
 (folder / "run.json").write_text(json.dumps(record))
-time.sleep(60)
+time.sleep(3600)
 """
 ENDS = "import sys; sys.exit('ConfigError: a twin of pipeline and Ulysses needs 16 ranks.')"
 

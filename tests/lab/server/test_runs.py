@@ -185,7 +185,7 @@ def test_a_damaged_run_and_a_folder_that_is_no_run_say_so(server: Server) -> Non
         (server.output / name).mkdir()
         (server.output / name / "run.json").write_text(record)
     (server.output / "no-run").mkdir()
-    deadline, listed = time.monotonic() + 60, {}
+    deadline, listed = time.monotonic() + 600, {}
     # The server answers with the last list for a moment.
     while not {"nameless", "torn"} <= listed.keys():
         assert time.monotonic() < deadline

@@ -43,7 +43,7 @@ def pushing() -> bool:
     return any(thread.name == "nbtrain-panel-gpt-fake" for thread in threading.enumerate())
 
 
-def until(condition, seconds: float = 120.0) -> None:
+def until(condition, seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

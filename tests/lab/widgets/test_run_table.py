@@ -69,11 +69,11 @@ def test_a_live_table_has_new_runs_unless_some_were_asked_for(
     (workspace / "output" / "gpt-more").mkdir()
     (workspace / "output" / "gpt-more" / "run.json").write_text('{"schema_version": 1, "run_id": "ab"}')
     table._on_message(None, {"kind": "push"}, None)
-    assert renewed.wait(60)
+    assert renewed.wait(600)
     thread = table._thread
     table._on_message(None, {"kind": "rest"}, None)
     assert thread is not None
-    thread.join(60)
+    thread.join(600)
     assert not thread.is_alive()
     table.close()
 

@@ -175,7 +175,7 @@ def test_a_running_job_is_reached_by_its_folder(
     assert capsys.readouterr().out == "tiny: will save after the current step.\n"
     assert cli.main(["resume", "tiny"]) == 0
     assert capsys.readouterr().out.startswith("tiny: job 20260101-120000-abcd is RUNNING. Watch it")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not supervisor and time.monotonic() < deadline:
         time.sleep(0.05)
     assert cli.main(["cancel", "tiny"]) == 0

@@ -4,16 +4,15 @@ DATA is a dataset's name in the data directory, a run YAML, or the prefix of any
 """
 
 import argparse
-import contextlib
-import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.process.garbage import kept_from_the_collector
 from nbtrain.cli import completers
 from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import Parser, add_group, add_json, add_overrides, add_verb, complete, config_verb
@@ -84,7 +83,7 @@ def _add_tokenizer(parser: Parser) -> None:
 def prepare(options: argparse.Namespace) -> int:
     """Make a run's dataset, or only the steps up to one of them."""
     without_idle_threads()
-    with _kept_from_the_collector():
+    with kept_from_the_collector():
         from nbtrain.config.load import load
         from nbtrain.dataset.prepare.prepare import prepare as prepare_data
 
@@ -104,19 +103,6 @@ def prepare(options: argparse.Namespace) -> int:
 def without_idle_threads() -> None:
     """Keep OpenBLAS from starting threads, which spin for 0.1 s when NumPy is imported."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-@contextlib.contextmanager
-def _kept_from_the_collector() -> Iterator[None]:
-    """Exclude the objects that are created inside the block from garbage collection, because they live as
-    long as the process.
-    """
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -16,6 +16,7 @@ import time
 import traceback
 
 from nbtrain.base.errors import NbtrainError, RollbackError
+from nbtrain.base.process.garbage import kept_from_the_collector
 from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.base.process.signals import hear_signals
 from nbtrain.base.run_directory.events import EventWriter
@@ -25,7 +26,6 @@ from nbtrain.config.load import load_resolved
 from nbtrain.config.load.attempt import attempt_config
 from nbtrain.train.health.attempt import find_job, report_outcome, this_attempt, this_attempt_number
 from nbtrain.train.health.heartbeat import HeartbeatWriter
-from nbtrain.train.requests import Requests
 
 
 def main(run_path: str) -> int:
@@ -65,7 +65,6 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
     "").
     """
     config = attempt_config(load_resolved(run.config_yaml), this_attempt(run))
-    requests = Requests(job, heartbeat.rank)
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
     # Ranks may be in different time zones.
     logging.Formatter.converter = time.gmtime
@@ -78,11 +77,16 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
 
     with heartbeat.phase("start"):
         # torch takes seconds to import, so the first heartbeat is written before.
-        from nbtrain.checkpoint.files.torch_files import written_bytes
-        from nbtrain.parallel import startup
-        from nbtrain.train.build import refuse_unsupported
-        from nbtrain.train.health.collectives import CollectiveWatch
-        from nbtrain.train.trainer import train_run
+        with kept_from_the_collector():
+            from nbtrain.train.requests import Requests
+
+            # From here on, TERM is a request, and no longer ends the rank at once.
+            requests = Requests(job, heartbeat.rank)
+            from nbtrain.checkpoint.files.torch_files import written_bytes
+            from nbtrain.parallel import startup
+            from nbtrain.train.build import refuse_unsupported
+            from nbtrain.train.health.collectives import CollectiveWatch
+            from nbtrain.train.trainer import train_run
 
         refuse_unsupported(config)
         if "NBTRAIN_EXIT_FD" not in os.environ:

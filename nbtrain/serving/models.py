@@ -152,7 +152,6 @@ class Models:
         if not run.exists():
             raise JobError(f"{display(folder)} is not a run: it has no run.json.")
         run_id = _run_id(run)
-        config = load_resolved(run.config_yaml)
         loading = Loading(
             str(folder),
             options.step if step is None else step,
@@ -163,10 +162,12 @@ class Models:
         )
         dispatcher = Dispatcher(loading, options.max_queue, self.metrics)
         try:
+            # Read while the process loads the model.
+            config = load_resolved(run.config_yaml)
             ready = await dispatcher.wait_until_ready()
             folder_of_tokens = tokenizer_dir(config.tokenizer.name)
             template = template_of(config, options.chat_template, folder_of_tokens, ready["eod"])
-        except (NbtrainError, asyncio.CancelledError):
+        except (NbtrainError, OSError, asyncio.CancelledError):
             await dispatcher.close()
             raise
         ready = {**ready, "chat_template": template.origin}

@@ -31,7 +31,10 @@ def small_disk():
 
 def test_size_and_hash_are_those_of_the_file(tmp_path):
     path = tmp_path / "mp_rank_00_model_states.pt"
-    entry = write_file(path, {"weight": torch.arange(100_000), "step": 3})
+    # Large and small tensors, views of one storage, and a large piece that is not a tensor.
+    large = torch.arange(1_000_000)
+    more = {"more": [large, torch.ones(3), (large[5:],), torch.zeros(600_000)], "words": "ab" * 1_000_000}
+    entry = write_file(path, {"weight": torch.arange(100_000), "step": 3, **more})
     assert entry == {"bytes": path.stat().st_size, "sha256": sha256(path)}
     assert torch.equal(load_file(path)["weight"], torch.arange(100_000))
     assert load_file(path, mmap=True)["step"] == 3

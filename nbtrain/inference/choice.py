@@ -34,6 +34,10 @@ class Request:
     """Number of tokens that the tokenizer has put before the prompt's text."""
     kept: int = 0
     """Number of prompt tokens, those before the text, that stay at the start of a sliding window."""
+    streams: bool = True
+    """Whether each piece of text gets an event. If not, a text has two: its first piece, whose time is
+    measured, and all that follows.
+    """
     choices: "list[Choice]" = field(default_factory=list)
     new_tokens: int = 0
     ended: int = 0
@@ -87,9 +91,11 @@ class Choice:
         self.random = random.Random(None if seed is None else f"{seed}/{index}")
         self._stream = TextStream(tokenizer, text_prompt)
         self._stops = StopStrings(request.generation.stop)
-        self._given_chars = 0
         self._seen_chars = self._stream.prompt_chars
         """Characters of the prompt and of the new text, also of what the stop strings hold back."""
+        self._is_begun = False
+        """Whether there has been an event with text."""
+        self._new_text: list[str] = []
         self._new_ids: list[int] = []
         self._logprobs: list[Event] = []
         self._counts: Counter[int] = Counter()
@@ -138,14 +144,16 @@ class Choice:
         return self._counts
 
     def add(self, token: int, logprob: Event | None = None) -> Event | None:
-        """Add the next token. Return an event if it completes new text or ends the text; None otherwise."""
-        generation = self.request.generation
+        """Add the next token. Return an event if it ends the text, or completes a piece that gets one; None
+        otherwise.
+        """
+        request, generation = self.request, self.request.generation
         if token in self.end_ids and not generation.ignore_eod:
             event = self.end(STOP)
             return event if logprob is None else {**event, "end_logprob": self._placed(logprob)}
         self.tokens.append(token)
         self.pending = [token]
-        self.request.new_tokens += 1
+        request.new_tokens += 1
         self._new_ids.append(token)
         if generation.is_penalized:
             if self._present is not None and not bool((self._present == token).any()):
@@ -160,7 +168,10 @@ class Choice:
             return self._ended(STOP, text)
         if self.num_new >= generation.max_new_tokens:
             return self._ended(LENGTH, text + self._stops.held_back())
-        return self._event(text) if text else None
+        if text and (request.streams or not self._is_begun):
+            return self._event(text)
+        self._new_text.append(text)
+        return None
 
     def _placed(self, logprob: Event) -> Event:
         """Return a token's entry, with the position in the text at which the token begins."""
@@ -179,9 +190,10 @@ class Choice:
         return event
 
     def _event(self, text: str) -> Event:
+        text = "".join([*self._new_text, text])
         event: Event = {"id": self.request.id, "index": self.index, "text": text, "tokens": self._new_ids}
         if self._logprobs:
             event["logprobs"] = self._logprobs
-        self._given_chars += len(text)
-        self._new_ids, self._logprobs = [], []
+        self._is_begun = True
+        self._new_text, self._new_ids, self._logprobs = [], [], []
         return event

@@ -7,7 +7,8 @@ Input is a JSON object per line. The first one selects the model to load:
 Requests follow, at any time and in any number, and cancellations:
 
     {"kind": "generate", "id", "prompt": a text, which follows the tokenizer's prefix, or a list of token ids
-     and texts, which are encoded one by one without a prefix, "slides", and fields of config/generation.py}
+     and texts, which are encoded one by one without a prefix, "slides", "streams" (both in choice.py), and
+     fields of config/generation.py}
     {"kind": "score", "id", "context": token ids, "continuations": lists of token ids}
     {"kind": "cancel", "id"}
 
@@ -222,7 +223,9 @@ def request_of(command: Message, tokenizer: Tokenizer, positions: int) -> Reques
         room = max(positions - len(tokens), 1)
         command = {**command, "max_new_tokens": min(room, command.get("most_new_tokens") or room)}
     slides = command.get("slides", False)
-    return Request(command["id"], tokens, Generation.of(command), slides, before_text, kept)
+    streams = command.get("streams", True)
+    generation = Generation.of(command)
+    return Request(command["id"], tokens, generation, slides, before_text, kept, streams)
 
 
 def _read(stdin: IO[bytes], commands: "queue.SimpleQueue[Message | None]") -> None:

@@ -173,7 +173,8 @@ class Routes:
     ) -> RequestEvents:
         # A piece of text gets no prefix.
         asked = [prompt if is_begun else [prompt] for prompt in prompts]
-        return served.dispatcher.submit([{**generation.to_dict(), "prompt": prompt} for prompt in asked])
+        commands = [{**generation.to_dict(), "prompt": prompt} for prompt in asked]
+        return served.dispatcher.submit(commands, streams=False)
 
     async def _answered(
         self,
@@ -186,7 +187,7 @@ class Routes:
     ) -> Response:
         """Answer a request for texts, either at once or as a stream."""
         started, n, usage = time.monotonic(), asked.n or 1, Usage()
-        answer = served.dispatcher.submit(commands, form.is_chat)
+        answer = served.dispatcher.submit(commands, form.is_chat, streams=bool(asked.stream))
 
         def first_text() -> None:
             self.metrics.first_text.observe(time.monotonic() - started)

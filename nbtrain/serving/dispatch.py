@@ -131,9 +131,12 @@ class Dispatcher:
         """Return whether a request is being answered."""
         return bool(self._answers)
 
-    def submit(self, requests: Sequence[Mapping[str, Any]], is_chat: bool = False) -> RequestEvents:
-        """Send requests to the engine. Raises Refusal if too many already wait, or if the engine has
-        ended.
+    def submit(
+        self, requests: Sequence[Mapping[str, Any]], is_chat: bool = False, streams: bool = True
+    ) -> RequestEvents:
+        """Send requests to the engine; `streams`: each piece of text is wanted as soon as it exists.
+
+        Raises Refusal if too many already wait, or if the engine has ended.
         """
         if self._ended is not None:
             raise self._ended
@@ -153,7 +156,7 @@ class Dispatcher:
         try:
             for request_id, request in zip(answer.numbers, requests):
                 self._answers[request_id] = answer
-                self.process.send({"kind": "generate", **request, "id": request_id})
+                self.process.send({"kind": "generate", **request, "id": request_id, "streams": streams})
         except BaseException:
             # The answer will not be read, so it must not occupy a slot.
             answer.cancel()

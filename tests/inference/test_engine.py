@@ -2,6 +2,8 @@
 wait.
 """
 
+import functools
+import operator
 import random
 
 import pytest
@@ -210,8 +212,21 @@ def test_a_stop_string_ends_a_text_before_it(model, tokenizer, alone):
     assert events[-1]["finish_reason"] == "stop" and events[-1]["stop"] == stop
 
 
-def run_one(model, tokenizer, number: int, generation: Generation) -> list[dict]:
-    return run(engine_of(model, tokenizer), requests_of([PROMPTS[number]], generation))["0", 0]
+@pytest.mark.parametrize("stop", [(), ("never there",)])
+def test_a_text_that_is_not_streamed_has_two_events(model, tokenizer, stop):
+    """A client that waits for the whole text gets its first piece and the rest: all that a stream has."""
+    generation = greedy(stop=stop, logprobs=1)
+    pieces = run_one(model, tokenizer, 0, generation)
+    first, rest = run_one(model, tokenizer, 0, generation, streams=False)
+    assert first == pieces[0] and len(pieces) > 3
+    for key in ("text", "tokens", "logprobs"):
+        assert rest[key] == functools.reduce(operator.add, (piece[key] for piece in pieces[1:]))
+    assert [rest[key] for key in ("finish_reason", "new_tokens")] == ["length", COUNT]
+
+
+def run_one(model, tokenizer, number: int, generation: Generation, **how) -> list[dict]:
+    request = Request("0", PROMPTS[number], generation, False, **how)
+    return run(engine_of(model, tokenizer), [request])["0", 0]
 
 
 def test_log_probabilities_are_the_models(model, tokenizer, alone):

@@ -198,7 +198,7 @@ def test_which_prompts_the_tokenizer_begins():
     """
     seen: list = []
 
-    def submit(commands: list[dict], is_chat: bool = False) -> None:
+    def submit(commands: list[dict], is_chat: bool = False, streams: bool = True) -> None:
         seen.append([command["prompt"] for command in commands])
         raise Refusal(429, "full")
 

@@ -29,10 +29,7 @@ from nbtrain.config.sections.notify_section import SCHEMES
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.of_run import RunData
-from nbtrain.dataset.prepare.inputs import check_same_settings
-from nbtrain.dataset.samples.build import build_datasets, may_have_no_loss, refuse_without_loss
 from nbtrain.dataset.views.contents import check_contents
-from nbtrain.evaluation.of_run import task_problems
 from nbtrain.jobs.attempt.backend import backend_of
 from nbtrain.jobs.checks.preflight_tools import (
     compiler_is_there,
@@ -393,6 +390,10 @@ def _problem_of_contents(config: RunConfig, data: RunData) -> str:
     """Return why an opened dataset is not what the run needs: other settings, changed files, or no token in
     the loss; "" if it is.
     """
+    # Needs NumPy, which a run without data does not.
+    from nbtrain.dataset.prepare.inputs import check_same_settings
+    from nbtrain.dataset.samples.build import build_datasets, may_have_no_loss, refuse_without_loss
+
     assert data.dataset is not None
     manifest = data.dataset.manifest
     try:
@@ -409,6 +410,10 @@ def _problem_of_contents(config: RunConfig, data: RunData) -> str:
 def tasks_are_readable(launch: Launch) -> Iterator[Finding]:
     """Check that the files of evaluation.tasks exist and that every line is a valid question."""
     config = launch.config
+    if not config.evaluation.tasks:
+        return
+    from nbtrain.evaluation.of_run import task_problems
+
     for key, words, fix in task_problems(config, launch.data.tokenizer):
         yield mistake(config, key, f"{key} {words.rstrip('.')}.", fix)
 

@@ -1,7 +1,7 @@
 """Tokens per second of decoding on a CPU: this engine compared with transformers' generate at equal sizes.
 
     python tests/benchmarks/generate_cpu.py [14M 124M llama] [--batches 1 8 16] [--dtype fp32] [--threads 1]
-    python tests/benchmarks/generate_cpu.py 14M --clients 1 4 16      through `nbtrain serve`, over HTTP
+    python tests/benchmarks/generate_cpu.py 14M --clients 1 8 16 [--stream]     through `nbtrain serve`
 
 Both use random weights and decode greedily after a prompt of 128 tokens. The time of a step is the CPU time
 between two tokens; a run's result is the median. The time of the first token is the CPU time from the call to
@@ -24,6 +24,7 @@ import torch
 from nbtrain.config.generation import Generation
 from nbtrain.inference.choice import Request
 from nbtrain.inference.engine import Engine
+from nbtrain.inference.loaded import load
 from nbtrain.inference.packed import pack
 from nbtrain.inference.runner import Runner
 from nbtrain.model.gpt import GPT
@@ -141,9 +142,30 @@ def decoding(names: list[str], batches: list[int], dtype: str, repeats: int) -> 
             )
 
 
-def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
+class Process:
+    """Measures the CPU seconds of another process, its ended threads included, in nanoseconds."""
+
+    def __init__(self, pid: int):
+        # How Linux numbers the clock of a process (CPUCLOCK_SCHED in linux/posix-timers.h).
+        self._clock = ~pid << 3 | 2
+
+    def seconds(self) -> float:
+        return time.clock_gettime(self._clock)
+
+
+class Served(NamedTuple):
+    """CPU seconds for the requests of all clients."""
+
+    http: float
+    """The process that speaks HTTP."""
+    model: float
+    """The process that holds the model."""
+
+
+def serving(name: str, clients: list[int], threads: int, repeats: int, is_stream: bool) -> None:
     """Print the new tokens per CPU second of the server and the model's process, for each number of clients,
-    next to the engine alone, which generates for the same prompts in one batch.
+    next to the same engine alone, which has the same model and tokenizer and generates for the same prompts
+    in one batch, in this process.
     """
     from nbtrain.serving.launched import Server
     from nbtrain.serving.options import ServeOptions
@@ -158,71 +180,83 @@ def serving(name: str, clients: list[int], threads: int, repeats: int) -> None:
             "num_attention_heads": shape.heads,
         }
         overrides = {f"model.{key}": value for key, value in sizes.items()}
-        overrides |= {"model.seq_length": shape.seq, "tokenizer.vocab_size": shape.vocab}
+        # The tokenizer has a text for each of its few ids, so that each token is sent; the output matrix is
+        # padded to its usual size.
+        overrides |= {"model.seq_length": shape.seq, "model.make_vocab_size_divisible_by": shape.vocab}
         overrides |= {"model.untie_embeddings_and_output_weights": False}
         run = saved.save_run("timed", overrides, std=0.05)
-        with Server(
-            ServeOptions(run=str(run.path), port=0, max_batch=max(clients), threads=threads)
-        ) as server:
-            model = ours(name, torch.float32)
-            print("| clients | tokens/s | times one client | one batch | ratio (least to most) |")
-            print("| --- | --- | --- | --- | --- |")
-            rates: dict[int, list[float]] = {count: [] for count in clients}
-            batched: dict[int, list[float]] = {count: [] for count in clients}
-            for _ in range(repeats):
+        loaded = load(run)
+        engine = Engine(Runner(loaded.model, max(clients)), loaded.tokenizer, loaded.end_ids)
+        options = ServeOptions(run=str(run.path), port=0, max_batch=max(clients), threads=threads)
+        with Server(options) as server:
+            served: dict[int, list[Served]] = {count: [] for count in clients}
+            alone: dict[int, list[float]] = {count: [] for count in clients}
+            # The first round is for caches and the first use of each product.
+            for round_number in range(repeats + 1):
                 for count in clients:
-                    rates[count].append(rate_of(server, count))
-                    batched[count].append(batch_rate_of(model, count))
-            for count in clients:
-                beside = [one / first for one, first in zip(rates[count], rates[clients[0]])]
-                ratios = sorted(one / whole for one, whole in zip(rates[count], batched[count]))
-                print(
-                    f"| {count} | {statistics.median(rates[count]):.0f} | {statistics.median(beside):.2f} | "
-                    f"{statistics.median(batched[count]):.0f} | {statistics.median(ratios):.2f} "
-                    f"({ratios[0]:.2f} to {ratios[-1]:.2f}) |"
-                )
+                    prompts = prompts_of(round_number, count)
+                    through, seconds = ask(server, prompts, is_stream), batch_seconds(engine, prompts)
+                    if round_number:
+                        served[count].append(through)
+                        alone[count].append(seconds)
+    print("| clients | tokens/s | times one client | one batch | ratio (least to most) | HTTP's share |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    rate = {count: count * CLIENT_TOKENS / statistics.median(map(sum, served[count])) for count in clients}
+    for count in clients:
+        ratios = sorted(own / sum(both) for own, both in zip(alone[count], served[count]))
+        shares = [both.http / sum(both) for both in served[count]]
+        print(
+            f"| {count} | {rate[count]:.0f} | {rate[count] / rate[clients[0]]:.2f} | "
+            f"{count * CLIENT_TOKENS / statistics.median(alone[count]):.0f} | "
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) | "
+            f"{statistics.median(shares):.1%} |"
+        )
 
 
-def rate_of(server, clients: int) -> float:
-    """Return the new tokens per CPU second, including the time for the prompts.
+def ask(server, prompts: list[list[int]], is_stream: bool) -> Served:
+    """Let a client for each prompt send one request for CLIENT_TOKENS tokens, all at once.
 
-    Each client sends one request for CLIENT_TOKENS tokens.
+    The clients are threads of this process, whose time is not counted.
     """
-    before = cpu_seconds_below(server)
-
-    def ask(number: int) -> int:
-        prompt = prompt_of(number, clients)
-        body = {"prompt": prompt, "max_tokens": CLIENT_TOKENS, "temperature": 0, "ignore_eos": True}
-        return server.post("/completions", body)["usage"]["completion_tokens"]
-
-    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        tokens = sum(pool.map(ask, range(clients)))
-    return tokens / (cpu_seconds_below(server) - before)
-
-
-def prompt_of(number: int, clients: int) -> list[int]:
-    """Return the prompt of a client: 16 tokens of the first one to 127 of the last one."""
-    return [1 + number, *range(2, 17 + 111 * number // max(clients - 1, 1))]
-
-
-def batch_rate_of(model: GPT, clients: int) -> float:
-    """Return the new tokens per CPU second of the engine in this process for the clients' requests."""
-    engine = Engine(Runner(model, clients), NoText())
-    generation = Generation(max_new_tokens=CLIENT_TOKENS, temperature=0.0, ignore_eod=True)
-    before = time.process_time()
-    for number in range(clients):
-        engine.add(Request(str(number), prompt_of(number, clients), generation, False))
-    while not engine.is_idle:
-        engine.step()
-    return clients * CLIENT_TOKENS / (time.process_time() - before)
-
-
-def cpu_seconds_below(server) -> float:
-    """Return the CPU seconds that the server and the model's process have used."""
     import psutil
 
-    parent = psutil.Process(server._process.pid)
-    return sum(sum(one.cpu_times()[:2]) for one in [parent, *parent.children(recursive=True)])
+    http = psutil.Process(server._process.pid)
+    (model,) = http.children()
+    clocks = Process(http.pid), Process(model.pid)
+
+    def client(prompt: list[int]) -> None:
+        body = {"prompt": prompt, "max_tokens": CLIENT_TOKENS, "temperature": 0, "ignore_eos": True}
+        if is_stream:
+            *_, last = server.stream("/completions", body)
+            assert last["choices"][0]["finish_reason"] == "length"
+        else:
+            assert server.post("/completions", body)["usage"]["completion_tokens"] == CLIENT_TOKENS
+
+    before = [clock.seconds() for clock in clocks]
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+        for _ in pool.map(client, prompts):
+            pass
+    return Served(*(clock.seconds() - start for clock, start in zip(clocks, before)))
+
+
+def prompts_of(round_number: int, clients: int) -> list[list[int]]:
+    """Return a prompt for each client: 16 tokens of the first one to 127 of the last one.
+
+    No two begin alike, in all rounds, so that nothing is read from the cache of another one.
+    """
+    sizes = [17 + 111 * number // max(clients - 1, 1) for number in range(clients)]
+    return [[1 + round_number, 1 + number, *range(3, size)] for number, size in enumerate(sizes)]
+
+
+def batch_seconds(engine: Engine, prompts: list[list[int]]) -> float:
+    """Return the CPU seconds of an engine in this process for the clients' requests."""
+    generation = Generation(max_new_tokens=CLIENT_TOKENS, temperature=0.0, ignore_eod=True)
+    before = time.process_time()
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(str(number), prompt, generation, False))
+    while not engine.is_idle:
+        engine.step()
+    return time.process_time() - before
 
 
 def main() -> None:
@@ -235,10 +269,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clients", nargs="+", type=int, help="through the server")
+    parser.add_argument("--stream", action="store_true", help="the clients ask for streams")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.clients:
-        serving(options.sizes[0], options.clients, options.threads, options.repeats)
+        serving(options.sizes[0], options.clients, options.threads, options.repeats, options.stream)
     else:
         decoding(options.sizes, options.batches, options.dtype, options.repeats)
 

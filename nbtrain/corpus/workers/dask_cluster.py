@@ -47,6 +47,9 @@ SETTINGS = {
     # Ctrl-C reaches the whole group; workers end with their cluster, without a traceback each.
     "distributed.worker.preload": ["import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"],
 }
+# A worker of this machine that dies is started again by its nanny. By default, Dask gives it up if that takes
+# more than 15 s, as on a busy machine, and nothing replaces it.
+LOCAL_SETTINGS = {**SETTINGS, "distributed.deploy.lost-worker-timeout": SILENT_WORKER}
 # Libraries whose loggers have separate handlers.
 NOISY = ("distributed", "tornado")
 LOGS = "slurm-workers"
@@ -197,17 +200,17 @@ class DaskCluster:
                     "--protocol tls and certificates."
                 )
 
-    def _settings(self) -> None:
+    def _settings(self, settings: dict[str, Any]) -> None:
         import dask
 
         self._stack.enter_context(_environment_kept())
-        self._stack.enter_context(dask.config.set(SETTINGS))
+        self._stack.enter_context(dask.config.set(settings))
 
     def _start_local(self) -> Any:
         from distributed import LocalCluster, Security
         from distributed.deploy.spec import SpecCluster
 
-        self._settings()
+        self._settings(LOCAL_SETTINGS)
         self._stack.enter_context(_no_main_module())
         known = set(SpecCluster._instances)
         try:
@@ -245,7 +248,7 @@ class DaskCluster:
                 )
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        self._settings()
+        self._settings(SETTINGS)
         security = self._stack.enter_context(_certificates(folder))
         job = self._job_class(jobqueue.slurm.SLURMJob)
         options = slurm_options(self.config, folder)

@@ -20,7 +20,7 @@ DELAY = """(() => {
   const late = () => new Promise((done) => setTimeout(done, LEAST + (MOST - LEAST) * random()));
   window.fetch = async (...asked) => {
     const address = String(asked[0]?.url ?? asked[0]);
-    if (!address.includes("/nbtrain/")) return fetch(...asked);
+    if (!/\\/(nbtrain|models)\\b/.test(address)) return fetch(...asked);
     await late();
     try {
       return await fetch(...asked);
@@ -51,3 +51,4 @@ def slow_pages(browser: Any, seed: int) -> None:
         return context
 
     browser.new_context = slow_context
+    browser.new_page = lambda **options: slow_context(**options).new_page()

@@ -26,7 +26,7 @@ def test_each_rank_has_its_environment_its_log_and_its_exit_code(fork_server, tm
         sys_path=[REPOSITORY],
         log=log,
         environment={"OWN": "mine"},
-        linger_seconds=60,
+        linger_seconds=600,
     )
     assert ended.exit_codes == [0, 1, 2]
     assert not ended.succeeded and not ended.timed_out
@@ -47,7 +47,7 @@ def test_two_launches_at_one_time_have_groups_of_their_own(fork_server, tmp_path
             [],
             sys_path=[REPOSITORY],
             log=tmp_path / f"{ranks}.{{rank}}",
-            linger_seconds=60,
+            linger_seconds=600,
         )
         for ranks in (2, 3)
     ]

@@ -6,9 +6,11 @@ from nbtrain.planner.memory.estimate import (
     PARTS,
     MemoryEstimate,
     estimate,
+    estimate_if_fits,
     estimate_memory,
     fit_rating,
     stage_parts,
+    states_exceed_gpu,
 )
 
 __all__ = [
@@ -18,8 +20,10 @@ __all__ = [
     "SPARE_FRACTION",
     "MemoryEstimate",
     "estimate",
+    "estimate_if_fits",
     "estimate_memory",
     "fit_rating",
     "fragmented_bytes",
     "stage_parts",
+    "states_exceed_gpu",
 ]

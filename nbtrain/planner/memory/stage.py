@@ -58,9 +58,11 @@ class Stage(NamedTuple):
 def stage_of(setup: Setup, index: int) -> Stage:
     """Return a stage by its index, from 0."""
     stages, pattern = setup.layers_by_stage, setup.shape.window_layers
+    found = _stage(setup.shape, index, stages[index], len(stages), setup.tensor_parallel_size)
+    if not pattern:
+        return found
     first = sum(stages[:index])
     windows = sum(pattern[first : first + stages[index]])
-    found = _stage(setup.shape, index, stages[index], len(stages), setup.tensor_parallel_size)
     return found._replace(window_layers=windows) if windows else found
 
 

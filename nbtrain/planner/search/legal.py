@@ -93,6 +93,11 @@ class Options(NamedTuple):
     hpz: bool
 
     @property
+    def states(self) -> tuple[int, Place, Place, bool]:
+        """The options that change where model states are and how they are cut."""
+        return self.zero_stage, self.offload_optimizer, self.offload_param, self.hpz
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The options as overrides of a run YAML."""
         return {
@@ -183,6 +188,12 @@ class Space:
 
     def setup(self, layout: Layout) -> Setup:
         """Return the setup of a layout, equal to setup_of(config) of the run with the layout's settings."""
+        key = ("setup", layout)
+        if key not in self.memo:
+            self.memo[key] = self._setup(layout)
+        return self.memo[key]
+
+    def _setup(self, layout: Layout) -> Setup:
         (tensor, pipeline, ulysses, data, context), micro, options = layout
         shape = self.shape(tensor)
         cut, most = self.stages(tensor, pipeline, options.recompute == "full")
@@ -402,8 +413,15 @@ def legal_options(space: Space, cut: Cut) -> list[Options]:
     """Return the options that a legal cut may have."""
     key = ("options", cut)
     if key not in space.memo:
-        known = combinations(cut.flags, space.kept)
-        space.memo[key] = [one for one in known if not any(_broken_by_options(space, cut, one))]
+        broken: dict[tuple[Any, ...], bool] = {}
+        space.memo[key] = found = []
+        for one in combinations(cut.flags, space.kept):
+            # The limits do not depend on where states are.
+            kind = (one.zero_stage, one.sequence_parallel, one.recompute, one.hpz)
+            if kind not in broken:
+                broken[kind] = any(_broken_by_options(space, cut, one))
+            if not broken[kind]:
+                found.append(one)
     return space.memo[key]
 
 

@@ -8,10 +8,12 @@ and as many replicas of the model (DP) as fit. A stronger memory-saving techniqu
 that fits with headroom without it, because it would only be slower. Micro batches grow until they do not fit.
 """
 
+import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.text import amounts
@@ -23,7 +25,13 @@ from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
 from nbtrain.config.yaml_source import OverridePlace
-from nbtrain.planner.memory import SPARE_FRACTION, MemoryEstimate, estimate
+from nbtrain.planner.memory import (
+    SPARE_FRACTION,
+    MemoryEstimate,
+    estimate,
+    estimate_if_fits,
+    states_exceed_gpu,
+)
 from nbtrain.planner.search.legal import (
     PLAIN,
     RECOMPUTATIONS,
@@ -41,8 +49,8 @@ from nbtrain.planner.search.legal import (
     useful_micro_batches,
 )
 from nbtrain.planner.setup.setup import Place, Setup
-from nbtrain.planner.time.duration import estimate_duration
-from nbtrain.planner.time.rates import Rates, calibrated_rates, rates_of_setup, with_network
+from nbtrain.planner.time.duration import duration_at
+from nbtrain.planner.time.rates import Rates, calibrated_rates, rates_of_setup, read_speed, with_network
 from nbtrain.planner.time.step import StepTime, estimate_step
 
 # A layout that leaves less than this share of the GPU free ranks as slower: if the plan errs, the run fails.
@@ -51,20 +59,28 @@ GPUS_PER_NODE = 8
 OFFLOADS: tuple[tuple[Place, Place], ...] = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScoredLayout:
     """A layout with its memory and, if it fits, its time."""
 
     layout: Layout
-    setup: Setup
-    memory: MemoryEstimate
+    space: Space = field(compare=False, repr=False)
+    """Space in which the layout was searched."""
+    estimated: MemoryEstimate | None
+    """Memory of the layout; None if it exceeds the GPU's, and was not estimated to its end."""
     step: StepTime | None
     """Time of a step; None if the layout does not fit, or if the GPU's rates are not known."""
+    fits: bool
+    """Whether the device's memory suffices, and the host's if it is known."""
 
     @property
-    def fits(self) -> bool:
-        """Whether the device's memory suffices, and the host's if it is known."""
-        return bool(self.memory.fits) and self.memory.fits_host is not False
+    def setup(self) -> Setup:
+        return self.space.setup(self.layout)
+
+    @functools.cached_property
+    def memory(self) -> MemoryEstimate:
+        """Memory of the layout, estimated now if it has not been."""
+        return self.estimated or estimate(self.setup)
 
     @property
     def headroom_bytes(self) -> int:
@@ -104,7 +120,7 @@ class ScoredLayout:
         return (percent, *simple, -round(self.headroom, 2), self.seconds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RefusedGroup:
     """A group of layouts that are not ranked, for one reason."""
 
@@ -113,7 +129,16 @@ class RefusedGroup:
     count: int
     kind: str
     """Kind of the reason: rule, memory or unneeded."""
-    reason: str
+    why: str | tuple[ScoredLayout, ...]
+    """The reason, or layouts that do not fit, of which the smallest gives it."""
+
+    @functools.cached_property
+    def reason(self) -> str:
+        """The reason as a clause. Of layouts that do not fit, the memory is estimated only here."""
+        if isinstance(self.why, str):
+            return self.why
+        least = min(self.why, key=lambda one: one.memory.total_bytes)
+        return f"the smallest, {least.layout.words.partition(', ')[2]}, {shortage(least)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +306,11 @@ def search_space(space: Space, name: str = "a model") -> SearchResult:
 def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[RefusedGroup]:
     """Yield the options that the table of combinations rejects for legal cuts, grouped by reason."""
     found: dict[str, list[str]] = {}
-    for cut in legal:
+    for flags, count in Counter(cut.flags for cut in legal).items():
         for zero, hpz in itertools.product(range(4), (False, True)):
             options = PLAIN._replace(zero_stage=zero, hpz=hpz)
-            for reason in kind_problems(cut.flags, options, space.kept)[:1]:
-                found.setdefault(reason, []).append(f"ZeRO {zero}{' with hpZ' * hpz}")
+            for reason in kind_problems(flags, options, space.kept)[:1]:
+                found.setdefault(reason, []).extend([f"ZeRO {zero}{' with hpZ' * hpz}"] * count)
     for reason, words in found.items():
         yield RefusedGroup(", ".join(dict.fromkeys(words)), len(words), "rule", reason)
 
@@ -317,13 +342,11 @@ def _too_large(tried: list[ScoredLayout]) -> Iterator[RefusedGroup]:
     for one in tried:
         by_cut.setdefault(one.layout.cut, []).append(one)
     for cut, scored in by_cut.items():
-        failing = [one for one in scored if not one.fits]
+        failing = tuple(one for one in scored if not one.fits)
         if not failing:
             continue
-        least = min(failing, key=lambda one: one.memory.total_bytes)
         few = f"{len(failing)} of {len(scored)} tried" if len(failing) < len(scored) else "all"
-        reason = f"the smallest, {least.layout.words.partition(', ')[2]}, {shortage(least)}"
-        yield RefusedGroup(f"{cut.words}: {few}", len(failing), "memory", reason)
+        yield RefusedGroup(f"{cut.words}: {few}", len(failing), "memory", failing)
 
 
 def shortage(one: ScoredLayout) -> str:
@@ -381,13 +404,12 @@ def try_cut(space: Space, cut: Cut) -> Iterator[ScoredLayout]:
         if is_worth(space, cut, options):
             key = (options.zero_stage, options.sequence_parallel, options.hpz)
             families.setdefault(key, set()).add(options)
-    sizes = useful_micro_batches(space, cut)
-    for (zero, sequence, hpz), known in families.items():
+    sizes, places = useful_micro_batches(space, cut), offloads(space)
+    for family, known in families.items():
+        measures = [options for options in _measures(places, *family) if options in known]
         for micro in sizes:
             found = False
-            for options in _measures(space, zero, sequence, hpz):
-                if options not in known:
-                    continue
+            for options in measures:
                 one = score(space, Layout(cut, micro, options))
                 yield one
                 found = found or one.fits
@@ -411,11 +433,15 @@ def is_worth(space: Space, cut: Cut, options: Options) -> bool:
     return options.sequence_parallel or cut.tensor == 1 or not divides
 
 
-def _measures(space: Space, zero: int, sequence: bool, hpz: bool) -> Iterator[Options]:
-    """Yield memory-saving options: recomputation before offloading, and weaker techniques first."""
-    for optimizer, param in offloads(space):
-        for recompute in RECOMPUTATIONS:
-            yield Options(zero, sequence, recompute, optimizer, param, hpz)
+@functools.lru_cache(256)
+def _measures(
+    places: tuple[tuple[Place, Place], ...], zero: int, sequence: bool, hpz: bool
+) -> tuple[Options, ...]:
+    """Return memory-saving options: recomputation before offloading, and weaker techniques first."""
+    return tuple(
+        Options(zero, sequence, recompute, *place, hpz)
+        for place, recompute in itertools.product(places, RECOMPUTATIONS)
+    )
 
 
 def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
@@ -427,10 +453,24 @@ def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
 
 def score(space: Space, layout: Layout) -> ScoredLayout:
     """Estimate the memory of a legal layout and, if it fits, its time."""
+    if states_exceed(space, layout):
+        return ScoredLayout(layout, space, None, None, False)
     setup = space.setup(layout)
-    memory = estimate(setup)
-    fits = bool(memory.fits) and memory.fits_host is not False
-    return ScoredLayout(layout, setup, memory, estimate_step(setup, rates_of(space)) if fits else None)
+    memory = estimate_if_fits(setup)
+    fits = memory is not None and bool(memory.fits) and memory.fits_host is not False
+    return ScoredLayout(layout, space, memory, estimate_step(setup, rates_of(space)) if fits else None, fits)
+
+
+def states_exceed(space: Space, layout: Layout) -> bool:
+    """Return whether a layout's model states alone exceed a GPU. They depend on neither its micro batch, nor
+    recomputation within the layers of a stage, nor on how ranks share sequences.
+    """
+    cut, options = layout.cut, layout.options
+    is_full = options.recompute == "full"
+    key = ("states", cut.tensor, cut.pipeline, cut.data * cut.sharing, is_full, options.states)
+    if key not in space.memo:
+        space.memo[key] = states_exceed_gpu(space.setup(layout))
+    return space.memo[key]
 
 
 def rates_of(space: Space) -> Rates | None:
@@ -448,8 +488,8 @@ def rates_of(space: Space) -> Rates | None:
 
 def run_seconds(config: RunConfig, setup: Setup, step: StepTime | None) -> float | None:
     """Return the seconds of a whole run whose step takes `step`, including validation and checkpoints."""
-    seconds, tabled = estimate_duration(config, use_measured=False).seconds, estimate_step(setup)
-    if seconds is None or step is None or tabled is None:
+    found = duration_at(config, read_speed(config, use_measured=False, setup=setup))
+    if found.seconds is None or step is None or found.step is None:
         return None
     # A calibrated step changes the run in proportion.
-    return seconds * step.seconds / tabled.seconds
+    return found.seconds * step.seconds / found.step.seconds

@@ -88,9 +88,10 @@ def duration_at(config: RunConfig, speed: Speed) -> DurationEstimate:
                 what = ", ".join(found.differences)
                 basis += f" with other {what}; times {scale:.3g}, the ratio of both setups' planned rates"
     parts = {name: factor * seconds for name, seconds in _parts(config, setup, rates, step).items()}
-    parts.update(_checkpoints(config, rates, parts.get("steps", 0.0)))
+    whole = checkpoint_bytes(config)
+    parts.update(_checkpoints(config, rates, whole, parts.get("steps", 0.0)))
     rate = setup.tokens_per_step / step.seconds / factor
-    save = _save(config, rates, speed.save_seconds)
+    save = _save(config, rates, whole, speed.save_seconds)
     return DurationEstimate(sum(parts.values()), rate, step.bubble_fraction, basis, step, parts, *save)
 
 
@@ -126,8 +127,9 @@ def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dic
     return {"steps": seconds, "validation": times * one, **({"test": one} if has_test else {})}
 
 
-def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[str, float]:
-    """Return the seconds that the run waits for its checkpoints; in the background, each costs a host copy.
+def _checkpoints(config: RunConfig, rates: Rates, whole: int, steps_seconds: float) -> dict[str, float]:
+    """Return the seconds that the run waits for its checkpoints of `whole` bytes; in the background, each
+    costs a host copy.
 
     With checkpoint.local_dir, each checkpoint is written to the nodes' own disks. The run then waits for the
     copy to the run directory at its end, and before a save if the copy takes longer than the steps between
@@ -137,7 +139,6 @@ def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[
         return {}
     checkpoint, steps, nodes = config.checkpoint, config.train_steps, config.resources.nodes
     saves = -(-steps // checkpoint.save_interval_steps) if config.mode == "full" else 0
-    whole = checkpoint_bytes(config)
     shared = whole / nodes / rates.disk_bytes_per_second
     copied = whole / config.world_size / rates.host_bytes_per_second
     if checkpoint.local_dir is None or not saves:
@@ -154,12 +155,12 @@ def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[
     return {"checkpoints": (saves + stay) * pause + (saves - 1) * late + shared}
 
 
-def _save(config: RunConfig, rates: Rates, measured_seconds: float) -> tuple[float, str]:
-    """Return (seconds of one save until it is on the disk, source of the estimate)."""
+def _save(config: RunConfig, rates: Rates, whole: int, measured_seconds: float) -> tuple[float, str]:
+    """Return (seconds until a checkpoint of `whole` bytes is on the disk, source of the estimate)."""
     if measured_seconds:
         return measured_seconds, "the longest that this run has measured"
     nodes, rate = config.resources.nodes, rates.disk_bytes_per_second
-    num_bytes = checkpoint_bytes(config) / nodes
+    num_bytes = whole / nodes
     if config.checkpoint.local_dir is not None:
         num_bytes, rate = node_checkpoint_bytes(config, nodes), rates.nvme_bytes_per_second
     return num_bytes / rate, f"planned: {amounts.size(num_bytes)} of each node at {amounts.size(rate)}/s"

@@ -13,8 +13,8 @@ from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.shape import Shape
-from nbtrain.planner.memory import estimate_memory
-from nbtrain.planner.search.legal import PLAIN, Cut, Layout, legal_options, micro_batches, space_of
+from nbtrain.planner.memory import estimate, estimate_memory
+from nbtrain.planner.search.legal import PLAIN, Cut, Layout, cuts, legal_options, micro_batches, space_of
 from nbtrain.planner.search.reasons import reasons
 from nbtrain.planner.search.search import ROOMY_FRACTION, _some, run_on, score, search, try_cut, why_not
 from nbtrain.planner.search.search_picture import spread
@@ -98,6 +98,19 @@ def test_stronger_measures_are_tried_only_if_the_weaker_one_is_tight():
     assert any(len(headrooms) > 1 for headrooms in by_size.values())
     for headrooms in by_size.values():
         assert all(headroom < ROOMY_FRACTION for headroom in headrooms[:-1])
+
+
+def test_a_layout_that_is_given_up_early_does_not_fit(large):
+    """The search ends an estimate where it exceeds the GPU. The whole estimate says the same of each
+    layout.
+    """
+    space = large.result.space
+    tried = [one for cut, reason in cuts(space) if reason is None for one in try_cut(space, cut)]
+    assert any(one.estimated is None for one in tried) and any(one.fits for one in tried)
+    for one in tried:
+        memory = estimate(one.setup)
+        assert one.memory == memory
+        assert one.fits == (bool(memory.fits) and memory.fits_host is not False)
 
 
 def test_reasons_are_in_the_order_of_the_field(small, large):

@@ -104,11 +104,12 @@ class DatasetFiles:
         Raises DataError if it was not prepared, is truncated, has changed, or has a dtype that cannot hold
         the vocabulary.
         """
-        from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
-
         for path in (self.bin, self.idx, self.manifest_json):
             if not path.is_file():
                 raise missing(path)
+        # It needs NumPy, which a missing dataset does not.
+        from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
+
         indexed = IndexedDataset(self.prefix)
         manifest = manifest or self.manifest()
         assert manifest is not None

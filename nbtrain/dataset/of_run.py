@@ -21,7 +21,7 @@ from nbtrain.config.code_file import defines
 from nbtrain.config.load import find, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.requested_settings import settings
-from nbtrain.corpus.tokenizer.folder import read_manifest
+from nbtrain.corpus.tokenizer.folder import manifest_of, read_manifest
 from nbtrain.corpus.tokenizer.other_text import other_text_of
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of
@@ -84,13 +84,14 @@ def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
 
 def read_run_data(config: RunConfig) -> RunData:
     """Open the tokenizer and the dataset of a run. Reads no token; errors are part of the result."""
-    from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-
     tokenizer, tokenizer_problem, own_sha256 = None, "", None
     directory = tokenizer_dir(config.tokenizer.name)
     try:
-        manifest = read_manifest(directory)
-        own_sha256 = manifest["sha256"] if manifest else None
+        manifest = manifest_of(directory)
+        own_sha256 = manifest["sha256"]
+        # It needs NumPy, which a run without a tokenizer does not.
+        from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+
         tokenizer = Tokenizer.load(directory, manifest=manifest)
     except DataError as error:
         tokenizer_problem = str(error)

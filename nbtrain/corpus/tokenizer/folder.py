@@ -149,6 +149,16 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     return manifest
 
 
+def manifest_of(directory: Path) -> dict[str, Any]:
+    """Return the manifest.json of a tokenizer folder. Raises DataError if it is missing or damaged."""
+    if (manifest := read_manifest(directory)) is not None:
+        return manifest
+    raise DataError(
+        f"{display(directory / 'manifest.json')}: no such file: the tokenizer is not ready. Make it "
+        f"with `nbtrain prepare RUN.yaml`."
+    )
+
+
 def folder_of(sha256: str, first: Sequence[Path] = ()) -> Path | None:
     """Return the tokenizer folder in the data directory that has this hash; `first` is checked first."""
     for folder in [*first, *sorted((data_home() / "tokenizer").glob("[!.]*"))]:

@@ -32,7 +32,7 @@ from nbtrain.base.workspace import display
 from nbtrain.corpus import heap
 from nbtrain.corpus.tokenizer import exactness, proven
 from nbtrain.corpus.tokenizer.beginning import bos_id
-from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE, read_manifest
+from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE, manifest_of
 from nbtrain.corpus.tokenizer.unfinished import bytes_of_token, decode_finished
 from nbtrain.corpus.tokenizer.unknown import unwritable_piece
 
@@ -84,12 +84,7 @@ class Tokenizer:
         changed.
         """
         directory = Path(directory)
-        manifest = manifest or read_manifest(directory)
-        if manifest is None:
-            raise DataError(
-                f"{display(directory / 'manifest.json')}: no such file: the tokenizer is not ready. Make it "
-                f"with `nbtrain prepare RUN.yaml`."
-            )
+        manifest = manifest or manifest_of(directory)
         for name, entry in manifest["files"].items():
             path = directory / name
             if not path.is_file() or files.sha256_of(path) != entry["sha256"]:

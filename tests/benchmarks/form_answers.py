@@ -7,6 +7,10 @@ together: the answer imports more, and builds the schema. Then it answers the fo
 the search for layouts four times each, of which the least counts. "first form, prepared" is the first answer
 of another process, which has prepared the form, as a server has that has shown the list of runs. `--old` is
 the root of another version, as for commands.py.
+
+`--servers 5` starts as many Jupyter servers, twice: CPU milliseconds of the server for its first form, once
+as its first request of all, and once SERVER_SECONDS after the list of runs, as a user gets it who has opened
+JupyterLab.
 """
 
 import argparse
@@ -15,9 +19,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from pathlib import Path
 
+from nbtrain.lab.server.runs import FORM_SECONDS
 from tests.benchmarks.commands import REPOSITORY, Version
+from tests.benchmarks.process_clock import cpu_seconds_of
+from tests.benchmarks.server_cost import server_pid
+from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
+
+SERVER_SECONDS = FORM_SECONDS + 3
 
 ANSWERS = ("first form", "form", "form/assess", "form/layouts")
 PREPARED = ("first form, prepared",)
@@ -48,7 +60,11 @@ def main() -> None:
     parser.add_argument("--old", type=Path, help="the root of another version of this repository")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--yaml", default="gpt-175b")
+    parser.add_argument("--servers", type=int, default=0, help="Jupyter servers, instead of the other rows")
     options = parser.parse_args()
+    if options.servers:
+        servers(options.yaml, options.servers)
+        return
     with tempfile.TemporaryDirectory() as name:
         versions = [Version("this version", REPOSITORY, Path(name) / "this")]
         if options.old:
@@ -65,8 +81,41 @@ def main() -> None:
                     found.setdefault((path, version.title), []).append(milliseconds)
     print("| answer | version | CPU ms, median | least to most |\n| --- | --- | --- | --- |")
     for (path, title), values in sorted(found.items()):
-        spread = f"{min(values):.0f} to {max(values):.0f}"
-        print(f"| {path} | {title} | {statistics.median(values):.0f} | {spread} |")
+        print(
+            f"| {path} | {title} | {statistics.median(values):.0f} | {min(values):.0f} to {max(values):.0f} |"
+        )
+
+
+def servers(yaml: str, count: int) -> None:
+    """Print the CPU milliseconds of a Jupyter server for its first form."""
+    print("| first form of a server | CPU ms, median | least to most |\n| --- | --- | --- |")
+    for title, wait in (("as its first request", 0.0), ("after the list of runs", SERVER_SECONDS)):
+        values = [first_of_server(yaml, wait) for _ in range(count)]
+        print(f"| {title} | {statistics.median(values):.0f} | {min(values):.0f} to {max(values):.0f} |")
+
+
+def first_of_server(yaml: str, wait: float) -> float:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        jupyter_server(Path(folder), "jupyter_server", NBTRAIN_WORKSPACE=folder) as (base, _),
+    ):
+
+        def get(path: str) -> None:
+            call = urllib.request.Request(
+                f"{base}nbtrain/{path}", headers={"Authorization": f"token {TOKEN}"}
+            )
+            with urllib.request.urlopen(call) as answer:
+                answer.read()
+
+        pid = server_pid(base)
+        # Extensions still start.
+        time.sleep(2)
+        if wait:
+            get("runs")
+            time.sleep(wait)
+        before = cpu_seconds_of(pid)
+        get(f"form?yaml={yaml}")
+        return 1e3 * (cpu_seconds_of(pid) - before)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from nbtrain.inference.loaded import load
 from nbtrain.inference.packed import pack
 from nbtrain.inference.runner import Runner
 from nbtrain.model.gpt import GPT
+from tests.benchmarks.process_clock import cpu_seconds_of
 from tests.benchmarks.train_cpu import Shape, bare_model, transformers_model
 
 SIZES = {
@@ -142,17 +143,6 @@ def decoding(names: list[str], batches: list[int], dtype: str, repeats: int) -> 
             )
 
 
-class Process:
-    """Measures the CPU seconds of another process, its ended threads included, in nanoseconds."""
-
-    def __init__(self, pid: int):
-        # How Linux numbers the clock of a process (CPUCLOCK_SCHED in linux/posix-timers.h).
-        self._clock = ~pid << 3 | 2
-
-    def seconds(self) -> float:
-        return time.clock_gettime(self._clock)
-
-
 class Served(NamedTuple):
     """CPU seconds for the requests of all clients."""
 
@@ -222,7 +212,7 @@ def ask(server, prompts: list[list[int]], is_stream: bool) -> Served:
 
     http = psutil.Process(server._process.pid)
     (model,) = http.children()
-    clocks = Process(http.pid), Process(model.pid)
+    processes = http.pid, model.pid
 
     def client(prompt: list[int]) -> None:
         body = {"prompt": prompt, "max_tokens": CLIENT_TOKENS, "temperature": 0, "ignore_eos": True}
@@ -232,11 +222,11 @@ def ask(server, prompts: list[list[int]], is_stream: bool) -> Served:
         else:
             assert server.post("/completions", body)["usage"]["completion_tokens"] == CLIENT_TOKENS
 
-    before = [clock.seconds() for clock in clocks]
+    before = [cpu_seconds_of(pid) for pid in processes]
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
         for _ in pool.map(client, prompts):
             pass
-    return Served(*(clock.seconds() - start for clock, start in zip(clocks, before)))
+    return Served(*(cpu_seconds_of(pid) - start for pid, start in zip(processes, before)))
 
 
 def prompts_of(round_number: int, clients: int) -> list[list[int]]:

@@ -12,7 +12,6 @@ the million points and loads modules.
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ from nbtrain.base.run_directory.metrics import SCALARS
 from nbtrain.base.run_directory.metrics_files import MetricsFile
 from nbtrain.base.run_directory.rundir import RunDir
 from tests.benchmarks.list_runs import make_run
+from tests.benchmarks.process_clock import cpu_seconds_of
 from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -145,9 +145,9 @@ def measured(root: Path, use: Callable[[str], Any], *options: str) -> tuple[int,
     with jupyter_server(root, "jupyter_server", *options, NBTRAIN_WORKSPACE=str(root)) as (base, _):
         pid = server_pid(base)
         time.sleep(2)
-        before = cpu_seconds(pid)
+        before = cpu_seconds_of(pid)
         use(base)
-        return resident(pid), cpu_seconds(pid) - before
+        return resident(pid), cpu_seconds_of(pid) - before
 
 
 def server_pid(base: str) -> int:
@@ -161,11 +161,6 @@ def server_pid(base: str) -> int:
         ):
             return int(path.parent.name)
     raise LookupError("the server's process is not found")
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(pid: int) -> int:
@@ -204,9 +199,9 @@ def look(
     for thread in threads:
         thread.start()
     for wait_seconds in (WARM_SECONDS, seconds - 1.0):
-        began, before = time.monotonic(), cpu_seconds(pid)
+        began, before = time.monotonic(), cpu_seconds_of(pid)
         time.sleep(wait_seconds)
-        shares.append((cpu_seconds(pid) - before) / (time.monotonic() - began))
+        shares.append((cpu_seconds_of(pid) - before) / (time.monotonic() - began))
     for thread in threads:
         thread.join()
 

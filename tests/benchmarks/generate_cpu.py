@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clients", nargs="+", type=int, help="through the server")
-    parser.add_argument("--stream", action="store_true", help="the clients ask for streams")
+    parser.add_argument("--stream", action="store_true", help="the clients request streams")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.clients:

@@ -10,8 +10,8 @@ from the newest checkpoint, at once (backend.restart_backoff_seconds: 0; the def
 
 The lower bound is a Python process that only imports torch and DeepSpeed. The peer is one that also joins a
 process group of one rank, and trains one step of two linear layers with DeepSpeed's engine. Modules are
-compiled in advance, as pip does; the first round compiles them and is not counted. CPU seconds are those of
-all processes of the run, and of `nbtrain submit` before the first step.
+compiled in advance, as pip does; the first round compiles them and is not counted. CPU seconds are
+counted for all processes of the run, and for `nbtrain submit` before the first step.
 """
 
 import argparse

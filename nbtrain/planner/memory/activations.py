@@ -242,7 +242,7 @@ def kept(setup: Setup, stage: Stage, layers: Layers | None = None) -> Kinds:
 
 
 def kept_bytes(setup: Setup, stage: Stage, layers: Layers) -> float:
-    """Return the total of `kept`, in half of its time."""
+    """Return kept(...).total without its parts, in half of the time: a search needs it for every layout."""
     found = layers.kept(False).total * (_kept_layers(setup, stage) - stage.window_layers)
     if stage.window_layers:
         found += layers.kept(True).total * stage.window_layers

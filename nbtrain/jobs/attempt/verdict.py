@@ -249,7 +249,10 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
         full = f"{where}: /dev/shm is full: {_last_line(first)}. {FIX['shared memory']}"
         return Verdict(FAILED, full, step=step, kind="shared memory")
     if FULL_DISK.search(said):
-        return Verdict(FAILED, f"{where}: {DISK_IS_FULL}: {first.message}", True, step=step, kind="disk")
+        # A checkpoint that does not fit is refused with numbers and a fix; an error of the system has no fix.
+        fix = "" if "Free space" in first.message else f". {FIX['disk']}"
+        full = f"{where}: {DISK_IS_FULL}: {first.message.removesuffix('.')}{fix}"
+        return Verdict(FAILED, full, True, step=step, kind="disk")
     if DEVICE_MEMORY.search(said):
         return _out_of_memory(first, where, around, step, "device memory")
     if user_error(first):
@@ -311,6 +314,7 @@ FIX = {
         "Set data.num_workers=0, or give the job more: docker run --shm-size, "
         "backend.kubernetes.shared_memory_bytes"
     ),
+    "disk": "Free space there, or lower checkpoint.keep_last; then resume the run",
     "host memory": "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
 }
 

@@ -140,8 +140,8 @@ def _estimate_of(setup: Setup, stage: Stage, parts: dict[str, int], found: State
 def states_exceed_gpu(setup: Setup) -> bool:
     """Return whether the model states of the first or the last stage alone exceed the GPU's memory.
 
-    Such a setup does not fit. Most layouts of a large model are rejected by this check, which takes a fifth of
-    the time of `estimate`.
+    Such a setup does not fit. Most layouts of a large model are rejected by this check, in a fifth of the
+    time of `estimate`.
     """
     usable = buffers.usable_bytes(setup) if setup.on_gpu else None
     if usable is None:

@@ -6,7 +6,7 @@
 same Python and packages, in turn with this one. The run has one rank on the CPU and a model of two layers, so
 that its steps take no time, and saves every second step. Data and tokenizer are prepared before. A step has
 ended when it is in the log. The rank is killed (SIGKILL) after its tenth step; the supervisor restarts it
-from the newest checkpoint, at once (backend.restart_backoff_seconds: 0; the default is to wait 5 s first).
+from the newest checkpoint.
 
 The lower bound is a Python process that only imports torch and DeepSpeed. The peer is one that also joins a
 process group of one rank, and trains one step of two linear layers with DeepSpeed's engine. Modules are
@@ -44,7 +44,6 @@ checkpoint: {save_interval_steps: 2}
 evaluation: {eval_interval_steps: 1000000}
 logging: {log_interval_steps: 1}
 resources: {device: cpu}
-backend: {restart_backoff_seconds: 0}
 """
 IMPORTS = "import torch, deepspeed"
 BARE = """

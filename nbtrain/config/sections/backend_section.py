@@ -143,7 +143,10 @@ class BackendConfig(ConfigModel):
     max_restarts: SmallCount = 3
     """Number of times that a failed job is restarted from its last good checkpoint."""
     restart_backoff_seconds: Seconds = 5.0
-    """Seconds to wait before the first restart; the wait doubles each time, up to 5 minutes."""
+    """Seconds to wait before a restart; the wait doubles with each attempt in a row that saved no checkpoint,
+    up to 5 minutes. After an attempt that saved one, a run on this machine restarts at once, unless a device
+    failed or backend.elastic is set.
+    """
     shutdown_timeout_seconds: PositiveSeconds = 60.0
     """Seconds that ranks have to save and exit when they are asked to stop; twice the duration of the run's
     longest save if that is longer. After that they are killed. While ranks write a checkpoint, each sign of

@@ -208,7 +208,8 @@ class Journal:
     def tell_restart(self, verdict: Verdict, lost: str, wait_seconds: float) -> None:
         """Write the event of a restart."""
         attempt, cause = self.record.attempt, verdict.cause
-        said = f"attempt {attempt} failed: {cause}; {lost}; the next one starts in {wait_seconds:g} s"
+        when = f"in {wait_seconds:g} s" if wait_seconds else "at once"
+        said = f"attempt {attempt} failed: {cause}; {lost}; the next one starts {when}"
         data = {"attempt": attempt, "cause": cause, "reason": verdict.kind, "wait_seconds": wait_seconds}
         self.event("restart", said, **data)
 

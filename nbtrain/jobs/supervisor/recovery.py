@@ -5,7 +5,8 @@ rollback     at once: the samples from the checkpoint to the bad step are skippe
 disk         after there is room, for at most backend.disk_wait_seconds
 GPU, rank    with backend.elastic, the devices are counted, and the next attempt has as many data-parallel
              ranks as they hold; the global batch stays
-the rest     after a wait that doubles, at most backend.max_restarts times
+the rest     at most backend.max_restarts times: at once if the attempt saved a checkpoint, else after a wait
+             that doubles with each attempt that saved none
 """
 
 import itertools
@@ -17,7 +18,7 @@ from nbtrain.base import files
 from nbtrain.base.files import READ_ONLY
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step, on_nodes_words
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED
-from nbtrain.base.run_directory.records import Rollback
+from nbtrain.base.run_directory.records import AttemptRecord, Rollback
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
@@ -57,8 +58,13 @@ def recovery_from(
     restarts: int,
     config: RunConfig,
     rollbacks: Sequence[Rollback] = (),
+    *,
+    vain: int,
 ) -> Recovery:
-    """Return the recovery after a `verdict` to retry that follows `before`; its rollback is the last."""
+    """Return the recovery after a `verdict` to retry that follows `before`; its rollback is the last.
+
+    `vain` is the number of newest attempts in a row that saved no checkpoint (saved_nothing()).
+    """
     if verdict.kind == "rollback":
         return _after_rollback(config, rollbacks)
     backend = config.backend
@@ -66,12 +72,25 @@ def recovery_from(
         return Recovery("the attempt before failed the same way")
     if restarts >= backend.max_restarts:
         return Recovery(f"backend.max_restarts = {backend.max_restarts} is used up")
-    wait_seconds = backend.restart_backoff_seconds * 2.0 ** min(restarts, MOST_DOUBLINGS)
+    # A device or a machine that failed needs a while before it is counted again, or answers again.
+    at_once = vain == 0 and backend.kind == "local" and not backend.elastic and verdict.kind != "device"
+    wait_seconds = backend.restart_backoff_seconds * 2.0 ** min(max(0, vain - 1), MOST_DOUBLINGS)
     return Recovery(
-        wait_seconds=min(wait_seconds, LONGEST_BACKOFF_SECONDS),
+        wait_seconds=0.0 if at_once else min(wait_seconds, LONGEST_BACKOFF_SECONDS),
         needs_room=verdict.kind == "disk",
         counts_devices=backend.elastic,
     )
+
+
+def saved_nothing(attempts: Sequence[AttemptRecord], saved_step: int | None) -> int:
+    """Count the newest attempts in a row that saved no checkpoint; `saved_step` is the newest one's step."""
+    after, vain = saved_step or 0, 0
+    for attempt in reversed(attempts):
+        first = attempt.first_step or 0
+        if after > first:
+            break
+        after, vain = first, vain + 1
+    return vain
 
 
 def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recovery:

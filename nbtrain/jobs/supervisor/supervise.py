@@ -28,6 +28,7 @@ from pathlib import Path
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.files import is_read_only
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.jobstate import (
     CANCELLED,
     FAILED,
@@ -68,6 +69,7 @@ from nbtrain.jobs.supervisor.recovery import (
     preempted,
     recovery_from,
     rollback_of,
+    saved_nothing,
     saved_words,
     with_the_disk,
 )
@@ -457,7 +459,8 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     """Prepare another attempt, or return the job's verdict if there is none."""
     journal, restarts = it.journal, it.journal.record.restarts
     rollbacks = Rollback.read_all(it.job.run.rollbacks_json)
-    recovery = recovery_from(verdict, before, restarts, it.config, rollbacks)
+    vain = saved_nothing(journal.record.attempts, newest_checkpoint_step(it.job.run))
+    recovery = recovery_from(verdict, before, restarts, it.config, rollbacks, vain=vain)
     if recovery.give_up:
         return given_up(verdict, recovery.give_up)
     if recovery.rollback:

@@ -33,7 +33,13 @@ from nbtrain.jobs.control import control
 from nbtrain.jobs.supervisor import journal as journal_module
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.recovery import NO_ROOM_BYTES, in_vain, recovery_from, with_the_disk
+from nbtrain.jobs.supervisor.recovery import (
+    NO_ROOM_BYTES,
+    in_vain,
+    recovery_from,
+    saved_nothing,
+    with_the_disk,
+)
 from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, REQUEST, SignalRequests
 from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts, wait_for_devices
 from nbtrain.monitor.status.status_records import asked_of
@@ -53,7 +59,11 @@ class Told:
         self.verdicts = []
 
     def run(self):
-        return run_attempts(self.it, lambda it: self.verdicts.pop(0))
+        return run_attempts(self.it, self.run_attempt)
+
+    def run_attempt(self, it):
+        self.journal.record.attempts.append(AttemptRecord(self.journal.record.attempt, time.time(), 1, 1))
+        return self.verdicts.pop(0)
 
     def events(self, kind):
         return [event for event in read_events(self.job) if event["kind"] == kind]
@@ -91,8 +101,28 @@ def test_it_stops_when_the_restarts_are_used_up(supervised):
 def test_the_wait_stays_finite(supervised):
     """The delay before a restart is limited to 300 s, also when 2.0 ** restarts would overflow."""
     supervised.change("backend", max_restarts=1_000_000)
-    waits = [recovery_from(failure(), None, made, supervised.it.config) for made in (1024, 999_999)]
+    waits = [
+        recovery_from(failure(), None, made, supervised.it.config, vain=made) for made in (1024, 999_999)
+    ]
     assert [recovery.wait_seconds for recovery in waits] == [300.0, 300.0]
+
+
+def test_a_run_that_saved_a_checkpoint_restarts_at_once(supervised):
+    """The wait begins again after an attempt that saved a checkpoint, which is followed without any."""
+    config = supervised.it.config
+    attempts = [AttemptRecord(number, 1.0, 1, 1, step) for number, step in enumerate((None, 0, 4, 4, 4))]
+    counts = [saved_nothing(attempts[: number + 1], saved) for number, saved in enumerate((0, 4, 4, 4, 9))]
+    assert counts == [1, 0, 1, 2, 0]
+    assert saved_nothing([], None) == 0
+    waits = [recovery_from(failure(), None, 0, config, vain=vain).wait_seconds for vain in (0, 1, 2, 3)]
+    assert waits == [0.0, 0.01, 0.02, 0.04]
+    # A device that failed, or a machine, may need a while.
+    device = replace(failure(), kind="device")
+    assert recovery_from(device, None, 0, config, vain=0).wait_seconds == 0.01
+    for changed in ({"elastic": True}, {"kind": "slurm"}):
+        supervised.change("backend", **changed)
+        assert recovery_from(failure(), None, 0, supervised.it.config, vain=0).wait_seconds == 0.01
+        supervised.it.config = config
 
 
 def test_the_same_failure_twice_ends_it(supervised):
@@ -684,7 +714,7 @@ def test_a_rollback_changes_nothing_but_the_samples(supervised):
     supervised.change("backend", elastic=True)
     newest = Rollback("job", 0, 0.0, step=7, checkpoint_step=4, first=32, last=64, cause="nan")
     verdict = Verdict("FAILED", "nan", retry=True, kind="rollback")
-    recovery = recovery_from(verdict, None, 3, supervised.it.config, [newest])
+    recovery = recovery_from(verdict, None, 3, supervised.it.config, [newest], vain=1)
     assert astuple(recovery) == ("", astuple(newest), 0.0, False, False)
-    other = recovery_from(failure(), None, 0, supervised.it.config)
+    other = recovery_from(failure(), None, 0, supervised.it.config, vain=1)
     assert (other.rollback, other.needs_room, other.counts_devices) == (None, False, True)

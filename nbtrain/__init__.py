@@ -11,7 +11,7 @@
     nb.import_run(file)           a run from another program's manifest, script or DeepSpeed JSON
     nb.import_model(dir, name)    a run that starts from a model's folder, of Hugging Face
     nb.export(run, dir)           its model for transformers, vLLM, SGLang; to=...: flags of Megatron
-    nb.check(run)                 what stands against a run, or against files of other programs
+    nb.check(run)                 problems of a run, or of files of other programs
     nb.plan(run)                  parameters, memory, time, disk
     nb.calibrate()                measure this machine, so that plans know its rates
     nb.plan_picture(run)          the plan as a figure
@@ -22,7 +22,7 @@
     nb.reproduce(run, steps)      some steps trained again, and compared bit for bit
     nb.twin(run)                  a small run of the same shape, on this machine's CPU
     nb.submit(run)                start it, or pick it up again, as a detached job
-    nb.launch(run, mode)          submit or twin, for a notebook that runs with nobody watching
+    nb.launch(run, mode)          submit or twin, for a notebook that runs unattended
     nb.launcher(run)              the launch form
     nb.runs(), nb.open_run(run)   find runs again, from any kernel
     nb.queue()                    who has this machine's GPUs and cores, and who waits for them

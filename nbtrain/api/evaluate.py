@@ -290,7 +290,7 @@ def _tasks(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             f"{', '.join(twice)}: two evaluations have the same name, so one record would replace the other. "
-            "Name each dataset once, and rename files of questions that have one name."
+            "Name each dataset once, and rename files of questions that have the same name."
         )
     return wanted
 

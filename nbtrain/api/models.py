@@ -111,8 +111,8 @@ def refuse_weights_options(to: object, folders: list[Any], given: dict[str, Any]
     if names or folders:
         what = ", ".join([*names, *map(str, folders)])
         raise ConfigError(
-            f"{what}: is for an export of a run's weights; {to} holds the run's settings, as text. Name a "
-            "file with -o, or in Python with .write(path)."
+            f"{what}: is only for an export of a run's weights, and {to} is a text with settings. Name the "
+            "text's file with -o, or in Python with .write(path)."
         )
 
 

@@ -351,8 +351,8 @@ class Run:
     def resume(self, overrides: "Overrides" = None, try_code: bool = True) -> "Run":
         """Resume from the newest complete checkpoint as a new job, e.g. with {"batch.train_tokens": 5e6}.
 
-        A paused job continues as the same job, unless `overrides` change a setting. `try_code` is that of
-        nb.submit.
+        A paused job continues as the same job, unless `overrides` change a setting. `try_code` is
+        explained in nb.submit.
         """
         from nbtrain.jobs.submission.submit import resume
 

@@ -397,7 +397,7 @@ def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "D
 
 
 def verify(data: "str | RunConfig | Run") -> "Inspection":
-    """Read every byte of a dataset, named as for data_card; DataError at the first wrong byte, id or hash."""
+    """Check every byte of a dataset, named as for data_card. Raises DataError at the first error."""
     from nbtrain.dataset.views.inspect import verify as verify_data
 
     return verify_data(_data_of(data))

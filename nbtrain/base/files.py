@@ -29,7 +29,7 @@ def is_read_only(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the name of the file that is written to an OSError of NO_ROOM that has none."""
+    """Add the path of the file that is being written to an error of NO_ROOM that names no file."""
     try:
         yield
     except OSError as error:

@@ -22,7 +22,9 @@ from nbtrain.cli.verb_table import ALIASES, VERBS, common_verbs, unknown_verb
 from nbtrain.cli.verbs import Parser, TopVerbs, is_override
 
 GARBAGE_OBJECTS = 100_000
-"""New objects after which Python looks for unused cycles; its default, 700, takes a tenth of a command."""
+"""Number of new objects after which Python searches for unused cycles. With Python's default of 700 objects,
+a tenth of a command's time is spent on that.
+"""
 NO_JOBS = ("queue", "cancel", "delete", "help", "completion", "schema")
 """Verbs that do not first restart jobs which ended when the machine restarted."""
 

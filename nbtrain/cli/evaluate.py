@@ -44,7 +44,7 @@ def add_verbs(under: Any) -> None:
     )
     text = "Examples before each question of --harness."
     parser.add_argument("--num-fewshot", type=int, metavar="COUNT", help=text)
-    text = "Ask the tasks of --harness in a chat, in the template of the run or of its model."
+    text = "Put the questions of --harness into the chat template of the run or of its model."
     parser.add_argument("--apply-chat-template", action="store_true", help=text)
     text = "Ask open questions, in the format of MT-bench; a judge rates the answers."
     parser.add_argument("--judge-questions", metavar="FILE", help=text)

@@ -25,7 +25,7 @@ class Verb(NamedTuple):
 
 
 SUMMARY_CHARS = 55
-"""Most characters of a summary, so that a line of `nbtrain help` fits 80 columns."""
+"""Maximum number of characters of a summary, so that a line of `nbtrain help` fits 80 columns."""
 
 GROUPS: dict[str, tuple[Verb, ...]] = {
     "start": (

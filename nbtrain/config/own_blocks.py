@@ -40,7 +40,7 @@ def shape_of(config: RunConfig) -> Shape:
 
 
 def read_own_block(config: RunConfig) -> OwnBlock | None:
-    """Return the parameters of a block of the run's own; None if it has none or they were not counted yet."""
+    """Return the parameters of a block from layer(); None without layer(), or before they were counted."""
     if config.code is None:
         return None
     if _known and (known := _known.get(_model_of(config))) is not None:

@@ -243,7 +243,7 @@ class Located:
         return Located(value, {**origins, **child.origins})
 
     def where(self, key: str) -> str | None:
-        """Return the place of a dotted key: its own, else that of a key inside it, else that of the key that
+        """Return the place where a dotted key is set; if it is not, where a key inside it is, or the key that
         contains it.
         """
         if key in self.origins:

@@ -147,7 +147,7 @@ def import_files(
     layer = override_layer(overrides)
     if jobs[0].own_run is not None:
         config = load(run_of(jobs[0]), overrides)
-        head = _comment(f"Made by nbtrain import from {jobs[0].label}, which nbtrain wrote.")
+        head = _comment(f"Made by nbtrain import from {jobs[0].label}, a file that nbtrain wrote.")
         text = f"{head}\n\n{to_yaml(config)}"
         return Imported(config, text, (), "nbtrain")
     source = read_job(jobs[0], dict(flatten(layer.value)), target)

@@ -5,7 +5,7 @@
     swiglu          silu(gate) * up; keeps gate and up
     squared_relu    relu(x)^2; keeps x
 
-torch's autograd would keep every intermediate result. Where no gradient is asked for, the same operations run
+torch's autograd would keep every intermediate result. Where no gradient is requested, the same operations run
 without an autograd.Function, which costs as much as one of them. On a GPU, torch's own kernel is used for
 rms_norm, and inside a compiled layer the compiler decides.
 

@@ -275,8 +275,8 @@ def language_model_loss(
     of all ranks. token_losses and likeliest are filled for this rank's tokens and are 0 elsewhere. With
     answers and reference, the loss is the preference loss, which does not support shared sequences.
 
-    With `custom`, the loss is that of the user; token_losses are the cross entropy nevertheless. A pass that
-    asks for `likeliest` scores a task and returns the cross entropy.
+    With `custom`, the loss is the user's; token_losses are the cross entropy nevertheless. A pass that
+    requests `likeliest` scores a task and returns the cross entropy.
     """
     sharing, chunk = parallel.sequence.size, config.fpdt_chunk_tokens
     if sharing > 1:

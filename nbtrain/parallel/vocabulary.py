@@ -1,4 +1,4 @@
-"""Sums, maxima and cross entropy over a vocabulary that tensor-parallel ranks share, for a loss of one's own.
+"""Sums, maxima and cross entropy over a vocabulary that tensor-parallel ranks share, for a user's loss().
 
 Each rank has the logits of its own ids. The functions of Vocabulary return the results over all ids, equal on
 all ranks, and their gradients are those of one process. No logit leaves its rank, except in gather().

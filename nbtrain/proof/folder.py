@@ -1,4 +1,4 @@
-"""The run directories of a twin: its own, which is created anew every time, and one for each run to compare
+"""The run directories of a twin: its own, which is created again every time, and one for each run to compare
 it with.
 
     output/<run>-twin/                an ordinary run directory, with the report in twin.json

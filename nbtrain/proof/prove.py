@@ -74,7 +74,7 @@ class _Proof:
         self.checks: list[Check] = []
         self.runs: dict[str, RunDir] = {}
         self.serving: dict[str, str] = {}
-        """For each run, the run that is trained in its place, if it has the same configuration, or itself."""
+        """For each run, the run that is trained for it: itself, or one with the same configuration."""
         self.errors: dict[str, str] = {}
         """Description of the failure by run, with the place to look."""
         self.seconds: dict[str, float] = {}

@@ -327,7 +327,7 @@ def _shared_name(made_of: list[Any]) -> str:
 
 
 def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
-    """Return small sources in place of the run's first two: made-up words, or prompts with completions."""
+    """Return small sources that replace the run's first two: made-up words, or prompts with completions."""
     sources: list[dict[str, Any]] = []
     for number, whole in enumerate(config.data.sources[:2]):
         if isinstance(whole, FineTuningSourceModel):

@@ -165,7 +165,7 @@ def test_a_dry_run_carries_the_file(run_yaml, tmp_path, monkeypatch):
 
 def test_pairs_have_their_own_loss(run_yaml, tmp_path):
     config = read(run_yaml, tmp_path, GOOD)
-    with pytest.raises(ConfigError, match="with dpo the loss is that of pairs"):
+    with pytest.raises(ConfigError, match="with dpo the loss is computed from pairs"):
         load(config, {"dpo": {"beta": 0.1}})
 
 

@@ -144,7 +144,7 @@ def test_what_is_refused_in_python(run):
             {"data": ["small", "small"]},
             ConfigError,
             "perplexity-small-valid: two evaluations have the same name, so one record would replace the "
-            "other. Name each dataset once, and rename files of questions that have one name.",
+            "other. Name each dataset once, and rename files of questions that have the same name.",
         ),
         ({"tasks": {"mmlu": "none.jsonl"}}, DataError, "cannot be read (No such file or directory)."),
     ):

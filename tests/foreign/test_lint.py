@@ -309,7 +309,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "json_keys_are_known",
             [
                 "error, cannot run: ds_config_125m.json:20: sparse_attention",
-                "  DeepSpeed 0.19.8 rejects: what it turned on has been removed. Remove it.",
+                "  DeepSpeed 0.19.8 rejects, because it no longer has that feature. Remove it.",
             ],
         ),
         (

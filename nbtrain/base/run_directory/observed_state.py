@@ -56,7 +56,7 @@ def ranks_run(state: str, heartbeat: Heartbeat) -> bool:
 
 
 def preempted_words(preemption: Preemption) -> str:
-    """Return the cause of a job that is QUEUED after a preemption."""
+    """Return text that says why a job is QUEUED after a preemption, and how much training was lost."""
     since = amounts.moment(preemption.preempted_at)
     lost = amounts.counted(preemption.lost_steps, "step")
     return f"preempted, waiting in the queue since {since}, lost {lost}; {preemption.notice}"

@@ -122,13 +122,15 @@ class _StandIn:
         self.values = values
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("this process has to load DeepSpeed before it reads what it writes again.")
+        raise TypeError(
+            "a file that is read without DeepSpeed cannot be written again: import DeepSpeed first."
+        )
 
 
 def _deepspeed_types() -> list[Any]:
     """Return the classes of DEEPSPEED_TYPES with their full names, as torch's reader takes them.
 
-    A process that has not loaded DeepSpeed gets stand-ins, because to load it takes 0.4 s.
+    A process that has not loaded DeepSpeed gets stand-ins, because loading it takes 0.4 s.
     """
     is_loaded = "deepspeed" in sys.modules
     return [

@@ -43,7 +43,7 @@ def convert(
     notes = []
     if is_gelu_of_erf(weights.args):
         notes.append(
-            "bias_gelu_fusion was off: the model was trained with GELU by erf, and here it is computed in "
+            "bias_gelu_fusion was off: the model was trained with the exact GELU (erf), and nbtrain computes "
             "the tanh form; outputs differ by about 0.001."
         )
     config = run_of(weights)

@@ -38,7 +38,7 @@ class Weights(Protocol):
 
 
 class MadeWhole:
-    """Parameters that are computed as a whole: full(name) is called once for all chunks that are read."""
+    """Base of sources that compute parameters: full(name) computes one, whose chunks are then read."""
 
     _newest: tuple[str, torch.Tensor] | None = None
 

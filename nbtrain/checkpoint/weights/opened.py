@@ -46,7 +46,7 @@ def refuse_changed(start: Start, sha256: str) -> None:
         what = (
             "the checkpoint's files"
             if isinstance(start, RunStart)
-            else "its config.json or the heads of its files"
+            else "its config.json or the headers of its files"
         )
         raise CheckpointError(
             f"init_from: {display(start.path)}: has changed since the run was submitted: {what} differ. "

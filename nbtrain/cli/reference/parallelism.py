@@ -20,8 +20,8 @@ def combinations_table() -> str:
     lines = [
         *Table(heads, [_kind_row(kind) for kind in KINDS]).markdown(),
         "",
-        f"`{TOGETHER}`: they go together. A number: refused, with the reason below. "
-        f"`{NO_PAIR}`: a run has one of them.",
+        f"`{TOGETHER}`: the two can be combined. A number: they are refused together, and the reason "
+        f"with that number is below. `{NO_PAIR}`: a run has at most one of them.",
         "",
         *Table(["", *(kind.short for kind in KINDS)], rows).markdown(),
         "",

@@ -51,7 +51,7 @@ def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ..
 def adapter_activations(config: RunConfig, tensor: int | None = None) -> tuple[int, int]:
     """Return (numbers between A and B, dropped-out inputs) that a block keeps of each token on one rank.
 
-    `tensor`: as of adapter_sizes.
+    `tensor` has the same meaning as in adapter_sizes.
     """
     lora, shape, tensor = config.lora, config.shape, tensor or config.parallel.tensor_parallel_size
     if lora is None:

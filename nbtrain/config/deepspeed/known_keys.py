@@ -91,7 +91,7 @@ def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Findin
     for key, value in values.items():
         path = f"{prefix}{key}"
         if path in rejected:
-            message = f"DeepSpeed {VERSION} rejects: what it turned on has been removed. Remove it."
+            message = f"DeepSpeed {VERSION} rejects, because it no longer has that feature. Remove it."
             yield _problem(UNKNOWN_KEY, path, message)
         elif path in top:
             if rule := broken_rule(top[path], value) or _broken_format(path, value):

@@ -50,7 +50,7 @@ def leads_names(key: str) -> bool:
 def with_own_names(merged: Located, layer: Located, base: Located) -> Located:
     """Replace the names in `merged`, a layer over its base, that the layer does not inherit; return `merged`.
 
-    In place. Values that the schema will refuse are compared as they are written.
+    Changes `merged`. Values that the schema will refuse are compared as they are written.
     """
     sections = [merged.value.get(section, {}) for section in ("data", "tokenizer")]
     if not layer.value.keys() & LEADING or not all(isinstance(section, dict) for section in sections):

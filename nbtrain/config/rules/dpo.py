@@ -74,7 +74,7 @@ def preferences_have_their_own_loss(config: RunConfig) -> Problems:
             config,
             "code",
             f"code = {config.code}\n  defines loss(), which is for training on tokens; with dpo the loss is "
-            "that of pairs.",
+            "computed from pairs.",
             "Remove loss() from the file, or dpo from the run.",
         )
 

@@ -56,8 +56,8 @@ def environment_is_safe(config: RunConfig) -> Problems:
             yield hidden(
                 config,
                 key,
-                f"backend.env: {name!r} cannot name a variable: use letters, digits and _, and no digit "
-                "first.",
+                f"backend.env: {name!r} cannot name a variable: use letters, digits and _, and begin "
+                "with a letter or _.",
             )
         elif words := why_reserved(name):
             yield hidden(config, key, f"{key}: {words}")

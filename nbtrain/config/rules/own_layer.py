@@ -1,4 +1,4 @@
-"""Rules of a run whose `code` replaces the blocks (layer()): what does not go together with them, and why."""
+"""Rules of a run whose `code` replaces the blocks (layer()): the settings that it cannot have, and why."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from nbtrain.config.own_blocks import has_own_layer
 from nbtrain.config.rules.wording import Problems, broken, value_of
 from nbtrain.config.schema import RunConfig
 
-# key: (the reason, the value that goes together with layer())
+# key: (the reason, the value that can be combined with layer())
 APART = {
     "lora": ("adds adapters to nbtrain's own matrices by their names", "null"),
     "precision.fp8": ("multiplies in blocks of 16 numbers, and is built into nbtrain's own layers", "false"),
@@ -17,7 +17,7 @@ APART = {
 
 
 def own_layer_goes_alone(config: RunConfig) -> Problems:
-    """A block of the user's own is not combined with settings that change the inside of nbtrain's."""
+    """Blocks from layer() are not combined with settings that change the inside of nbtrain's own blocks."""
     if not has_own_layer(config):
         return
     for key, (why, value) in APART.items():

@@ -91,8 +91,8 @@ class OpenTable(ABC):
             return DataError(f"{self._where}: {display(self._path)}: {problem}.")
         first = str(error).splitlines()[0].rstrip(".")
         return DataError(
-            f"{self._where}: {display(self._path)}: no {self.format}, or damaged: {first}. Copy or download "
-            f"it again."
+            f"{self._where}: {display(self._path)}: is damaged or not {self.format}: {first}. Copy or "
+            "download it again."
         )
 
 

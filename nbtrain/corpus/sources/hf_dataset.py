@@ -23,7 +23,7 @@ from nbtrain.corpus.sources import arrow
 class OpenArrow(arrow.OpenTable):
     """A memory-mapped Arrow stream: pages are loaded when their batch is read. Its units are batches."""
 
-    format = "Arrow stream"
+    format = "an Arrow stream"
     units = "batches"
 
     def _open(self) -> None:

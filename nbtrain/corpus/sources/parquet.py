@@ -32,7 +32,7 @@ def is_parquet(path: Path) -> bool:
 class OpenParquet(arrow.OpenTable):
     """A Parquet file; its units are row groups."""
 
-    format = "Parquet file"
+    format = "a Parquet file"
     units = "row groups"
 
     def _open(self) -> None:

@@ -57,7 +57,7 @@ def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[
                 sizes = f"{_shown(size)} then, {_number(found)} now"
                 changes.append(f"{reader.where}: {name} has changed ({sizes})")
             else:
-                touched.append(f"{reader.where}: {name} was written again ({_shown(size)} then and now)")
+                touched.append(f"{reader.where}: {name} was rewritten, with {_shown(size)} as before")
         others = differences({**old, "files": None}, {**new, "files": None})
         changes += [f"{reader.where}: {key} = {a} then, {b} now" for key, a, b in others]
     changes += touched

@@ -4,11 +4,11 @@
     unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split
     bigram    -mean ln (c(a, b) + k) / (c(a) + k V), a the token before b
 
-The unit is nats per token. The samples are those of the run's validation and the labels those in the loss, so
-that baselines and the trained model's validation loss cover the same tokens. V is the vocabulary size. For
-each model, k is the value of a fixed grid with the lowest loss, which favours the baseline, never the trained
-model. Pairs cross document ends, as samples do. Counts cover at most 20 million training tokens, the first
-ones of each source (`train_tokens` says how many).
+The unit is nats per token. The samples are the ones that the run validates on, and only labels in the loss
+count, so that baselines and the trained model's validation loss cover the same tokens. V is the vocabulary
+size. For each model, k is the value of a fixed grid with the lowest loss, which favours the baseline, never
+the trained model. Pairs cross document ends, as samples do. Counts cover at most 20 million training tokens,
+the first ones of each source (`train_tokens` says how many).
 """
 
 import logging

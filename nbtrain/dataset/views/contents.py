@@ -40,9 +40,9 @@ def check_contents(dataset: DatasetFiles, manifest: DatasetManifest | None = Non
             found = files.sha256_of(path)
             if found != recorded:
                 raise DataError(
-                    f"{display(path)}: is not what its manifest describes: written on "
-                    f"{moment(stat.st_mtime)}, after the manifest, its SHA-256 is {found[:12]}... and the "
-                    f"manifest says {recorded[:12]}.... "
+                    f"{display(path)}: is not the file that its manifest describes. It was written on "
+                    f"{moment(stat.st_mtime)}, after the manifest, and has the SHA-256 {found[:12]}...; "
+                    f"the manifest says {recorded[:12]}.... "
                     "Put the file back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
                 )
             bar.update(stat.st_size)

@@ -1,4 +1,4 @@
-"""Statements of bash by their type in the syntax tree, and the three that need no file of their own."""
+"""Statements of bash by their type in the syntax tree, and the functions of the three shortest."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

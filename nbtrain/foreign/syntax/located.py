@@ -23,7 +23,7 @@ class Unknown:
     place: str = ""
     """Place at which the value was lost, such as "train.sh:12"."""
     reason: str = ""
-    """Why it is not known, to follow "is not known here"; "" if no file sets the variable."""
+    """Clause that says why the value is not known; "" if no file sets the variable."""
     causes: tuple["Unknown", ...] = ()
     """Values that would decide this one, such as the variables of the condition around its assignment."""
     choices: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
     python -m nbtrain.jobs.node.rank_launcher --ranks 2 --first-rank 0 --shutdown-timeout 60 COMMAND ...
 
     launcher (own session)
-      COMMAND of rank 0, of rank 1, ...  each in a session of its own, with RANK and LOCAL_RANK
+      COMMAND of rank 0, of rank 1, ...  each in a separate session, with RANK and LOCAL_RANK
 
 If a command fails or cannot be started, or the launcher gets TERM, all commands get TERM, and after
 --shutdown-timeout seconds KILL. The exit code is 0 if all commands ended with 0 by themselves, else 1.

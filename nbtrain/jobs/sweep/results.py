@@ -284,7 +284,7 @@ def picture_of(results: SweepResults) -> bytes:
 
 def sweep_figure(results: SweepResults) -> "Figure | None":
     """Draw the validation loss of each setting by tokens: the mean over its seeds, and a band from the lowest
-    to the highest; the training loss if no run has a validation loss, and None before the first point.
+    to the highest. Draws the training loss if no run has a validation loss. Returns None without a point.
     """
     from nbtrain.base.printing.theme import SERIES, themed
     from nbtrain.jobs.sweep.stop_rule import read_curve

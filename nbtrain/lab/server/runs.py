@@ -129,7 +129,7 @@ def _columns(keys: list[str]) -> dict[str, Any]:
 
 
 class SparklinesHandler(NbtrainHandler):
-    """GET sparklines?name=a&name=b: the loss of these runs in few points. Runs without a loss are omitted."""
+    """GET sparklines?name=a&name=b: loss curves of few points; runs without a loss are omitted."""
 
     async def get(self) -> None:
         names = self.get_arguments("name")

@@ -1,6 +1,6 @@
 """Charts of a run's scalars: their grouping and their appearance, live and in the static picture.
 
-metric_charts(tags)  ->  [{"title", "names"}]      drawn(chart, answer)  ->  what static_charts.py draws
+metric_charts(tags)  ->  [{"title", "names"}]      drawn(chart, answer)  ->  a chart for static_charts.py
 """
 
 import math
@@ -74,7 +74,7 @@ def form_of(name: str, unit: str) -> str:
 
 
 def how_drawn(name: str, unit: str) -> dict[str, Any]:
-    """Return the appearance of a scalar that has a chart of its own."""
+    """Return the appearance of a scalar with a separate chart."""
     form = form_of(name, unit)
     return {
         "form": form,

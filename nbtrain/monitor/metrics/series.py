@@ -58,7 +58,9 @@ class Gaps:
             self._open = True
 
     def note_many(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Record points whose steps rise. A sum shows in a tenth of the time that all of them are finite."""
+        """Record points whose steps rise. If their sum is finite, all of them are: a check of the sum takes a
+        tenth of the time.
+        """
         if math.isfinite(sum(values)):
             self._open = False
             return

@@ -8,7 +8,7 @@ spans. Goodput is the share of the paid time that became steps of the final mode
 steps that were trained again after a fault. The repeated steps lie between the checkpoint that the next
 attempt loaded and the last step that was reached; their time is their share of the attempt's training time.
 
-Price and energy of a job are those of the plan at its submission, which job.json keeps: a later job with
+A job has the price and energy of the plan at its submission, which job.json keeps: a later job with
 other prices does not change what an earlier one has cost. A job whose plan had no price has no money.
 """
 

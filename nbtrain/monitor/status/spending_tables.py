@@ -53,7 +53,7 @@ class FaultSum:
     waited_seconds: float = 0.0
     device_hours: float = 0.0
     money: float | None = 0.0
-    """Their price; None if that of one of them is not known."""
+    """Their price; None if the price of one of them is not known."""
 
     def add(self, fault: Fault) -> None:
         self.times += 1

@@ -256,7 +256,7 @@ def decay_reaches_its_end(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def training_is_longer_than_a_step(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that train_tokens is enough for many steps; a number without its "billions" is not."""
+    """Check that train_tokens lasts for more than one step: a number that lacks its "billions" does not."""
     config = estimates.config
     unit, amount = config.batch.train_amount
     if config.scheduled_steps > 1 or unit == "steps":
@@ -456,7 +456,9 @@ def _share(estimates: RunEstimates, part: str, otherwise: float) -> float:
 
 
 def _sparser(interval: int, fraction: float) -> int:
-    """Return a round interval at which pauses of `fraction` are no longer than usual."""
+    """Return a round interval, in steps, at which pauses that now take `fraction` of the time take no more of
+    it than is usual.
+    """
     ratio = fraction / (1 - fraction) * (1 - USUAL_PAUSE_FRACTION) / USUAL_PAUSE_FRACTION
     exact = math.ceil(interval * ratio)
     unit = 10 ** max(len(str(exact)) - 2, 0)

@@ -151,13 +151,13 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     stream = activations.stream_bytes(setup)
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
     whole = dequantized_bytes(setup)
-    made = f" and {whole:,} bytes of a matrix that is made of its 4 bits" if whole else ""
+    made = f" and {whole:,} bytes of a matrix that is restored from 4 bits" if whole else ""
     on_host = nvme_buffers(setup, stage) if not setup.on_gpu else 0
     sources = {
         "logits": (logits, "nbtrain/parallel/cross_entropy.py" if own else habits_of(setup.engine).source),
         "communication": (
-            f"buckets of {bucket:,} elements, and under ZeRO 3 up to {setup.max_live_elements:,} parameters "
-            "that are whole",
+            f"buckets of {bucket:,} elements, and under ZeRO 3 up to {setup.max_live_elements:,} gathered "
+            "parameters",
             f"{DEEPSPEED}, stage_1_and_2.py and stage3.py",
         ),
         "pipeline": (

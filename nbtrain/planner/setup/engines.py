@@ -7,7 +7,7 @@ within the bounds that the program's own documentation sets.
 
 Memory habits say how many bytes a program's model state takes, and how it computes activations and logits.
 Those of `nbtrain` are what this project's engine allocates (tests/planner/memory/test_states_allocated.py
-measures it). A program without habits of its own has those of `megatron-lm`. Their `source` says where a
+measures it). A program without measured habits has the habits of `megatron-lm`. Their `source` says where a
 number comes from: "read" in the program's code or documentation, "recalled" (read there once and not checked
 again), "assumed", or "fitted" to published peaks in the training half of the sources. The bytes of one logit
 are fitted for Megatron Core (7), nanotron (14) and torchtitan of 2024 with torch.compile (11), and so are

@@ -282,7 +282,7 @@ def _chunks(setup: Setup, rates: Rates, times: str) -> tuple[str, str]:
         words[0] = f"2 x {words[0]}"
     formula = (
         f"{times} x ({chunks.number} chunks over PCIe at {rates.host_bytes_per_second / 1e9:g} GB/s: "
-        f"{', '.join(words)}, each 0 at least; {chunks.merged_bytes / 1e9:.3g} GB of sums at "
+        f"{', '.join(words)}, each at least 0; {chunks.merged_bytes / 1e9:.3g} GB of sums at "
         f"{rates.memory_bytes_per_second / 1e12:.3g} TB/s)"
     )
     return formula, _FPDT

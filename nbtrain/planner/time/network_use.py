@@ -240,8 +240,9 @@ def _sent(setup: Setup, rates: Rates) -> dict[str, float]:
 def _pipeline(setup: Setup, rates: Rates) -> float:
     """Return the bytes of activations and their gradients that a machine sends to neighbouring stages.
 
-    A machine in the middle of a pipeline sends activations onwards and gradients back. Of two machines, each
-    sends one of both; interleaved stages also return to the first machine, once less than they leave it.
+    A machine in the middle of a pipeline sends activations to the next machine and gradients to the one
+    before. If there are only two machines, one sends activations and the other one gradients. Interleaved
+    stages pass through all machines v times, and so return to the first one v - 1 times.
     """
     stages, interleaved = setup.pipeline_parallel_size, setup.virtual_stages
     ranks = setup.world_size // stages

@@ -288,7 +288,7 @@ def _data_traffic(setup: Setup, rates: Rates) -> _DataTraffic | None:
 
 
 def _slower(setup: Setup) -> float:
-    """Return how many times as long ZeRO's collectives take on GPUs as others of these bytes."""
+    """Return the factor by which ZeRO's collectives on GPUs are slower than others of the same size."""
     return 1 / ENGINES[setup.engine].zero_share if setup.on_gpu else 1.0
 
 

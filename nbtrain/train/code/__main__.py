@@ -1,4 +1,4 @@
-"""Tries the file of a run's `code` in a process of its own, before the run is submitted.
+"""Tries the file of a run's `code` in a separate process, before the run is submitted.
 
     python -m nbtrain.train.code     {"path": "my_code.py", "config": {...}}
                                      ->  {"kind": "tried", "own_block": {"sharded": 98304, ...}}

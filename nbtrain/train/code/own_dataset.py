@@ -58,7 +58,7 @@ class OwnSamples:
             with self._code.blamed("dataset"):
                 size = len(self._dataset)
         except (TypeError, ValueError, OverflowError) as error:
-            # Not an error in the lines of __len__(): its result is no length.
+            # __len__() itself raised no error, but its result is not a length.
             raise self._error(
                 f"the length of dataset({self._split!r}): {error}", "Return a whole number from __len__()"
             ) from error

@@ -6,7 +6,7 @@
                number         reported as its sum over the whole step
 
 The loss of a step is the sum of all sums divided by the number of tokens in the loss, which is known before
-the forward pass. The number that loss() returns must be that of the mask.
+the forward pass. The number of tokens that loss() returns must be the number in the mask.
 """
 
 import re
@@ -23,7 +23,7 @@ from nbtrain.train.engine.engine import TrainEngine
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 NAME_RULE = "a name has letters, digits, _, . and -, at most 100"
-# The returned count is compared with that of the mask; both are sums of fp32 numbers.
+# The returned count is compared with the mask's count; both are sums of fp32 numbers.
 COUNT_TOLERANCE = 1e-5
 RETURNS = "return (sum, number of tokens, {}), for example ((losses * mask).sum(), mask.sum(), {})"
 

@@ -982,15 +982,14 @@ BROKEN = {
     "what DeepSpeed had and rejects": (
         "gpt-125m",
         ["parallel.deepspeed_extra={sparse_attention: {mode: fixed}}"],
-        "@: parallel.deepspeed_extra sets sparse_attention, which DeepSpeed 0.19.8 rejects: what it "
-        "turned on "
-        "has been removed. Remove it.",
+        "@: parallel.deepspeed_extra sets sparse_attention, which DeepSpeed 0.19.8 rejects, because it "
+        "no longer has that feature. Remove it.",
     ),
     "what ZeRO had and rejects": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {mics_shard_size: 8}}"],
-        "@: parallel.deepspeed_extra sets zero_optimization.mics_shard_size, which DeepSpeed 0.19.8 rejects: "
-        "what it turned on has been removed. Remove it.",
+        "@: parallel.deepspeed_extra sets zero_optimization.mics_shard_size, which DeepSpeed 0.19.8 rejects, "
+        "because it no longer has that feature. Remove it.",
     ),
     "a DeepSpeed key with a typing error": (
         "gpt-125m",
@@ -1313,8 +1312,8 @@ BROKEN = {
     "an impossible name of a variable": (
         "gpt-125m",
         ["backend.env={2X: a}"],
-        "override backend.env: backend.env: '2X' cannot name a variable: use letters, digits and _, and no "
-        "digit first.",
+        "override backend.env: backend.env: '2X' cannot name a variable: use letters, digits and _, and "
+        "begin with a letter or _.",
     ),
     "a length in two units": (
         "gpt-125m",

@@ -143,7 +143,7 @@ def test_truncated(workspace, refusal, part_bytes, size, length):
     path = workspace / "set" / "data-00000-of-00001.arrow"
     path.write_bytes(path.read_bytes()[:length])
     assert refusal(hf("set")).startswith(
-        "run.yaml:7: data.sources[0]: set/data-00000-of-00001.arrow: no Arrow stream, or damaged: "
+        "run.yaml:7: data.sources[0]: set/data-00000-of-00001.arrow: is damaged or not an Arrow stream: "
     )
 
 

@@ -113,7 +113,8 @@ def test_no_rows_and_no_bytes(workspace, read, refusal):
     assert read(parquet("a.parquet")).counts == {"records": 0, "broken": 0}
     (workspace / "b.parquet").write_bytes(b"")
     assert refusal(parquet("b.parquet")).startswith(
-        "run.yaml:7: data.sources[0]: b.parquet: no Parquet file, or damaged: Parquet file size is 0 bytes"
+        "run.yaml:7: data.sources[0]: b.parquet: is damaged or not a Parquet file: "
+        "Parquet file size is 0 bytes"
     )
 
 
@@ -129,7 +130,7 @@ def test_cut_short_anywhere(read_parts, tmp_path_factory, size, share):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError) as caught:
         patch.setattr(base, "PART_BYTES", size)
         read_parts(open_source(parquet(str(path)), "here"))
-    assert str(caught.value).startswith(f"here: {path}: no Parquet file, or damaged: ")
+    assert str(caught.value).startswith(f"here: {path}: is damaged or not a Parquet file: ")
     assert str(caught.value).endswith(". Copy or download it again.")
 
 
@@ -140,7 +141,7 @@ def test_damaged_page(workspace, refusal):
     content[100:300] = b"\xff" * 200
     (workspace / "a.parquet").write_bytes(content)
     assert refusal(parquet("a.parquet")).startswith(
-        "run.yaml:7: data.sources[0]: a.parquet: no Parquet file, or damaged: "
+        "run.yaml:7: data.sources[0]: a.parquet: is damaged or not a Parquet file: "
     )
 
 

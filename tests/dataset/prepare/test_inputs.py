@@ -95,7 +95,7 @@ def test_files_that_are_new_gone_and_changed(folder):
     (folder / "b.txt").unlink()
     refuses(
         f"the sources have changed since it was made: {where}: b.txt is gone; {where}: c.txt is new; "
-        f"{where}: a.txt was written again (320 bytes then and now)"
+        f"{where}: a.txt was rewritten, with 320 bytes as before"
     )
     write(folder / "a.txt", "one", 3)
     write(folder / "d.txt", "fourth")
@@ -136,7 +136,7 @@ def test_files_written_again_with_extra_keys(workspace, make_config):
         prepare(config, through="encode")
     assert str(refused.value) == (
         "data/dataset/small: the sources have changed since it was made: data.sources[0]: lines.jsonl was "
-        f"written again (36 bytes then and now). {END}"
+        f"rewritten, with 36 bytes as before. {END}"
     )
 
 
@@ -153,7 +153,7 @@ def assert_touched(make_config, workspace, lines, source, dropped, **tokenizer):
     after = dataset_of(config).manifest()
     assert after.files == before.files and after.sources != before.sources
     write(workspace / "lines.jsonl", "".join(reversed(lines)), 3)
-    with pytest.raises(DataError, match=r"lines\.jsonl was written again \([0-9]+ bytes then and now\)"):
+    with pytest.raises(DataError, match=r"lines\.jsonl was rewritten, with [0-9]+ bytes as before"):
         prepare(config, through="encode")
 
 

@@ -58,8 +58,8 @@ def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
     age(dataset.bin, 10)
     dataset.require()
     message = (
-        re.escape(f"{dataset.bin.name}: is not what its manifest describes: written on ")
-        + ".*, after the manifest, its SHA-256 is .{12}... and the manifest says .{12}.... Put the file "
+        re.escape(f"{dataset.bin.name}: is not the file that its manifest describes. It was written on ")
+        + ".*, after the manifest, and has the SHA-256 .{12}...; the manifest says .{12}.... Put the file "
         "back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
     )
     for _ in range(2):

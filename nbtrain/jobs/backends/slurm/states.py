@@ -55,7 +55,7 @@ WAITING = {
     "JobHeldAdmin": "held by an administrator, who alone can release it",
     "job_requeued_in_held_state": f"it was put back into the queue and is held; {RELEASE}",
     "launch_failed_requeued_held": f"it could not be started, and is held; {RELEASE}",
-    "job_requeued_in_special_exit_state": f"its exit code requires an inspection, and it is held; {RELEASE}",
+    "job_requeued_in_special_exit_state": f"it is held because of its exit code, for inspection; {RELEASE}",
     "JobHoldMaxRequeue": f"it was put back too often, and is held; {RELEASE}",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition does not accept jobs now",

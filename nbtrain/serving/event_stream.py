@@ -77,9 +77,7 @@ class EventStream(Response):
             self._is_sending, self._since = False, time.monotonic()
 
     async def _watch(self, send: Send) -> None:
-        """Send a comment whenever no piece has come for a while. Raises ClientGone if the client does not
-        read.
-        """
+        """Send a comment each time the next piece is late. Raises ClientGone if the client reads nothing."""
         while True:
             seconds = self._write_seconds if self._is_sending else PING_SECONDS
             if (left := self._since + seconds - time.monotonic()) > 0:

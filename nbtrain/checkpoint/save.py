@@ -64,7 +64,7 @@ class Saver:
         self.live = live
         self.disk = disk
         """Checkpoints on this node's own disk, for checkpoint.local_dir."""
-        self.writer = CheckpointWriter(background=live.config.checkpoint.async_save)
+        self.writer = CheckpointWriter(background=bool(live.config.checkpoint.async_save))
         """Writer to which DeepSpeed hands its files (train/engine/patches.py)."""
         self._in_flight: BackgroundSave | None = None
         self._saved: Saved | None = None

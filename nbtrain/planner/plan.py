@@ -42,7 +42,7 @@ from nbtrain.planner.lint.machine import MACHINE_RULES
 from nbtrain.planner.lint.memory import MEMORY_RULES
 from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.lint.schedule import SCHEDULE_RULES
-from nbtrain.planner.memory import MemoryEstimate, estimate, fit_rating
+from nbtrain.planner.memory import MemoryEstimate, estimate, fit_rating, saving_of
 from nbtrain.planner.memory.lora import USUAL_RANK, estimate_lora
 from nbtrain.planner.second_opinion import second_opinion
 from nbtrain.planner.setup.last_job import Comparison, compare
@@ -280,6 +280,7 @@ class Plan(Result):
         if memory.nvme_bytes:
             memory_rows["NVMe"] = f"{amounts.size(memory.nvme_bytes)} a rank"
         seconds, rate, dataset = duration.seconds, duration.tokens_per_second, disk.dataset_bytes
+        saving = saving_of(config, memory)
         time_rows = {
             "time": amounts.duration(seconds) if seconds is not None else "unknown",
             **{f"  {part}": amounts.duration(part_seconds) for part, part_seconds in duration.parts.items()},
@@ -293,6 +294,7 @@ class Plan(Result):
         disk_rows = {
             "checkpoint": amounts.size(disk.checkpoint_bytes),
             "checkpoints": f"{disk.num_checkpoints} at most: {amounts.size(disk.checkpoints_bytes)}",
+            **({"saves": saving.words} if saving.words else {}),
             **({"on each node": amounts.size(disk.local_bytes)} if disk.local_bytes else {}),
             "dataset": amounts.size(dataset) if dataset is not None else "not prepared yet",
         }
@@ -344,6 +346,7 @@ class Plan(Result):
             "rests_on": self.rests_on.to_dict() if self.rests_on else None,
             "published": self.published.to_dict() if self.published else None,
             "disk": record_of(self.disk, "checkpoints_bytes", "total_bytes"),
+            "saving": asdict(saving_of(config, self.memory)),
             "cost": {**asdict(self.cost), "money": self.cost.money},
             "limits": [asdict(limit) for limit in self.limits],
             "network": self.network.to_dict() if self.network else None,

@@ -91,12 +91,19 @@ def second_opinion(setup: Setup, planned: MemoryEstimate | None = None) -> Secon
         host, device = zero2_bytes(count, gpus, nodes, optimizer)
         source = "runtime/zero/stage_1_and_2.py"
     return SecondOpinion(
-        device, host, planned.states_bytes, planned.node_host_bytes, source, _reasons(setup, optimizer)
+        device,
+        host,
+        planned.states_bytes,
+        planned.node_host_bytes,
+        source,
+        _reasons(setup, optimizer, planned),
     )
 
 
-def _reasons(setup: Setup, offloaded: bool) -> list[str]:
+def _reasons(setup: Setup, offloaded: bool, planned: MemoryEstimate) -> list[str]:
     found = [f"DeepSpeed adds half as much again to host memory (additional_buffer_factor = {MARGIN})."]
+    if planned.saves_in_background:
+        found.append("It does not count the copy from which checkpoints are written in the background.")
     if setup.zero_stage == 1:
         found.append("It has no formula for stage 1, which keeps all gradients: 4 bytes a parameter here.")
     if setup.zero_stage < 3 and not offloaded:

@@ -170,13 +170,16 @@ def _run(config: RunConfig, duration: DurationEstimate) -> list[Term]:
     evaluation, one = config.evaluation, duration.step.seconds
     forward = f"{forward_seconds(duration.step):.3g} s"
     saves = -(-config.train_steps // config.checkpoint.save_interval_steps)
+    waits = f"{saves:,} checkpoints that the run waits for"
+    if duration.saves_in_background:
+        waits = f"{saves:,} copies to host memory, and the writing of the last checkpoint"
     formulas = {
         "steps": f"{config.train_steps:,} steps x {one:.4g} s as planned",
         "validation": f"once every {evaluation.eval_interval_steps:,} steps: {evaluation.eval_iters:,} "
         f"batches forward x {forward}",
         "test": f"{evaluation.eval_iters:,} batches forward x {forward}",
         "validation and test": f"2 x {evaluation.eval_iters:,} batches forward x {forward}",
-        "checkpoints": f"{saves:,} checkpoints that the run waits for",
+        "checkpoints": waits,
     }
     terms = []
     for name, seconds in duration.parts.items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nbtrain.base.errors import CheckpointError
+from nbtrain.base.errors import CheckpointError, RollbackError, StabilityError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.save import Saved, add_validation
@@ -126,8 +126,16 @@ class Trainer:
 
         At the end, and when the run stops, the last step is saved, except in mode: perf. If a STOP arrives at
         a step that is due for validation, the next job validates the step; until then the run is not
-        finished, even at its last step.
+        finished, even at its last step. If a bad step ends the job or rolls it back, which every rank sees,
+        the checkpoint that is being written in the background is completed first.
         """
+        try:
+            return self._run()
+        except (RollbackError, StabilityError):
+            self._finish_saving()
+            raise
+
+    def _run(self) -> str:
         if self.config.mode == "eval":
             return self._evaluate_checkpoint()
         if self._evaluation_due():

@@ -7,7 +7,8 @@ and its folder synced. torch.save writes it to its path, which is then synced. E
 its own that keeps the tensors; they write in turn, each time a new file.
 
 The pauses are those that the trainer reports for a GPT of 91M parameters in fp32, with one rank and a
-checkpoint after each step, once written at once and once in the background (checkpoint.async_save).
+checkpoint after each step: as the plan decides for this machine (the default), written at once, and in the
+background (checkpoint.async_save).
 
 `--old` is the root of another version of this repository, such as an unpacked `git archive`.
 """
@@ -51,19 +52,33 @@ TRAIN = """
 import json, sys
 from pathlib import Path
 from tests.train import launch
-root, background, steps = Path(sys.argv[1]), sys.argv[2] == "background", int(sys.argv[3])
+root, way, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 if not (root / "data").is_dir():
     launch.make_dataset(root / "data", vocab_size=8192)
 sizes = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
 changes = {f"model.{key}": value for key, value in sizes.items()}
 changes |= {"batch.train_tokens": steps * 4 * 32, "tokenizer.vocab_size": 8192, "parallel.zero_stage": 0}
-changes |= {"checkpoint.save_interval_steps": 1, "checkpoint.async_save": background}
-run = launch.make_run(root, {**changes, "checkpoint.keep_last": 1}, sys.argv[2].replace(" ", "-"))
+changes |= {"checkpoint.save_interval_steps": 1, "checkpoint.keep_last": 1}
+if way != "by default":
+    changes["checkpoint.async_save"] = way == "background"
+run = launch.make_run(root, changes, way.replace(" ", "-"))
+if way == "by default":
+    # What the supervisor of a job writes into the record of an attempt.
+    from nbtrain.planner.memory import saving_here
+    job = run.newest_job()
+    record, saving = launch.JobRecord.read(job.job_json), saving_here(launch.load_resolved(run.config_yaml))
+    print(saving.words, file=sys.stderr)
+    record.attempts[-1].async_save = saving.in_background
+    record.write(job.job_json)
 launch.wait(launch.start(run, root / "data", OMP_NUM_THREADS="2"), run)
 events = [event for job in run.job_ids() for event in launch.read_events(run.job(job))]
 saved = [event for event in events if event["kind"] == "checkpoint" and "stall_seconds" in event]
 print(json.dumps([[event["bytes"], event["stall_seconds"], event["seconds"]] for event in saved]))
 """
+
+
+# Other versions may have no default that depends on the machine.
+WAYS = ("by default", "at once", "background")
 
 
 class Writer:
@@ -117,25 +132,26 @@ def files(trees: dict[str, Path], options: argparse.Namespace, folder: Path) -> 
 
 def pauses(trees: dict[str, Path], options: argparse.Namespace, folder: Path) -> None:
     """Print a row for each way to save a checkpoint while training."""
-    print("\n| program | checkpoint | pause, s per GB | least to most | until it counts, s per GB |")
-    print("| --- | --- | --- | --- | --- |")
+    print("\n| program | checkpoint | pause, s per GB | least to most | first | until it counts, s per GB |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for kind, tree in trees.items():
-        for way in ("at once", "background"):
+        for way in WAYS if kind == "nbtrain" else WAYS[1:]:
             ended = subprocess.run(
                 [sys.executable, "-c", TRAIN, str(folder / kind), way, str(options.pauses + 1)],
                 env={**os.environ, "PYTHONPATH": str(tree)},
                 cwd=tree,
                 check=True,
-                capture_output=True,
+                stdout=subprocess.PIPE,
                 text=True,
             )
             # The first one also allocates buffers.
-            saved = json.loads(ended.stdout.splitlines()[-1])[1:]
+            first, *saved = json.loads(ended.stdout.splitlines()[-1])
             paused = [stall / size * 1e9 for size, stall, _ in saved]
             whole = [seconds / size * 1e9 for size, _, seconds in saved]
             print(
                 f"| {kind} | {way}, {saved[0][0] / 1e9:.2f} GB | {statistics.median(paused):.2f} | "
-                f"{min(paused):.2f} to {max(paused):.2f} | {statistics.median(whole):.2f} |",
+                f"{min(paused):.2f} to {max(paused):.2f} | {first[1] / first[0] * 1e9:.2f} | "
+                f"{statistics.median(whole):.2f} |",
                 flush=True,
             )
 

@@ -134,3 +134,16 @@ def test_a_full_disk_fails_the_run_with_its_cause_and_keeps_what_was_saved(tmp_p
     assert "The one before it still counts." in ended.last_output(40)
     assert run.checkpoint_steps() == [2]
     assert run.checkpoint_manifest(2).exists()
+
+
+@pytest.mark.parametrize(("policy", "exit_code"), [("stop", 8), ("rollback", 0)])
+def test_a_bad_step_loses_no_checkpoint_that_is_being_written(tmp_path, ranks, policy, exit_code):
+    """When a bad step ends the job or rolls it back, the checkpoint before it is completed first, so that the
+    next attempt continues from there, as if it had been written at once.
+    """
+    overrides = {"parallel.data_parallel_size": 2, "stability.on_nan": policy, "checkpoint.async_save": True}
+    run = launch.make_run(tmp_path, {**RUN, **overrides}, "bad")
+    launch.order_faults(run, {"step": 5, "do": "nan"})
+    ended = ranks.server.wait(ranks.start(run, 2, "slow", 0))
+    assert ended.exit_codes == [exit_code] * 2, ended.last_output(40)
+    assert max(launch.trace(run)) == 4 and run.checkpoint_manifest(4).exists()

@@ -21,7 +21,7 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
-from nbtrain.config.load import to_yaml
+from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.jobs.control import control
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submission.submit import resume, submit
@@ -99,9 +99,22 @@ def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
     assert control.wait(ended, 800)[0] == "SUCCEEDED", ended.log(0, 0).read_text()
     assert JobRecord.read(ended.job_json).resumed_from_step == left.step < SHORT_STEPS
     assert trace(run) == expected
+    saved_in_the_background(ended)
     hashes = optimizer_hashes(run, SHORT_STEPS)
     assert len(hashes) == 2 and hashes == optimizer_hashes(straight, SHORT_STEPS)
     assert list(run.path.rglob(".*.tmp")) == []
+
+
+def saved_in_the_background(job: JobDir) -> None:
+    """Check that checkpoints were written while training continued, which the run has not asked for, and that
+    the last one was awaited.
+    """
+    [attempt] = JobRecord.read(job.job_json).attempts
+    assert load_resolved(job.run.config_yaml).checkpoint.async_save is None and attempt.async_save
+    assert attempt.saving.startswith("checkpoints are written in the background: the copy of ")
+    saved = [event for event in read_events(job) if "stall_seconds" in event]
+    assert saved and all(event["stall_seconds"] < event["seconds"] for event in saved)
+    assert saved[-1]["step"] == SHORT_STEPS and job.run.checkpoint_manifest(SHORT_STEPS).is_file()
 
 
 def stopped(heartbeat: Path) -> int:

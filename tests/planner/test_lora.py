@@ -83,7 +83,7 @@ def test_rows_of_tokens_are_trained_numbers_too():
     """Trainable embedding rows are counted too: two rows of 256 numbers, shared by embedding and output,
     whose fp32 gradient is kept with the loss.
     """
-    settings = {"lora.rank": 8, "init_from": "a-run"}
+    settings = {"lora.rank": 8, "init_from": "a-run", "checkpoint.async_save": False}
     without = estimate_memory(load("gpt3-tiny", settings)).parts
     config = load("gpt3-tiny", settings | {"lora.trainable_token_indices": [1022, 1023]})
     found = estimate_memory(config).parts

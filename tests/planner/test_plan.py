@@ -333,7 +333,8 @@ def test_the_picture_has_a_bar_of_host_memory():
     assert axes.get_title(loc="left").endswith(
         f"\nand of host memory: {amounts.size(memory.total_host_bytes)} of 32.0 GiB"
     )
-    plain = plan_picture(plan(load("gpt-1-3b-4xdp"), use_measured=False)).axes[0]
+    waits = load("gpt-1-3b-4xdp", {"checkpoint.async_save": False})
+    plain = plan_picture(plan(waits, use_measured=False)).axes[0]
     assert plain.get_yticklabels() == [] and "host" not in plain.get_title(loc="left")
 
 

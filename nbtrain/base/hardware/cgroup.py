@@ -80,6 +80,12 @@ def memory_groups() -> list[MemoryGroup]:
     return sorted(groups, key=lambda group: group.limit_bytes)
 
 
+def usable_memory_bytes() -> int:
+    """Return the memory that this process may use: the machine's, within the limits of its groups."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(group.limit_bytes for group in memory_groups())])
+
+
 def cpu_seconds() -> float | None:
     """Return the CPU seconds of the group with the smallest CPU quota; None if no group has a quota."""
     if not (quotas := _quotas()):

@@ -203,6 +203,10 @@ class AttemptRecord(Record):
     """Tokens trained after the checkpoint that the next attempt starts from."""
     nodes: int | None = None
     """Number of machines that its ranks were on."""
+    async_save: bool | None = None
+    """Whether its ranks write checkpoints in the background, as decided when it began."""
+    saving: str = ""
+    """Sentence that says how its ranks write checkpoints, and why; "" if they write none."""
 
 
 @dataclass

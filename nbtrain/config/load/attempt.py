@@ -7,6 +7,7 @@ import time
 
 from nbtrain.base.run_directory.records import AttemptRecord
 from nbtrain.config import fault_orders
+from nbtrain.config.load.edits import with_values
 from nbtrain.config.load.elastic import resized
 from nbtrain.config.schema import RunConfig
 
@@ -17,9 +18,17 @@ TAKEN_OVER = (fault_orders.VARIABLE, TRACE)
 
 
 def attempt_record(
-    config: RunConfig, number: int, first_step: int | None = None, first_tokens: int = 0
+    config: RunConfig,
+    number: int,
+    first_step: int | None = None,
+    first_tokens: int = 0,
+    async_save: bool | None = None,
+    saving: str = "",
 ) -> AttemptRecord:
     """Return the record of a new attempt. `first_step` is the step of the checkpoint to load.
+
+    `async_save` is the plan's decision, and `saving` its reason. Without it, checkpoints are written in the
+    background only if the run says so.
 
     Raises ValueError if backend.env orders faults that no rank would understand.
     """
@@ -34,11 +43,17 @@ def attempt_record(
         faults=fault_orders.read_orders(env.get(fault_orders.VARIABLE, "[]")),
         trace=env.get(TRACE) == "1",
         nodes=config.resources.nodes,
+        async_save=bool(config.checkpoint.async_save) if async_save is None else async_save,
+        saving=saving,
     )
 
 
 def attempt_config(config: RunConfig, record: AttemptRecord) -> RunConfig:
     """Return the configuration that the ranks of an attempt train with. backend.elastic may have changed its
-    number of replicas.
+    number of replicas, and checkpoint.async_save is decided.
     """
-    return resized(config, record.data_parallel_size, record.nodes)
+    asked = config.checkpoint.async_save
+    # The record of an older version has no answer, but the configuration of its run has one.
+    decided = bool(asked) if record.async_save is None else record.async_save
+    config = resized(config, record.data_parallel_size, record.nodes)
+    return config if asked is decided else with_values(config, {"checkpoint.async_save": decided})

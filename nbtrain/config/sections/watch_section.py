@@ -27,9 +27,10 @@ class CheckpointConfig(ConfigModel):
     keep_best: bool = False
     """Whether the checkpoint with the lowest validation loss is kept too, among those saved at a step with a
     validation."""
-    async_save: bool = False
-    """Whether the state is first copied to host memory, which must be large enough, and written from there
-    while training continues.
+    async_save: bool | None = None
+    """Whether the state is first copied to host memory and written from there while training continues. true
+    requires host memory for the copy. With null, each start of the ranks decides: true if host memory holds
+    the copy.
     """
     local_dir: PathText | None = None
     """Folder on each node's own disk, such as /local/nvme/nbtrain: a checkpoint is written there first and

@@ -43,7 +43,7 @@ from nbtrain.jobs.request.initial_weights import problems_of_weights
 from nbtrain.jobs.request.launch import Launch
 from nbtrain.jobs.request.own_code import findings_of_code
 from nbtrain.planner.lint.remedies import cheapest_remedy
-from nbtrain.planner.memory import SPARE_FRACTION
+from nbtrain.planner.memory import SPARE_FRACTION, least_memory
 
 # The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
 # refused.
@@ -161,7 +161,7 @@ def memory_suffices(launch: Launch) -> Iterator[Finding]:
     share.
     """
     config, machine = launch.config, launch.machine
-    estimate = launch.needs.memory
+    estimate = least_memory(config)
     needed = estimate.total_bytes
     parts = ", ".join(
         f"{name} {size(part)}" for name, part in estimate.parts.items() if part >= LEAST_NAMED_BYTES
@@ -201,7 +201,7 @@ def shared_memory_suffices(launch: Launch) -> Iterator[Finding]:
 def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
     """Check that host memory is large enough for all that the ranks offload and save asynchronously."""
     config, machine = launch.config, launch.machine
-    estimate = launch.needs.memory
+    estimate = least_memory(config)
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {size(part)}" for name, part in estimate.host_parts.items() if part)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from nbtrain.base.hardware.cgroup import memory_groups, usable_cores
+from nbtrain.base.hardware.cgroup import memory_groups, usable_cores, usable_memory_bytes
 from nbtrain.base.hardware.cpu import cpu_model
 from nbtrain.base.hardware.nvml import Gpu, visible_gpus
 
@@ -33,10 +33,10 @@ def this_machine() -> Machine:
     cpu, flags = cpu_model()
     memory = psutil.virtual_memory()
     groups = memory_groups()
-    total = min([memory.total, *(group.limit_bytes for group in groups)])
     left = [max(0, group.limit_bytes - (group.in_use_bytes or 0)) for group in groups]
     available = min([memory.available, *left])
-    return Machine(socket.gethostname(), usable_cores(), cpu, flags, total, available, visible_gpus())
+    total, gpus = usable_memory_bytes(), visible_gpus()
+    return Machine(socket.gethostname(), usable_cores(), cpu, flags, total, available, gpus)
 
 
 def lacking_cores(seconds: float = 0.5) -> float:

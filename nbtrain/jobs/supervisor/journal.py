@@ -40,6 +40,7 @@ from nbtrain.jobs.attempt.verdict import PREEMPTED, Verdict
 from nbtrain.jobs.supervisor.recovery import starting_point
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.run.certificate import write_certificate
+from nbtrain.planner.memory import saving_here
 
 # A program that filled the disk may also use up the reserve, so the final state is tried this often.
 LAST_WORD_TRIES = 20
@@ -234,7 +235,10 @@ class Journal:
         """
         self.record.world_size = config.world_size
         found = newest_saved_step(self.job.run)
-        attempt = attempt_record(config, self.record.attempt, found, self._tokens_between(0, found or 0))
+        tokens, saving = self._tokens_between(0, found or 0), saving_here(config)
+        attempt = attempt_record(
+            config, self.record.attempt, found, tokens, saving.in_background, saving.words
+        )
         self.record.attempts.append(attempt)
         if (preemption := self.record.waiting_preemption) is not None:
             preemption.mark("resumed_at")

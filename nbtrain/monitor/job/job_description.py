@@ -137,6 +137,8 @@ class JobStatus:
     """Steps that all preemptions together have lost."""
     preemption_waited_seconds: float = 0.0
     """Seconds that the job waited for devices after its preemptions."""
+    saving: str = ""
+    """How the newest attempt writes checkpoints, and why; "" if it writes none."""
 
     @property
     def ranks_text(self) -> str:
@@ -179,6 +181,7 @@ def job_status(record: JobRecord, active: bool, events: Sequence[Mapping[str, An
         preemptions=len(record.preemptions),
         preemption_lost_steps=record.preemption_lost_steps,
         preemption_waited_seconds=record.preemption_waited_seconds,
+        saving=record.attempts[-1].saving if record.attempts else "",
         paused_seconds=paused_seconds(events, record.created_at, now if active else record.ended_at or now),
     )
 

@@ -342,6 +342,8 @@ def _job_rows(run: RunDescription) -> list[list[str]]:
         rows.append(["backend", f"{job.backend}, {size}"])
         if run.cost:
             rows.append(["cost", run.cost])
+        if job.saving:
+            rows.append(["saves", job.saving])
         if job.command:
             rows.append(["command", " ".join(job.command)])
     if basis := (run.prediction or {}).get("basis"):

@@ -165,6 +165,7 @@ def status_report(run: RunDir) -> Report:
         )
         cost = spending_line(run, _device(run), now)
         lines += [f"cost: {cost}"] if cost else []
+        lines += [f"saves: {entry.saving}"] if entry.saving else []
         lines += engine
     blocks = [*map(Sentence, lines), *resume_report(run)]
     rows = rank_rows(job, record, heartbeats, None, now, state)

@@ -20,6 +20,7 @@ from nbtrain.config.sections.schedule_section import other_warmups
 from nbtrain.planner.advice.observations import Observations
 from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import differing, on_device
+from nbtrain.planner.memory import estimate_memory
 
 # A wait above these fractions of a step is worth a change.
 DATA_FRACTION, BUBBLE_FRACTION = 0.05, 0.10
@@ -105,7 +106,7 @@ def _less_host_memory(config: RunConfig) -> Iterator[Proposal]:
     if config.data.num_workers:
         fewer = {"data.num_workers": config.data.num_workers // 2}
         yield Proposal("Fewer loader workers", fewer, f"{why}; each worker holds batches", predictable=False)
-    if config.checkpoint.async_save:
+    if estimate_memory(config).saves_in_background:
         direct = {"checkpoint.async_save": False}
         yield Proposal("Save without a copy", direct, f"{why}; saving in the background keeps a host copy")
     for size in _halves(config.batch.micro_batch_size)[:1]:

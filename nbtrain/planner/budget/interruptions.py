@@ -296,7 +296,7 @@ def estimate_interruptions(
     saves = -(-steps // checkpoint.save_interval_steps)
     stall = duration.parts.get("checkpoints", 0.0) / saves
     step_seconds = (duration.seconds - stall * saves) / steps
-    if not checkpoint.async_save and checkpoint.local_dir is None:
+    if not duration.saves_in_background and checkpoint.local_dir is None:
         stall = duration.save_seconds  # the measured one, if there is one
     restart_seconds, restart_basis = _restart(config, duration, disk)
     work = _Work(

@@ -20,7 +20,7 @@ from nbtrain.config.load.edits import with_values
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.planner.memory import MemoryEstimate, estimate_memory
+from nbtrain.planner.memory import MemoryEstimate, least_memory
 
 RECOMPUTE = "parallel.activation_checkpointing.granularity"
 MICRO_BATCH, ZERO = "batch.micro_batch_size", "parallel.zero_stage"
@@ -58,7 +58,7 @@ def cheapest_remedy(config: RunConfig, spare: float, device_bytes: int | None = 
         changed = with_values(config, changes)
         if find_problems(changed):
             continue
-        memory = estimate_memory(changed)
+        memory = least_memory(changed)
         limit = device_bytes or memory.device_bytes
         if limit is None or memory.total_bytes > limit or memory.fits_host is False:
             continue
@@ -86,7 +86,7 @@ def host_remedy(config: RunConfig) -> Remedy | None:
         changed = with_values(config, changes)
         if find_problems(changed):
             continue
-        memory = estimate_memory(changed)
+        memory = least_memory(changed)
         if memory.fits_host and memory.fits is not False:
             return Remedy(changes, memory)
     return None

@@ -393,6 +393,9 @@ def checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
         return
     if estimates.interruptions is not None and interval >= estimates.interruptions.best_save_interval_steps:
         return  # saving less often would cost more in repeated steps than it saves
+    is_decided = config.checkpoint.async_save is None and config.resources.memory_per_node_bytes is not None
+    waits = not (is_decided or estimates.duration.saves_in_background)
+    background = ", or async_save: true" if waits else ""
     yield finding_of(
         config,
         "checkpoints_are_few",
@@ -400,7 +403,7 @@ def checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
         f"Checkpoints take {fraction:.0%} of the time: {amounts.size(size)} are written after every "
         f"{amounts.counted(interval, 'step')}.",
         f"Set checkpoint.save_interval_steps: {_sparser(interval, fraction)} for "
-        f"{USUAL_PAUSE_FRACTION:.0%}, or async_save: true.",
+        f"{USUAL_PAUSE_FRACTION:.0%}{background}.",
         estimates.share(fraction),
     )
 

@@ -9,9 +9,11 @@ from nbtrain.planner.memory.estimate import (
     estimate_if_fits,
     estimate_memory,
     fit_rating,
+    least_memory,
     stage_parts,
     states_exceed_gpu,
 )
+from nbtrain.planner.memory.saving import Saving, saving_here, saving_of
 
 __all__ = [
     "AVERAGE_FRAGMENTATION",
@@ -19,11 +21,15 @@ __all__ = [
     "PARTS",
     "SPARE_FRACTION",
     "MemoryEstimate",
+    "Saving",
     "estimate",
     "estimate_if_fits",
     "estimate_memory",
     "fit_rating",
     "fragmented_bytes",
+    "least_memory",
+    "saving_here",
+    "saving_of",
     "stage_parts",
     "states_exceed_gpu",
 ]

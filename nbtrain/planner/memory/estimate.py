@@ -9,12 +9,14 @@ states.py, activations.py and buffers.py.
 
 Host memory holds offloaded state, its buffers, and the model while it is built: at the start every rank
 builds its part on the host, in fp32, one whole matrix at a time, unless ZeRO 3 partitions each parameter as
-it is created (model/initialization.py, train/build.py).
+it is created (model/initialization.py, train/build.py). With asynchronous saving it also holds a copy of the
+states; a run that does not say how it saves has the copy if it fits (`decided`).
 """
 
-import os
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass, field, replace
 
+from nbtrain.base.hardware.cgroup import usable_memory_bytes
 from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import activations, buffers
@@ -39,6 +41,14 @@ HOST_PARTS = ("weights", "gradients", "master_copy", "optimizer", "activations",
 NVME_PARAMETERS_IN_CPU = 1_000_000_000
 # Tensors that the optimizer's step holds of a sub-group on NVMe: masters, gradients and two moments.
 NVME_OPTIMIZER_TENSORS = 4
+# A copy that the run does not ask for leaves a tenth of host memory free: a fuller machine raises an alert
+# (logging.alerts.max_host_memory_fraction).
+COPY_ROOM_FRACTION = 0.9
+# torch rounds a page-locked buffer up to a power of two (CachingHostAllocator): at most twice its tensor.
+PAGE_LOCKED_FACTOR = 2
+# A process that reads samples, with its part of the memory that it shares with the rank it was forked from:
+# measured with a tiny run (Pss in smaps_rollup 78 MiB, of which 8 MiB were its own).
+LOADER_BYTES = 80 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,10 @@ class MemoryEstimate:
     initial_host_bytes: int = 0
     """Host memory of one rank's process while the model is built."""
     ranks_per_node: int = 1
+    copy_bytes: int = 0
+    """Copy of the rank's weights and optimizer state that asynchronous saving keeps in host memory."""
+    saves_in_background: bool = False
+    """Whether that copy is one of the parts."""
 
     @property
     def total_bytes(self) -> int:
@@ -103,8 +117,15 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     return estimate(setup_of(config))
 
 
+def least_memory(config: RunConfig) -> MemoryEstimate:
+    """Estimate the memory that a run needs, without the copy that it makes only if there is room."""
+    setup = setup_of(config)
+    return estimate(replace(setup, saves_in_background=bool(setup.saves_in_background)))
+
+
 def estimate(setup: Setup) -> MemoryEstimate:
     """Estimate the memory of a setup's fullest rank."""
+    setup = decided(setup)
     return _estimate_of(setup, *fullest_stage(setup))
 
 
@@ -115,8 +136,42 @@ def estimate_if_fits(setup: Setup) -> MemoryEstimate | None:
     The first stage that does not fit is the last one that is computed. The estimate may exceed the host's
     memory.
     """
+    if not setup.on_gpu:
+        setup = decided(setup)
     found = _fullest_stage(setup, _device(setup)[0])
-    return _estimate_of(setup, *found) if found is not None else None
+    return _estimate_of(decided(setup), *found) if found is not None else None
+
+
+def decided(setup: Setup) -> Setup:
+    """Return the setup with saves_in_background decided: true if host memory holds the copy of the states in
+    addition to everything else that the run needs there.
+    """
+    if setup.saves_in_background is not None:
+        return setup
+    return replace(setup, saves_in_background=_has_room_for_copy(setup))
+
+
+def _has_room_for_copy(setup: Setup) -> bool:
+    if setup.engine != "nbtrain":
+        return False  # other programs wait by default
+    if "nvme" in (setup.offload_optimizer, setup.offload_param):
+        return False  # the states are never in host memory as a whole
+    copying = replace(setup, saves_in_background=True)
+    loaders = setup.loader_workers * LOADER_BYTES
+    if not setup.on_gpu:
+        share = _device(setup)[0] or 0
+        return _fullest_stage(copying, int(COPY_ROOM_FRACTION * share) - loaders) is not None
+    if setup.host_memory_bytes is None:
+        return False
+    room = COPY_ROOM_FRACTION * setup.host_memory_bytes / setup.devices_per_node
+    room -= loaders + buffers.CPU_RUNTIME_BYTES
+    for index in _different_stages(setup):
+        stage = stage_of(setup, index)
+        found = states(setup, stage)
+        needed = sum(host_parts(copying, stage, found).values())
+        if needed + (PAGE_LOCKED_FACTOR - 1) * copy_bytes(found) > room:
+            return False
+    return True
 
 
 def _estimate_of(setup: Setup, stage: Stage, parts: dict[str, int], found: States) -> MemoryEstimate:
@@ -134,6 +189,8 @@ def _estimate_of(setup: Setup, stage: Stage, parts: dict[str, int], found: State
         of_node // setup.devices_per_node if of_node else None,
         initial_bytes(setup, stage),
         ranks,
+        copy_bytes(found),
+        bool(setup.saves_in_background),
     )
 
 
@@ -152,24 +209,17 @@ def states_exceed_gpu(setup: Setup) -> bool:
 
 def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int], States]:
     """Return the stage that needs the most memory, its bytes by part, and its states."""
-    found = _fullest_stage(setup, None)
+    found = _fullest_stage(decided(setup), None)
     assert found is not None
     return found
 
 
 def _fullest_stage(setup: Setup, most: int | None) -> tuple[Stage, dict[str, int], States] | None:
-    """Return fullest_stage(); None if a stage needs more than `most` bytes.
-
-    Of middle stages with the same number of layers and of layers with windows, the first one holds the most
-    micro batches, so only that one is computed.
-    """
-    kinds = [*zip(setup.layers_by_stage, window_layers_by_stage(setup))]
-    last = len(kinds) - 1
-    looked_at = sorted({0, last, *(kinds.index(kind, 1) for kind in {*kinds[1:last]})})
+    """Return fullest_stage(); None if a stage needs more than `most` bytes."""
     layers = activations.Layers(setup)
     best: tuple[Stage, dict[str, int], States] | None = None
     largest = -1
-    for index in looked_at:
+    for index in _different_stages(setup):
         stage = stage_of(setup, index)
         found = states(setup, stage)
         parts = _parts(setup, stage, found, layers)
@@ -181,8 +231,20 @@ def _fullest_stage(setup: Setup, most: int | None) -> tuple[Stage, dict[str, int
     return best
 
 
+def _different_stages(setup: Setup) -> list[int]:
+    """Return the stages of which one needs the most memory.
+
+    Of middle stages with the same number of layers and of layers with windows, the first one holds the most
+    micro batches, so only that one is returned.
+    """
+    kinds = [*zip(setup.layers_by_stage, window_layers_by_stage(setup))]
+    last = len(kinds) - 1
+    return sorted({0, last, *(kinds.index(kind, 1) for kind in {*kinds[1:last]})})
+
+
 def stage_parts(setup: Setup, index: int) -> dict[str, int]:
     """Return the bytes by part on the device of one rank of a pipeline stage."""
+    setup = decided(setup)
     stage = stage_of(setup, index)
     return _parts(setup, stage, states(setup, stage), activations.Layers(setup))
 
@@ -232,9 +294,12 @@ def nvme_buffers(setup: Setup, stage: Stage) -> int:
 
 
 def snapshot(setup: Setup, found: States) -> int:
-    """Return the bytes of the host copy for asynchronous saving: a rank's weights and optimizer state."""
-    if not setup.saves_in_background:
-        return 0
+    """Return the bytes of the host copy for asynchronous saving; 0 without it."""
+    return copy_bytes(found) if setup.saves_in_background else 0
+
+
+def copy_bytes(found: States) -> int:
+    """Return the bytes of a copy of a rank's weights and optimizer state."""
     return found.weights + found.master_copy + found.optimizer
 
 
@@ -258,7 +323,13 @@ def _device(setup: Setup) -> tuple[int | None, str]:
     label = "host memory" if ranks == 1 else f"host memory / {ranks} ranks"
     if setup.host_memory_bytes:
         return setup.host_memory_bytes // ranks, label
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks, f"this machine's {label}"
+    return _this_machine_bytes() // ranks, f"this machine's {label}"
+
+
+@functools.cache
+def _this_machine_bytes() -> int:
+    """Return the memory that this process may use; reading its limits takes longer than an estimate."""
+    return usable_memory_bytes()
 
 
 def fit_rating(memory: MemoryEstimate) -> list[str]:

@@ -5,12 +5,13 @@ The Terms of a part add up to the part, and all Terms to the estimate (a test as
 
 from nbtrain.config.arithmetic.four_bits import four_bit_bytes
 from nbtrain.planner.memory import activations, buffers
-from nbtrain.planner.memory.estimate import PARTS, fullest_stage, nvme_buffers, stage_parts
+from nbtrain.planner.memory.estimate import PARTS, decided, fullest_stage, nvme_buffers, snapshot, stage_parts
 from nbtrain.planner.memory.stage import Stage, stage_of
 from nbtrain.planner.memory.states import (
     adapter_tensors,
     dequantized_bytes,
     is_bf16_optimizer,
+    states,
     weight_element,
 )
 from nbtrain.planner.setup.engines import habits_of
@@ -35,6 +36,7 @@ KINDS = {
 
 def explain(setup: Setup, stage: int | None = None) -> list[Term]:
     """Return the Terms of a stage's device memory, by default of the fullest stage."""
+    setup = decided(setup)
     found = fullest_stage(setup)[0] if stage is None else stage_of(setup, stage)
     parts = stage_parts(setup, found.number)
     terms = [
@@ -153,6 +155,7 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     whole = dequantized_bytes(setup)
     made = f" and {whole:,} bytes of a matrix that is restored from 4 bits" if whole else ""
     on_host = nvme_buffers(setup, stage) if not setup.on_gpu else 0
+    copied = snapshot(setup, states(setup, stage)) if not setup.on_gpu else 0
     sources = {
         "logits": (logits, "nbtrain/parallel/cross_entropy.py" if own else habits_of(setup.engine).source),
         "communication": (
@@ -166,7 +169,8 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
         ),
         "workspace": (
             f"inner gradients of the MLP and one of the stream{made}, or the step's flat gradient; "
-            f"{on_host:,} bytes of NVMe buffers",
+            f"{on_host:,} bytes of NVMe buffers"
+            + (f"; {copied:,} bytes of the copy that is saved in the background" if copied else ""),
             f"{DEEPSPEED}, stage_1_and_2.py",
         ),
         "runtime": (

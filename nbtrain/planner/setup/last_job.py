@@ -41,6 +41,7 @@ _OF_ADAPTERS = frozenset(
 _WITHOUT_EFFECT = frozenset(
     (
         "shape", "host_memory_bytes", "saves_in_background", "fabric_reached", "cpus_per_node",
+        "loader_workers",
         "reduce_bucket_elements", "allgather_bucket_elements", "sub_group_elements", "max_live_elements",
         "prefetch_elements", "persistence_elements", "nvme_buffer_elements", "nvme_buffer_count",
     )

@@ -142,8 +142,12 @@ class Setup:
     """Newton-Schulz iterations of Muon, which updates the blocks' matrices; with 0, AdamW updates all
     parameters.
     """
-    saves_in_background: bool = False
-    """Whether asynchronous saving keeps a host copy of weights and optimizer state."""
+    saves_in_background: bool | None = False
+    """Whether asynchronous saving keeps a host copy of weights and optimizer state; None if that depends on
+    the host memory that is left (memory/estimate.py).
+    """
+    loader_workers: int = 0
+    """Processes of each rank that read samples."""
 
     @property
     def sharing(self) -> int:
@@ -295,5 +299,18 @@ def setup_of(config: RunConfig) -> Setup:
         nvme_buffer_elements=nvme_buffer_elements(config),
         nvme_buffer_count=parallel.offload_param.buffer_count,
         muon_steps=config.optimizer.muon_num_ns_steps if config.optimizer.type == "Muon" else 0,
-        saves_in_background=config.checkpoint.async_save and config.mode == "full",
+        saves_in_background=_saves_in_background(config),
+        loader_workers=config.data.num_workers,
     )
+
+
+def _saves_in_background(config: RunConfig) -> bool | None:
+    """Return whether checkpoints are written in the background; None if host memory decides."""
+    resources, asked = config.resources, config.checkpoint.async_save
+    if config.mode != "full" or asked is not None:
+        return bool(asked) and config.mode == "full"
+    if resources.memory_per_node_bytes is None and (
+        resources.device == "gpu" or config.backend.kind != "local"
+    ):
+        return False  # the memory of the machines is not known
+    return None

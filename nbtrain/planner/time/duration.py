@@ -27,6 +27,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_weights
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.memory.estimate import decided
 from nbtrain.planner.setup.engines import ENGINES
 from nbtrain.planner.setup.last_job import LARGEST_RATIO
 from nbtrain.planner.setup.setup import Setup
@@ -54,6 +55,8 @@ class DurationEstimate:
     """Seconds until one checkpoint is on the disk: the longest save of this run, if one was measured."""
     save_basis: str = ""
     """Source of save_seconds, in a few words."""
+    saves_in_background: bool = False
+    """Whether training continues while a checkpoint is written."""
 
 
 def estimate_duration(
@@ -89,10 +92,13 @@ def duration_at(config: RunConfig, speed: Speed) -> DurationEstimate:
                 basis += f" with other {what}; times {scale:.3g}, the ratio of both setups' planned rates"
     parts = {name: factor * seconds for name, seconds in _parts(config, setup, rates, step).items()}
     whole = checkpoint_bytes(config)
-    parts.update(_checkpoints(config, rates, whole, parts.get("steps", 0.0)))
+    in_background = bool(decided(setup).saves_in_background)
+    parts.update(_checkpoints(config, in_background, rates, whole, parts.get("steps", 0.0)))
     rate = setup.tokens_per_step / step.seconds / factor
     save = _save(config, rates, whole, speed.save_seconds)
-    return DurationEstimate(sum(parts.values()), rate, step.bubble_fraction, basis, step, parts, *save)
+    return DurationEstimate(
+        sum(parts.values()), rate, step.bubble_fraction, basis, step, parts, *save, in_background
+    )
 
 
 def _rates_then(rates: Rates, setup: Setup, then: Setup) -> Rates:
@@ -127,24 +133,24 @@ def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dic
     return {"steps": seconds, "validation": times * one, **({"test": one} if has_test else {})}
 
 
-def _checkpoints(config: RunConfig, rates: Rates, whole: int, steps_seconds: float) -> dict[str, float]:
-    """Return the seconds that the run waits for its checkpoints of `whole` bytes; in the background, each
-    costs a host copy.
+def _checkpoints(
+    config: RunConfig, in_background: bool, rates: Rates, whole: int, steps_seconds: float
+) -> dict[str, float]:
+    """Return the seconds that the run waits for its checkpoints of `whole` bytes.
 
-    With checkpoint.local_dir, each checkpoint is written to the nodes' own disks. The run then waits for the
-    copy to the run directory at its end, and before a save if the copy takes longer than the steps between
-    two saves.
+    A checkpoint that is written in the background costs a copy to host memory. With checkpoint.local_dir, it
+    is written to the nodes' own disks first. In both cases the run also waits until the last one is in the
+    run directory, and before a save if that takes longer than the steps between two saves.
     """
     if config.mode == "eval":
         return {}
     checkpoint, steps, nodes = config.checkpoint, config.train_steps, config.resources.nodes
     saves = -(-steps // checkpoint.save_interval_steps) if config.mode == "full" else 0
-    shared = whole / nodes / rates.disk_bytes_per_second
-    copied = whole / config.world_size / rates.host_bytes_per_second
-    if checkpoint.local_dir is None or not saves:
-        return {"checkpoints": saves * (copied if checkpoint.async_save else shared)}
-    pause = copied
-    if not checkpoint.async_save:
+    shared, is_local = whole / nodes / rates.disk_bytes_per_second, checkpoint.local_dir is not None
+    if not saves or not (is_local or in_background):
+        return {"checkpoints": saves * shared}
+    pause = whole / config.world_size / rates.host_bytes_per_second
+    if not in_background:
         pause = node_checkpoint_bytes(config, nodes) / rates.nvme_bytes_per_second
     stay = 0
     if (often := checkpoint.local_save_interval_steps) is not None:

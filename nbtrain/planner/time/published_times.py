@@ -157,7 +157,7 @@ def compare_published(
 
 
 def _reason(speed: Speed, here: DurationEstimate, there: DurationEstimate) -> str:
-    """Return the difference between two programs in hours of steps and validation, and its cause."""
+    """Return the difference between two programs in the hours of each part, and its cause."""
     program, ours = ENGINES[PROGRAM], ENGINES[speed.setup.engine]
     assert speed.setup.device is not None and there.seconds is not None
     differences = [
@@ -171,9 +171,11 @@ def _reason(speed: Speed, here: DurationEstimate, there: DurationEstimate) -> st
     )
     if not differences:
         return words
+    waits = here.saves_in_background and not there.saves_in_background
     return (
         f"{words}: its kernels are not fused and move each byte of activations {program.traffic:g} times in "
-        f"a step, nbtrain's {ours.traffic:g} times ({', '.join(differences)})"
+        f"a step, nbtrain's {ours.traffic:g} times{', and training waits for its checkpoints' * waits} "
+        f"({', '.join(differences)})"
     )
 
 

@@ -1,9 +1,12 @@
 """Settings that an attempt reads from its own record."""
 
+from dataclasses import replace
+
 import pytest
 
 from nbtrain.config.load import load
 from nbtrain.config.load.attempt import attempt_config, attempt_record
+from nbtrain.config.load.edits import with_values
 
 
 @pytest.fixture
@@ -31,6 +34,24 @@ def test_an_attempt_trains_with_its_own_size(config):
     )
     assert attempt_config(on_gpus, record).resources.gpus_per_node == 2
     assert changed.where("parallel.data_parallel_size") == config().where("parallel.data_parallel_size")
+
+
+def test_an_attempt_saves_as_its_record_says(config):
+    """The plan's decision is in the record, and a later attempt may have another. Without a decision, and in
+    records of older versions, checkpoints are written in the background only if the run says so.
+    """
+    open_run = config()
+    for decided in (True, False):
+        record = attempt_record(open_run, 0, async_save=decided, saving="why")
+        assert (record.async_save, record.saving) == (decided, "why")
+        assert attempt_config(open_run, record).checkpoint.async_save is decided
+    assert open_run.checkpoint.async_save is None
+    for asked in (None, True, False):
+        run = with_values(open_run, {"checkpoint.async_save": asked})
+        by_hand = attempt_record(run, 0)
+        assert by_hand.async_save is bool(asked)
+        assert attempt_config(run, by_hand).checkpoint.async_save is bool(asked)
+        assert attempt_config(run, replace(by_hand, async_save=None)).checkpoint.async_save is bool(asked)
 
 
 def test_what_backend_env_orders_is_taken_over(config):

@@ -4,8 +4,10 @@ recorded.
 
 import os
 
+import psutil
 import pytest
 
+from nbtrain.base.hardware import cgroup
 from nbtrain.base.hardware.cgroup import MemoryGroup
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.machine import environment, machine
@@ -124,10 +126,15 @@ def test_the_memory_is_that_of_the_least_limit(monkeypatch):
     """The available memory is the smallest amount that any control group allows, or the machine's if there is
     no limit.
     """
-    monkeypatch.setattr(machine, "memory_groups", list)
+
+    def limit(*groups: MemoryGroup) -> None:
+        for module in (machine, cgroup):
+            monkeypatch.setattr(module, "memory_groups", lambda: list(groups))
+
+    limit()
     whole = this_machine().memory_bytes
-    groups = [MemoryGroup(4 << 20, 1 << 20, None), MemoryGroup(8 << 20, 6 << 20, None)]
-    monkeypatch.setattr(machine, "memory_groups", lambda: groups)
+    assert whole == psutil.virtual_memory().total
+    limit(MemoryGroup(4 << 20, 1 << 20, None), MemoryGroup(8 << 20, 6 << 20, None))
     assert (this_machine().memory_bytes, this_machine().memory_available_bytes) == (4 << 20, 2 << 20)
-    monkeypatch.setattr(machine, "memory_groups", lambda: [MemoryGroup(2 * whole, None, None)])
+    limit(MemoryGroup(2 * whole, None, None))
     assert this_machine().memory_bytes == whole

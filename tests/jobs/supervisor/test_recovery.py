@@ -24,6 +24,8 @@ from nbtrain.base.run_directory.records import (
     TrainingProgress,
 )
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
+from nbtrain.config.load.attempt import attempt_config
+from nbtrain.config.load.edits import with_values
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.attempt.reserve import Reserve
@@ -521,6 +523,23 @@ def test_nobody_asked_on_a_cpu(elastic):
 
 
 # --- what is known of each attempt ----------------------------------------------------------------
+
+
+def test_each_attempt_decides_anew_how_it_saves(supervised):
+    """Whether the copy of the states fits is decided for the machine that the attempt starts on, and is
+    recorded with the reason.
+    """
+    journal, config = supervised.journal, supervised.it.config
+    large, small = 64 * 2**30, 2**20
+    for memory in (large, small):
+        changed = with_values(config, {"resources.memory_per_node_bytes": memory})
+        journal.attempt_starts(changed)
+        journal.record.attempt += 1
+    attempts = JobRecord.read(supervised.job.job_json).attempts
+    assert [attempt.async_save for attempt in attempts] == [True, False]
+    assert " fits into " in attempts[0].saving and " does not fit into 90% of 1.0 MiB " in attempts[1].saving
+    ranks = [attempt_config(config, attempt).checkpoint.async_save for attempt in attempts]
+    assert ranks == [True, False]
 
 
 def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):

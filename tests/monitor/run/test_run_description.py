@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.run_directory.records import AttemptRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import to_yaml
 from nbtrain.monitor.job.job_records import describe_job
 from nbtrain.monitor.job.job_tables import job_tables
 from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.run.status_text import status_report
 from nbtrain.monitor.status.life import elapsed_words
 from nbtrain.monitor.status.run_status import UNKNOWN
 from tests.lab.widgets.fake_run import FakeJob, run_config
@@ -44,6 +46,16 @@ def test_an_active_run(job: FakeJob) -> None:
     rows = dict(words["job"])
     assert rows["model"] == "4 layers, hidden 192, 6 heads, sequence 128, vocabulary 4,096"
     assert rows["backend"] == "local, 2 ranks, attempt 0, 0 restarts"
+
+
+def test_how_it_saves_and_why(job: FakeJob) -> None:
+    saving = (
+        "checkpoints are written in the background: the copy of 1.2 GiB fits into 24.0 GiB of host memory"
+    )
+    job.record.attempts = [AttemptRecord(0, 0.0, 2, 2, saving=saving)]
+    job.record.write(job.job.job_json)
+    assert dict(RunView(job.run).describe().texts["job"])["saves"] == saving
+    assert f"saves: {saving}" in str(status_report(job.run))
 
 
 def test_the_elapsed_time_is_the_same_on_every_page(job: FakeJob) -> None:

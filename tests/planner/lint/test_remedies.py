@@ -8,7 +8,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.load import load
 from nbtrain.config.load.edits import with_values
 from nbtrain.planner.lint.remedies import cheapest_remedy, host_remedy
-from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.memory import least_memory
 from nbtrain.planner.plan import plan
 
 RECOMPUTE, MICRO = "parallel.activation_checkpointing.granularity", "batch.micro_batch_size"
@@ -48,13 +48,13 @@ def test_the_fix_gives_the_memory_that_it_promises(what):
     config = load(run, overrides)
     remedy = cheapest_remedy(config, 0.1)
     assert set(remedy.changes) == keys
-    after = estimate_memory(load(config, dict(remedy.changes)))
+    after = least_memory(load(config, dict(remedy.changes)))
     assert after == remedy.memory
     assert after.total_bytes <= 0.9 * after.device_bytes
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
     host = f", and {amounts.size(after.total_host_bytes)} of host memory" if after.total_host_bytes else ""
     assert found.fix == f"Set {remedy.words}; one rank then needs {amounts.size(after.total_bytes)}{host}."
-    before = estimate_memory(config)
+    before = least_memory(config)
     assert found.message.startswith(
         f"Does not fit: one rank needs {amounts.size(before.total_bytes)}, {before.device} has "
         f"{amounts.size(before.device_bytes)}. The largest part is "
@@ -113,7 +113,7 @@ def test_host_memory_against_a_machine():
     config = load("gpt-125m-4xdp", overrides)
     assert host_remedy(config).changes == {"checkpoint.async_save": False}
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "host_memory_fits")
-    memory = estimate_memory(config)
+    memory = least_memory(config)
     needed = 4 * memory.total_host_bytes
     assert found.message == (
         f"Not enough host memory: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
@@ -141,7 +141,7 @@ def test_host_memory_that_no_change_saves():
     config = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.memory_per_node_bytes=30e9"])
     assert host_remedy(config) is None
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "host_memory_fits")
-    needed = amounts.size(estimate_memory(config).total_host_bytes)
+    needed = amounts.size(least_memory(config).total_host_bytes)
     assert found.fix == (
         f"Use machines with {needed}, or more of them; or set device: nvme with zero_stage: 3."
     )
@@ -182,7 +182,7 @@ def test_selective_is_not_the_smaller_recomputation():
     result = plan(config, use_measured=False)
     (found,) = (one for one in result.findings if one.rule == "full_saves_more_than_selective")
     kept = result.memory.parts["activations"]
-    full = estimate_memory(with_values(config, {RECOMPUTE: "full"})).parts["activations"]
+    full = least_memory(with_values(config, {RECOMPUTE: "full"})).parts["activations"]
     assert found.message == (
         f"Selective recomputation keeps {amounts.size(kept)} of activations, full recomputation "
         f"{amounts.size(full)}: selective is the faster one, not the smaller one (arXiv:2205.05198, "

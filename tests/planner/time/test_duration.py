@@ -127,7 +127,7 @@ def test_a_trial_takes_its_steps_only():
     """A trial with batch.max_steps takes only the time of its steps, one validation, the test and one
     checkpoint, with the learning-rate schedule of the whole run.
     """
-    trial = load("gpt-125m", ["batch.max_steps=100"])
+    trial = load("gpt-125m", ["batch.max_steps=100", "checkpoint.async_save=false"])
     one = step_seconds(trial)
     step = estimate_step(setup_of(trial))
     assert step is not None
@@ -175,22 +175,41 @@ def test_a_ramp_up_has_steps_of_each_size():
 
 def test_checkpoints_in_the_background_take_a_host_copy():
     """Saving in the background pauses training only for the copy to host memory at 25 GB/s, not for writing
-    at 0.18 GB/s.
+    at 0.18 GB/s, and for writing the last checkpoint. By default, that is how a run saves if the copy fits.
     """
-    waits, copies = (
-        estimate_duration(load("gpt-125m", [f"checkpoint.async_save={value}"], check=False)).parts
-        for value in ("false", "true")
+    waits, copies, fits, tight = (
+        estimate_duration(load("gpt-125m", overrides, check=False)).parts["checkpoints"]
+        for overrides in (
+            ["checkpoint.async_save=false"],
+            ["checkpoint.async_save=true"],
+            [],
+            ["resources.memory_per_node_bytes=3000000000"],
+        )
     )
     size = checkpoint_bytes(load("gpt-125m"))
-    assert waits["checkpoints"] == pytest.approx(48 * size / 0.18e9)
-    assert copies["checkpoints"] == pytest.approx(48 * size / 25e9)
+    assert waits == tight == pytest.approx(48 * size / 0.18e9)
+    assert copies == fits == pytest.approx(48 * size / 25e9 + size / 0.18e9)
+
+
+def test_a_copy_that_is_written_slowly_delays_the_next_save():
+    config = load("gpt-125m", ["checkpoint.save_interval_steps=2"])
+    size, found = checkpoint_bytes(config), estimate_duration(config).parts
+    saves, between = 2385, found["steps"] / 2385
+    assert size / 0.18e9 > between
+    late = size / 0.18e9 - between
+    expected = saves * size / 25e9 + (saves - 1) * late + size / 0.18e9
+    assert found["checkpoints"] == pytest.approx(expected)
 
 
 def test_checkpoints_on_the_nodes_disks():
     """Saving to the nodes' own disks pauses training at 3 GB/s. The shared volume (0.18 GB/s) adds time only
     for the last checkpoint, or if a copy takes longer than the save interval.
     """
-    local = ["checkpoint.local_dir=/nvme", "checkpoint.local_save_interval_steps=10"]
+    local = [
+        "checkpoint.local_dir=/nvme",
+        "checkpoint.local_save_interval_steps=10",
+        "checkpoint.async_save=false",
+    ]
     config = load("gpt-125m", local, check=False)
     parts = estimate_duration(config).parts
     size = checkpoint_bytes(config)

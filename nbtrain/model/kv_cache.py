@@ -164,9 +164,14 @@ class KVCache:
     def reorder(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
         """Copy the first lengths[i] tokens of sources[i] to targets[i], all as they were before the call."""
         longest = max(lengths)
-        index = torch.tensor([*sources], device=self.tensor.device)
-        taken = self.tensor[:, :, :, :, :longest].index_select(2, index)
-        self.tensor[:, :, [*targets], :, :longest] = taken
+        if len(targets) == 1:
+            # Without the copy in between.
+            (target,), (source,) = targets, sources
+            self.tensor[:, :, target, :, :longest] = self.tensor[:, :, source, :, :longest]
+        else:
+            index = torch.tensor([*sources], device=self.tensor.device)
+            taken = self.tensor[:, :, :, :, :longest].index_select(2, index)
+            self.tensor[:, :, [*targets], :, :longest] = taken
         written = [min(self._written[source], longest) for source in sources]
         for target, length, end in zip(targets, lengths, written, strict=True):
             self.lengths[target], self._written[target] = length, end

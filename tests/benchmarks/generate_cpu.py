@@ -155,7 +155,8 @@ class Served(NamedTuple):
 def serving(name: str, clients: list[int], threads: int, repeats: int, is_stream: bool) -> None:
     """Print the new tokens per CPU second of the server and the model's process, for each number of clients,
     next to the same engine alone, which has the same model and tokenizer and generates for the same prompts
-    in one batch, in this process.
+    in this process: in one batch, and in the steps that the server takes, whose first one has only the first
+    client's text, because the other clients' requests are read meanwhile.
     """
     from nbtrain.serving.launched import Server
     from nbtrain.serving.options import ServeOptions
@@ -181,25 +182,33 @@ def serving(name: str, clients: list[int], threads: int, repeats: int, is_stream
         with Server(options) as server:
             served: dict[int, list[Served]] = {count: [] for count in clients}
             alone: dict[int, list[float]] = {count: [] for count in clients}
+            same_steps: dict[int, list[float]] = {count: [] for count in clients}
+            numbers = itertools.count()
             # The first round is for caches and the first use of each product.
             for round_number in range(repeats + 1):
                 for count in clients:
-                    prompts = prompts_of(round_number, count)
-                    through, seconds = ask(server, prompts, is_stream), batch_seconds(engine, prompts)
+                    prompts, others = prompts_of(next(numbers), count), prompts_of(next(numbers), count)
+                    through = ask(server, prompts, is_stream)
+                    seconds = engine_seconds(engine, prompts, False), engine_seconds(engine, others, True)
                     if round_number:
                         served[count].append(through)
-                        alone[count].append(seconds)
-    print("| clients | tokens/s | times one client | one batch | ratio (least to most) | HTTP's share |")
-    print("| --- | --- | --- | --- | --- | --- |")
+                        alone[count].append(seconds[0])
+                        same_steps[count].append(seconds[1])
+    print(
+        "| clients | tokens/s | times one client | one batch | ratio (least to most) | same steps, ratio | "
+        "HTTP's share |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     rate = {count: count * CLIENT_TOKENS / statistics.median(map(sum, served[count])) for count in clients}
     for count in clients:
         ratios = sorted(own / sum(both) for own, both in zip(alone[count], served[count]))
+        bound = statistics.median(own / sum(both) for own, both in zip(same_steps[count], served[count]))
         shares = [both.http / sum(both) for both in served[count]]
         print(
             f"| {count} | {rate[count]:.0f} | {rate[count] / rate[clients[0]]:.2f} | "
             f"{count * CLIENT_TOKENS / statistics.median(alone[count]):.0f} | "
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) | "
-            f"{statistics.median(shares):.1%} |"
+            f"{bound:.2f} | {statistics.median(shares):.1%} |"
         )
 
 
@@ -229,21 +238,28 @@ def ask(server, prompts: list[list[int]], is_stream: bool) -> Served:
     return Served(*(cpu_seconds_of(pid) - start for pid, start in zip(processes, before)))
 
 
-def prompts_of(round_number: int, clients: int) -> list[list[int]]:
+def prompts_of(call: int, clients: int) -> list[list[int]]:
     """Return a prompt for each client: 16 tokens of the first one to 127 of the last one.
 
-    No two begin alike, in all rounds, so that nothing is read from the cache of another one.
+    No two begin alike, in all calls, so that nothing is read from the cache of another one.
     """
     sizes = [17 + 111 * number // max(clients - 1, 1) for number in range(clients)]
-    return [[1 + round_number, 1 + number, *range(3, size)] for number, size in enumerate(sizes)]
+    return [
+        [1 + call % 100, 1 + call // 100, 1 + number, *range(4, size)] for number, size in enumerate(sizes)
+    ]
 
 
-def batch_seconds(engine: Engine, prompts: list[list[int]]) -> float:
-    """Return the CPU seconds of an engine in this process for the clients' requests."""
+def engine_seconds(engine: Engine, prompts: list[list[int]], is_first_alone: bool) -> float:
+    """Return the CPU seconds of an engine in this process for the clients' requests.
+
+    With is_first_alone, the others are added after a step.
+    """
     generation = Generation(max_new_tokens=CLIENT_TOKENS, temperature=0.0, ignore_eod=True)
     before = time.process_time()
     for number, prompt in enumerate(prompts):
         engine.add(Request(str(number), prompt, generation, False))
+        if is_first_alone and number == 0:
+            engine.step()
     while not engine.is_idle:
         engine.step()
     return time.process_time() - before

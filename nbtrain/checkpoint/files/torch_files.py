@@ -10,10 +10,11 @@ import re
 import sys
 import threading
 import warnings
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 
 from nbtrain.base import files
@@ -22,8 +23,9 @@ from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
 
 SUFFIX = ".pt"
-# torch writes a whole tensor in one call; the process that waits for a save checks its progress every second.
-PIECE_BYTES = 64 << 20
+# torch writes a whole tensor in one call. Two threads read each piece: one writes it, and one hashes it. That
+# is faster if the piece fits into the processor's cache.
+PIECE_BYTES = 16 << 20
 # Hashing less than this takes less time than handing it to another thread.
 SMALL_BYTES = 1 << 20
 # How torch's reader names a function or class that it refuses to call.
@@ -61,19 +63,21 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
 
     Raises CheckpointError if the file cannot be written.
     """
-    stream = _HashedStream()
+    stream = _HashedStream(state)
     try:
+        # The file is synced to the disk while the last pieces are hashed.
         with (
-            files.atomic_writer(path) as stream.file,
             ThreadPoolExecutor(1, "checkpoint-hash") as stream.hasher,
+            files.atomic_writer(path) as stream.file,
         ):
             torch.save(state, stream)  # type: ignore[arg-type]
+            stream.hash_small()
             if stream.failure is not None:
                 raise stream.failure
     except (OSError, RuntimeError) as error:
         # torch replaces the system's message about a full disk with another one.
         raise CheckpointError(f"{path}: could not be written: {stream.failure or error}") from error
-    return {"bytes": stream.size, "sha256": stream.sha256.hexdigest()}
+    return {"bytes": stream.size, "sha256": stream.digest()}
 
 
 def load_file(path: Path, mmap: bool = False) -> Any:
@@ -146,44 +150,94 @@ def start_writeback(file: IO[bytes], start: int, count: int) -> None:
         os.posix_fadvise(file.fileno(), start, count, os.POSIX_FADV_DONTNEED)
 
 
+def _addresses(state: Any) -> set[int]:
+    """Return where the tensors of nested dicts and sequences that are in host memory begin."""
+    found, left, seen = set(), [state], set()
+    while left:
+        value = left.pop()
+        if isinstance(value, torch.Tensor):
+            # A sparse tensor has no storage; torch saves its indices and values.
+            if value.device.type == "cpu" and value.layout == torch.strided:
+                found.add(value.untyped_storage().data_ptr())
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            left.extend(value.values() if isinstance(value, dict) else value)
+    return found
+
+
 class _HashedStream:
     """A stream for torch.save that writes to `file`, and counts and hashes the bytes.
 
-    SHA-256 is as slow as a quick disk, so `hasher` computes it while the same bytes are being written.
+    SHA-256 is as slow as a quick disk, so `hasher` computes it in another thread. A tensor in host memory may
+    be hashed while later ones are written, because `state` holds its bytes, and they must not change before
+    the file is complete. Other bytes belong to torch, which may free them after write(), such as a copy from
+    a GPU: write() waits until they are hashed.
     """
 
     file: IO[bytes]
     hasher: Executor
 
-    def __init__(self) -> None:
+    def __init__(self, state: Any) -> None:
         self.size = 0
         self.sha256 = hashlib.sha256()
         self.failure: OSError | None = None
+        self._lasting = _addresses(state)
+        self._hashed: list[Future[None]] = []
+        self._started = 0
+        """Bytes that the system was asked to write to the disk."""
+        self._small = bytearray()
+        """Bytes between two tensors, which are hashed with the next large piece."""
 
     def write(self, content: bytes | memoryview) -> int:
         whole = memoryview(content).cast("B")
         if len(whole) < SMALL_BYTES:
+            self._small += whole
+            if len(self._small) >= SMALL_BYTES:
+                self.hash_small()
             self._write(whole)
-            self.sha256.update(whole)
             return len(whole)
+        self.hash_small()
         pieces = [whole[start : start + PIECE_BYTES] for start in range(0, len(whole), PIECE_BYTES)]
-        hashed = [self.hasher.submit(self.sha256.update, piece) for piece in pieces]
+        for piece in pieces:
+            self._hash(piece)
         try:
             for piece in pieces:
                 self._write(piece)
         finally:
-            # torch may free the bytes after this call.
-            wait(hashed)
+            if np.frombuffer(whole, np.uint8).ctypes.data not in self._lasting:
+                self._wait()
         return len(whole)
+
+    def hash_small(self) -> None:
+        """Hash the bytes since the last large piece."""
+        if self._small:
+            self._hash(self._small)
+            self._small = bytearray()
+
+    def _hash(self, piece: memoryview | bytearray) -> None:
+        self._hashed.append(self.hasher.submit(self.sha256.update, piece))
+
+    def _wait(self) -> None:
+        """Wait until all bytes so far are hashed."""
+        for one in self._hashed:
+            one.result()
+        self._hashed.clear()
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all bytes, in hexadecimal."""
+        self._wait()
+        return self.sha256.hexdigest()
 
     def _write(self, piece: memoryview) -> None:
         try:
             self.file.write(piece)
-            start_writeback(self.file, self.size, len(piece))
         except OSError as error:
             self.failure = self.failure or error
             raise
         self.size += len(piece)
+        if self.size - self._started >= PIECE_BYTES:
+            start_writeback(self.file, self._started, self.size - self._started)
+            self._started = self.size
         count_written(len(piece))
 
     def flush(self) -> None:

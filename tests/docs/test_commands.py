@@ -1,7 +1,8 @@
 """Commands and Python of the documentation, run page by page in one workspace with trained runs (a soak).
 
-A YAML block with a `name` is saved as `<name>.yaml`, as the pages say. The output of a block is compared with
-the `text` block after it, except for numbers; `...` stands for any lines. RUN is an interrupted run.
+A YAML block with a `name` is saved as `<name>.yaml`, as the pages say, and a sweep by its name; the files are
+removed after the page. The output of a block is compared with the `text` block after it, except for numbers;
+`...` stands for any lines. RUN is an interrupted run.
 """
 
 import json
@@ -41,6 +42,14 @@ SHORTER = {
     "lr_warmup_tokens: 40_960": "lr_warmup_tokens: 8_192",
 }
 RUN = "gpt-tiny-interrupted"
+# Names and steps of the pages, and what they are in this workspace.
+STANDS_FOR = {
+    r"\bRUN\b": RUN,
+    r"\bgpt-a gpt-b\b": f"gpt-tiny {RUN}",
+    r"--step 400\b": "--step 40",
+    r"--steps 60:90\b": "--steps 6:9",
+}
+PUBLISHED = "345M on 8 NPUs: {samples/s: 59.7}\n"
 QUESTIONS = {
     "lambada.jsonl": {"text": "It returns the number of items of a list."},
     "hellaswag_val.jsonl": {
@@ -82,6 +91,7 @@ def set_up(folder: Path, patch: pytest.MonkeyPatch) -> None:
     shell("nbtrain prepare gpt-tiny", folder)
     shell("nbtrain submit gpt-tiny --wait", folder)
     shell(f"nbtrain submit gpt-tiny name={RUN} batch.exit_interval_steps=10 --wait || true", folder)
+    (folder / "others.yaml").write_text(PUBLISHED)
     for name, line in QUESTIONS.items():
         (folder / name).write_text(f"{json.dumps(line)}\n" * 500)
     (corpus,) = (folder / "data" / "corpus").glob("python-docs-*")
@@ -107,7 +117,8 @@ def printed(block: Block, folder: Path, imports: str) -> str:
         return shell(f"{shlex.quote(sys.executable)} block.py", folder)
     texts = []
     for line in commands(block):
-        line = re.sub(r"\bRUN\b", RUN, line).replace("--step 400", "--step 40")
+        for name, here in STANDS_FOR.items():
+            line = re.sub(name, here, line)
         words = shlex.split(line, comments=True)
         endless = words[0] == "nbtrain" and ENDLESS.match(" ".join(words[1:]))
         texts.append(said_of(words, folder) if endless else shell(line, folder))
@@ -116,6 +127,8 @@ def printed(block: Block, folder: Path, imports: str) -> str:
 
 def comparable(line: str) -> str:
     """Remove numbers, hashes, units of time and padding from a printed line."""
+    # A processor without fp16 computes in bf16.
+    line = re.sub(r"\bfp16\b", "bf16", line)
     line = without_numbers(re.sub(r"\b([0-9a-f]{12,}\b|[0-9a-f]{4}\.\.\.)", "0", line))
     # A slower machine needs minutes where the page says seconds.
     return " ".join(re.sub(r"# (min|h)( # (s|min))?(?!\w)", "# s", line).split())
@@ -138,15 +151,20 @@ def test_the_page_does_what_it_says(page, workspace):
     if page.stem == "datasets" and not (workspace / "data" / "dataset" / "books").exists():
         test_the_page_does_what_it_says(page.with_name("data.md"), workspace)
     last = ""
-    wrong = []
+    wrong: list[str] = []
+    saved: list[Path] = []
     imports = "import nbtrain as nb"
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.language == "yaml":
-            if name := (parse_yaml(block.text, page.name).value or {}).get("name"):
-                (workspace / f"{name}.yaml").write_text(block.text)
+            value = parse_yaml(block.text, page.name).value or {}
+            if name := value.get("name") or value.get("sweep"):
+                saved.append(workspace / f"{name}.yaml")
+                saved[-1].write_text(block.text)
         elif block.is_output and not block.mark:
             if line := differs(block.text, last):
                 wrong.append(f"{line}\nis not printed:\n{last}")
         elif block.language in ("sh", "python") and not block.mark:
             last = printed(block, workspace, imports)
+    for path in saved:
+        path.unlink(missing_ok=True)
     assert not wrong, f"{page.name} shows what is not printed: " + "\n\n".join(wrong)

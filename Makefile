@@ -13,6 +13,10 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Python compiles what it imports; pip would compile all of it, a minute of one core.
 PIP    := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q -c constraints.txt
+# The fast tests in two halves that take equally long. Only the second one loads torch.
+FAST := $(BIN)/python -m pytest -q -m "not slow"
+TORCH_TESTS := $(addprefix tests/,checkpoint config corpus dataset docs evaluation exchange gpu guards inference \
+	jobs/calibration model parallel parity planner pretrained train)
 
 .PHONY: demo lab labextension test check format map docs pictures site bench parity faults soak gpu clean
 
@@ -33,10 +37,14 @@ test: $(VENV)/.installed-test
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check nbtrain tests
 	$(BIN)/ruff check nbtrain tests notebooks
-	@# mypy takes one core for half a minute the first time: beside the tests, and its words after theirs.
-	@words=$$(mktemp); $(BIN)/mypy >$$words 2>&1 & types=$$!; \
-	$(PYTEST) -q -m "not slow"; tests=$$?; \
-	wait $$types; types=$$?; cat $$words; rm -f $$words; exit $$((tests ? tests : types))
+	@# Two halves, each collected once: workers of pytest-xdist would each collect all tests, 8 s. mypy, which takes
+	@# a minute of one core the first time, and the half with torch report after the other half.
+	@types=$$(mktemp); half=$$(mktemp); trap 'kill $$mypy $$torch 2>/dev/null; exit 130' INT TERM; \
+	$(BIN)/mypy >$$types 2>&1 & mypy=$$!; \
+	$(FAST) $(TORCH_TESTS) >$$half 2>&1 & torch=$$!; \
+	$(FAST) $(TORCH_TESTS:%=--ignore=%); failed=$$?; \
+	wait $$torch || failed=1; wait $$mypy || failed=1; \
+	cat $$half $$types; rm -f $$half $$types; exit $$failed
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix nbtrain tests notebooks

@@ -116,6 +116,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """In `make check`, keep torch's compiler out of the process as a run that is not compiled does.
+
+    Importing it takes 4 s, and the first step of an optimizer or the first recomputation would do so.
+    """
+    if session.config.option.markexpr == "not slow" and "nbtrain.parallel" in sys.modules:
+        from nbtrain.parallel.compiler import leave_out_compiler
+
+        leave_out_compiler()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A worker of pytest-xdist reports to the process that started it, which prints.
     if not hasattr(config, "workerinput"):

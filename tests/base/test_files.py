@@ -110,7 +110,7 @@ def test_two_threads_that_write_one_record_leave_a_whole_one(tmp_path):
     files.write_json_unsynced(target, values[0])
     with ThreadPoolExecutor(2) as threads:
         writers = [
-            threads.submit(lambda value=value: [files.write_json_unsynced(target, value) for _ in range(300)])
+            threads.submit(lambda value=value: [files.write_json_unsynced(target, value) for _ in range(60)])
             for value in values
         ]
         while not all(writer.done() for writer in writers):

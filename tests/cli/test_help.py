@@ -157,6 +157,7 @@ def test_the_help_of_settings_says_where_the_keys_are(parsers):
         assert "`nbtrain check RUN --resolved`" in text and "docs/config.md" in text
 
 
+@pytest.mark.slow
 def test_examples_of_help_are_understood(parsers):
     """Each example line in the help can be parsed; its runs and files need not exist."""
     lines = [line.strip() for parser in parsers.values() for line in (parser.epilog or "").splitlines()[1:]]

@@ -31,6 +31,7 @@ def test_search_as_json_one_layouts_reasons_and_all_refusals(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(record["refused"])
 
 
+@pytest.mark.slow
 def test_search_writes_the_yaml_of_a_layout(tmp_path, capsys):
     """--use and -o together write the YAML of a layout; --force overwrites an existing file."""
     path = tmp_path / "fast.yaml"

@@ -39,6 +39,7 @@ def stillborn() -> RuntimeError:
     return RuntimeError("Kernel died before replying to kernel_info")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_dies_before_the_first_cell_is_started_again(papermill):
     """A kernel that dies before the first cell, because its ports are taken, is started again."""
     source, ends = papermill

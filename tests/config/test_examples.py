@@ -114,6 +114,7 @@ def test_every_example_loads_and_checks_and_has_its_own_output_folder(name):
     assert load(EXAMPLES / f"{name}.yaml").name == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_resolved_example_comes_back_equal(name, tmp_path):
     """config.yaml of an example has every field, and reading it gives an equal run."""

@@ -49,6 +49,8 @@ def prepared(blocks, tmp_path_factory):
         patch.setenv("NBTRAIN_WORKSPACE", str(workspace))
         patch.delenv("NBTRAIN_OUTPUT", raising=False)
         patch.delenv("NBTRAIN_DATA", raising=False)
+        # Training that reads the few records tens of times, not hundreds.
+        patch.setattr("nbtrain.dataset.samples.packed_index.LEAST_PASS_SAMPLES", 20)
         config = load(
             workspace / "run.yaml",
             {
@@ -58,6 +60,8 @@ def prepared(blocks, tmp_path_factory):
                 "data.num_prepare_workers": 1,
                 "evaluation.eval_iters": 0,
                 "model.seq_length": 128,
+                "batch.train_tokens": 40_960,
+                "lr_schedule.lr_warmup_tokens": 2_048,
             },
         )
         prepare(config)

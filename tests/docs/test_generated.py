@@ -30,6 +30,7 @@ def test_a_generated_page_is_fresh(path):
     assert path.read_text(encoding="utf-8") == PAGES[path], f"{path.name} is stale: run `make docs`"
 
 
+@pytest.mark.slow
 def test_a_stale_table_is_noticed(tmp_path):
     """If a number in a run YAML changes, the generated table changes too."""
     for source in TRAINING.rglob("*.yaml"):

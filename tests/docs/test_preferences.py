@@ -36,12 +36,16 @@ SMALL = {
     "data.num_prepare_workers": 1,
     "evaluation.eval_iters": 0,
     "model.seq_length": 256,
+    # Training that reads the few pairs tens of times, not hundreds.
+    "batch.train_tokens": 40_960,
+    "lr_schedule.lr_warmup_tokens": 2_048,
 }
 
 
 @pytest.fixture
-def prepared(workspace):
+def prepared(workspace, monkeypatch):
     """Return a function that prepares records; it returns (config, open dataset, tokenizer)."""
+    monkeypatch.setattr("nbtrain.dataset.samples.packed_index.LEAST_PASS_SAMPLES", 20)
     make_tokenizer("page", TEXTS, 300)
 
     def make(records, **more):

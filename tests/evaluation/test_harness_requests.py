@@ -241,6 +241,7 @@ def test_a_text_begins_as_with_the_harness(tokenizer, tmp_path):
         assert harness._generation(text, {}, begins, 96, 48)["prompt"] == prompt
 
 
+@pytest.mark.slow
 def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     """Special tokens are tokens in the model's own template, and plain text in the
     template of the run's data.

@@ -126,6 +126,7 @@ def test_what_does_not_fit_the_run(workspace):
     )
 
 
+@pytest.mark.slow
 def test_a_pair_without_a_manifest(workspace):
     """For a pair without a manifest, such as Megatron's own, every id is compared with the vocabulary."""
     run = made.run_with_data()

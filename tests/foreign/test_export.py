@@ -129,6 +129,7 @@ def test_every_example_comes_back_equal(name, tmp_path):
         assert back(config, target, tmp_path) == config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_every_run_comes_back_equal(name, tmp_path):
     """Each override, exported to two alternating programs and versions, gives an equal run when imported."""

@@ -11,6 +11,8 @@ from tests.inference import made
 from tests.inference.made import VOCAB_SIZE, engine_of, greedy, run, tokens_of
 from tests.model.test_llama import as_ours
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [5, 17, 300, 41]
 # A length penalty with which short texts score better.
 SHORT = {"length_penalty": -0.5, "repetition_penalty": 1.3}

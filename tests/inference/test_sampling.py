@@ -65,6 +65,7 @@ def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
     assert float(shares(min_p=0.2).sum()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,5 +1,6 @@
 """Fixtures: a tiny prepared run, a rank program that does not train, and a check that no process is left."""
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare
-from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine import environment, processes
 from nbtrain.jobs.submission.submit import submit
 from nbtrain.monitor.runs.runs import list_runs
 
@@ -32,6 +33,14 @@ evaluation: {eval_interval_steps: 5, eval_iters: 1}
 resources: {device: cpu}
 backend: {restart_backoff_seconds: 0.2, shutdown_timeout_seconds: 20}
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def versions_read_once() -> Iterator[None]:
+    """Read the versions of the installed packages once; each submission records eight of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "package_version", functools.cache(environment.package_version))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,7 @@ def talks(path, number=200):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
+@pytest.mark.slow
 def test_plain_text(place, capsys):
     """The command prints what it found and chose; other commands find its YAML by name, and prepare accepts
     it.
@@ -61,6 +62,7 @@ def test_plain_text(place, capsys):
     assert main(["new", "sea", "--text", "sea.txt", "--overwrite", "--minutes", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_every_section_has_its_reason(place):
     """Every section of the YAML has a comment with its reason, and the displayed object names the file."""
     made = nb.new("sea", "sea.txt", minutes=2, path="runs.yaml")
@@ -74,6 +76,7 @@ def test_every_section_has_its_reason(place):
     assert load("runs.yaml") == made.config
 
 
+@pytest.mark.slow
 def test_a_preset_on_gpus(place):
     """A requested size sets the model and batch, the layout suits the GPUs, and a note says that the text is
     short.
@@ -88,6 +91,7 @@ def test_a_preset_on_gpus(place):
         nb.new("sea-x", "sea.txt", gpus=2)
 
 
+@pytest.mark.slow
 def test_conversations_become_a_fine_tuning(place, capsys):
     """From conversations, the command makes a run that fine-tunes the demo, the newest trained run, or a
     named one.

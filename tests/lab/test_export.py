@@ -35,6 +35,7 @@ def asked(page: str) -> list[str]:
     return [address for address in found if "//" in address and not address.startswith("data:")]
 
 
+@pytest.mark.slow
 def test_a_page_saved_with_live_panels_shows_their_pictures_and_asks_nobody() -> None:
     """A notebook that was saved with live panels, including widget state, is exported with their pictures and
     loads nothing.

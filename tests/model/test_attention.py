@@ -223,6 +223,7 @@ def test_documents_attend_as_if_alone(backend, dtype):
             torch.testing.assert_close(ours[part], theirs, **tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "can"),
     [

@@ -152,6 +152,7 @@ def test_more_tokens_than_positions_are_refused(tokens):
         model(tokens[:, :6], cache=cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [1, 2])
 def test_recomputation_changes_no_bit(tokens, interval):
     """Recomputation does not change a single bit with dropout, because the second forward pass draws the same
@@ -265,6 +266,7 @@ def test_gradients_do_not_know_of_other_documents(tokens):
     assert (embedding[10:] == 0).all() and (embedding[:10] != 0).any(dim=1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [1, 2])
 def test_recomputation_with_documents_changes_no_bit(tokens, interval):
     results = []

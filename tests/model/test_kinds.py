@@ -97,6 +97,7 @@ def test_count_is_the_planners(kind, config_of):
     assert (stage.decay, stage.tensors) == (sum(decayed), len(held))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_recomputation_changes_no_bit(kind, recompute, config_of):

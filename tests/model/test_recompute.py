@@ -66,6 +66,7 @@ def step(model: GPT, **options):
     return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", list(WAYS)[1:])
 @pytest.mark.parametrize("options", [{}, APART])
 @pytest.mark.parametrize("changes", [{}, DROPOUT, {"autocast": True}, {"attention_backend": "math"}])
@@ -75,6 +76,7 @@ def test_not_a_bit_changes(way, options, changes):
     assert all(torch.equal(*pair) for pair in zip(kept, again))
 
 
+@pytest.mark.slow
 def test_the_activations_output_is_not_kept():
     """Selective recomputation drops the activation's output [b, s, f] of each layer (fp32); without dropout,
     there are no attention weights to drop.
@@ -83,6 +85,7 @@ def test_the_activations_output_is_not_kept():
     assert plain - selective == LAYERS * B * S * FFN * 4
 
 
+@pytest.mark.slow
 def test_attention_weights_are_not_kept():
     """With dropout, selective recomputation drops the attention weights before and after dropout and the
     mask, [b, n, s, s] each.
@@ -94,6 +97,7 @@ def test_attention_weights_are_not_kept():
     assert plain - selective - LAYERS * B * S * FFN * 4 >= LAYERS * 2 * B * HEADS * S * S * 4
 
 
+@pytest.mark.slow
 def test_whole_layers_keep_their_inputs_only():
     """Full recomputation in groups of layers keeps the fewest bytes, then full, selective, and no
     recomputation.

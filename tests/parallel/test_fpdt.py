@@ -79,6 +79,7 @@ def test_documents_are_refused():
         GPT(gpt_config(fpdt_chunk_tokens=4))(*text(), **apart)
 
 
+@pytest.mark.slow
 def test_the_mlp_of_a_chunk_at_a_time_is_the_same():
     """An MLP that runs chunk by chunk gives the same results, up to the order of additions in the weights'
     gradients.

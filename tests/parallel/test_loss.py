@@ -79,6 +79,7 @@ def test_no_gradient_is_computed_under_no_grad():
     torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.T, labels).detach())
 
 
+@pytest.mark.slow
 def test_logits_of_one_chunk_only_exist_at_a_time():
     """At any time, logits exist for one chunk only: they are the largest tensor of a forward and backward
     pass.

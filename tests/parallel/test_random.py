@@ -110,6 +110,7 @@ def test_making_a_stream_leaves_the_generators_alone():
     assert draw() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputed", [True, False])
 def test_recomputation_repeats_the_dropped(recomputed):
     """Recomputation draws the same dropout inside and outside of forks, and leaves the stream in the same

@@ -76,6 +76,7 @@ def test_every_kind_stays_and_nothing_grows():
 # --- twins ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_every_example_has_a_twin_with_its_kinds(path):
     """The twin of every example breaks no rule and has few ranks; only features that a CPU does not have are

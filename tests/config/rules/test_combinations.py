@@ -31,6 +31,7 @@ def problems_of(found: Pairing) -> list[str]:
     return [str(finding) for finding in find_problems(config)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_rules_say_what_the_table_says(kind):
     """find_problems refuses a pair of kinds exactly if the table has a reason for

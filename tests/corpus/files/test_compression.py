@@ -80,6 +80,7 @@ def test_skippable_frames():
     assert unpack(content, ".zst").read() == b"text"
 
 
+@pytest.mark.slow
 @packed
 @settings(max_examples=num_cases(40), deadline=None)
 @given(st.data())

@@ -698,6 +698,7 @@ def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_part
     assert prepare(config).manifest.counts["documents"] == 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("repeats", "place"), [*((1, place) for place in range(3)), *((2, place) for place in range(5))]
 )

@@ -184,6 +184,7 @@ def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
     assert [path.name for path in workspace.iterdir()] == ["once.mark"], "leases and large tasks are gone"
 
 
+@pytest.mark.slow
 def test_a_result_that_dies_with_its_worker(monkeypatch):
     """A result that was lost with its worker is recomputed, and the scheduler is not taken for dead."""
     needs_dask()

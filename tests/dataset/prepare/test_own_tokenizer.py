@@ -57,6 +57,7 @@ def refusal(run, *overrides, **keywords):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_demo_does_not_depend_on_what_was_prepared_before(files, monkeypatch):
     """Runs that extend the demo with other text, vocabulary or cleaning do not change the demo's dataset."""
     monkeypatch.setenv("NBTRAIN_DATA", str(files / "first"))

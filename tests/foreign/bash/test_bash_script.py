@@ -424,6 +424,7 @@ def test_a_script_that_does_not_end_is_named_with_its_line(script, message):
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.slow
 def test_variables_that_double_without_end_are_refused():
     """Variables that repeatedly double are refused, because 2 KB of script could fill the memory."""
     text = "A=aaaaaaaaaa\n" + "A=$A$A$A$A$A$A$A$A\n" * 30 + "run $A\n"

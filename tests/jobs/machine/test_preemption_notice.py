@@ -71,6 +71,7 @@ def test_its_exit_code_is_not_lost_to_the_reaper(monkeypatch: pytest.MonkeyPatch
     assert process.pid not in processes._awaited
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ def test_the_file_of_a_dry_run_carries_the_code(kind, own, workspace, monkeypatc
     assert prepared(job, 1, Leaving()) and RUN_CODE not in os.environ
 
 
+@pytest.mark.slow
 def test_a_file_starts_as_a_copy_of_our_own_functions(workspace):
     tiny = load("gpt-tiny")
     path = start_code(["loss", "scalars"], workspace / "my_code.py", tiny)

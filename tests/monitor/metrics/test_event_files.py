@@ -143,6 +143,7 @@ def test_a_large_folder_shows_its_progress(tmp_path: Path, monkeypatch, capsys) 
     assert capsys.readouterr().err.startswith(f"reading event files of {tmp_path.name}: ")
 
 
+@pytest.mark.slow
 def test_reading_loads_neither_torch_nor_tensorflow_and_says_nothing(tmp_path: Path) -> None:
     """Reading in a fresh process imports neither torch nor TensorFlow and prints nothing to stderr."""
     EventFile(tmp_path, 100).scalar(1, 1.0, 101)

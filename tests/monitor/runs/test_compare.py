@@ -208,6 +208,7 @@ def test_curves_over_cost_count_every_device_that_is_paid(workspace):
     assert found["scales"]["one"]["money_per_second"] == pytest.approx(6.0 / 3600)
 
 
+@pytest.mark.slow
 def test_many_runs_are_one_table_with_a_row_each(workspace):
     """More runs than a screen has curves for are one table of what differs, and no picture."""
     names = [f"run-{number:02}" for number in range(MOST_RUNS + 1)]

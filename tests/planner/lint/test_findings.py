@@ -928,6 +928,7 @@ SHIPPED = {
 }
 
 
+@pytest.mark.slow
 def test_the_shipped_runs_have_known_findings(monkeypatch):
     """With 1 TiB of free disk space, the shipped runs have only known findings, about choices of the upstream
     examples.

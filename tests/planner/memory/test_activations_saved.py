@@ -61,6 +61,7 @@ def small(shape: Shape = SMALL, micro_batch_size: int = 4, **changed) -> Setup:
     return Setup(shape, on_gpu=False, micro_batch_size=size, global_batch_size=size, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_autograd_keeps(precision, recompute):
@@ -87,6 +88,7 @@ def check_other_layers(kind: str, precision: str, recompute: str) -> None:
         assert planned(setup) == pytest.approx(kept(setup), rel=0.02), ways
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "recompute"), SOME)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_autograd_keeps_of_other_layers(kind, precision, recompute):

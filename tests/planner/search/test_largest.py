@@ -69,6 +69,7 @@ def test_three_ways_are_compared(found):
     assert "<table " in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_way_without_a_layout_says_why():
     """A kind of layout that cannot be used has a reason: 175B's batch ramp-up is not divisible by 64
     replicas, or nothing fits on one small GPU.
@@ -83,6 +84,7 @@ def test_a_way_without_a_layout_says_why():
     assert "fits with no sequence of 1,024 tokens or more." in str(alone)
 
 
+@pytest.mark.slow
 def test_gpus_that_no_layout_takes_are_not_called_too_small():
     """If no layout of a number of GPUs is legal, that is the message, and not that the model does not fit: a
     million H100s could hold it.

@@ -64,6 +64,7 @@ def test_the_ranking_is_by_time_and_headroom(small, large):
     assert any(0 <= one.headroom < ROOMY_FRACTION for one in large.result.ranked)
 
 
+@pytest.mark.slow
 def test_pruning_leaves_out_nothing_faster():
     """Pruning removes no layout that would win: among all legal layouts of 1.3B on 4 GPUs, none is faster
     with the same headroom.

@@ -66,6 +66,7 @@ def test_a_matrix_of_zeros_stays_one():
     assert not zeros.any()
 
 
+@pytest.mark.slow
 def test_flops_count_the_products():
     counted = FlopCounterMode(display=False)
     with counted:

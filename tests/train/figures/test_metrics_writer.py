@@ -145,6 +145,7 @@ def test_both_kinds_of_file_have_the_same_times_and_values(tmp_path):
     assert reader.series["steps-vs-tokens/steps"].values == [300_000_001.0]
 
 
+@pytest.mark.slow
 def test_writing_loads_no_torch(tmp_path):
     """The writer needs no torch, so that tests write the files of a run quickly."""
     code = (

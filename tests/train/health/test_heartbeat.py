@@ -155,6 +155,7 @@ where_it_hangs()
 """
 
 
+@pytest.mark.slow
 def test_a_hanging_rank_writes_its_stack(job):
     """After STACK_SIGNAL, a hanging rank writes the stack of each thread to stderr and continues."""
     rank = subprocess.Popen(

@@ -25,6 +25,7 @@ def work(step, steps=12):
         step()
 
 
+@pytest.mark.slow
 def test_two_cycles_leave_two_timelines_and_summaries(tmp_path):
     """Two profiler cycles from step 20 on, each with 1 step waiting, 1 warming up and 3 recorded, write files
     at steps 25 and 30.
@@ -55,6 +56,7 @@ def test_two_cycles_leave_two_timelines_and_summaries(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_cycle_that_the_end_cuts_off_is_not_written(tmp_path):
     """A cycle that is cut off by the end of the run is not written: torch's trace would be incomplete, with
     the final validation as a step.
@@ -67,6 +69,7 @@ def test_a_cycle_that_the_end_cuts_off_is_not_written(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "all_ranks", "written"), [(1, True, True), (1, False, False)])
 def test_other_ranks_write_where_they_are_asked_to(tmp_path, rank, all_ranks, written):
     run = RunDir(tmp_path / "run")
@@ -77,6 +80,7 @@ def test_other_ranks_write_where_they_are_asked_to(tmp_path, rank, all_ranks, wr
     assert {path.name for path in run.profiling.glob("*")} == expected
 
 
+@pytest.mark.slow
 def test_fields_reach_the_profiler(tmp_path):
     """The settings for shapes, memory and module stacks reach torch's profiler, on and off."""
     found = []

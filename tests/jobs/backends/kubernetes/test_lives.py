@@ -28,6 +28,8 @@ from nbtrain.jobs.control import control
 from nbtrain.monitor.job.job_records import describe_job
 from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
 
+pytestmark = pytest.mark.slow
+
 PODS = "/api/v1/namespaces/research/pods"
 EVENTS = "/api/v1/namespaces/research/events"
 # {kind: how its operator names and labels the pod of node 0}; an MPIJob's launcher holds the agents' output.
@@ -103,7 +105,6 @@ def supervisor_writes(job, state):
     record.write(job.job_json)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, capsys):
     """A job is pending, runs, is paused and resumed, and is finally killed for lack of memory (exit code
@@ -206,7 +207,6 @@ def test_a_job_that_waits_is_deleted_when_it_is_cancelled(life, job, stub):
     assert backend.cancel(job, now=False) is False
 
 
-@pytest.mark.slow
 def test_a_pause_of_a_job_that_waits_ends_with_the_operators_word(life, job, stub, monkeypatch, capsys):
     """Pausing a waiting job is complete when the operator confirms it; an operator that does not respond is
     reported.
@@ -405,7 +405,6 @@ def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submit
     assert describe_job(job.run).replicas[0].logs[0].path.endswith("logs/node0.log")
 
 
-@pytest.mark.slow
 def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, monkeypatch):
     """While a page is open, a single thread watches the object; it wakes up at each change and ends with the
     job.

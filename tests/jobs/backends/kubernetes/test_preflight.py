@@ -12,6 +12,8 @@ from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import write
 from tests.jobs.backends.kubernetes.conftest import PLAIN
 
+pytestmark = pytest.mark.slow
+
 NAMED = {
     "secret_variables": [{"name": "HF_TOKEN", "secret": "hub", "key": "token"}],
     "secret_files": [{"secret": "s3", "mount_path": "/etc/s3"}],
@@ -52,7 +54,6 @@ def test_a_cluster_that_has_all_of_it(refusals, stub):
     }
 
 
-@pytest.mark.slow
 def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stub):
     """If a volume claim, Secret or service account is missing, the message names the command that creates
     it.

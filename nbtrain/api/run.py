@@ -1,4 +1,4 @@
-"""The class Run: a run in a notebook."""
+"""The class Run: a run in a notebook, with its state, logs, curves and actions, and the wait for its end."""
 
 import functools
 import sys

@@ -1,4 +1,6 @@
-"""Layers whose weights are sharded across the tensor-parallel ranks; on one rank they equal torch's layers.
+"""Layers whose weights are sharded across tensor-parallel ranks, and the collectives in them.
+
+On one rank they equal torch's layers.
 
     ColumnParallelLinear     rows of the weight, so columns of the output: heads, or columns of the MLP
     RowParallelLinear        columns of the weight, after a ColumnParallelLinear; outputs are summed

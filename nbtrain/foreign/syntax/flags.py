@@ -1,4 +1,4 @@
-"""Command-line flags of other training programs: tables of options, and a parser of argument lists.
+"""Command-line flags of other training programs: tables of options, and a parser that reports unknown flags.
 
 A table holds every option of one version of a program (tables/*.json): option strings, argparse's dest,
 action, type, number of values, choices and default. They were read by running each program's own argument

@@ -1,4 +1,4 @@
-"""The interface of training engines, the same in every layout: one optimizer step, one evaluation.
+"""The interface of training engines, the same in every layout: one step, one evaluation, means over ranks.
 
     PlainEngine      every rank runs all layers, on its part of each layer or of the sequences
     PipelineEngine   every rank runs its stage's layers, one forward, one backward (1F1B)

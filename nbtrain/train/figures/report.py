@@ -1,4 +1,4 @@
-"""Reports of rank 0: log lines, scalars, events, alerts and the progress in its heartbeat.
+"""Reports of rank 0: log lines, scalars, events, alerts, and the progress and time left in its heartbeat.
 
 Nothing here makes a step wait for the device: on a GPU a step's loss and norm are read when a log line is
 due, and the line is written while the device computes the next step.

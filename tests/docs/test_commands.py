@@ -48,6 +48,7 @@ STANDS_FOR = {
     r"\bgpt-a gpt-b\b": f"gpt-tiny {RUN}",
     r"--step 400\b": "--step 40",
     r"--steps 60:90\b": "--steps 6:9",
+    r"/backup/gpt-tiny --steps 200:240\b": "output/gpt-tiny --steps 20:24",
 }
 PUBLISHED = "345M on 8 NPUs: {samples/s: 59.7}\n"
 QUESTIONS = {
@@ -127,8 +128,9 @@ def printed(block: Block, folder: Path, imports: str) -> str:
 
 def comparable(line: str) -> str:
     """Remove numbers, hashes, units of time and padding from a printed line."""
-    # A processor without fp16 computes in bf16.
+    # A processor without fp16 computes in bf16, and a deviation may be 0.0e+00.
     line = re.sub(r"\bfp16\b", "bf16", line)
+    line = re.sub(r"(?<=\d)e[+-](?=\d)", "e", line)
     line = without_numbers(re.sub(r"\b([0-9a-f]{12,}\b|[0-9a-f]{4}\.\.\.)", "0", line))
     # A slower machine needs minutes where the page says seconds.
     return " ".join(re.sub(r"# (min|h)( # (s|min))?(?!\w)", "# s", line).split())

@@ -1,7 +1,7 @@
 """Sums, maxima and cross entropy over a vocabulary that tensor-parallel ranks share, for a user's loss().
 
-Each rank has the logits of its own ids. The functions of Vocabulary return the results over all ids, equal on
-all ranks, and their gradients are those of one process. No logit leaves its rank, except in gather().
+Each rank holds the logits of its share of the ids. The functions of Vocabulary return results over all ids,
+equal on all ranks, with the same gradients as in one process. No logit leaves its rank, except in gather().
 
 Shapes: b sequences, s tokens, v ids of the vocabulary, w ids of this rank (v on one rank)
 """

@@ -106,8 +106,8 @@ def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
 
 
 def saved_in_the_background(job: JobDir) -> None:
-    """Check that checkpoints were written while training continued, which the run has not asked for, and that
-    the last one was awaited.
+    """Check that a run with the default async_save wrote its checkpoints in the background, and that its end
+    waited for the last one.
     """
     [attempt] = JobRecord.read(job.job_json).attempts
     assert load_resolved(job.run.config_yaml).checkpoint.async_save is None and attempt.async_save

@@ -41,8 +41,8 @@ HOST_PARTS = ("weights", "gradients", "master_copy", "optimizer", "activations",
 NVME_PARAMETERS_IN_CPU = 1_000_000_000
 # Tensors that the optimizer's step holds of a sub-group on NVMe: masters, gradients and two moments.
 NVME_OPTIMIZER_TENSORS = 4
-# A copy that the run does not ask for leaves a tenth of host memory free: a fuller machine raises an alert
-# (logging.alerts.max_host_memory_fraction).
+# With async_save: null, the copy is made only if a tenth of host memory stays free, because a fuller machine
+# raises an alert (logging.alerts.max_host_memory_fraction).
 COPY_ROOM_FRACTION = 0.9
 # torch rounds a page-locked buffer up to a power of two (CachingHostAllocator): at most twice its tensor.
 PAGE_LOCKED_FACTOR = 2

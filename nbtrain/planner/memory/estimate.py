@@ -15,6 +15,7 @@ states; a run that does not say how it saves has the copy if it fits (`decided`)
 
 import functools
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from nbtrain.base.hardware.cgroup import usable_memory_bytes
 from nbtrain.base.text import amounts
@@ -148,22 +149,28 @@ def decided(setup: Setup) -> Setup:
     """
     if setup.saves_in_background is not None:
         return setup
-    return replace(setup, saves_in_background=_has_room_for_copy(setup))
+    # Other programs wait by default.
+    return replace(setup, saves_in_background=setup.engine == "nbtrain" and lack_for_copy(setup) is None)
+
+
+def lack_for_copy(setup: Setup) -> Literal["nvme", "unknown memory", "room"] | None:
+    """Return what keeps host memory from holding the copy of the states: they are on NVMe and never there as
+    a whole, nobody said how much memory there is, or it lacks room. None if it holds the copy.
+    """
+    if "nvme" in (setup.offload_optimizer, setup.offload_param):
+        return "nvme"
+    if setup.host_memory_bytes is None and (setup.on_gpu or not setup.on_this_machine):
+        return "unknown memory"
+    return None if _has_room_for_copy(setup) else "room"
 
 
 def _has_room_for_copy(setup: Setup) -> bool:
-    if setup.engine != "nbtrain":
-        return False  # other programs wait by default
-    if "nvme" in (setup.offload_optimizer, setup.offload_param):
-        return False  # the states are never in host memory as a whole
     copying = replace(setup, saves_in_background=True)
     loaders = setup.loader_workers * LOADER_BYTES
     if not setup.on_gpu:
         share = _device(setup)[0] or 0
         return _fullest_stage(copying, int(COPY_ROOM_FRACTION * share) - loaders) is not None
-    if setup.host_memory_bytes is None:
-        return False
-    room = COPY_ROOM_FRACTION * setup.host_memory_bytes / setup.devices_per_node
+    room = COPY_ROOM_FRACTION * (setup.host_memory_bytes or 0) / setup.devices_per_node
     room -= loaders + buffers.CPU_RUNTIME_BYTES
     for index in _different_stages(setup):
         stage = stage_of(setup, index)

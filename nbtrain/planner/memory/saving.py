@@ -15,7 +15,9 @@ from nbtrain.planner.memory.estimate import (
     PAGE_LOCKED_FACTOR,
     MemoryEstimate,
     estimate_memory,
+    lack_for_copy,
 )
+from nbtrain.planner.setup.setup import setup_of
 
 BACKGROUND = "checkpoints are written in the background"
 WAITS = "training waits while checkpoints are written"
@@ -44,25 +46,25 @@ def saving_of(config: RunConfig, memory: MemoryEstimate | None = None) -> Saving
 
 def saving_here(config: RunConfig) -> Saving:
     """Return how ranks that start now write checkpoints. On backend local, the copy must fit this machine,
-    even if the run says that its machine has more memory.
+    whatever memory the run says that its machine has.
     """
     said, here = config.resources.memory_per_node_bytes, usable_memory_bytes()
-    if config.backend.kind == "local" and said is not None and said > here:
+    if config.backend.kind == "local" and (said is None or said > here):
         config = with_values(config, {"resources.memory_per_node_bytes": here})
     return saving_of(config)
 
 
 def _reason(config: RunConfig, memory: MemoryEstimate) -> str:
-    parallel = config.parallel
-    if "nvme" in (parallel.offload_optimizer.device, parallel.offload_param.device):
+    lack = lack_for_copy(setup_of(config))
+    if lack == "nvme":
         return "state on NVMe is never in host memory as a whole to be copied"
-    on_gpu = config.resources.device == "gpu"
-    share = memory.host_bytes if on_gpu else memory.device_bytes
-    if share is None or (config.resources.memory_per_node_bytes is None and config.backend.kind != "local"):
+    if lack == "unknown memory":
         return "the host memory of a machine is not known; set resources.memory_per_node_bytes"
+    on_gpu = config.resources.device == "gpu"
+    share = (memory.host_bytes if on_gpu else memory.device_bytes) or 0
     ranks = memory.ranks_per_node
     copy, room = amounts.size(ranks * memory.copy_bytes), amounts.size(ranks * share)
-    if memory.saves_in_background:
+    if lack is None:
         return f"the copy of {copy} fits into {room} of host memory"
     # The words of a refusal name everything that counts: the rounding, what is kept free, and the rest.
     locked = f", page-locked in up to {amounts.size(PAGE_LOCKED_FACTOR * ranks * memory.copy_bytes)},"

@@ -40,8 +40,8 @@ _OF_ADAPTERS = frozenset(
 # Fields of a setup that do not change the speed of a step: available memory, saving, buffers.
 _WITHOUT_EFFECT = frozenset(
     (
-        "shape", "host_memory_bytes", "saves_in_background", "fabric_reached", "cpus_per_node",
-        "loader_workers",
+        "shape", "host_memory_bytes", "on_this_machine", "saves_in_background", "fabric_reached",
+        "cpus_per_node", "loader_workers",
         "reduce_bucket_elements", "allgather_bucket_elements", "sub_group_elements", "max_live_elements",
         "prefetch_elements", "persistence_elements", "nvme_buffer_elements", "nvme_buffer_count",
     )

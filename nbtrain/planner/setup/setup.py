@@ -47,6 +47,8 @@ class Setup:
     """Fraction of that bandwidth that collectives reach; None assumes the one of planner/time/rates.py."""
     host_memory_bytes: int | None = None
     """Host memory of a node; None if it is not known."""
+    on_this_machine: bool = True
+    """Whether host memory that is not known is this machine's, for a setup without GPUs."""
     cpus_per_node: int | None = None
 
     micro_batch_size: int = 1
@@ -252,6 +254,7 @@ def setup_of(config: RunConfig) -> Setup:
         fabric_bytes_per_second=fabric,
         fabric_reached=reached,
         host_memory_bytes=resources.memory_per_node_bytes,
+        on_this_machine=config.backend.kind == "local",
         cpus_per_node=resources.cpus_per_node,
         micro_batch_size=config.batch.micro_batch_size,
         global_batch_size=config.batch.global_batch_size,
@@ -306,11 +309,4 @@ def setup_of(config: RunConfig) -> Setup:
 
 def _saves_in_background(config: RunConfig) -> bool | None:
     """Return whether checkpoints are written in the background; None if host memory decides."""
-    resources, asked = config.resources, config.checkpoint.async_save
-    if config.mode != "full" or asked is not None:
-        return bool(asked) and config.mode == "full"
-    if resources.memory_per_node_bytes is None and (
-        resources.device == "gpu" or config.backend.kind != "local"
-    ):
-        return False  # the memory of the machines is not known
-    return None
+    return config.checkpoint.async_save if config.mode == "full" else False

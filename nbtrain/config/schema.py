@@ -396,6 +396,11 @@ class RunConfig(ConfigModel):
         return self.topology.world_size
 
     @property
+    def evaluation_samples(self) -> int:
+        """Number of samples that one validation or test reads: eval_iters global batches."""
+        return self.evaluation.eval_iters * self.batch.global_batch_size
+
+    @property
     def ranks_per_node(self) -> int:
         """Number of ranks on each machine; at least one."""
         if self.resources.device == "gpu" and self.resources.gpus_per_node:

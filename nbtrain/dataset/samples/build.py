@@ -57,8 +57,7 @@ def build_datasets(
         index_samples = config.data.index_samples or config.train_samples
     train_samples = config.batch_schedule.samples_after(config.train_steps) + skipped_samples
     train_samples = max(index_samples, train_samples)
-    evaluation_samples = config.evaluation.eval_iters * config.batch.global_batch_size
-    wanted = dict.fromkeys(SPLIT_NAMES, (evaluation_samples, evaluation_samples))
+    wanted = dict.fromkeys(SPLIT_NAMES, (config.evaluation_samples, config.evaluation_samples))
     wanted["train"] = (index_samples, train_samples)
     weights = dict(zip(SPLIT_NAMES, split_weights(config.data.split), strict=True))
     build_split = split_builder(config, opened)

@@ -123,7 +123,7 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
         "packing": config.data.resolved_packing,
         "weights": [source.weight for source in config.data.sources if hasattr(source, "weight")],
         "eod_mask_loss": config.data.eod_mask_loss,
-        "validation_samples": validation_samples(config),
+        "validation_samples": config.evaluation_samples,
         "max_train_tokens": MAX_TRAIN_TOKENS,
     }
     stored = _stored(dataset)
@@ -142,7 +142,7 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     context, target = _validation_labels(config, opened, valid)
     if not len(target):
         return NoBaselines(
-            f"{display(indexed.prefix)}: no label of the {validation_samples(config):,} validation samples "
+            f"{display(indexed.prefix)}: no label of the {config.evaluation_samples:,} validation samples "
             f"is in the loss. Use more text or another data.split."
         )
     result = compute(train_tokens, context, target, manifest.vocab_size)
@@ -155,11 +155,6 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     return result
 
 
-def validation_samples(config: RunConfig) -> int:
-    """Return the number of samples that one validation of the run reads."""
-    return config.evaluation.eval_iters * config.batch.global_batch_size
-
-
 def _validation_labels(
     config: RunConfig, opened: OpenDataset, parts: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -167,11 +162,11 @@ def _validation_labels(
     validates.
     """
     samples = build_datasets(config, opened=opened).valid
-    if samples is None or not validation_samples(config):
+    if samples is None or not config.evaluation_samples:
         tokens = _tokens(opened.indexed, parts, MAX_VALIDATION_TOKENS)
         return tokens[:-1], tokens[1:]
     contexts, targets = [], []
-    for number in range(validation_samples(config)):
+    for number in range(config.evaluation_samples):
         sample = samples.sample(number)
         learnt = slice(None) if sample.loss_mask is None else sample.loss_mask > 0
         contexts.append(sample.tokens[learnt])

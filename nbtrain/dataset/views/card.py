@@ -318,12 +318,11 @@ def _splits(config: RunConfig, indexed: IndexedDataset, packed: GPTDatasets | No
     if packed is not None:
         return split_rows(packed)
     bounds = split_bounds(config.data.split, config.data.split_rule, len(indexed))
-    evaluation = config.evaluation.eval_iters * config.batch.global_batch_size
     train = max(config.data.index_samples or 0, config.batch_schedule.samples_after(config.train_steps))
     rows = []
     for name, (first, last) in zip(SPLIT_NAMES, bounds, strict=True):
         tokens = int(indexed.lengths[first:last].sum(dtype=np.int64))
-        samples = (train if name == "train" else evaluation) if tokens else 0
+        samples = (train if name == "train" else config.evaluation_samples) if tokens else 0
         epochs = samples * config.model.seq_length / tokens if tokens else 0.0
         figures = {"documents": last - first, "tokens": tokens, "samples": samples, "epochs": epochs}
         rows.append({"name": name, **figures})

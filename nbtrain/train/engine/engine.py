@@ -144,7 +144,7 @@ class TrainEngine:
         token is from.
         """
         data, micro_batch_size = self.groups.data_parallel, config.batch.micro_batch_size
-        num_samples = config.evaluation.eval_iters * config.batch.global_batch_size
+        num_samples = config.evaluation_samples
         rows = evaluation_rows(num_samples, micro_batch_size, data.rank, data.size)
         with Batches(dataset, rows, self.deepspeed.device, masked=masked, named=named) as batches:
             return self.evaluate(batches, num_samples // (micro_batch_size * data.size), beat, noted)

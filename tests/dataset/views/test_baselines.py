@@ -11,7 +11,7 @@ from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.views import baselines as module
-from nbtrain.dataset.views.baselines import K_GRID, NoBaselines, baselines, compute, validation_samples
+from nbtrain.dataset.views.baselines import K_GRID, NoBaselines, baselines, compute
 from tests.dataset.dataset_maker import make_dataset
 
 
@@ -132,7 +132,7 @@ def test_nothing_learnt(make_config, texts, monkeypatch):
     none = np.empty(0, np.int64)
     monkeypatch.setattr(module, "_validation_labels", lambda *arguments: (none, none))
     assert baselines(config, too_small="explain") == NoBaselines(
-        f"data/dataset/small/text_document: no label of the {validation_samples(config)} validation samples "
+        f"data/dataset/small/text_document: no label of the {config.evaluation_samples} validation samples "
         f"is in the loss. Use more text or another data.split."
     )
 
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_the_data_is_told_however_small(make_config):
 def test_only_labels_that_bear_loss_count(make_config, texts):
     """With a loss mask or eod_mask_loss, only validation labels in the loss are evaluated."""
     config = make_config()
-    every = validation_samples(config) * config.model.seq_length
+    every = config.evaluation_samples * config.model.seq_length
     make_dataset(config, texts)
     assert baselines(config).validation_tokens == every
     assert baselines(make_config(data={"eod_mask_loss": True})).validation_tokens < every

@@ -68,9 +68,7 @@ class Perplexity:
         self.limit = limit
         self._opened, self._tokenizer = opened, tokenizer
         data = config.data
-        self._is_apart = (
-            data.resolved_packing == "best_fit" or data.inter_document_masking or data.reset_position_ids
-        )
+        self._is_apart = data.isolates_documents or data.reset_position_ids
         self._masks_eod = data.eod_mask_loss
         self._ranges = _ranges(config, opened, split, is_own)
         self._positions = config.model.seq_length

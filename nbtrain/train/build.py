@@ -147,7 +147,7 @@ def refuse_backend(config: RunConfig, world: World) -> None:
         DTYPES[config.precision.dtype],
         model.attention_backend,
         model.attention_dropout,
-        documents=data.inter_document_masking or data.resolved_packing == "best_fit",
+        documents=data.isolates_documents,
         head_size=model.resolved_kv_channels,
         grouped=model.resolved_num_query_groups < model.num_attention_heads,
         window=model.window_size,

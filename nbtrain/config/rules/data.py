@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nbtrain.config.code_file import defines
 from nbtrain.config.findings import mistake
-from nbtrain.config.rules.wording import Problems, broken, setting_text
+from nbtrain.config.rules.wording import Problems, broken
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.data_section import LANGUAGES
 from nbtrain.config.sections.sources import (
@@ -258,15 +258,11 @@ def index_samples_decide_something(config: RunConfig) -> Problems:
 
 def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
     """torch's flash kernel supports only the causal mask."""
-    masked = "data.inter_document_masking" if config.data.inter_document_masking else "data.packing"
-    if config.model.attention_backend == "flash" and (
-        config.data.inter_document_masking or config.data.resolved_packing == "best_fit"
-    ):
+    if config.model.attention_backend == "flash" and config.data.isolates_documents:
         yield broken(
             config,
             "model.attention_backend",
-            f"cannot be combined with {setting_text(config, masked)}: the kernel takes no mask between "
-            "documents.",
+            f"takes no mask between documents, but data has {config.data.isolating_setting}.",
             "Set attention_backend: auto, which uses flash attention inside each document if it can.",
         )
 

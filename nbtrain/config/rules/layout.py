@@ -218,12 +218,7 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
             f"needs model.attention_dropout: 0, but it is {config.model.attention_dropout:g}: "
             "its backward pass would draw different random numbers.",
         )
-    if config.data.inter_document_masking or config.data.resolved_packing == "best_fit":
-        option = (
-            "packing: best_fit"
-            if config.data.resolved_packing == "best_fit"
-            else "inter_document_masking: true"
-        )
+    if (option := config.data.isolating_setting) is not None:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",

@@ -217,3 +217,17 @@ class DataConfig(ConfigModel):
             for source in self.sources
         )
         return "best_fit" if is_tuning else "stream"
+
+    @property
+    def isolating_setting(self) -> str | None:
+        """The setting that keeps attention inside a document, as "packing: best_fit"; None if attention
+        crosses documents.
+        """
+        if self.resolved_packing == "best_fit":
+            return "packing: best_fit"
+        return "inter_document_masking: true" if self.inter_document_masking else None
+
+    @property
+    def isolates_documents(self) -> bool:
+        """Whether attention stays inside a document."""
+        return self.isolating_setting is not None

@@ -214,6 +214,17 @@ BROKEN = {
         "  cannot keep documents apart, but data has inter_document_masking: true. Set fpdt_chunk_tokens: 0, "
         "or change inter_document_masking.",
     ),
+    "chunks across examples": (
+        "gpt-125m",
+        [
+            "parallel.fpdt_chunk_tokens=512",
+            "model.attention_dropout=0.0",
+            "data.sources=[{kind: alpaca, path: x}]",
+        ],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  cannot keep documents apart, but data has packing: best_fit. Set fpdt_chunk_tokens: 0, or change "
+        "packing.",
+    ),
     "chunks in fp32": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "precision.dtype=fp32"],
@@ -1281,8 +1292,14 @@ BROKEN = {
         "gpt-125m",
         ["model.attention_backend=flash", "data.inter_document_masking=true"],
         "@: model.attention_backend = flash\n"
-        "  cannot be combined with data.inter_document_masking = true: the kernel takes no mask between "
-        "documents. "
+        "  takes no mask between documents, but data has inter_document_masking: true. "
+        "Set attention_backend: auto, which uses flash attention inside each document if it can.",
+    ),
+    "a kernel without a mask, and examples": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "data.sources=[{kind: alpaca, path: x}]"],
+        "@: model.attention_backend = flash\n"
+        "  takes no mask between documents, but data has packing: best_fit. "
         "Set attention_backend: auto, which uses flash attention inside each document if it can.",
     ),
     "a dump on disk that is downloaded": (

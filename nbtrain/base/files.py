@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pwd
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from nbtrain.base.git_lfs import pointer_problem
 
 # Part of a job's cause if its run directory can no longer be written.
 READ_ONLY = "on a read-only disk"
+# File systems that are mounted on this machine.
+MOUNTS = Path("/proc/mounts")
 # A record is replaced once a second and read in milliseconds: more failures in a row have another cause.
 STALE_TRIES = 5
 # Errors of write() and fsync(), which name no file: no space, a quota, the largest file, a read-only disk.
@@ -25,6 +28,24 @@ def is_read_only(folder: Path) -> bool:
     """Return whether the file system that holds a folder is mounted read-only."""
     # For root, access() succeeds even on a read-only mount.
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def file_system_of(folder: Path) -> str | None:
+    """Return the type of the file system that holds a folder; None if /proc/mounts does not say."""
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    path, best, kind = str(folder.resolve()), "", None
+    for line in lines:
+        _, point, found, *_ = line.split(" ")
+        # Spaces in a mount point are written as octal numbers.
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        # Of mounts at the same point, the last one is seen.
+        if inside and len(point) >= len(best):
+            best, kind = point, found
+    return kind
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 
+from nbtrain.base.files import file_system_of
+
 # A lock acquired between the check of the processes and the check of the file is new.
 LOCAL_SECONDS = 5.0
 # The longest observed build, on a busy machine.
@@ -35,7 +37,7 @@ def remove_stale_locks(root: Path | None = None) -> list[Path]:
     removed: list[Path] = []
     if not locks:
         return removed
-    oldest = LOCAL_SECONDS if _file_system(root.resolve()) in LOCAL_FILE_SYSTEMS else SHARED_SECONDS
+    oldest = LOCAL_SECONDS if file_system_of(root) in LOCAL_FILE_SYSTEMS else SHARED_SECONDS
     for lock in sorted(locks - _held_open()):
         try:
             if time.time() - lock.stat().st_mtime >= oldest:
@@ -55,14 +57,3 @@ def _held_open() -> set[Path]:
         except OSError:  # gone, or another user's
             continue
     return held
-
-
-def _file_system(path: Path) -> str:
-    """Return the type of the file system of `path`, as in /proc/mounts; "" if it is not known."""
-    try:
-        mounts = [line.split(" ") for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return ""
-    # Spaces are written as octal numbers there; such a mount is not found, and its parent is used.
-    below = [(len(where), kind) for _, where, kind, *_ in mounts if path.is_relative_to(where)]
-    return max(below)[1] if below else ""

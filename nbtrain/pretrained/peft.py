@@ -30,6 +30,7 @@ from nbtrain.pretrained import peft_ia3, peft_tokens
 from nbtrain.pretrained.peft_files import (
     PREFIX,
     SETTINGS,
+    name_problems,
     read_settings,
     read_tensors,
     targets_module,
@@ -187,14 +188,8 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
     if whole := peft_tokens.whole_matrix_problem(tensors, config):
         return [*problems, whole]
     begun = {tensor for module in modules_begun(found, tensors, config) for tensor in module.tensors}
-    for words, names in (
-        ("has no", [name for name in known - begun if name not in tensors]),
-        ("has", [name for name in tensors if name not in known | rows]),
-    ):
-        if names:
-            first = sorted(names)[0].removeprefix(PREFIX)
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            problems.append(f"{words} {first}{more}: lora.targets = {', '.join(lora.targets)}")
+    missing, surplus = known - begun - tensors.keys(), tensors.keys() - known - rows
+    problems += name_problems(missing, surplus, f"lora.targets = {', '.join(lora.targets)}")
     problems += peft_tokens.problems_of(found, tensors, config)
     for module in modules:
         if not set(module.tensors) <= set(tensors):

@@ -1,7 +1,7 @@
 """The two files of a folder of adapters, as `peft` writes them."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,19 @@ def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
     except CheckpointError as error:
         raise CheckpointError(f"{display(folder / WEIGHTS)}: {error}") from None
     return {meant.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+def name_problems(missing: Collection[str], surplus: Collection[str], reason: str) -> list[str]:
+    """Return a clause about the tensors that a file lacks, and one about those that it should not have.
+
+    Each names the first of its tensors and ends with `reason`.
+    """
+    problems = []
+    for words, names in (("has no", missing), ("has", surplus)):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            problems.append(f"{words} {min(names).removeprefix(PREFIX)}{more}: {reason}")
+    return problems
 
 
 def targets_module(settings: Mapping[str, Any], module: str) -> bool:

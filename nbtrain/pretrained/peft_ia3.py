@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained.peft_files import PREFIX, read_settings, read_tensors, targets_module
+from nbtrain.pretrained.peft_files import (
+    PREFIX,
+    name_problems,
+    read_settings,
+    read_tensors,
+    targets_module,
+)
 from nbtrain.pretrained.tensors import PACKED, Piece, Sizes
 from nbtrain.pretrained.written import family_of
 
@@ -113,15 +119,9 @@ def problems_of(folder: Path, config: RunConfig) -> list[str]:
     tensors = read_tensors(folder, wanted)
     # Vectors of modules that the folder does not target start at 1.
     asked = {module.tensor for module in rescaled_modules(config) if targets_module(found, module.name)}
-    for words, names in (
-        ("has no", [name for name in wanted if name in asked and name not in tensors]),
-        ("has", [name for name in tensors if name not in wanted]),
-    ):
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            return [
-                f"{words} {sorted(names)[0].removeprefix(PREFIX)}{more}: keys, values and the MLP are read"
-            ]
+    missing, surplus = asked - tensors.keys(), tensors.keys() - wanted.keys()
+    if problems := name_problems(missing, surplus, "keys, values and the MLP are read"):
+        return problems[:1]
     return [
         f"{name.removeprefix(PREFIX)} is {list(tensors[name].shape)}, and {list(shape)} here"
         for name, shape in wanted.items()

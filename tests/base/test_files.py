@@ -118,3 +118,21 @@ def test_two_threads_that_write_one_record_leave_a_whole_one(tmp_path):
         for writer in writers:
             writer.result()
     assert os.listdir(tmp_path) == ["engine.json"]
+
+
+def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, tmp_path):
+    """The deepest mount point above a folder determines its file system; octal escapes in mount points are
+    decoded.
+    """
+    mounts = tmp_path / "mounts"
+    inside = tmp_path / "a disk"
+    inside.mkdir()
+    beside = tmp_path / "a disk 2"
+    beside.mkdir()
+    point = str(inside).replace(" ", "\\040")
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nhost:/x {point} nfs rw 0 0\n")
+    monkeypatch.setattr(files, "MOUNTS", mounts)
+    assert files.file_system_of(inside) == "nfs"
+    assert files.file_system_of(beside) == "ext4"
+    monkeypatch.setattr(files, "MOUNTS", tmp_path / "none")
+    assert files.file_system_of(inside) is None

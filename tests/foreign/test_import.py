@@ -927,7 +927,7 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
             "a.yaml",
             "kind: Deployment\n",
             "a.yaml: is a manifest of Kubernetes (Deployment) and contains no job; supported kinds: "
-            "DeepSpeedJob, PyTorchJob, MPIJob, TrainJob, and ConfigMap.",
+            "DeepSpeedJob, TrainJob, MPIJob, PyTorchJob, and ConfigMap.",
         ),
         (
             "a.yaml",

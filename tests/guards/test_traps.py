@@ -334,9 +334,9 @@ def test_t12_a_lock_that_nobody_holds_is_removed(tmp_path, monkeypatch):
     for lock in (held, left):
         os.utime(lock, (time.time() - 60,) * 2)
     assert not FileBaton(str(left)).try_acquire()
-    monkeypatch.setattr(stale_locks, "_file_system", lambda path: "nfs4")
+    monkeypatch.setattr(stale_locks, "file_system_of", lambda path: "nfs4")
     assert stale_locks.remove_stale_locks(tmp_path) == []
-    monkeypatch.setattr(stale_locks, "_file_system", lambda path: "ext4")
+    monkeypatch.setattr(stale_locks, "file_system_of", lambda path: "ext4")
     assert stale_locks.remove_stale_locks(tmp_path) == [left]
     assert FileBaton(str(left)).try_acquire()
     builder.release()

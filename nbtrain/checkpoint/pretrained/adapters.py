@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.pretrained.files import write_file
+from nbtrain.checkpoint.pretrained.files import write_peft_folder
 from nbtrain.checkpoint.pretrained.ia3 import write_vectors
 from nbtrain.checkpoint.weights.peft_adapters import read_adapters
 from nbtrain.checkpoint.weights.store import CheckpointStore
@@ -23,7 +22,6 @@ from nbtrain.pretrained.peft import (
     settings_of,
     shapes_of,
 )
-from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from nbtrain.pretrained.peft_tokens import token_modules
 
 
@@ -50,12 +48,7 @@ def write_adapters(
         a, b = (store.full(each) for each in adapters_of(module.weight))
         return _written(module, a, b)[number].to(dtype)
 
-    shapes = shapes_of(config)
-    total, done = sum(torch.Size(shape).numel() for shape in shapes.values()) * dtype.itemsize, 0
-    for count in write_file(folder / WEIGHTS, shapes, dtype, tensor_of, {"format": "pt"}):
-        done += count
-        yield done, total
-    files.write_json(folder / SETTINGS, settings_of(config))
+    yield from write_peft_folder(folder, shapes_of(config), dtype, tensor_of, settings_of(config))
 
 
 def check_adapters(

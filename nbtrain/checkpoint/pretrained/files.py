@@ -18,6 +18,7 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.pretrained.folder import INDEX, SINGLE
+from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 
 Shapes = Mapping[str, tuple[int, ...]]
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -70,6 +71,21 @@ def write_file(
             content = tensor.contiguous().view(-1).view(torch.uint8).numpy()
             stream.write(content.data)
             yield content.nbytes
+
+
+def write_peft_folder(
+    folder: Path,
+    shapes: Shapes,
+    dtype: torch.dtype,
+    tensor_of: Callable[[str], torch.Tensor],
+    settings: Mapping[str, Any],
+) -> Iterator[tuple[int, int]]:
+    """Write the two files of a folder of peft and yield (bytes done, total bytes)."""
+    total, done = sum(map(math.prod, shapes.values())) * dtype.itemsize, 0
+    for count in write_file(folder / WEIGHTS, shapes, dtype, tensor_of, {"format": "pt"}):
+        done += count
+        yield done, total
+    files.write_json(folder / SETTINGS, settings)
 
 
 def _head(shapes: Shapes, dtype: torch.dtype, metadata: Mapping[str, str]) -> bytes:

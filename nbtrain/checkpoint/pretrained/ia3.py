@@ -8,11 +8,9 @@ from pathlib import Path
 
 import torch
 
-from nbtrain.base import files
-from nbtrain.checkpoint.pretrained.files import write_file
+from nbtrain.checkpoint.pretrained.files import write_peft_folder
 from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from nbtrain.pretrained.peft_ia3 import rescaled_modules, settings_of, shapes_of
 
 
@@ -33,9 +31,4 @@ def write_vectors(
                 written[piece.there : piece.there + piece.count] = vector[place : place + piece.count]
         return written.view(-1, 1).to(dtype)
 
-    shapes = shapes_of(config)
-    total, done = sum(torch.Size(shape).numel() for shape in shapes.values()) * dtype.itemsize, 0
-    for count in write_file(folder / WEIGHTS, shapes, dtype, tensor_of, {"format": "pt"}):
-        done += count
-        yield done, total
-    files.write_json(folder / SETTINGS, settings_of(config))
+    yield from write_peft_folder(folder, shapes_of(config), dtype, tensor_of, settings_of(config))

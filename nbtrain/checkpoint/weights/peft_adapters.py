@@ -4,18 +4,17 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.weights.masters import MadeWhole
+from nbtrain.checkpoint.weights.peft_folder import PeftFolder
 from nbtrain.checkpoint.weights.peft_vectors import PeftVectors
 from nbtrain.checkpoint.weights.store import StoredParameter
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.names import adapters_of
 from nbtrain.pretrained.peft import AdaptedModule, adapted_modules, adapter_problems, wanted_tensors
-from nbtrain.pretrained.peft_files import WEIGHTS, read_settings, read_tensors
+from nbtrain.pretrained.peft_files import read_settings
 from nbtrain.pretrained.peft_tokens import modules_of_vocabulary, said_by
 
 
@@ -25,14 +24,13 @@ def read_adapters(folder: Path, config: RunConfig) -> "PeftAdapters | PeftVector
     return PeftVectors(folder, config) if config.lora.kind == "ia3" else PeftAdapters(folder, config)
 
 
-class PeftAdapters(MadeWhole):
+class PeftAdapters(PeftFolder):
     """The adapters in a folder, by canonical name. Raises CheckpointError if they do not match the run."""
 
     def __init__(self, folder: Path, config: RunConfig):
         assert config.lora is not None
-        if problems := adapter_problems(folder, config):
-            raise CheckpointError(f"{display(folder)}: does not fit this run: {'; '.join(problems)}.")
-        self.folder, self.rank, self.seed = folder, config.lora.rank, config.model.seed
+        super().__init__(folder, wanted_tensors(config), adapter_problems(folder, config))
+        self.rank, self.seed = config.lora.rank, config.model.seed
         self.vocab_size = config.tokenizer.vocab_size
         self._modules: dict[str, list[AdaptedModule]] = {}
         for module in adapted_modules(config):
@@ -44,18 +42,6 @@ class PeftAdapters(MadeWhole):
             if one.rows in said
         }
         self.hidden_size = config.model.hidden_size
-        # A name of peft's may be another one in the file: _orig_mod. of torch.compile, for example.
-        wanted = wanted_tensors(config)
-        self._names = {name: tensor.name for name, tensor in read_tensors(folder, wanted).items()}
-        self._file = safe_open(folder / WEIGHTS, framework="pt", device="cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Format of the first tensor."""
-        return self._file.get_tensor(next(iter(self._names.values()))).dtype
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        return self._file.get_tensor(self._names[name]).float()
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
@@ -94,11 +80,6 @@ class PeftAdapters(MadeWhole):
     def _rows(self, tensor: str, ids: list[int]) -> torch.Tensor:
         order = sorted(range(len(ids)), key=ids.__getitem__)
         return self._tensor(tensor)[order]
-
-    def _finite(self, name: str, found: torch.Tensor) -> torch.Tensor:
-        if not bool(torch.isfinite(found).all()):
-            raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Get another copy.")
-        return found
 
     def _fill(
         self, out: torch.Tensor, module: AdaptedModule, a: torch.Tensor, b: torch.Tensor, is_first: bool

@@ -4,34 +4,24 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.weights.masters import MadeWhole
+from nbtrain.checkpoint.weights.peft_folder import PeftFolder
 from nbtrain.checkpoint.weights.store import StoredParameter
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained.peft_files import WEIGHTS, read_tensors
 from nbtrain.pretrained.peft_ia3 import RescaledModule, problems_of, rescaled_modules, shapes_of
 
 
-class PeftVectors(MadeWhole):
+class PeftVectors(PeftFolder):
     """The vectors in a folder, by canonical name. Raises CheckpointError if they do not match the run."""
 
     def __init__(self, folder: Path, config: RunConfig):
-        if problems := problems_of(folder, config):
-            raise CheckpointError(f"{display(folder)}: does not fit this run: {'; '.join(problems)}.")
-        self.folder, self.vocab_size = folder, config.tokenizer.vocab_size
+        super().__init__(folder, shapes_of(config), problems_of(folder, config))
+        self.vocab_size = config.tokenizer.vocab_size
         self._modules: dict[str, list[RescaledModule]] = {}
         for module in rescaled_modules(config):
             self._modules.setdefault(module.vector, []).append(module)
-        self._names = {name: tensor.name for name, tensor in read_tensors(folder, shapes_of(config)).items()}
-        self._file = safe_open(folder / WEIGHTS, framework="pt", device="cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Format of the first tensor."""
-        return self._file.get_tensor(next(iter(self._names.values()))).dtype
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
@@ -42,12 +32,9 @@ class PeftVectors(MadeWhole):
         """Return one whole vector, fp32."""
         parts: dict[int, torch.Tensor] = {}
         for module in self._modules[name]:
-            if (stored := self._names.get(module.tensor)) is None:
-                found = torch.ones(module.size)
-            else:
-                found = self._file.get_tensor(stored).float().flatten()
-            if not bool(torch.isfinite(found).all()):
-                raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Get another copy.")
+            found = torch.ones(module.size)
+            if module.tensor in self._names:
+                found = self._finite(name, self._tensor(module.tensor).flatten())
             if module.is_input:
                 return found
             for piece, place in module.pieces:

@@ -8,12 +8,13 @@ import shlex
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.names.other_programs import is_accelerate, program_of_file
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.kubernetes_section import Workload
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 TEXTS = (
@@ -35,7 +36,7 @@ OTHER_ENDINGS = (*SCRIPTS, *TEXTS, ".json", ".jsonc")
 PRICES = ("currency", "date", "source", "per_kwh", "per_device_hour")
 MANIFEST = {"apiVersion", "kind"}
 # Kinds of manifests that hold a training job (foreign/job_files/manifests.py reads them).
-JOB_KINDS = ("DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob")
+JOB_KINDS = get_args(Workload)
 DEEPSPEED = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16"}
 
 

@@ -50,6 +50,9 @@ UnixId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 AffinityWeight = Annotated[int, Field(ge=1, le=100)]
 Annotation = Annotated[str, Field(max_length=100_000)]
 
+# Labels by which Kueue knows a TrainJob's queue and its priority.
+QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+
 Workload = Literal["DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"]
 
 

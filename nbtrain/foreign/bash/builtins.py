@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from nbtrain.foreign.bash.conditions import compute, decide
+from nbtrain.foreign.bash.expansion import separator_pattern
 from nbtrain.foreign.bash.output import print_output
 from nbtrain.foreign.bash.patterns import Token
 from nbtrain.foreign.bash.shell import MOST_CALLS, Shell
@@ -288,14 +289,10 @@ def _without_effect(shell: Shell, words: list[Runs], place: str) -> None:
 
 def _fields(line: str, separators: str, count: int) -> list[str]:
     """Split a line as `read` does: the last of `count` variables takes the rest."""
-    blanks = "".join(letter for letter in separators if letter in " \t\n")
-    others = "".join(letter for letter in separators if letter not in " \t\n")
+    pattern, blanks = separator_pattern(separators)
     line = line.strip(blanks) if blanks else line
     if not separators or not line:
         return [line] if line else []
-    blank = f"[{re.escape(blanks)}]" if blanks else "(?!)"
-    other = f"[{re.escape(others)}]" if others else "(?!)"
-    pattern = re.compile(f"{blank}*{other}{blank}*|{blank}+")
     parts = pattern.split(line, maxsplit=count - 1 if count > 1 else 0 if count == 0 else -1)
     if count == 1:
         parts = [line]

@@ -631,21 +631,26 @@ class Expansion:
 # --- helpers --------------------------------------------------------------------------------------------
 
 
+def separator_pattern(separators: str) -> tuple[re.Pattern[str], str]:
+    """Return the pattern of one separator between fields, and the blanks among the characters of $IFS.
+
+    Blanks next to each other separate once; each other character separates, along with the blanks around it.
+    """
+    blanks = "".join(letter for letter in separators if letter in " \t\n")
+    others = "".join(letter for letter in separators if letter not in " \t\n")
+    blank, other = (f"[{re.escape(letters)}]" if letters else "(?!)" for letters in (blanks, others))
+    return re.compile(f"{blank}*{other}{blank}*|{blank}+"), blanks
+
+
 def _split(runs: Runs, separators: str) -> Iterator[tuple[bool, Run | None]]:
     """Yield (whether a word begins here, its part), split at the separators.
 
     An unknown part is never split.
     """
-    blanks = "".join(letter for letter in separators if letter in " \t\n")
-    others = "".join(letter for letter in separators if letter not in " \t\n")
     if not separators:
         yield from ((False, run) for run in runs)
         return
-    blank, other = (
-        f"[{re.escape(blanks)}]" if blanks else "(?!)",
-        f"[{re.escape(others)}]" if others else "(?!)",
-    )
-    pattern = re.compile(f"{blank}*{other}{blank}*|{blank}+")
+    pattern, blanks = separator_pattern(separators)
     for run in runs:
         if run.unknown is not None or run.quoted:
             yield False, run
@@ -654,7 +659,7 @@ def _split(runs: Runs, separators: str) -> Iterator[tuple[bool, Run | None]]:
         for match in pattern.finditer(run.text):
             if match.start() > position:
                 yield False, run._replace(text=run.text[position : match.start()])
-            elif others and match.group(0).strip(blanks):
+            elif match.group(0).strip(blanks):
                 yield False, run._replace(text="")
             yield True, None
             position = match.end()

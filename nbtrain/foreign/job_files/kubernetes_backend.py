@@ -10,6 +10,7 @@ from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES
 from nbtrain.config.rules.kubernetes import NO_PLACE, RESERVED_PATHS
 from nbtrain.config.sections.fields import YEAR_SECONDS
+from nbtrain.config.sections.kubernetes_section import PRIORITY_LABEL, QUEUE_LABEL
 from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.syntax.located import Value, quantity
 from nbtrain.foreign.syntax.yaml_tree import Tree
@@ -34,7 +35,6 @@ WRITTEN_BY_CLUSTER = frozenset(
         *("ownerReferences", "finalizers", "generateName"),
     )
 ) | {"status", "apiVersion", "kind", "metadata.name"}
-QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
 def is_gpu(resource: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
+from nbtrain.config.load.other_files import SCRIPTS
 from nbtrain.foreign.bash.script import SHELLS, Command
 from nbtrain.foreign.bash.variables import Run, Variable, text_variable, word_of
 from nbtrain.foreign.syntax.located import Unknown, Value, Word
@@ -651,7 +652,7 @@ def _follow(
         yield _launch(command, start, scope, "python")
     elif name in SHELLS:
         yield from _shell(command, start, place, scope, hidden)
-    elif word.text.endswith((".sh", ".bash", ".slurm", ".sbatch")):
+    elif word.text.endswith(SCRIPTS):
         yield from _script_file(command, start, start + 1, place, scope, hidden)
     elif name not in STARTS_NOTHING:
         yield from _after_prefix(command, start, place, scope, hidden)

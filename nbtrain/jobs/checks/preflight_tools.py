@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nbtrain.base.extras import install_command
-from nbtrain.base.files import is_read_only
+from nbtrain.base.files import file_system_of, is_read_only
 from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.checkpoint_files import local_folder
 from nbtrain.base.run_directory.rundir import RunDir
@@ -63,7 +63,7 @@ def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
             continue
         if not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
             yield mistake(config, key, f"{found} is not writable.", "Name a writable folder on NVMe.")
-        kind = _file_system(folder)
+        kind = file_system_of(folder)
         if kind in MEMORY_FILE_SYSTEMS:
             yield mistake(
                 config,
@@ -138,23 +138,6 @@ def _on_nvme(config: RunConfig) -> list[str]:
     """Return the sections of `parallel` that offload to NVMe."""
     names = ("offload_optimizer", "offload_param")
     return [name for name in names if getattr(config.parallel, name).device == "nvme"]
-
-
-def _file_system(folder: Path) -> str | None:
-    """Return the type of the file system that holds a folder; None if /proc/mounts does not say."""
-    try:
-        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    path, best, kind = str(folder.resolve()), "", None
-    for line in lines:
-        _, point, found, *_ = line.split(" ")
-        # Spaces in a mount point are written as octal numbers.
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, found
-    return kind
 
 
 def extensions_can_be_built(launch: Launch) -> Iterator[Finding]:

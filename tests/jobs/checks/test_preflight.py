@@ -193,7 +193,7 @@ def nvme(tmp_path, monkeypatch):
     """Return settings that offload to a folder on a disk."""
     folder = tmp_path / "nvme"
     folder.mkdir()
-    monkeypatch.setattr(tools_checks, "_file_system", lambda folder: "ext4")
+    monkeypatch.setattr(tools_checks, "file_system_of", lambda folder: "ext4")
     return folder, {
         "parallel.zero_stage": 3,
         "parallel.offload_optimizer": {"device": "nvme", "nvme_path": str(folder)},
@@ -235,7 +235,7 @@ def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
     ],
 )
 def test_nvme_that_is_no_disk_of_this_machine(tiny, tools, nvme, monkeypatch, kind, expected):
-    monkeypatch.setattr(tools_checks, "_file_system", lambda folder: kind)
+    monkeypatch.setattr(tools_checks, "file_system_of", lambda folder: kind)
     [(problem, message)] = found(tiny(**nvme[1]))
     assert problem == "error"
     assert expected in message
@@ -307,23 +307,6 @@ def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
         r"nvme: the disk has 1000 B free, but the state that is offloaded to NVMe needs \d+\.\d KiB\.",
         message,
     )
-
-
-def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, tmp_path):
-    """The deepest mount point above a folder determines its file system; octal escapes in mount points are
-    decoded.
-    """
-    mounts = tmp_path / "mounts"
-    inside = tmp_path / "a disk"
-    inside.mkdir()
-    beside = tmp_path / "a disk 2"
-    beside.mkdir()
-    point = str(inside).replace(" ", "\\040")
-    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nhost:/x {point} nfs rw 0 0\n")
-    real = tools_checks.Path
-    monkeypatch.setattr(tools_checks, "Path", lambda path: mounts if path == "/proc/mounts" else real(path))
-    assert tools_checks._file_system(inside) == "nfs"
-    assert tools_checks._file_system(beside) == "ext4"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ capabilities) are a patch of the runtime's replicated job `node`.
 
 from typing import Any
 
+from nbtrain.config.sections.kubernetes_section import PRIORITY_LABEL, QUEUE_LABEL
 from nbtrain.jobs.backends.kubernetes.manifests import pods
 from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 
@@ -14,7 +15,6 @@ GROUP = "trainer.kubeflow.org"
 NODE = "node"
 # Owner of the patch.
 MANAGER = "nbtrain"
-QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
 def train_job(work: PodWork, namespace: str | None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.process.answers import answer_request
 from nbtrain.base.process.signals import hear_signals
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.files.manifest import whole_step
 from nbtrain.checkpoint.files.torch_files import write_file
@@ -86,7 +87,7 @@ def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int
     needed, free = held + SPARE_BYTES, shutil.disk_usage(to.parent).free
     if free < needed:
         raise CheckpointError(
-            f"{display(to)}: needs {needed / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB are free. Free "
+            f"{display(to)}: needs {amounts.size(needed)}, but only {amounts.size(free)} are free. Free "
             "space, or name a folder on another disk with --to."
         )
     temporary = to.with_name(f".{to.name}.tmp")

@@ -104,7 +104,7 @@ class KVCache:
     def length(self) -> int:
         """Number of tokens in each slot. Raises ValueError if the slots hold different numbers."""
         if len(set(self.lengths)) > 1:
-            raise ValueError(f"slots of {sorted(set(self.lengths))} tokens: place the next ones")
+            raise ValueError(f"slots hold different numbers of tokens: {sorted(set(self.lengths))}")
         return self.lengths[0]
 
     def place(self, slots: Sequence[int], counts: Sequence[int]) -> None:

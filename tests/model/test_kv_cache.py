@@ -111,7 +111,7 @@ def test_what_cannot_be_read_on_alike_is_refused():
     cache = model.new_cache(2)
     with torch.no_grad():
         read(model, cache, tokens, {0: (0, 3)})
-        with pytest.raises(ValueError, match=r"slots of \[0, 3\] tokens: place the next ones"):
+        with pytest.raises(ValueError, match=r"slots hold different numbers of tokens: \[0, 3\]"):
             model(tokens[:, :2], cache=cache)
         with pytest.raises(ValueError, match="13 tokens are more than the 10 positions of the model"):
             read(model, cache, tokens, {0: (0, 10)})

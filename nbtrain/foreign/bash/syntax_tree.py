@@ -253,7 +253,10 @@ def _check_depth(root: "Node", source: Source) -> None:
     while level:
         depth += 1
         if depth > MOST_DEPTH * 4:
-            raise BashSyntaxError(f"{source.place_of(level[0])}: nested too deeply for the script of a job.")
+            raise BashSyntaxError(
+                f"{source.place_of(level[0])}: is nested too deeply to be read. Give the script that starts "
+                "the training."
+            )
         level = [child for node in level for child in node.children]
 
 

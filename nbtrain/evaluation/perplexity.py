@@ -22,12 +22,12 @@ import numpy as np
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
 from nbtrain.base.workspace import dataset_dir, display
-from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.blend import open_pair
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
-from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
+from nbtrain.dataset.samples.split_ranges import split_ranges
 from nbtrain.evaluation.estimates import exp, ratio
 from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
 
@@ -70,7 +70,8 @@ class Perplexity:
         data = config.data
         self._is_apart = data.isolates_documents or data.reset_position_ids
         self._masks_eod = data.eod_mask_loss
-        self._ranges = _ranges(config, opened, split, is_own)
+        every = [(0, len(opened.indexed))]
+        self._ranges = every if split == "all" else split_ranges(config, opened, split, is_own)
         self._positions = config.model.seq_length
         self.total = sum(stop - start for start, stop in self._windows())
         if not self.total:
@@ -180,21 +181,6 @@ def _source(opened: OpenDataset) -> tuple[str, list[str]]:
     if is_in_home and manifest is not None and manifest.stem == files.stem:
         return folder, [folder]
     return display(files.prefix), [folder, files.stem, opened.manifest.dataset_sha256[:8]]
-
-
-def _ranges(config: RunConfig, opened: OpenDataset, split: str, is_own: bool) -> list[tuple[int, int]]:
-    """Return the ranges [first, last) of a split's sequences, split as in training."""
-    count = len(opened.indexed)
-    if split == "all":
-        return [(0, count)]
-    data = config.data
-    if data.resolved_packing == "best_fit":
-        configured = data.sources if is_own and not data.blend else []
-        sources = mixed_sources(opened.files, opened.manifest, configured, count)
-        parts = of_split(sources, data.split, data.split_rule, split)
-        return [(part.first, part.last) for part in parts if part.first < part.last]
-    first, last = split_bounds(data.split, data.split_rule, count)[SPLIT_NAMES.index(split)]
-    return [(first, last)] if first < last else []
 
 
 def _check_tokenizer(opened: OpenDataset, tokenizer: Tokenizer, config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from nbtrain.base.errors import DataError
 from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import display
-from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds, split_weights
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_weights
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.blend import OpenBlend
 from nbtrain.dataset.files import OpenDataset
@@ -19,6 +19,7 @@ from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.samples import packed_dataset, preference_dataset
 from nbtrain.dataset.samples.gpt_blend import BlendedDataset, BlendIndex, blend_sizes
 from nbtrain.dataset.samples.gpt_dataset import GPTDataset, SampleDataset, SampleOptions
+from nbtrain.dataset.samples.split_ranges import stream_range
 from nbtrain.dataset.samples.state import DataState
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ def _stream(
 ) -> GPTDataset | None:
     indexed, manifest = opened.indexed, opened.manifest
     data = config.data
-    bounds = _bounds(config, split, len(indexed))
+    bounds = stream_range(config, len(indexed), split)
     if bounds[0] == bounds[1]:
         return None
     if data.eod_mask_loss and manifest.eod_id is None:
@@ -187,11 +188,6 @@ def _stream(
     )
 
 
-def _bounds(config: RunConfig, split: str, num_sequences: int) -> tuple[int, int]:
-    bounds = split_bounds(config.data.split, config.data.split_rule, num_sequences)
-    return bounds[SPLIT_NAMES.index(split)]
-
-
 class _BlendBuilder:
     """Builds the splits of a blend: each dataset is split by data.split, then the parts are mixed."""
 
@@ -206,7 +202,7 @@ class _BlendBuilder:
 
     def __call__(self, split: str, index_samples: int, num_samples: int) -> BlendedDataset | None:
         config, entries = self.config, self.files.entries
-        bounds = [_bounds(config, split, len(entry.indexed)) for entry in self.opened]
+        bounds = [stream_range(config, len(entry.indexed), split) for entry in self.opened]
         empty = [number for number, (first, last) in enumerate(bounds) if first == last]
         present = [number for number in range(len(entries)) if number not in empty]
         if empty and (split == "train" or present):

@@ -32,10 +32,9 @@ from nbtrain.dataset.samples.packed_index import (
     build_pass,
     build_pieces,
     epochs_per_pass,
-    mixed_sources,
-    of_split,
 )
 from nbtrain.dataset.samples.sample import Sample
+from nbtrain.dataset.samples.split_ranges import sources_of_split
 
 logger = logging.getLogger(__name__)
 
@@ -229,8 +228,7 @@ def build_split(
     opened: OpenDataset, config: RunConfig, split: str, index_samples: int, num_samples: int
 ) -> PackedDataset | None:
     """Return the packed samples of a split; None if it is empty in every source. Raises DataError."""
-    sources = mixed_sources(opened.files, opened.manifest, config.data.sources, len(opened.indexed))
-    own = of_split(sources, config.data.split, config.data.split_rule, split)
+    own = sources_of_split(config, opened, split)
     if not any(len(source) for source in own):
         return None
     return PackedDataset(

@@ -21,14 +21,13 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.printing.report import Report, Result, Sentence
 from nbtrain.base.workspace import display
-from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.requested_settings import place_of_setting
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples.build import build_datasets
-from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
+from nbtrain.dataset.samples.split_ranges import split_ranges
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     for entry in stored:
         if entry["key"] == key:
             return Baselines(**entry["value"])
-    train, valid = (_parts_of(config, opened, name) for name in ("train", "valid"))
+    train, valid = (split_ranges(config, opened, name) for name in ("train", "valid"))
     train_tokens = _tokens(indexed, train, MAX_TRAIN_TOKENS)
     num_validation = sum(last - first for first, last in valid)
     if len(train_tokens) < 2 or not num_validation:
@@ -195,17 +194,6 @@ def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_si
 def _best(counts: np.ndarray, totals: np.ndarray, vocab_size: int) -> tuple[float, float]:
     """Return (lowest cross entropy, its k) over the grid, for tokens with these counts and totals."""
     return min((float(np.mean(np.log(totals + k * vocab_size) - np.log(counts + k))), k) for k in K_GRID)
-
-
-def _parts_of(config: RunConfig, opened: OpenDataset, split: str) -> list[tuple[int, int]]:
-    """Return a split's sequences [first, last), one range per source if sources are split separately
-    (best_fit).
-    """
-    how, count = (config.data.split, config.data.split_rule), len(opened.indexed)
-    if config.data.resolved_packing != "best_fit":
-        return [split_bounds(*how, count)[SPLIT_NAMES.index(split)]]
-    sources = mixed_sources(opened.files, opened.manifest, config.data.sources, count)
-    return [(source.first, source.last) for source in of_split(sources, *how, split)]
 
 
 def _tokens(indexed: IndexedDataset, parts: list[tuple[int, int]], limit: int) -> np.ndarray:

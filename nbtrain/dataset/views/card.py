@@ -32,7 +32,7 @@ from nbtrain.base.printing.report import (
     record_of,
 )
 from nbtrain.base.workspace import display, tokenizer_dir
-from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
+from nbtrain.config.arithmetic.splits import SPLIT_NAMES
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import folder_of
 from nbtrain.corpus.tokenizer.other_text import other_text_of
@@ -40,6 +40,7 @@ from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
+from nbtrain.dataset.samples.split_ranges import stream_range
 from nbtrain.dataset.tables import sources_table, unread_table
 from nbtrain.dataset.views.browser import Browser, Documents
 from nbtrain.dataset.views.card_pictures import bars_svg, histogram_svg
@@ -317,10 +318,10 @@ def _splits(config: RunConfig, indexed: IndexedDataset, packed: GPTDatasets | No
     """
     if packed is not None:
         return split_rows(packed)
-    bounds = split_bounds(config.data.split, config.data.split_rule, len(indexed))
     train = max(config.data.index_samples or 0, config.batch_schedule.samples_after(config.train_steps))
     rows = []
-    for name, (first, last) in zip(SPLIT_NAMES, bounds, strict=True):
+    for name in SPLIT_NAMES:
+        first, last = stream_range(config, len(indexed), name)
         tokens = int(indexed.lengths[first:last].sum(dtype=np.int64))
         samples = (train if name == "train" else config.evaluation_samples) if tokens else 0
         epochs = samples * config.model.seq_length / tokens if tokens else 0.0
@@ -368,7 +369,7 @@ def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
     rows, cards, warnings = [], [], []
     for entry in entries:
         indexed = IndexedDataset(entry.files.prefix)
-        first, last = split_bounds(config.data.split, config.data.split_rule, len(indexed))[0]
+        first, last = stream_range(config, len(indexed), "train")
         train_tokens = int(indexed.lengths[first:last].sum(dtype=np.int64))
         share = entry.weight / total
         taken = round(samples * share)

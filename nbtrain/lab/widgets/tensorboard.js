@@ -30,7 +30,7 @@ export default {
     frame.style.cssText = `width:100%;height:${model.get("height")}px;${border}`;
     frame.src = `${address}${name ? `?run=${encodeURIComponent(name)}` : ""}#timeseries`;
     el.replaceChildren(frame);
-    // A frame that is gone must not go on asking for points.
+    // A removed frame must not continue to request points.
     return () => {
       frame.src = "about:blank";
     };

@@ -154,8 +154,8 @@ def decided(setup: Setup) -> Setup:
 
 
 def lack_for_copy(setup: Setup) -> Literal["nvme", "unknown memory", "room"] | None:
-    """Return what keeps host memory from holding the copy of the states: they are on NVMe and never there as
-    a whole, nobody said how much memory there is, or it lacks room. None if it holds the copy.
+    """Return the reason why host memory cannot hold the copy of the states: they are on NVMe and never in
+    host memory as a whole, the size of that memory is not known, or it lacks room. None if it holds the copy.
     """
     if "nvme" in (setup.offload_optimizer, setup.offload_param):
         return "nvme"

@@ -175,7 +175,7 @@ def test_why_not_answers_for_any_layout(small):
 
 
 def test_context_parallelism_is_found_where_ulysses_cannot_shard_the_heads():
-    """Of 5 heads, neither tensor parallelism nor Ulysses gives each of two ranks as many; 16 GPUs share 8
+    """With 5 heads, neither tensor parallelism nor Ulysses gives each of two ranks as many; 16 GPUs share 8
     sequences of a batch by context parallelism.
     """
     changes = {"model.num_attention_heads": 5, "model.kv_channels": 128, "model.attention_dropout": 0.0}

@@ -83,7 +83,7 @@ def test_the_parts_add_up():
 
 
 def test_steps_of_several_sizes_are_the_steps_of_their_setups():
-    """What a ramp-up computes once for all of its batch sizes depends on none of them."""
+    """The parts that a ramp-up computes once depend on none of its batch sizes."""
     for changes in ({}, {"data_parallel_size": 2, "zero_stage": 2}, {"pipeline_parallel_size": 2}):
         own = setup(**changes)
         step_of = step_of_size(own, linked())

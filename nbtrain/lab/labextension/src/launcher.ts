@@ -6,7 +6,7 @@ import { CATEGORY } from "./names";
 
 const SECTION = ".jp-Launcher-section";
 
-/** Move our section before the others of a launcher, which JupyterLab draws in an order of its own. */
+/** Move our section before the others of a launcher, which JupyterLab sorts by itself. */
 function putFirst(launcher: Element): void {
   const card = launcher.querySelector(`.jp-LauncherCard[data-category="${CATEGORY}"]`);
   const own = card?.closest(SECTION), first = launcher.querySelector(SECTION);

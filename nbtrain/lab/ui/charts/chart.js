@@ -42,7 +42,7 @@ const finite = Number.isFinite;
 const GAP_PIXELS = 3;
 // Number of gaps that are labelled.
 const MOST_GAP_LABELS = 3;
-// Number of names in the legend of a chart until the user asks for all.
+// Number of names in the legend of a chart until the user shows all of them.
 const MOST_NAMES_SHOWN = 8;
 // Number of lines in the readout of a chart.
 const MOST_TIP_ROWS = 12;

@@ -11,7 +11,7 @@ const placeWords = ({ step, tokens, time }) => [
   ...(known(time) ? [stamp(time)] : []),
 ].join(" \u00b7 ");
 
-/** What the legend says of a line's NaN: "NaN since step 121". `last` is the last step of the curve. */
+/** The legend's note about a line's NaN: "NaN since step 121". `last` is the last step of the curve. */
 function gapNote(bad, last) {
   if (!bad || !bad.length) return {};
   const [from, to] = bad[bad.length - 1], steps = to > from ? `steps ${whole(from, 1)} to ${whole(to, 1)}` : `step ${whole(from, 1)}`;

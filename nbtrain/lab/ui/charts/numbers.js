@@ -1,4 +1,4 @@
-// Numbers and ticks on the axes of zoomable charts, formatted as in base/text/amounts.py and monitor/metrics/chart_data.py.
+// Numbers, ticks on axes and smoothing of zoomable charts, as in base/text/amounts.py and monitor/metrics/chart_data.py.
 // tests/lab/ui/numbers.json has the expected results for both.
 
 /** Round as Python does: a tie, which only exact binary fractions can be, goes to the even digit. */

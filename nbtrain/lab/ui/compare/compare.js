@@ -97,7 +97,7 @@ class Compare {
     return this.seeds.input.checked ? this.allGroups : [];
   }
 
-  /** Colour and dashes of a run's lines: its own, or those of its group. */
+  /** Colour and dashes of the lines of a run or, if it is in one, of its group. */
   lookOf(name) {
     const group = this.groups.find((names) => names.includes(name));
     return lineLook(this.names.indexOf(group ? group[0] : name));
@@ -411,7 +411,7 @@ export function seedBands(lines, groups) {
   return drawn;
 }
 
-/** What names begin with, up to a separator: "gpt-125m" for gpt-125m-seed-1 and gpt-125m-seed-2. */
+/** The common beginning of names, up to a separator: "gpt-125m" for gpt-125m-seed-1 and gpt-125m-seed-2. */
 function commonBegin(names) {
   const differs = [...names[0]].findIndex((letter, at) => names.some((name) => name[at] !== letter));
   const begin = names[0].slice(0, differs < 0 ? undefined : differs).replace(/[-_.]*(seed)?[-_.]*\d*$/, "");

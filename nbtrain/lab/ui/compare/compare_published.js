@@ -61,7 +61,7 @@ export class PublishedFigures {
       try {
         return await server.call("compare", "POST", { runs: names, published });
       } catch (error) {
-        // Another error, such as that of a run that is being deleted, is not the file's.
+        // Any other error, for example of a run that is being deleted, says nothing about the file.
         if (!REFUSED.includes(error.status)) throw error;
         // The user may have removed or replaced the file meanwhile.
         if (this.kept === published) {

@@ -180,7 +180,7 @@ const CSS = `
 .nbt-root .nbt-flag.nbt-restart,.nbt-root .nbt-flag.nbt-rollback{fill:var(--nbt-b)}
 
 .nbtrain-panel{max-width:1400px;border:1px solid var(--nbt-line);border-radius:8px;overflow:clip}
-/* The buttons stay where they are, whatever the state is called: they have a column or a row of their own. */
+/* The buttons have a separate column or row, so that the length of a state's name does not move them. */
 .nbtrain-panel .nbt-head{display:grid;grid-template-columns:minmax(0,1fr) auto;align-items:center;gap:6px 10px;
  padding:10px 14px 8px}
 .nbtrain-panel .nbt-titles{display:flex;align-items:center;gap:10px;min-width:0;white-space:nowrap}

@@ -12,7 +12,7 @@ let framesMade = 0;
 
 const MODE_WORDS = { full: "full: submit the run", twin: "twin: try its layout at small scale" };
 
-/** What form.js fills and listens to. */
+/** The parts of the form's page, which form.js fills and listens to. */
 export class FormFrame {
   build() {
     addStyle();

@@ -31,7 +31,7 @@ export class FormPages {
     this.count();
   }
 
-  /** Whether a field is read: those of other backends than the chosen one are not, and are shown only if changed. */
+  /** Whether a field is read. Fields of a backend that is not chosen are not read, and are shown only if changed. */
   applies(key) {
     const [section, kind, rest] = key.split("."), own = this.specs.get("backend.kind");
     if (section !== "backend" || !rest || !own.choices.includes(kind)) return true;

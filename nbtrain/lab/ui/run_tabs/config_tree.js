@@ -3,7 +3,7 @@
 
 import { button, choices, element } from "../elements/dom.js";
 
-/** What can be shown: [key, words, whether a row belongs to it]. */
+/** The filters of the tree: [key, words, whether a row belongs to it]. */
 const FILTERS = [
   ["all", "all settings", () => true],
   ["yaml", "only what overrides changed", (row) => row.override],

@@ -8,7 +8,7 @@ const LEVELS = [
 ];
 const OF_RANK = /^\[rank\d+\]:\s?/;
 
-/** The level of a line, and whether the next line may continue a traceback; `inTraceback` is that of the line before. */
+/** The level of a line, and whether the next line may continue a traceback; `inTraceback` says so of the line before. */
 export function levelOf(text, inTraceback) {
   const words = text.replace(OF_RANK, "");
   if (/^Traceback \(most recent call last\)/.test(words)) return { level: "error", inTraceback: true };

@@ -10,7 +10,7 @@ import { button, choices, element } from "../elements/dom.js";
 // So many ranks or fewer have cells with the value in them.
 const MOST_LARGE = 16;
 const RANK_CHART_HEIGHT = 120;
-// States are told apart without colours, too.
+// A state can be recognized without its colour.
 const SIGNS = { bad: "!", good: "\u2713", wait: "\u2026", calm: "\u2013" };
 
 export class Strip {
@@ -45,7 +45,7 @@ export class Strip {
     this.note.hidden = !strip.left_out;
     this.note.textContent = `${strip.left_out} more ranks are in the table below.`;
     this.paint();
-    // The curves go on, or another job is shown now.
+    // The curves have new points, or another job is shown now.
     if (this.chosen !== null) this.readCharts();
   }
 

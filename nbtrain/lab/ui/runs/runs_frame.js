@@ -115,7 +115,7 @@ export class RunsFrame {
     this.heads = {};
     for (const [key, name, className] of this.columns.shown) {
       const cell = element("th", className);
-      // Times have no zone of their own.
+      // The times in the column do not name their time zone.
       const title = key === "created" ? `${name}, ${zone(Date.now() / 1000)}` : name;
       cell.scope = "col";
       cell.dataset.column = key;

@@ -3,7 +3,7 @@
 const CURVE_WIDTH = 84, CURVE_HEIGHT = 20, CURVE_AIR = 2;
 // An active run's curve is read again after this time.
 const CURVE_MS = 15000;
-// Rows that come into sight together are asked for together.
+// The curves of rows that come into view together are requested together.
 const CURVES_WAIT_MS = 60;
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 

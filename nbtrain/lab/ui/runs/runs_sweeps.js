@@ -13,9 +13,9 @@ export const sweepOf = (run) => (run.labels || {})[SWEEP_LABEL] || "";
 
 /**
  * The entries of the list, in order: {run}, and {sweep, runs, folded} before the runs of a sweep, which are all at
- * the place of its first one. A sweep of which one run is listed has no row of its own.
+ * the place of its first one. A sweep with a single listed run has no row.
  *
- * isFolded(name, runs)   whether the runs of a sweep are left out
+ * isFolded(name, runs)   whether the runs of a sweep are folded away
  */
 export function sweepEntries(runs, isFolded) {
   const sweeps = new Map(), entries = [];

@@ -36,7 +36,7 @@ from nbtrain.config.sections.imported import ImportedFile
 from nbtrain.config.sections.kubernetes_section import LabelKey, LabelValue
 from nbtrain.config.sections.limits_section import LimitsConfig
 from nbtrain.config.sections.lora_section import LoraConfig
-from nbtrain.config.sections.markers import Architecture, Binds, SameMathematics, WithoutEffect
+from nbtrain.config.sections.markers import Architecture, Binds, OfRun, SameMathematics, WithoutEffect
 from nbtrain.config.sections.notify_section import NotifyConfig
 from nbtrain.config.sections.parallel_section import ParallelConfig, PrecisionConfig
 from nbtrain.config.sections.resources_section import ResourcesConfig
@@ -162,7 +162,7 @@ class ModelConfig(ConfigModel):
     counted from 1. A list has a 1 for each layer without rope and a 0 for each with it. null means none."""
     untie_embeddings_and_output_weights: Annotated[bool, Architecture()] = False
     """Whether the output layer has its own matrix, as in Llama. Otherwise it uses the word embedding."""
-    make_vocab_size_divisible_by: PositiveSmallCount = 128
+    make_vocab_size_divisible_by: Annotated[PositiveSmallCount, OfRun()] = 128
     """Multiple for padding: the vocabulary is padded to a multiple of this number times
     tensor_parallel_size.
     """
@@ -178,14 +178,16 @@ class ModelConfig(ConfigModel):
     and has no bias, as in Llama."""
     norm_epsilon: Annotated[PositiveRate, Architecture()] = 1e-5
     """Epsilon that each norm adds to the variance (RMSNorm: to the mean square) before the square root."""
-    attention_backend: Annotated[Literal["auto", "flash", "efficient", "math"], SameMathematics()] = "auto"
+    attention_backend: Annotated[
+        Literal["auto", "flash", "efficient", "math"], SameMathematics(), OfRun()
+    ] = "auto"
     """Kernel of scaled_dot_product_attention; auto lets PyTorch choose."""
-    cross_entropy_chunk_tokens: Annotated[ChunkTokens, SameMathematics()] = 1024
+    cross_entropy_chunk_tokens: Annotated[ChunkTokens, SameMathematics(), OfRun()] = 1024
     """Number of tokens whose logits the fused linear + cross entropy holds at one time; 0 means all
     tokens."""
-    compile: Annotated[bool, SameMathematics()] = False
+    compile: Annotated[bool, SameMathematics(), OfRun()] = False
     """Whether the model is compiled with torch.compile, which needs a C++ compiler on a CPU."""
-    seed: WideSeed = 1234
+    seed: Annotated[WideSeed, OfRun()] = 1234
     """Seed of the initial weights and of dropout."""
 
     def resolved(self, name: str) -> Any:

@@ -33,7 +33,8 @@ from nbtrain.base.workspace import (
 from nbtrain.config.findings import mistake
 from nbtrain.config.load import Overrides, load, override_layer, validate, validate_section
 from nbtrain.config.rules.check import check_config
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.config.sections.markers import OfRun, marked
 from nbtrain.config.yaml_source import Located, to_text
 from nbtrain.corpus.tokenizer.beginning import own_token
 from nbtrain.corpus.tokenizer.exported import entries_of, holds_tokenizer
@@ -63,14 +64,6 @@ SCHEDULE: dict[str, Any] = {
     "lr_schedule": {"lr": 2.0e-5, "min_lr": 2.0e-6, "lr_warmup_fraction": 0.03},
 }
 SEQUENCE_TOKENS = 2048
-# Sections of another run that describe how its model is computed, not which model it is.
-HOW_COMPUTED = (
-    "attention_backend",
-    "cross_entropy_chunk_tokens",
-    "compile",
-    "make_vocab_size_divisible_by",
-    "seed",
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -229,7 +222,7 @@ def _onto(onto: str, name: str) -> Located:
     """
     base = load(onto, check=False)
     value = base.model_dump()
-    value["model"] = {key: value["model"][key] for key in HOW_COMPUTED}
+    value["model"] = {key: value["model"][key] for key in marked(ModelConfig, OfRun)}
     value["tokenizer"] = {}
     # The text is the same, but its ids belong to another tokenizer.
     value["data"]["name"] = name

@@ -13,17 +13,15 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.config.sections.markers import OfRun, marked
 from nbtrain.config.yaml_source import show
 from nbtrain.pretrained.families import FAMILIES, LAYER_TYPES, Family
 
 OWN_SCHEMA = 1
 # Name of the file in the folder passed to the GPU side.
 GGUF_FILE = "model.gguf"
-# Fields that decide how a model is computed or initialized, and are not part of the exported model.
-NOT_THE_MODEL = (
-    *("attention_backend", "cross_entropy_chunk_tokens", "compile", "make_vocab_size_divisible_by", "seed"),
-    "seq_length",
-)
+# Fields that are not part of the exported model. Its length is max_position_embeddings.
+NOT_THE_MODEL = {*marked(ModelConfig, OfRun), "seq_length"}
 # {format of the weights in nbtrain: its name in config.json}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -166,7 +164,7 @@ def config_json(
 def own_description(config: RunConfig, vocab_size: int, step: int) -> dict[str, Any]:
     """Return the metadata of a consolidated file for a run's model, which model.py reads."""
     model = config.model
-    fields = {key: value for key, value in model.model_dump().items() if key not in NOT_THE_MODEL}
+    fields = model.model_dump(exclude=NOT_THE_MODEL)
     fields["max_position_embeddings"] = model.resolved_max_position_embeddings
     fields["ffn_hidden_size"] = model.resolved_ffn_hidden_size
     described = {"schema_version": OWN_SCHEMA, "model": fields, "vocab_size": vocab_size}

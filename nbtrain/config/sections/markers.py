@@ -6,7 +6,8 @@
 
 A field without a marker may change when a run is resumed, and the resume report names it.
 config/rules/resume.py reads Binds, SameMathematics and WithoutEffect; checkpoint/live/describe.py,
-pretrained/start.py and the model's GPTConfig read Architecture; config/rules/backends.py reads SbatchOption.
+pretrained/start.py, dataset/samples/reference.py and the model's GPTConfig read Architecture;
+pretrained/written.py and exchange/import_model.py read OfRun; config/rules/backends.py reads SbatchOption.
 """
 
 from collections.abc import Callable
@@ -39,6 +40,14 @@ class Architecture:
     """Name of the property that init_from compares; "" compares the field itself, or resolved_<field>."""
     counts: Callable[[Any], bool] = lambda section: True
     """Function of the section of the weights that tells whether the field is compared at all."""
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """A field of `model` that belongs to the run: it decides how the run computes or initializes its model.
+
+    An export omits it, and an imported model has the value of the run that it is imported onto.
+    """
 
 
 @dataclass(frozen=True)

@@ -12,29 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.config.sections.markers import Architecture, marked
 from nbtrain.dataset.samples.gpt_index import Allocate
 from nbtrain.dataset.samples.index_files import cached_arrays
 
 VERSION = 1
 NAME = "reference"
-# Fields of the section model that say how it is trained, split or computed.
-NOT_THE_MODEL = {
-    "architecture",
-    "attention_backend",
-    "attention_dropout",
-    "compile",
-    "cross_entropy_chunk_tokens",
-    "hidden_dropout",
-    "init_method_std",
-    "make_vocab_size_divisible_by",
-    "seed",
-}
 
 
 def description_of(config: RunConfig, dataset_sha256: str, weights_sha256: str) -> dict[str, Any]:
     """Return the settings that determine the numbers; `weights_sha256` is the hash of all initial weights."""
-    model = config.model.model_dump(exclude=NOT_THE_MODEL)
+    model = config.model.model_dump(include=set(marked(ModelConfig, Architecture)))
     return {
         "reference_version": VERSION,
         "dataset_sha256": dataset_sha256,

@@ -7,7 +7,7 @@ from nbtrain.config.load import load
 from nbtrain.config.names.keys import field_keys
 from nbtrain.config.rules.resume import BOUND, SAME_MATHEMATICS, WITHOUT_EFFECT, is_bound, misfits, within
 from nbtrain.config.schema import ModelConfig
-from nbtrain.config.sections.markers import Architecture, marked
+from nbtrain.config.sections.markers import Architecture, OfRun, marked
 from nbtrain.dataset.samples.state import DataState
 
 
@@ -43,6 +43,18 @@ def test_every_field_of_the_model_is_sorted():
     same = {key.removeprefix("model.") for key in SAME_MATHEMATICS if key.startswith("model.")}
     assert architecture | same | NOT_ARCHITECTURE == set(ModelConfig.model_fields)
     assert len(architecture) + len(same) + len(NOT_ARCHITECTURE) == len(ModelConfig.model_fields)
+
+
+# Fields of `model` outside the architecture that describe the model nevertheless: an export contains them.
+DESCRIBES_THE_MODEL = {"architecture", "hidden_dropout", "attention_dropout", "init_method_std"}
+
+
+def test_every_field_is_of_the_model_or_of_the_run():
+    """Each field of `model` outside the architecture is marked as the run's or listed here as the model's."""
+    of_run, architecture = set(marked(ModelConfig, OfRun)), set(marked(ModelConfig, Architecture))
+    assert not of_run & architecture
+    assert of_run | DESCRIBES_THE_MODEL == set(ModelConfig.model_fields) - architecture
+    assert not of_run & DESCRIBES_THE_MODEL
 
 
 def test_no_bound_field_is_said_to_be_without_effect():

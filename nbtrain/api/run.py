@@ -359,7 +359,8 @@ class Run:
         return Run(resume(self.directory, overrides, tries_code=try_code).run)
 
     def queue(self, priority: int | None = None, now: bool = False) -> "QueueList":
-        """Change the waiting job's priority, or with `now` start it next to running jobs; return the queue.
+        """Change the waiting job's priority, or with `now` start it alongside the running jobs; return the
+        queue.
 
         Raises JobError if the job is not waiting in this machine's queue, and ConfigError if the priority is
         out of bounds.

@@ -66,14 +66,14 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("save", "runs", "Save a checkpoint now and continue training."),
         Verb("pause", "runs", "Save a checkpoint and release the devices."),
         Verb("clone", "runs", "Start a run with another run's settings."),
-        Verb("queue", "runs", "Show which jobs have this machine's devices or wait."),
+        Verb("queue", "runs", "Show which jobs hold or await this machine's devices."),
         Verb("tensorboard", "tensorboard", "Show runs in TensorBoard."),
         Verb("advise", "planning", "Suggest changes after a failed or slow run."),
     ),
     "after": (
         Verb("generate", "serve", "Continue a prompt with a run's model.", ("inference",), common=True),
         Verb("chat", "chat", "Talk with a run's model in the terminal.", common=True),
-        Verb("evaluate", "evaluate", "Measure perplexity and scores of benchmarks.", common=True),
+        Verb("evaluate", "evaluate", "Measure perplexity and benchmark scores.", common=True),
         Verb("serve", "serve", "Serve a run's model to OpenAI clients.", common=True),
         Verb(
             "export",

@@ -121,7 +121,7 @@ class Ranks:
         return pause
 
     def note_gone(self, now: float) -> None:
-        """Note since when a rank has been gone without an exit record."""
+        """Record when a rank was first found gone without an exit record."""
         for watch in self.watches.values():
             if watch.gone_at is None and watch.beat and not watch.record and watch.beat.process.gone():
                 watch.gone_at = now

@@ -127,7 +127,7 @@ def _report_by_run(tables: Mapping[str, Any]) -> Report:
 
 
 def best_of(values: Sequence[float | None], better: str) -> float | None:
-    """Return the best of the numbers, of which a "low" or "high" one is better; None if none stands out."""
+    """Return the lowest or the highest number, whichever `better` names; None if none stands out."""
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not better or len(set(numbers)) < 2:
         return None

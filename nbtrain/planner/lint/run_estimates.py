@@ -51,7 +51,7 @@ class RunEstimates:
 
     @property
     def least_epochs(self) -> float | None:
-        """Passes over the training split: counted, or at least so many by the size of the text."""
+        """Passes over the training split: counted, or the lowest estimate from the size of the text."""
         if self.epochs is None and self.text is not None:
             return self.text.epochs(self.config.train_tokens)[0]
         return self.epochs

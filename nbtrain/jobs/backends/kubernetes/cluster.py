@@ -300,8 +300,8 @@ class Cluster:
             except (HTTPError, ValueError) as error:
                 if seconds is None:
                     raise Unanswered(
-                        f"{self.host}: cannot {what}: no whole answer in {len(self._back_off_seconds) + 1} "
-                        f"tries ({type(error).__name__})."
+                        f"{self.host}: cannot {what}: no complete answer in "
+                        f"{len(self._back_off_seconds) + 1} attempts ({type(error).__name__})."
                     ) from None
             time.sleep(seconds)
         raise AssertionError("the last try has returned or raised")

@@ -128,7 +128,7 @@ def test_what_may_pass_is_asked_again(stub, cluster, manifest):
         "again later."
     )
     stub.fault("GET", "mpijobs", times=3, drop=True)
-    with pytest.raises(Unanswered, match="no whole answer in 3 tries"):
+    with pytest.raises(Unanswered, match="no complete answer in 3 attempts"):
         cluster.get(KIND, NAME)
 
 
@@ -254,7 +254,7 @@ def test_a_server_that_is_not_there_is_unseen(tmp_path, monkeypatch, stub):
     text = stub.kubeconfig.read_text().replace(stub.address, "http://127.0.0.1:9")
     (tmp_path / "config").write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    with pytest.raises(Unanswered, match=r"127\.0\.0\.1:9: cannot read MPIJob gpt: no whole answer in 2"):
+    with pytest.raises(Unanswered, match=r"127\.0\.0\.1:9: cannot read MPIJob gpt: no complete answer in 2"):
         Cluster(connect(), (0.01,)).get(KIND, "gpt")
 
 

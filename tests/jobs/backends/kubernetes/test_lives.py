@@ -242,7 +242,7 @@ def test_a_server_that_is_silent_is_no_traceback_and_no_lost_request(life, job, 
     assert cli.main(["cancel", job.run.name]) == JobError.exit_code
     said = capsys.readouterr().err
     assert re.search(
-        rf"^JobError: {which}ended by its scheduler now: .* no whole answer in 3 tries .*\)\. The request",
+        rf"^JobError: {which}ended by its scheduler now: .* in 3 attempts .*\)\. The request",
         said,
     )
     assert "continues" not in said and (path, name) in stub.objects

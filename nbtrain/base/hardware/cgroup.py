@@ -115,7 +115,7 @@ def oom_kills_in(path: Path | None) -> int | None:
 def text_of(path: Path | None) -> str:
     """Return the contents of a kernel file; "" if it cannot be read."""
     try:
-        return path.read_text() if path else ""
+        return path.read_text(encoding="utf-8", errors="replace") if path else ""
     except OSError:
         return ""
 

@@ -6,16 +6,20 @@ from pathlib import Path
 
 from nbtrain.base.hardware.cgroup import text_of
 
+CPU_INFO = Path("/proc/cpuinfo")
 # Libraries choose their kernels by these flags.
 VECTOR_FLAGS = re.compile(r"fma|f16c|avx\w*|amx\w*|asimd\w*|sve\w*|bf16")
 
 
 def cpu_model() -> tuple[str, frozenset[str]]:
-    """Return the name of the processor's model, and its flags."""
-    text = text_of(Path("/proc/cpuinfo"))
-    name = re.search(r"^model name\s*:\s*(.*)$", text, flags=re.M)
+    """Return the name of the processor's model, or of its architecture if the system does not name the model,
+    and its flags.
+    """
+    text = text_of(CPU_INFO)
+    name = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", text, flags=re.M)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, flags=re.M)
-    return name[1] if name else platform.machine(), frozenset(flags[1].split() if flags else ())
+    model = name[1] if name else platform.processor() or platform.machine()
+    return model, frozenset(flags[1].split() if flags else ())
 
 
 def vector_flags() -> list[str]:

@@ -27,7 +27,6 @@ import functools
 import importlib.metadata
 import logging
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -38,6 +37,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
 from nbtrain.base.hardware import nvml
+from nbtrain.base.hardware.cpu import cpu_model
 from nbtrain.base.process.locks import flock_folder
 from nbtrain.base.workspace import data_home, display
 
@@ -55,7 +55,6 @@ MEASURE_SECONDS, PROCESS_SECONDS = 0.1, 20.0
 # A matrix of 1 MiB stays in the caches, like the tiles of every fast matrix product.
 MATRIX_SIZE = 512
 
-_CPU_INFO = Path("/proc/cpuinfo")
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "BLIS")}
 
 Figure = dict[str, Any]
@@ -126,7 +125,7 @@ def machine_gpus() -> list[str]:
 def machine_key() -> str:
     """Return the key of this machine's calibration: CPU, cores, GPUs and torch's version."""
     gpus = collections.Counter(machine_gpus())
-    words = [f"{cpu_model()}", f"{len(os.sched_getaffinity(0))} cores"]
+    words = [cpu_model()[0], f"{len(os.sched_getaffinity(0))} cores"]
     words += [f"{count} x {name}" for name, count in gpus.items()]
     try:
         words.append(f"torch {importlib.metadata.version('torch')}")
@@ -239,17 +238,7 @@ def measure_core() -> float:
 
 
 def _core() -> str:
-    return f"{cpu_model()}, {os.cpu_count()} cores, numpy {importlib.metadata.version('numpy')}"
-
-
-def cpu_model() -> str:
-    """Return the CPU's name, as the system reports it."""
-    try:
-        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    return f"{cpu_model()[0]}, {os.cpu_count()} cores, numpy {importlib.metadata.version('numpy')}"
 
 
 def _stored_rates(path: Path) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
     calibration._rate_of_core.cache_clear()
     assert matmul_flops_per_core() == 123e9
     assert len(measured) == 1
-    monkeypatch.setattr(calibration, "cpu_model", lambda: "Another CPU")
+    monkeypatch.setattr(calibration, "cpu_model", lambda: ("Another CPU", frozenset()))
     matmul_flops_per_core()
     assert len(measured) == 2
     stored = json.loads((home / "cpu_rate.json").read_text())
@@ -128,12 +128,3 @@ def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
     (workspace / "data").mkdir()
     monkeypatch.setattr(calibration.files, "write_json", refuse)
     assert matmul_flops_per_core() == 123e9
-
-
-def test_a_machine_that_names_no_cpu(tmp_path, monkeypatch):
-    """If /proc does not name the processor, the name that Python reports is used."""
-    monkeypatch.setattr(calibration, "_CPU_INFO", tmp_path / "none")
-    assert calibration.cpu_model()
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: CPU X\nmodel name\t: CPU Y\n")
-    monkeypatch.setattr(calibration, "_CPU_INFO", tmp_path / "cpuinfo")
-    assert calibration.cpu_model() == "CPU X"

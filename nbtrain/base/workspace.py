@@ -24,6 +24,8 @@ from pathlib import Path
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.version import PACKAGE
 
+# Environment variables that name the workspace, its output directory and its data directory.
+FOLDER_VARIABLES = WORKSPACE, OUTPUT, DATA = "NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA"
 # Names become folder names, Kubernetes names and TensorBoard run names: the narrowest of the three rules.
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
 NAME_RULE = "must be 1 to 53 lower case letters, digits and inner dashes, e.g. gpt-125m-2xdp"
@@ -48,7 +50,7 @@ def is_workspace(folder: Path) -> bool:
 
 def workspace() -> Path:
     """Return the folder that relative paths are relative to."""
-    if configured := os.environ.get("NBTRAIN_WORKSPACE"):
+    if configured := os.environ.get(WORKSPACE):
         return typed_path(configured).resolve()
     here = Path.cwd()
     for folder in (here, *here.parents):
@@ -60,24 +62,30 @@ def workspace() -> Path:
 def the_workspace() -> str:
     """Return a sentence for errors about missing files: where the workspace is, and how it was chosen."""
     folder = workspace()
-    if os.environ.get("NBTRAIN_WORKSPACE"):
-        return f"The workspace is {folder} (NBTRAIN_WORKSPACE)."
+    if os.environ.get(WORKSPACE):
+        return f"The workspace is {folder} ({WORKSPACE})."
     if is_workspace(folder):
         return f"The workspace is {folder}, found from the current folder."
     return (
         f"The workspace is {folder}, the current folder, because no folder at or above it holds notebooks/ "
-        "and examples/megatron-gpt/. Go to the workspace of the run, or set NBTRAIN_WORKSPACE to it."
+        f"and examples/megatron-gpt/. Go to the workspace of the run, or set {WORKSPACE} to it."
     )
 
 
 def output_root() -> Path:
     """Return the folder that holds every run directory: $NBTRAIN_OUTPUT, else <workspace>/output."""
-    return _from_environment("NBTRAIN_OUTPUT", "output")
+    return _from_environment(OUTPUT, "output")
 
 
 def data_home() -> Path:
     """Return the folder that holds tokenizers and datasets: $NBTRAIN_DATA, else <workspace>/data."""
-    return _from_environment("NBTRAIN_DATA", "data")
+    return _from_environment(DATA, "data")
+
+
+def folder_variables() -> dict[str, str]:
+    """Return the variables with which another process finds the same folders, from any current folder."""
+    folders = {WORKSPACE: workspace(), OUTPUT: output_root(), DATA: data_home()}
+    return {variable: str(folder) for variable, folder in folders.items()}
 
 
 def queue_folder() -> Path:

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.workspace import folder_variables
 from nbtrain.jobs.gpu_side import LAST_LINES, last_output
 from nbtrain.jobs.machine.environment import supervisor_environment
 
 # On a busy machine the imports take minutes.
 START_SECONDS = 600.0
 END_SECONDS = 5.0
-PLACES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,13 @@ class ForkServer:
         """
         assert self.abilities is not None
         self._next_id += 1
-        # Where things are may have changed since the server was started.
-        places = {name: value for name, value in supervisor_environment().items() if name in PLACES}
         request = {
             "id": self._next_id,
             "ranks": ranks,
             "function": function,
             "arguments": list(arguments),
-            "environment": {**places, **(environment or {})},
+            # The folders may be others than when the server was started.
+            "environment": {**folder_variables(), **(environment or {})},
             "log": str(log),
             "timeout_seconds": timeout_seconds,
             "linger_seconds": linger_seconds,

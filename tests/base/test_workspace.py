@@ -10,7 +10,7 @@ from nbtrain.base.errors import ConfigError
 
 def test_the_workspace_is_found_from_below(tmp_path, monkeypatch):
     """The workspace is found from any folder below it, where JupyterLab and papermill start kernels."""
-    for variable in ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA"):
+    for variable in places.FOLDER_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     (tmp_path / "notebooks" / "deep").mkdir(parents=True)
     (tmp_path / "examples" / "megatron-gpt").mkdir(parents=True)
@@ -52,6 +52,11 @@ def test_the_environment_moves_output_and_data(workspace, monkeypatch, tmp_path)
     monkeypatch.setenv("NBTRAIN_DATA", "shared-data")
     assert places.output_root() == tmp_path / "elsewhere"
     assert places.data_home() == workspace / "shared-data"
+    assert places.folder_variables() == {
+        "NBTRAIN_WORKSPACE": str(workspace),
+        "NBTRAIN_OUTPUT": str(tmp_path / "elsewhere"),
+        "NBTRAIN_DATA": str(workspace / "shared-data"),
+    }
 
 
 def test_a_folder_without_marks_is_its_own_workspace(tmp_path, monkeypatch):

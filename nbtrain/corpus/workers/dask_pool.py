@@ -18,9 +18,9 @@ from typing import Any
 from nbtrain.base.errors import DataError
 from nbtrain.base.files import write_bytes
 from nbtrain.base.text.amounts import elapsed
-from nbtrain.base.workspace import data_home, output_root, workspace
+from nbtrain.base.workspace import folder_variables
 from nbtrain.corpus.workers.dask_cluster import DaskCluster
-from nbtrain.corpus.workers.dask_worker import VARIABLES, Order, software
+from nbtrain.corpus.workers.dask_worker import Order, software
 from nbtrain.corpus.workers.lease import Lease
 from nbtrain.corpus.workers.ordered_map import TASKS_PER_WORKER, Executor, Make, NotYet
 
@@ -44,12 +44,10 @@ class DaskPool(Executor):
         self.client = cluster.client
         self.folder = folder
         self.lease = Lease(folder)
-        paths = dict(zip(VARIABLES, (workspace(), output_root(), data_home())))
-        environment = {name: str(path) for name, path in paths.items()}
         order = Order(
             self.lease.token,
             software(),
-            environment,
+            folder_variables(),
             str(self.lease.path),
             self.lease.token,
             pickle.dumps(make),

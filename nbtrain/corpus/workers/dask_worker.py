@@ -20,8 +20,6 @@ from nbtrain.corpus.workers import lease
 
 # Packages that decide the bytes of a shard, besides nbtrain.
 LIBRARIES = ("numpy", "tokenizers", "fastokens", "orjson", "lxml", "ftfy", "rensa", "sentencex", "pyarrow")
-# Variables of the folders to which paths in the run are relative.
-VARIABLES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 
 
 class Order(NamedTuple):

@@ -19,7 +19,7 @@ from nbtrain.base.hardware.nvml import CUDA_DEVICES
 from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.base.version import PACKAGE, __version__
-from nbtrain.base.workspace import data_home, output_root, queue_folder, workspace
+from nbtrain.base.workspace import folder_variables, queue_folder
 from nbtrain.config.code_file import code_sha256
 from nbtrain.config.load.attempt import TAKEN_OVER
 from nbtrain.config.schema import RunConfig
@@ -62,9 +62,7 @@ def supervisor_environment() -> dict[str, str]:
     """
     names = (name for name in os.environ if not name.startswith(DROPPED_PREFIXES))
     kept = {name: os.environ[name] for name in names if name not in DROPPED_VARIABLES}
-    folders = {"WORKSPACE": workspace(), "OUTPUT": output_root(), "DATA": data_home()}
-    folders["QUEUE"] = queue_folder()
-    return kept | {f"NBTRAIN_{name}": str(folder) for name, folder in folders.items()}
+    return kept | folder_variables() | {"NBTRAIN_QUEUE": str(queue_folder())}
 
 
 def variables_to_keep() -> dict[str, str]:

@@ -24,7 +24,7 @@ from nbtrain.base.run_directory.jobstate import ACTIVE
 from nbtrain.base.run_directory.node_records import NodeRecord
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity, Record
 from nbtrain.base.run_directory.rundir import JobDir
-from nbtrain.base.workspace import workspace
+from nbtrain.base.workspace import FOLDER_VARIABLES, workspace
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.backend_section import HostsConfig
 from nbtrain.jobs.attempt.phases import cap_seconds, stop_patience_seconds
@@ -39,7 +39,7 @@ from nbtrain.jobs.machine.hostfile import hostfile_text, hosts_of
 END_JOB = Path(__file__).with_name("end_job.py")
 AGENT_MARKER = "NBTRAIN_AGENT_JOB"
 # Variables of the submitting environment that an agent needs; launchers pass on almost none.
-PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", *FOLDER_VARIABLES)
 # Seconds from the end of the agents until the launcher has noticed it.
 RUNNER_END_SECONDS = 5.0
 END_TIMEOUT_SECONDS = 60.0

@@ -25,7 +25,7 @@ from nbtrain.base.run_directory.observed_state import at_rest
 from nbtrain.base.run_directory.records import JobRecord, Record
 from nbtrain.base.run_directory.rundir import JobDir, new_run_id
 from nbtrain.base.text import amounts
-from nbtrain.base.workspace import display, workspace
+from nbtrain.base.workspace import display, folder_variables, workspace
 from nbtrain.config.code_file import carried
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.load import load_resolved
@@ -61,11 +61,8 @@ from nbtrain.jobs.backends.slurm.script import (
 )
 from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.machine import processes
-from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.jobs.supervisor.journal import Journal
 
-# Variables of the submitting shell that the batch script sets itself; sbatch passes the others on.
-EXPORTED = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 SRUN_END_SECONDS = 15.0
 # The reason of a job that `scontrol uhold` keeps waiting.
 HELD = "JobHeldUser"
@@ -127,10 +124,10 @@ class SlurmBackend(RemoteBackend):
         ConfigError.
         """
         if not alone:
-            return shown_script(config, job, _exported())
+            return shown_script(config, job, folder_variables())
         run_id = job.run.run_id or new_run_id()
         run = {RUN_YAML: one_line(config), RUN_ID: run_id, **carried(config)}
-        return script_alone(config, job, {**_exported(), **run})
+        return script_alone(config, job, {**folder_variables(), **run})
 
     def was_started(self, job: JobDir, run_id: str) -> None:
         """Write handle.json with this allocation's number, and save Slurm's copy of the script."""
@@ -382,7 +379,7 @@ class SlurmBackend(RemoteBackend):
     def _sbatch(self, job: JobDir, config: RunConfig, after: str = "") -> str:
         handle = SlurmHandle.read(job.handle_json) or SlurmHandle()
         path = job.path / f"slurm.{len(handle.numbers)}.sbatch"
-        files.write_text(path, batch_script(config, job, _exported(), after))
+        files.write_text(path, batch_script(config, job, folder_variables(), after))
         environment = sbatch_environment(os.environ, sbatch_options(config, job, after))
         # Written first, so that a job is found even if this process dies before it records the job's number.
         handle.asked = True
@@ -408,11 +405,6 @@ def _own_number() -> str:
     array.
     """
     return os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
-
-
-def _exported() -> dict[str, str]:
-    environment = supervisor_environment()
-    return {name: environment[name] for name in EXPORTED}
 
 
 class SlurmLauncher(RemoteLauncher):

@@ -403,6 +403,13 @@ class RunConfig(ConfigModel):
         return self.evaluation.eval_iters * self.batch.global_batch_size
 
     @property
+    def paid_gpus(self) -> int:
+        """Number of GPUs that are paid for: all of its machines, also those without a rank; 0 on CPUs."""
+        if self.resources.device == "cpu":
+            return 0
+        return max(self.world_size, self.resources.nodes * self.resources.gpus_per_node)
+
+    @property
     def ranks_per_node(self) -> int:
         """Number of ranks on each machine; at least one."""
         if self.resources.device == "gpu" and self.resources.gpus_per_node:

@@ -107,8 +107,7 @@ def estimate_cost(config: RunConfig, seconds: float | None) -> CostEstimate:
     resources = config.resources
     if seconds is None or resources.device == "cpu":
         return CostEstimate(None if seconds is None else 0.0, None, None, energy_price)
-    devices = max(config.world_size, resources.nodes * (resources.gpus_per_node or 0))
-    hours = devices * seconds / 3600
+    hours = config.paid_gpus * seconds / 3600
     device = find_device(resources.gpu_type)
     energy = None
     if device is not None:

@@ -349,13 +349,12 @@ def _per_day(config: RunConfig, cost: CostEstimate) -> tuple[float, str]:
     resources = config.resources
     if resources.interruptions_per_day is not None:
         return resources.interruptions_per_day, "resources.interruptions_per_day"
-    devices = max(config.world_size, resources.nodes * (resources.gpus_per_node or 0))
     if not cost.device_hours:
         return 0.0, "not known for CPUs"
     basis = f"assumed: one in {GPU_HOURS_PER_FAILURE:,.0f} GPU hours, as in Llama 3 405B's training"
     if resources.capacity == "spot":
         basis += "; how often spot machines are taken away is not known"
-    return devices * 24 / GPU_HOURS_PER_FAILURE, basis
+    return config.paid_gpus * 24 / GPU_HOURS_PER_FAILURE, basis
 
 
 def _restart(config: RunConfig, duration: DurationEstimate, disk: DiskEstimate) -> tuple[float, str]:

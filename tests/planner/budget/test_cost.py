@@ -45,8 +45,10 @@ def test_energy_is_gpu_hours_times_watts():
 
 
 def test_the_whole_machine_is_paid():
-    """A run on four of a machine's eight GPUs pays for all eight."""
+    """A run on four of a machine's eight GPUs pays for all eight, and a run on CPUs for none."""
+    assert load("gpt-125m-4xdp", ["resources.gpus_per_node=8"], check=False).paid_gpus == 8
     assert cost("resources.gpus_per_node=8").device_hours == pytest.approx(80)
+    assert load("gpt-tiny").paid_gpus == 0
 
 
 def test_what_costs_nothing_and_what_is_not_known():

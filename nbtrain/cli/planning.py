@@ -248,6 +248,7 @@ def new(options: argparse.Namespace) -> None:
 
 def import_run(options: argparse.Namespace) -> None:
     """Make a run YAML of other programs' files."""
+    from nbtrain.base.workspace import display
     from nbtrain.foreign.importing import import_files
 
     overrides = [word for word in options.words if is_override(word) and not _exists(word)]
@@ -256,7 +257,8 @@ def import_run(options: argparse.Namespace) -> None:
     if options.output is None:
         show_text(imported.text)
         return
-    show(f"{imported.write(options.output, options.overwrite)}: imported from {imported.program}.")
+    path = imported.write(options.output, options.overwrite)
+    show(f"{display(path)}: imported from {imported.program}.")
     for note in imported.notes:
         show(f"  {note}")
 

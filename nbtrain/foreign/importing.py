@@ -59,7 +59,7 @@ from nbtrain.foreign.syntax.flags import (
 )
 from nbtrain.foreign.syntax.json_comments import TWICE, Document, read_json
 from nbtrain.foreign.syntax.located import Word
-from nbtrain.planner.run_file import not_written, parent_name, path_of
+from nbtrain.planner.run_file import not_written, parent_name, path_of, refuse_existing, target_of
 
 # A field that flags cannot express, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000", or
 # "# nbtrain: KEY=VALUE <- OTHER" for a field that the flags set to OTHER.
@@ -92,16 +92,16 @@ class Imported(Result):
         return Report("", [InNotebook(notes), Code(self.text, indent="")])
 
     def write(self, path: str | Path, overwrite: bool = False) -> Path:
-        """Write the run YAML. Raises ConfigError if the file exists, unless `overwrite` is set."""
-        if path_of(path).suffix not in (".yaml", ".yml"):
-            raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
-        text = self.text
+        """Write the run YAML and return its absolute path.
+
+        Raises ConfigError if the file exists, unless `overwrite` is set.
+        """
+        target, text = target_of(path, overwrite, "--overwrite"), self.text
         if self.onto:
             # A relative name is found from the folder of the YAML.
-            target = typed_path(path_of(path)).absolute()
             parent = parent_name(find(self.onto).absolute(), target)
             text = text.replace(_extends(self.onto), _extends(parent), 1)
-        return write_once(path, text, overwrite)
+        return write_once(target, text, overwrite)
 
 
 def _extends(name: str) -> str:
@@ -110,13 +110,8 @@ def _extends(name: str) -> str:
 
 def write_once(path: str | Path, text: str, overwrite: bool) -> Path:
     """Write a file. Raises ConfigError if it exists, unless `overwrite` is set."""
-    path = path_of(path)
-    if path.is_dir():
-        raise ConfigError(f"{path}: is a folder; name a file in it.")
-    if path.is_file() and not overwrite:
-        raise ConfigError(
-            f"{path}: exists already; name another file, or overwrite it (--overwrite, overwrite=True)."
-        )
+    path = typed_path(path_of(path))
+    refuse_existing(path, overwrite, "--overwrite")
     try:
         files.write_output(path, text)
     except OSError as error:

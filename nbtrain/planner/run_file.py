@@ -46,11 +46,21 @@ def target_of(path: str | Path, overwrite: bool = False, option: str = "--force"
     path = typed_path(path_of(path)).absolute()
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
-    if path.exists() and not overwrite:
+    refuse_existing(path, overwrite, option)
+    return path
+
+
+def refuse_existing(path: Path, overwrite: bool, option: str) -> None:
+    """Raise ConfigError if `path` is a folder, or a file and `overwrite` is False; a device is neither.
+
+    `option` is the name of the command-line option for `overwrite`.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder. Name a file in it.")
+    if path.is_file() and not overwrite:
         raise ConfigError(
             f"{path}: exists already. Name another file, or ask to overwrite it ({option}, overwrite=True)."
         )
-    return path
 
 
 def write_text(path: Path, text: str, named: RunConfig) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ import yaml
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
-from nbtrain.foreign.importing import import_files
+from nbtrain.foreign.importing import import_files, write_once
 from nbtrain.foreign.lint import lint
 from nbtrain.foreign.syntax.json_comments import read_json
 
@@ -910,12 +911,25 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
     """An existing YAML is overwritten only on request."""
     found = import_files([write(tmp_path, "gpt-125m")], [WIKI])
     path = found.write(tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match="exists already; name another file, or overwrite it"):
+    with pytest.raises(ConfigError, match=r"run\.yaml: exists already\. .* overwrite it \(--overwrite, "):
         found.write(path)
     found.write(path, overwrite=True)
-    for name, words in (("none/run.yaml", "cannot be written"), ("run.txt", "ends in .yaml or .yml")):
+    (tmp_path / "folder.yaml").mkdir()
+    for name, words in (
+        ("none/run.yaml", "cannot be written"),
+        ("run.txt", "ends in .yaml or .yml"),
+        ("folder.yaml", "is a folder"),
+    ):
         with pytest.raises(ConfigError, match=f"{name}: .*{words}"):
             found.write(tmp_path / name)
+
+
+def test_a_script_is_written_to_a_device_and_into_the_home_folder(tmp_path, monkeypatch):
+    """A device may be named, although it exists, and ~ is the home folder, as for a run YAML."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert write_once("/dev/null", "text", overwrite=False) == Path("/dev/null")
+    assert write_once("~/run.sh", "text", overwrite=False).read_text() == "text"
+    assert (tmp_path / "run.sh").is_file()
 
 
 @pytest.mark.parametrize(

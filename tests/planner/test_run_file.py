@@ -58,6 +58,9 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     assert path.read_text() == before
     write_run(load(path, {"batch.max_steps": 4}), path, overwrite=True)
     assert load(path).batch.max_steps == 4
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.yaml: is a folder\. Name a file in it"):
+        write_run(load("gpt-tiny"), tmp_path / "folder.yaml", overwrite=True)
 
 
 def test_a_broken_run_is_not_written(tmp_path):

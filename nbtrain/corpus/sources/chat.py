@@ -32,6 +32,8 @@ from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
 from nbtrain.corpus.sources.keys import (
     ANSWER_NAMES,
+    CALL_NAMES,
+    CONTENT_NAMES,
     EARLIER_TURNS,
     MARKS,
     MASKED,
@@ -71,8 +73,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("function", "observation"), "tool"),
 }
 MESSAGE_KEYS = ("message_id", "parent_id", "role")  # keys of a row that is a message of a tree
-CONTENT_NAMES, VALUE_NAMES = ("content", "value", "text"), ("value", "content")
-CALL_NAMES = ("tool_calls", "function_call")
+VALUE_NAMES = ("value", "content")  # keys of a message whose role is under "from"
 TREE_KEYS = ("message_id", "parent_id", "message_tree_id", "deleted", "replies")
 UNANSWERED = "unanswered"
 """The reason for dropping a tree that has no answer in the loss."""

@@ -322,28 +322,31 @@ TEXT_KEYS = KeyTable(
     ),
     marks=False,
 )
+LABELS = "labels"
+LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask")
+PROMPT_LENGTHS = ("prompt_length", "prompt_len")
+DOCUMENT_LENGTHS = ("seq_lens", "seq_lengths")
+DOCUMENT_PLACES = (*DOCUMENT_LENGTHS, "cu_seqlens", "position_ids")
 TOKEN_KEYS = KeyTable(
     record=(
         KeyRule(("input_ids",), "used", "the token ids", setting="input_ids_key"),
         KeyRule(
-            ("labels",),
+            (LABELS,),
             "used",
             "the token's own id, or -100 for a token outside the loss",
             setting="labels_key",
             unread="refused",
         ),
         KeyRule(
-            ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask"),
+            LOSS_MASKS,
             "used",
             "1 for a token in the loss, 0 for other tokens",
             "A token is in the loss if all masks and labels of the record say so.",
         ),
-        KeyRule(
-            ("prompt_length", "prompt_len"), "used", "how many tokens at the beginning are outside the loss"
-        ),
+        KeyRule(PROMPT_LENGTHS, "used", "how many tokens at the beginning are outside the loss"),
         KeyRule(("attention_mask",), "used", "0 for padding at either end", "The padding is removed."),
         KeyRule(
-            ("seq_lens", "seq_lengths", "cu_seqlens", "position_ids"),
+            DOCUMENT_PLACES,
             "used",
             "where documents begin in a packed record",
             "The record is split there. `position_ids` start at 0 in each document.",
@@ -427,9 +430,11 @@ CONVERSATION_KEYS = (
     SPLIT,
     MEDIA,
 )
+CONTENT_NAMES = ("content", "value", "text")
+CALL_NAMES = ("tool_calls", "function_call")
 MESSAGE_KEYS = (
     KeyRule(("role", "from"), "used", "the role of the speaker"),
-    KeyRule(("content", "value", "text"), "used", "its text", "Text, or a list of parts of type text."),
+    KeyRule(CONTENT_NAMES, "used", "its text", "Text, or a list of parts of type text."),
     KeyRule(
         MARKS,
         "used",
@@ -466,7 +471,7 @@ MESSAGE_KEYS = (
         unread="refused",
     ),
     KeyRule(
-        ("tool_calls", "function_call"),
+        CALL_NAMES,
         "used",
         "tool calls",
         "Placed after the content by `tool_call_template`; refused without it.",
@@ -537,6 +542,7 @@ CHAT_KEYS = KeyTable(
     ),
     message=MESSAGE_KEYS,
 )
+OTHER_PROMPT_NAMES = ("question", "instruction", "query", "input")
 PREFERENCE_KEYS = KeyTable(
     record=(
         KeyRule(("prompt",), "used", "text or messages before both answers", setting="prompt_key"),
@@ -549,7 +555,7 @@ PREFERENCE_KEYS = KeyTable(
             "Read if the answers are messages and the record has no prompt.",
         ),
         KeyRule(
-            ("input", "instruction", "question", "query"),
+            OTHER_PROMPT_NAMES,
             "refused",
             "another part of the question",
             fix="Join the parts in one key, and name that key with prompt_key.",

@@ -19,7 +19,7 @@ from nbtrain.corpus.files.json_line import keys_of, kind_of
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources.chat import ChatReader, Turn, nodes_of
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
-from nbtrain.corpus.sources.keys import MESSAGES_NAMES, RecordNotes, holds_value
+from nbtrain.corpus.sources.keys import MESSAGES_NAMES, OTHER_PROMPT_NAMES, RecordNotes, holds_value
 from nbtrain.corpus.sources.messages import ASSISTANT, holds_messages, is_message, messages_of
 from nbtrain.corpus.sources.record_files import RecordFileReader
 from nbtrain.corpus.sources.shapes import way_forward
@@ -105,8 +105,7 @@ class PreferenceReader(ChatReader):
         if prompt is None:
             prompt = _common_beginning(chosen, rejected)
             if not prompt:
-                others = ("question", "instruction", "query", "input")
-                named = next((name for name in others if holds_value(value.get(name))), None)
+                named = next((name for name in OTHER_PROMPT_NAMES if holds_value(value.get(name))), None)
                 forward = f"; add to this source: prompt_key: {named}" if named else ""
                 raise BrokenExample(
                     f"no key {self.config.prompt_key!r} among {keys_of(value)}, and the two answers do not "

@@ -16,11 +16,11 @@ from typing import Any
 from nbtrain.corpus.files.file_kinds import COLUMNS, suffix_of
 from nbtrain.corpus.files.json_line import record_of
 from nbtrain.corpus.sources.json_array import open_records
+from nbtrain.corpus.sources.keys import MESSAGES_NAMES
 from nbtrain.corpus.sources.parquet import OpenParquet
 
 LOOKED_AT_RECORDS = 200
 
-CHAT_KEYS = ("messages", "conversations", "conversation")
 # Keys of a question and its answer in public datasets.
 PAIRS = (
     ("prompt", "completion"),
@@ -49,8 +49,8 @@ def source_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """
     if not records:
         return None
-    if any(_share(records, key, _is_messages) >= USUAL_SHARE for key in CHAT_KEYS):
-        key = next(key for key in CHAT_KEYS if _share(records, key, _is_messages) >= USUAL_SHARE)
+    if any(_share(records, key, _is_messages) >= USUAL_SHARE for key in MESSAGES_NAMES):
+        key = next(key for key in MESSAGES_NAMES if _share(records, key, _is_messages) >= USUAL_SHARE)
         return {"kind": "chat"} | ({"messages_key": key} if key == "conversation" else {})
     if _share(records, "prompt", _is_tree) >= USUAL_SHARE or _all_have(records, "message_id", "parent_id"):
         return {"kind": "chat"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.config.sections.sources import TEXT_KINDS
-from nbtrain.corpus.sources.keys import holds_value, letters_of
+from nbtrain.corpus.sources.keys import MESSAGES_NAMES, holds_value, letters_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _pair(prompt: str, completion: str) -> Shape:
 SHAPES = (
     Shape("tokens", ("input_ids",)),
     *(Shape("tokens", (key,), {"input_ids_key": key}) for key in ("token_ids", "ids")),
-    *(Shape("chat", (key,)) for key in ("messages", "conversations", "conversation")),
+    *(Shape("chat", (key,)) for key in MESSAGES_NAMES),
     *(
         Shape("chat", (key,), {"messages_key": key})
         for key in ("dialog", "dialogue", "turns", "chat", "items")
@@ -91,7 +91,7 @@ SETTINGS = {
     "alpaca": {"instruction": "instruction_key", "output": "output_key", "input": "input_key"},
     "prompt-completion": {"prompt": "prompt_key", "completion": "completion_key"},
     "preference": {"prompt": "prompt_key", "chosen": "chosen_key", "rejected": "rejected_key"},
-    "chat": dict.fromkeys(("messages", "conversations", "conversation"), "messages_key"),
+    "chat": dict.fromkeys(MESSAGES_NAMES, "messages_key"),
     "tokens": {"input_ids": "input_ids_key"},
     "jsonl": {"text": "text_key"},
 }

@@ -20,6 +20,11 @@ import numpy as np
 from nbtrain.corpus.files import json_line
 from nbtrain.corpus.records import SourcePart, Tally, TokenIds
 from nbtrain.corpus.sources.keys import (
+    DOCUMENT_LENGTHS,
+    DOCUMENT_PLACES,
+    LABELS,
+    LOSS_MASKS,
+    PROMPT_LENGTHS,
     TOKEN_COUNT,
     TOKEN_VALUES,
     KeyPolicy,
@@ -36,11 +41,6 @@ from nbtrain.corpus.sources.shapes import way_forward
 IGNORED_LABEL = -100
 # The largest id that fits the widest dtype of a .bin (int32).
 LARGEST_ID = 2**31 - 1
-LABELS = "labels"
-LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask")
-PROMPT_LENGTHS = ("prompt_length", "prompt_len")
-LENGTHS = ("seq_lens", "seq_lengths")
-PACKED = (*LENGTHS, "cu_seqlens", "position_ids")
 
 
 class TokensReader(RecordFileReader):
@@ -152,7 +152,7 @@ class TokensReader(RecordFileReader):
                 raise ValueError(f"{labels_key!r} is {IGNORED_LABEL} throughout: no token is in the loss")
             raise ValueError(f"{', '.join(map(repr, read[1:]))}: no token is in the loss")
         bounds = np.array([0, len(ids)])
-        for key in self.keys.readable(PACKED):
+        for key in self.keys.readable(DOCUMENT_PLACES):
             if key in held:
                 read.append(key)
                 bounds = np.union1d(bounds, _document_bounds(_integers(record, key), key, len(ids)))
@@ -277,8 +277,8 @@ def _document_bounds(values: np.ndarray, key: str, length: int) -> np.ndarray:
         if not np.array_equal(values, np.arange(length) - np.maximum.accumulate(begins)):
             raise ValueError(f"{key!r} does not count up from 0 in each document")
         return np.append(starts, length)
-    bounds = np.concatenate([[0], np.cumsum(values)]) if key in LENGTHS else values
+    bounds = np.concatenate([[0], np.cumsum(values)]) if key in DOCUMENT_LENGTHS else values
     if not len(bounds) or bounds[0] != 0 or bounds[-1] != length or (np.diff(bounds) < 0).any():
-        rule = "lengths that sum up to" if key in LENGTHS else "positions that rise from 0 to"
+        rule = "lengths that sum up to" if key in DOCUMENT_LENGTHS else "positions that rise from 0 to"
         raise ValueError(f"{key!r} does not hold {rule} the {length:,} ids")
     return bounds

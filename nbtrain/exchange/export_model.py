@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.errors import CheckpointError, ConfigError
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.printing.report import Record, Report, Result, Sentence
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
@@ -182,13 +182,8 @@ def _write_tokenizer(
         return dict.fromkeys(FRAMES), (note,)
     wanted = step if step is not None else newest_checkpoint_step(run)
     saved = files.read_json(run.checkpoint_manifest(wanted)) if wanted else None
-    trained_with = (saved or {}).get("tokenizer_sha256")
-    if trained_with not in (None, manifest["sha256"]):
-        raise DataError(
-            f"{display(directory)} is {manifest['sha256'][:12]}..., but this run was trained with "
-            f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
-        )
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = Tokenizer.load(directory, manifest=manifest)
+    tokenizer.check_trained_with((saved or {}).get("tokenizer_sha256"))
     positions, ends = config.model.resolved_max_position_embeddings, end_ids(run, tokenizer)
     ids = write_tokenizer(directory, made, positions, config.tokenizer.vocab_size, ends)
     notes: tuple[str, ...] = ()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.base.workspace import display, tokenizer_dir
+from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.files.manifest import whole_step
 from nbtrain.checkpoint.own_layer import recorded_layer
 from nbtrain.checkpoint.weights.merged import MergedWeights
@@ -70,7 +70,7 @@ def load(
     if step is None or not is_checked:
         step, passed_over = whole_step(run, step)
     store = open_checkpoint(run, step)
-    _check_tokenizer(store, tokenizer)
+    tokenizer.check_trained_with(store.manifest["tokenizer_sha256"])
     name = dtype
     if dtype == "auto":
         name = "fp32" if torch.device(device).type == "cpu" else config.precision.dtype
@@ -124,12 +124,3 @@ def fill(model: GPT, store: CheckpointStore | MergedWeights) -> None:
             size = weight.shape[dim] // group.size
             weight = weight.narrow(dim, group.rank * size, size)
         parameter.copy_(weight)
-
-
-def _check_tokenizer(store: CheckpointStore | MergedWeights, tokenizer: Tokenizer) -> None:
-    trained_with = store.manifest["tokenizer_sha256"]
-    if trained_with not in (None, tokenizer.sha256):
-        raise DataError(
-            f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}..., but this run was trained with "
-            f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
-        )

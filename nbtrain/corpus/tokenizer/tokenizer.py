@@ -99,6 +99,18 @@ class Tokenizer:
             loaded._take((found or {}).get("difference"))
         return loaded
 
+    def check_trained_with(self, trained_with: str | None) -> None:
+        """Raise DataError if a run was trained with another tokenizer, whose hash is `trained_with`.
+
+        None, which a run on token ids without a tokenizer has recorded, is not compared.
+        """
+        if trained_with not in (None, self.sha256):
+            raise DataError(
+                f"{display(self.directory)} is {self.sha256[:12]}..., but this run was trained with "
+                f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained "
+                "with."
+            )
+
     def __reduce__(self) -> tuple:
         return type(self), (self.directory, self.manifest, self.engine)
 

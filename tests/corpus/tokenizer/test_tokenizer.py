@@ -131,6 +131,19 @@ def test_eod_is_an_entry_of_its_own(folder):
     }
 
 
+def test_another_tokenizer_than_in_training_is_refused(folder):
+    """A run's tokenizer must have the hash that its checkpoint has recorded, if it has one."""
+    loaded = Tokenizer.load(folder)
+    loaded.check_trained_with(None)
+    loaded.check_trained_with(loaded.sha256)
+    with pytest.raises(DataError) as caught:
+        loaded.check_trained_with("a" * 64)
+    assert str(caught.value) == (
+        f"tokenizer is {loaded.sha256[:12]}..., but this run was trained with aaaaaaaaaaaa...: ids would "
+        "mean other text. Restore the tokenizer it was trained with."
+    )
+
+
 def test_changed_and_missing_files(folder):
     """A vocabulary that differs from its manifest is refused, because the ids would mean another text."""
     merges = folder / "merges.txt"

@@ -172,9 +172,9 @@ class MirrorClient:
         if found != sha1:
             part.remove()
             raise DataError(
-                f"{self.where}: {self.printable(address)}: its SHA-1 is {found}, the dump's list says "
-                f"{sha1}. The download is removed; run it again, and if it fails again set mirror to another "
-                "server or date to another dump."
+                f"{self.where}: {self.printable(address)}: its SHA-1 is {found}, but the dump's list says "
+                f"{sha1}. The download was removed. Run the command again; if it fails again, set mirror to "
+                "another server, or date to another dump."
             )
         record = Downloaded(name, date, self.printable(address), sha1, part.bytes)
         files.write_json(folder() / f"{name}.json", asdict(record))

@@ -229,7 +229,7 @@ def _check_dtypes(group: _Group) -> None:
     for dataset, pair in zip(group.inputs, group.pairs):
         if pair.dtype != first:
             raise DataError(
-                f"{display(dataset.prefix)}: holds {pair.dtype.name}, {display(group.inputs[0].prefix)} "
+                f"{display(dataset.prefix)}: holds {pair.dtype.name}, but {display(group.inputs[0].prefix)} "
                 f"holds {first.name}. Pairs of different dtypes cannot be merged: encode one again with the "
                 "other's."
             )
@@ -243,9 +243,9 @@ def _check_tokenizers(inputs: Sequence[DatasetFiles], manifests: Sequence[Datase
             here, there = getattr(manifest, name), getattr(first, name)
             if here != there:
                 raise DataError(
-                    f"{display(dataset.prefix)}: {name} is {str(here)[:12]}, {display(first_dataset.prefix)} "
-                    f"has {str(there)[:12]}: the same ids would mean different text. Encode one again with "
-                    "the other's tokenizer."
+                    f"{display(dataset.prefix)}: {name} is {str(here)[:12]}, but "
+                    f"{display(first_dataset.prefix)} has {str(there)[:12]}: the same ids would mean "
+                    "different text. Encode one again with the other's tokenizer."
                 )
 
 

@@ -151,8 +151,8 @@ def test_refusals_write_nothing(folder, monkeypatch):
     a, b = pair(folder, "a", [[1, 2]]), pair(folder, "b", [[1]], "int32")
     before = sorted(folder.iterdir())
     refuses(
-        "data/b: holds int32, data/a holds uint16. Pairs of different dtypes cannot be merged: encode one "
-        "again with the other's.",
+        "data/b: holds int32, but data/a holds uint16. Pairs of different dtypes cannot be merged: encode "
+        "one again with the other's.",
         folder / "all",
         [a, b],
     )
@@ -175,7 +175,7 @@ def test_another_tokenizer_is_refused(make_config, texts):
     mine = dataset_of(config).manifest()
     refuses(
         f"data/dataset/other/text_document: tokenizer_sha256 is {manifest.tokenizer_sha256[:12]}, "
-        f"data/dataset/small/text_document has {mine.tokenizer_sha256[:12]}: the same ids would mean "
+        f"but data/dataset/small/text_document has {mine.tokenizer_sha256[:12]}: the same ids would mean "
         "different text. Encode one again with the other's tokenizer.",
         "all",
         ["small", "other"],

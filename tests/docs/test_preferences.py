@@ -130,7 +130,9 @@ def test_long_pairs_are_left_out_and_counted(prepared, caplog):
     config, opened, _ = prepared(
         [*records, {"prompt": "q", "chosen": "a", "rejected": "b"}], **{"data.name": "other"}
     )
-    assert "1 pairs of more than model.seq_length = 256 tokens, the prompt counted twice" in caplog.text
+    assert (
+        "skipped 1 pairs of more than model.seq_length = 256 tokens (the prompt counts twice)" in caplog.text
+    )
     assert build_split(opened, config, "train", 1, 1).counts["examples"] == 1
 
 

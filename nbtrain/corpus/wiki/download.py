@@ -114,8 +114,8 @@ def check_sha1(path: Path, sha1: str, where: str) -> bool:
             progress.update(len(content))
     if digest.hexdigest() != sha1:
         raise DataError(
-            f"{where}: {display(path)}: its SHA-1 is {digest.hexdigest()}, sha1 says {sha1}. Fetch the file "
-            f"again, or correct sha1."
+            f"{where}: {display(path)}: its SHA-1 is {digest.hexdigest()}, but the setting sha1 is {sha1}. "
+            "Fetch the file again, or correct sha1."
         )
     folder().mkdir(parents=True, exist_ok=True)
     files.write_json(note, checked)

@@ -88,11 +88,11 @@ class PreferenceDataset(PackedDataset):
         if not len(pieces.rows):
             raise DataError(
                 f"{display(self.files.prefix)}: no pair of {', '.join(self.dataset_names)} in the "
-                f"{self.split} split fits into {limit} tokens, the prompt counted twice. Raise it"
-                f"{self._without_it}."
+                f"{self.split} split fits into {limit} tokens (the prompt counts twice). Raise "
+                f"model.seq_length{self._without_it}."
             )
         if left_out:
-            what = f"{left_out:,} pairs of more than {limit} tokens, the prompt counted twice: skipped."
+            what = f"skipped {left_out:,} pairs of more than {limit} tokens (the prompt counts twice)."
             logger.warning("%s: %s", printable(display(self.files.prefix)), what)
         return pieces
 

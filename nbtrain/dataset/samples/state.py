@@ -30,7 +30,7 @@ class DataState:
     """Number of training samples for which the order was built; fixed at first launch."""
     consumed_samples: int = 0
     skipped_sample_ranges: tuple[tuple[int, int], ...] = ()
-    """[first, last) positions of the training order that are skipped, ascending and disjoint."""
+    """[first, last) positions of the training order that are skipped, ascending and without overlap."""
     shuffle: str = "megatron"
     """Shuffling of epochs: data.shuffle."""
     packing: str = "stream"
@@ -41,7 +41,8 @@ class DataState:
         ends = [0, *(last for _, last in ranges)]
         if any(not end <= first < last for end, (first, last) in zip(ends, ranges)):
             raise DataError(
-                f"skipped_sample_ranges = {list(ranges)}: must be [first, last) pairs, ascending and apart."
+                f"skipped_sample_ranges = {list(ranges)}: must be non-empty [first, last) pairs in ascending "
+                "order that do not overlap."
             )
         object.__setattr__(self, "skipped_sample_ranges", ranges)
 

@@ -250,7 +250,7 @@ def test_a_brought_dump(workspace):
     assert checked.is_downloaded
     assert checked.download() == "test.xml: its SHA-1 is the configured one"
     assert checked.download() is None
-    with pytest.raises(DataError, match=f"sha1 says {'0' * 40}"):
+    with pytest.raises(DataError, match=f"the setting sha1 is {'0' * 40}"):
         reader(path="test.xml", sha1="0" * 40).download()
     described = reader(path="test.xml", licence="mine").describe()
     assert not {"language", "date", "mirror"} & set(described)

@@ -165,9 +165,9 @@ def test_wrong_checksum(mirror):
     name = mirror.add_dump(CONTENT, sha1="0" * 40)
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: its SHA-1 is "
-        f"{hashlib.sha1(CONTENT).hexdigest()}, the dump's "
-        f"list says {'0' * 40}. The download is removed; run it again, and if it fails again set mirror to "
-        f"another server or date to another dump."
+        f"{hashlib.sha1(CONTENT).hexdigest()}, but the dump's "
+        f"list says {'0' * 40}. The download was removed. Run the command again; if it fails again, set "
+        f"mirror to another server, or date to another dump."
     )
     assert there() == []
 
@@ -432,7 +432,7 @@ def test_sha1_of_a_brought_file(workspace, monkeypatch):
     path = workspace / "a.xml"
     path.write_bytes(CONTENT)
     right = hashlib.sha1(CONTENT).hexdigest()
-    with pytest.raises(DataError, match=f"a.xml: its SHA-1 is {right}, sha1 says {'2' * 40}"):
+    with pytest.raises(DataError, match=f"a.xml: its SHA-1 is {right}, but the setting sha1 is {'2' * 40}"):
         downloads.check_sha1(path, "2" * 40, WHERE)
     assert downloads.check_sha1(path, right, WHERE)
     monkeypatch.setattr(downloads, "Progress", None)

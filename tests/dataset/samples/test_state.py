@@ -76,7 +76,9 @@ def test_skipping_what_lies_behind_is_refused():
 @pytest.mark.parametrize("ranges", [((5, 5),), ((7, 3),), ((4, 8), (6, 9)), ((9, 10), (1, 2)), ((-1, 2),)])
 def test_ranges_must_be_ascending_and_apart(ranges):
     """Ranges that are empty, backward, overlapping, unsorted or negative are refused."""
-    with pytest.raises(DataError, match=r"must be \[first, last\) pairs, ascending and apart"):
+    with pytest.raises(
+        DataError, match=r"must be non-empty \[first, last\) pairs in ascending order that do not overlap"
+    ):
         state(skipped_sample_ranges=ranges)
 
 
